@@ -1,0 +1,1 @@
+"""Trident's engine: continuous batching over a paged KV cache."""

@@ -1,0 +1,129 @@
+"""EngineConfig: every setting of Trident, validated once and frozen.
+
+`model_repository/engine/1/engine.json` is this object as JSON; an environment variable
+`TRIDENT_<FIELD>` overrides a field of it, and a flag of `trident serve` sets that variable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from engine.errors import ConfigError
+from engine.validation import describe
+
+ENV_PREFIX = "TRIDENT_"
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class EngineConfig(BaseModel):
+    """Settings of the engine, in vLLM's names. Immutable; wrong values raise `ValueError`.
+
+    Fields whose default is None are derived when the model is known (see `engine.memory`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    model: str = Field("demo", description="checkpoint folder, hub id, or `demo`")
+    tokenizer: str | None = Field(None, description="folder or hub id; default: the model's")
+    dtype: Dtype = Field("auto", description="compute type; auto: the checkpoint's")
+    device: Device = Field("auto", description="auto: cuda where there is one")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="of requests that bring none")
+    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="tokens of prompt and output; default: what the model was made for"
+    )
+    max_num_seqs: Annotated[int, Field(ge=1)] = Field(
+        64, description="sequences running at once", validation_alias=AliasChoices(
+            "max_num_seqs", "max_batch_size")
+    )
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
+        2048, description="token budget of one step, prefill and decode together"
+    )
+    enable_chunked_prefill: bool = Field(True, description="split prompts over several steps")
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(
+        0, description="prompt tokens of one request per step at most; 0: the whole budget"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of waiting requests")
+    max_num_queued_reqs: Annotated[int, Field(ge=1)] = Field(
+        4096, description="waiting requests; one more is rejected at once"
+    )
+    block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens per KV block")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9, description="share of GPU memory for weights, activations and KV cache",
+        validation_alias=AliasChoices(
+            "gpu_memory_utilization", "kv_cache_free_gpu_mem_fraction", "mem_fraction_static"),
+    )
+    kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="KV cache size in bytes; default: from the memory that is free"
+    )
+    num_gpu_blocks_override: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="KV blocks, whatever the memory"
+    )
+    enable_prefix_caching: bool = Field(True, description="share KV blocks of equal prefixes")
+    max_logprobs: Annotated[int, Field(ge=0)] = Field(20, description="largest `logprobs` of a request")
+    stream_interval: Annotated[int, Field(ge=1)] = Field(1, description="tokens per streamed chunk")
+
+    @field_validator("model")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("must name a checkpoint folder or a hub id")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EngineConfig:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                "max_num_batched_tokens: must be at least max_num_seqs, so that every running "
+                f"sequence can advance in one step ({self.max_num_batched_tokens} < {self.max_num_seqs})"
+            )
+        return self
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> EngineConfig:
+        """Build from untrusted fields; raises `ConfigError` naming the setting."""
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            raise ConfigError(describe(error)) from None
+
+    @classmethod
+    def load(cls, path: Path, environ: Mapping[str, str] = os.environ) -> EngineConfig:
+        """Read `engine.json` at `path` and lay `TRIDENT_*` variables of `environ` over it.
+
+        Raises:
+            ConfigError: the file is missing or no JSON object, or a value is wrong.
+        """
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path.name}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigError(f"{path.name}: is not valid JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{path.name}: must hold one JSON object")
+        return cls.parse({**fields, **cls.overrides(environ)})
+
+    @classmethod
+    def overrides(cls, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the settings that `TRIDENT_<FIELD>` variables give; an empty one counts as unset."""
+        return {
+            name: environ[ENV_PREFIX + name.upper()]
+            for name in cls.model_fields
+            if environ.get(ENV_PREFIX + name.upper())
+        }

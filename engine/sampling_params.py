@@ -1,0 +1,131 @@
+"""SamplingParams: what one request asks of the sampler, in vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from engine.errors import RequestError, UnsupportedError
+from engine.validation import describe
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_TokenId = Annotated[int, Field(ge=0)]
+
+# Fields of the peers that a later release implements: refused by name, never silently ignored.
+_NOT_YET = {
+    "beam_width": 1,
+    "use_beam_search": False,
+    "best_of": None,
+    "length_penalty": 1.0,
+    "guided_decoding": None,
+    "structured_outputs": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "guided_choice": None,
+    "guided_grammar": None,
+    "prompt_logprobs": None,
+    "logits_processors": None,
+    "truncate_prompt_tokens": None,
+    "lora_request": None,
+}
+
+
+class SamplingParams(BaseModel):
+    """How the tokens of one request are chosen and when it ends. Immutable.
+
+    Construction raises `ValueError` naming each wrong field. Numbers may come as strings
+    (`"16"`), as the peers' clients send them.
+
+    Attributes:
+        n: sequences sampled from the one prompt; they share its KV blocks.
+        temperature: 0 is greedy.
+        top_k: 0 or -1 keeps every token.
+        top_p: probability mass kept, in (0, 1].
+        min_p: tokens below `min_p * max probability` are dropped, in [0, 1].
+        repetition_penalty: > 1 discourages tokens of the prompt and the output.
+        presence_penalty, frequency_penalty: subtracted per token of the output, in [-2, 2].
+        seed: the same seed gives the same tokens, whatever else runs; None draws one.
+        max_tokens: output tokens at most; None means the rest of the context.
+        min_tokens: end-of-sequence and stop tokens cannot come before so many.
+        stop: strings that end the output; matched on text, across token borders.
+        stop_token_ids: tokens that end the output, beside the model's own.
+        include_stop_str_in_output: keep the matched stop string in the text.
+        bad_words: strings that must not be produced.
+        ignore_eos: go on after the model's end-of-sequence tokens.
+        logprobs: report so many most likely tokens per position, beside the chosen one.
+        logit_bias: added to the logits of these token ids.
+        allowed_token_ids: only these tokens may be produced.
+        skip_special_tokens: leave special tokens out of the text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n: Annotated[int, Field(ge=1, le=256)] = 1
+    temperature: Annotated[_Finite, Field(ge=0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[_Finite, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[_Finite, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[_Finite, Field(gt=0)] = 1.0
+    presence_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[_TokenId, ...] = ()
+    include_stop_str_in_output: bool = False
+    bad_words: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    logit_bias: dict[_TokenId, _Finite] | None = None
+    allowed_token_ids: tuple[_TokenId, ...] | None = None
+    skip_special_tokens: bool = True
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any], *, defaults: Mapping[str, Any] = {}) -> SamplingParams:
+        """Build from untrusted fields, on top of `defaults`.
+
+        Raises:
+            UnsupportedError: a field of a peer that Trident does not implement yet.
+            RequestError: an unknown field or a wrong value; the text names it.
+        """
+        known = dict(fields)
+        for name, neutral in _NOT_YET.items():
+            if name in known and known.pop(name) not in (None, neutral):
+                raise UnsupportedError(f"{name}: not supported by this version of Trident")
+        try:
+            return cls.model_validate({**defaults, **known})
+        except ValidationError as error:
+            raise RequestError(describe(error)) from None
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _disabled_top_k(cls, value: Any) -> Any:
+        return 0 if value in (-1, "-1") else value
+
+    @field_validator("stop", "bad_words", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        """Accept one string or a list; peers' clients send `""` for none."""
+        if value is None:
+            return ()
+        if isinstance(value, str):
+            value = (value,)
+        return tuple(word for word in value if word != "") if isinstance(value, (list, tuple)) else value
+
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return () if value is None else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SamplingParams:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens: must not exceed max_tokens ({self.min_tokens} > {self.max_tokens})"
+            )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids: must not be empty")
+        return self

@@ -1,0 +1,147 @@
+"""Typed messages between the stages: engine stub <-> engine process, and engine -> detokenizer.
+
+All are msgpack through msgspec. The socket between stub and process carries length-prefixed
+frames (see `engine.service.channel`); the detokenizer gets one `DetokenizerInput` per response.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one output position, before temperature and penalties.
+
+    The chosen token comes first, then the most likely ones in order (the chosen one may recur).
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]  # 1 is the most likely token
+
+
+class RequestStats(msgspec.Struct, frozen=True, array_like=True):
+    """Figures of one finished sequence. Times are `time.monotonic()` seconds of the engine process."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int  # prompt tokens whose KV came from the prefix cache
+    num_output_tokens: int
+    num_preemptions: int
+    arrival_time: float
+    first_scheduled_time: float
+    first_token_time: float
+    finished_time: float
+
+
+# ---- stub -> engine process -----------------------------------------------------------------
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """One prompt to complete; answered by `Outputs` for `uid` until each sequence has finished."""
+
+    uid: int
+    prompt_token_ids: list[int]
+    sampling_params: dict[str, Any]  # SamplingParams.model_dump(exclude_defaults=True)
+    priority: int = 0  # smaller runs earlier, with scheduling_policy=priority
+    timeout_s: float | None = None  # from arrival; then the sequences finish with "abort"
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop a request and free its blocks. Unknown or finished uids are ignored."""
+
+    uid: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the engine process; what runs is aborted."""
+
+
+# ---- engine process -> stub -----------------------------------------------------------------
+
+
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """What the engine process is doing before it is ready, as a sentence for a log."""
+
+    text: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes requests."""
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    description: str  # one line: model, dtype, device, KV cache size
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
+    """The engine could not start; the process exits. `code` as in `engine.errors`."""
+
+    code: str
+    message: str
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one sequence of a request, released for the client.
+
+    Tokens whose text may still become part of a stop string are held back by the engine.
+    """
+
+    uid: int
+    index: int  # which of the request's `n` sequences
+    token_ids: list[int]
+    window: int  # so many ids before `token_ids` (output, then prompt) suffice to decode them
+    finish_reason: str | None = None  # "stop", "length", "abort"; None while it goes on
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    text_cut: int = 0  # characters to drop from the end of the final text
+    logprobs: list[TokenLogprobs] | None = None  # one per id in `token_ids`, if asked for
+    cumulative_logprob: float | None = None
+    stats: RequestStats | None = None  # with the finish_reason
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """What the steps since the last message produced, in order."""
+
+    outputs: list[SequenceOutput]
+
+
+class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine refused or lost one request; nothing more comes for `uid`."""
+
+    uid: int
+    code: str
+    message: str
+
+
+ToEngine = AddRequest | Abort | Shutdown
+FromEngine = Starting | Ready | StartFailed | Outputs | RequestFailed
+
+
+# ---- engine stub -> detokenizer -------------------------------------------------------------
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one sequence and what is needed to turn them into text without state."""
+
+    index: int
+    window_ids: list[int]
+    token_ids: list[int]
+    finish_reason: str | None
+    text_cut: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    stats: RequestStats | None = None
+
+
+class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
+    """Everything the detokenizer needs for one response; it keeps nothing between responses."""
+
+    uid: int
+    cancel_address: str  # where to send `uid` when the client has gone (abstract unix datagram)
+    chunks: list[Chunk]
+    text_prefix: str = ""  # the prompt, on the first response of a request that wants it back
+    skip_special_tokens: bool = True
+    outputs: list[str] = []  # optional output tensors that the request asked for
