@@ -92,6 +92,8 @@ class EngineConfig(BaseModel):
                 "max_num_batched_tokens: must be at least max_num_seqs, so that every running "
                 f"sequence can advance in one step ({self.max_num_batched_tokens} < {self.max_num_seqs})"
             )
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise ValueError("long_prefill_token_threshold: needs enable_chunked_prefill")
         return self
 
     @classmethod

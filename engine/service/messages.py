@@ -46,6 +46,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     sampling_params: dict[str, Any]  # SamplingParams.model_dump(exclude_defaults=True)
     priority: int = 0  # smaller runs earlier, with scheduling_policy=priority
     timeout_s: float | None = None  # from arrival; then the sequences finish with "abort"
+    stream: bool = True  # False: the tokens of a sequence come in one output, when it has finished
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -1,0 +1,237 @@
+"""EngineCore: takes requests, steps the model over all of them, hands out their tokens."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request_factory import RequestFactory
+from engine.core.scheduler import Scheduler
+from engine.errors import ConfigError, QueueFullError
+from engine.execution.model_runner import ModelRunner
+from engine.hub import resolve_checkpoint
+from engine.memory import plan_kv_cache
+from engine.models.config import ModelConfig
+from engine.request import Request
+from engine.service.messages import AddRequest, Ready, RequestStats, SequenceOutput
+from engine.text.defaults import GenerationDefaults
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
+
+
+class EngineCore:
+    """The whole engine in one thread: `add_request`, `abort`, and `step` in a loop."""
+
+    def __init__(
+        self, config: EngineConfig, on_progress: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """Load the model and allocate the KV cache; `on_progress` hears what is being done.
+
+        Raises:
+            CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
+        """
+        checkpoint = resolve_checkpoint(config.model)
+        model_config = ModelConfig.from_hf(checkpoint)
+        device = _device(config)
+        dtype = _dtype(config, model_config)
+        max_model_len = _max_model_len(config, model_config)
+
+        self.config = config
+        self.tokenizer = Tokenizer.from_pretrained(
+            resolve_checkpoint(config.tokenizer) if config.tokenizer else checkpoint
+        )
+        self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
+        self._detokenizer = Detokenizer(self.tokenizer)
+
+        on_progress(f"loading the weights of {config.model}")
+        self._runner = ModelRunner(
+            checkpoint,
+            model_config,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+            dtype=dtype,
+            device=device,
+            on_progress=_PercentReporter(on_progress),
+        )
+        plan = plan_kv_cache(
+            config, model_config, max_model_len=max_model_len, dtype=dtype, device=device
+        )
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
+            raise ConfigError(
+                "max_num_batched_tokens: must be at least max_model_len "
+                f"({plan.max_model_len}) while enable_chunked_prefill is off"
+            )
+        on_progress(f"allocating {plan.num_blocks} KV blocks")
+        self._runner.allocate_kv_cache(plan.num_blocks)
+        self.scheduler = Scheduler(
+            KVCacheManager(
+                plan.num_blocks,
+                config.block_size,
+                enable_prefix_caching=config.enable_prefix_caching,
+            ),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            policy=config.scheduling_policy,
+        )
+        self._factory = RequestFactory(
+            self.tokenizer,
+            self._detokenizer,
+            eos_token_ids=self.generation_defaults.eos_token_ids,
+            vocab_size=model_config.vocab_size,
+            max_model_len=plan.max_model_len,
+            max_logprobs=config.max_logprobs,
+            seeds=random.Random(config.seed),
+        )
+        self.ready = Ready(
+            max_model_len=plan.max_model_len,
+            vocab_size=model_config.vocab_size,
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            description=(
+                f"{config.model} ({model_config.architecture}, {dtype}, {device.type}), KV cache "
+                f"for {(plan.num_blocks - 1) * plan.block_size:,} tokens "
+                f"({plan.num_blocks - 1:,} blocks of {plan.block_size}, "
+                f"{plan.num_bytes / 2**20:,.0f} MiB), max_model_len {plan.max_model_len:,}"
+            ).replace("torch.", ""),
+        )
+
+    def add_request(self, message: AddRequest) -> None:
+        """Queue a request; its uid must be larger than those before it.
+
+        Raises:
+            RequestError: the request is wrong or can never fit; the text names the field.
+            QueueFullError: `max_num_queued_reqs` requests are waiting already.
+        """
+        if len(self.scheduler.waiting) >= self.config.max_num_queued_reqs:
+            raise QueueFullError(
+                f"Maximum queue size of {self.config.max_num_queued_reqs} requests reached "
+                "(max_num_queued_reqs); try again later"
+            )
+        self.scheduler.add(self._factory.build(message))
+
+    def abort(self, uid: int) -> None:
+        """End a request and free its blocks at once; unknown uids are ignored."""
+        self.scheduler.abort(uid)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.has_unfinished_requests()
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one forward pass over what the scheduler chose; return what may be sent."""
+        outputs = self._expire()
+        schedule = self.scheduler.schedule()
+        if schedule.rows:
+            sampled = self._runner.execute(schedule)
+            advanced = self.scheduler.update(schedule, sampled)
+            outputs += self._outputs(advanced)
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Assert that no block is lost and no reference is left over."""
+        self.scheduler.check_integrity()
+
+    def _expire(self) -> list[SequenceOutput]:
+        """Abort what has passed its deadline."""
+        now = time.monotonic()
+        late = {
+            request.uid
+            for request in self.scheduler.requests
+            if request.deadline is not None and now >= request.deadline
+        }
+        return [
+            output for uid in sorted(late) for output in self._outputs(self.scheduler.abort(uid))
+        ]
+
+    def _outputs(self, requests: Iterable[Request]) -> list[SequenceOutput]:
+        return [
+            self._release(request)
+            for request in requests
+            if request.finish_reason is not None
+            or request.num_releasable_tokens - request.num_released_tokens
+            >= self.config.stream_interval
+        ]
+
+    def _release(self, request: Request) -> SequenceOutput:
+        start, end = request.num_released_tokens, request.num_releasable_tokens
+        request.num_released_tokens = end
+        begin = request.num_prompt_tokens + start
+        window_start = self._detokenizer.window_start(
+            request.token_ids,
+            begin,
+            skip_special_tokens=request.sampling_params.skip_special_tokens,
+        )
+        finished = request.finish_reason is not None
+        with_logprobs = request.sampling_params.logprobs is not None
+        return SequenceOutput(
+            uid=request.uid,
+            index=request.index,
+            token_ids=request.token_ids[begin : request.num_prompt_tokens + end],
+            window=begin - window_start,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            text_cut=request.stop_strings.finish() if finished and request.stop_strings else 0,
+            logprobs=request.logprobs[start:end] if with_logprobs else None,
+            cumulative_logprob=request.cumulative_logprob if with_logprobs else None,
+            stats=_stats(request) if finished else None,
+        )
+
+
+def _stats(request: Request) -> RequestStats:
+    now = time.monotonic()
+    return RequestStats(
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_preemptions=request.num_preemptions,
+        arrival_time=request.arrival_time,
+        first_scheduled_time=request.first_scheduled_time or now,
+        first_token_time=request.first_token_time or now,
+        finished_time=now,
+    )
+
+
+def _device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device: cuda was asked for, but torch sees no CUDA device")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _dtype(config: EngineConfig, model_config: ModelConfig) -> torch.dtype:
+    name = model_config.dtype if config.dtype == "auto" else config.dtype
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    limit = model_config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len: {config.max_model_len} exceeds the {limit} positions that the model "
+            "was made for (max_position_embeddings)"
+        )
+    return config.max_model_len or limit
+
+
+class _PercentReporter:
+    """Turns (loaded, total) bytes into a sentence per 10 %."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._decile = 0
+
+    def __call__(self, loaded: int, total: int) -> None:
+        decile = 10 * loaded // max(total, 1)
+        if decile > self._decile:
+            self._decile = decile
+            self._report(f"loading weights: {10 * decile} % of {total / 2**20:,.0f} MiB")

@@ -1,0 +1,126 @@
+"""KVCacheManager: gives requests the blocks for their tokens, shared wherever content is equal."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from typing import NamedTuple
+
+from engine.core.block_pool import BlockPool
+from engine.request import Request
+
+
+class BlockCopy(NamedTuple):
+    """Copy a block's KV in every layer before the step runs (copy-on-write)."""
+
+    source: int
+    destination: int
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks of `block_size` tokens hold `num_tokens` tokens."""
+    return -(-num_tokens // block_size)
+
+
+class KVCacheManager:
+    """Block tables of the requests over one `BlockPool`.
+
+    Full blocks are addressed by a hash chained over all tokens up to their end, so equal hashes
+    mean equal KV.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+        """Manage `num_blocks` blocks of `block_size` tokens."""
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.pool = BlockPool(num_blocks)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that sequences refer to, 0 to 1."""
+        return 1.0 - self.pool.num_free / self.pool.num_usable
+
+    def reuse_prefix(self, request: Request) -> int:
+        """Give a request without blocks the cached blocks of its prefix; return their tokens.
+
+        At least one token is always left to compute, since its logits are needed.
+        """
+        assert not request.block_ids
+        if not self.enable_prefix_caching:
+            return 0
+        self._extend_hashes(request)
+        hits: list[int] = []
+        for content_hash in request.block_hashes[: (request.num_tokens - 1) // self.block_size]:
+            block_id = self.pool.find(content_hash)
+            if block_id is None:
+                break
+            hits.append(block_id)
+        self.pool.share(hits)
+        request.block_ids = hits
+        return len(hits) * self.block_size
+
+    def allocate(self, request: Request, num_new_tokens: int) -> list[BlockCopy] | None:
+        """Make room for the KV of the next `num_new_tokens` tokens.
+
+        Blocks that the tokens would be written into and that others refer to are replaced by
+        private copies; the returned copies must be carried out before the step. None if the pool
+        has too few blocks; nothing has changed then.
+        """
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens
+        shared = [
+            i
+            for i in range(start // self.block_size, len(request.block_ids))
+            if self.pool.ref_count(request.block_ids[i]) > 1
+        ]
+        num_missing = max(0, blocks_for(end, self.block_size) - len(request.block_ids))
+        if num_missing == 0 and not shared:
+            return []
+        last = request.block_ids[-1] if request.block_ids else None
+        blocks = self.pool.allocate(num_missing + len(shared), after=last)
+        if blocks is None:
+            return None
+        request.block_ids.extend(blocks[:num_missing])
+        copies = []
+        for i, destination in zip(shared, blocks[num_missing:], strict=True):
+            copies.append(BlockCopy(request.block_ids[i], destination))
+            self.pool.release([request.block_ids[i]])
+            request.block_ids[i] = destination
+        return copies
+
+    def commit(self, request: Request) -> None:
+        """Make the blocks that are computed to their end findable for other requests."""
+        if not self.enable_prefix_caching:
+            return
+        self._extend_hashes(request)
+        for i in range(request.num_committed_blocks, request.num_computed_tokens // self.block_size):
+            self.pool.commit(request.block_ids[i], request.block_hashes[i])
+            request.num_committed_blocks = i + 1
+
+    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
+        """Let `child` share the blocks of the first `num_tokens` tokens of `parent`."""
+        assert not child.block_ids
+        child.block_ids = parent.block_ids[: blocks_for(num_tokens, self.block_size)]
+        self.pool.share(child.block_ids)
+
+    def free(self, request: Request) -> None:
+        """Give back all blocks of a request; its tail is evicted first, its prefix last."""
+        self.pool.release(reversed(request.block_ids))
+        request.block_ids = []
+        request.num_committed_blocks = 0
+
+    def _extend_hashes(self, request: Request) -> None:
+        hashes, size = request.block_hashes, self.block_size
+        for i in range(len(hashes), request.num_tokens // size):
+            parent = hashes[-1] if hashes else b""
+            tokens = array("q", request.token_ids[i * size : (i + 1) * size]).tobytes()
+            hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
+
+    def check_integrity(self, requests: list[Request]) -> None:
+        """Assert that the block tables of `requests` account for every reference in the pool."""
+        self.pool.check_integrity()
+        counts: dict[int, int] = {}
+        for request in requests:
+            for block_id in request.block_ids:
+                counts[block_id] = counts.get(block_id, 0) + 1
+        for block_id in range(1, self.pool.num_blocks):
+            assert self.pool.ref_count(block_id) == counts.get(block_id, 0), f"block {block_id}"

@@ -1,0 +1,226 @@
+"""Scheduler: decides which tokens each step computes, and what the sampled ones mean."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.request import Request, SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """The next `num_tokens` uncomputed tokens of `request` are computed in this step."""
+
+    request: Request
+    num_tokens: int
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether the step reaches the end of what is known, so that a token is sampled."""
+        return self.num_tokens == self.request.num_uncomputed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One step: copy these blocks, then compute these tokens."""
+
+    rows: list[ScheduledRequest]
+    copies: list[BlockCopy]
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill in one token budget.
+
+    Each request just catches `num_computed_tokens` up to `num_tokens`: running requests first,
+    then waiting ones in policy order. When blocks run out, the last running request is preempted
+    and later recomputed. `running` and `waiting` are kept in policy order.
+    """
+
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enable_chunked_prefill: bool = True,
+        long_prefill_token_threshold: int = 0,
+        policy: Literal["fcfs", "priority"] = "fcfs",
+    ) -> None:
+        """Schedule on `kv_cache`; the limits are those of `EngineConfig`."""
+        assert max_num_batched_tokens >= max_num_seqs
+        self.kv_cache = kv_cache
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.enable_chunked_prefill = enable_chunked_prefill
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.policy = policy
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    def _rank(self, request: Request) -> tuple[int, int, int]:
+        """Smaller runs earlier. uids grow with arrival, so a preempted request comes back first."""
+        priority = request.priority if self.policy == "priority" else 0
+        return (priority, request.uid, request.index)
+
+    def _insert(self, queue: list[Request], request: Request) -> None:
+        insort(queue, request, key=self._rank)
+
+    def add(self, siblings: Sequence[Request]) -> None:
+        """Queue the sequences of one request; the first computes the prompt for all of them."""
+        first, *others = siblings
+        first.forks = others
+        self._insert(self.waiting, first)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Everything unfinished that is queued; forks that have not started yet are left out."""
+        return self.running + self.waiting
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self.running or self.waiting)
+
+    def schedule(self) -> Schedule:
+        """Choose the tokens of the next step and allocate the blocks for them."""
+        rows: list[ScheduledRequest] = []
+        copies: list[BlockCopy] = []
+        budget = self.max_num_batched_tokens
+        num_preemptions = self.num_preemptions
+
+        while len(rows) < len(self.running):
+            request = self.running[len(rows)]
+            # One token stays reserved for each running request behind this one, so that a long
+            # prefill never stalls a decode.
+            reserved = len(self.running) - len(rows) - 1
+            num_tokens = self._chunk(request, budget - reserved)
+            block_copies = self._allocate_or_preempt(request, num_tokens)
+            if block_copies is None:
+                break  # the request was itself the last one, and is preempted
+            copies += block_copies
+            rows.append(ScheduledRequest(request, num_tokens))
+            budget -= num_tokens
+
+        # Admitting somebody right after a preemption would only take the blocks away again.
+        if self.num_preemptions == num_preemptions:
+            self._admit(rows, copies, budget)
+        return Schedule(rows, copies)
+
+    def _admit(
+        self, rows: list[ScheduledRequest], copies: list[BlockCopy], budget: int
+    ) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0]
+            reused = not request.block_ids
+            if reused:
+                request.num_computed_tokens = self.kv_cache.reuse_prefix(request)
+            num_tokens = self._chunk(request, budget)
+            whole = num_tokens == request.num_uncomputed_tokens
+            block_copies = None
+            if self.enable_chunked_prefill or whole:
+                block_copies = self.kv_cache.allocate(request, num_tokens)
+            if block_copies is None:
+                if reused:
+                    self._reset(request)
+                if rows or not self._reclaim_from_waiting():
+                    return
+                continue
+            if request.first_scheduled_time is None:
+                request.mark_scheduled()
+            copies += block_copies
+            rows.append(ScheduledRequest(request, num_tokens))
+            budget -= num_tokens
+            self.waiting.pop(0)
+            self._insert(self.running, request)
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        limit = self.long_prefill_token_threshold or budget
+        return min(request.num_uncomputed_tokens, limit, budget)
+
+    def _allocate_or_preempt(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
+        while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
+            if self._reclaim_from_waiting():
+                continue
+            victim = self.running.pop()
+            self._reset(victim)
+            victim.num_preemptions += 1
+            self.num_preemptions += 1
+            self._insert(self.waiting, victim)
+            if victim is request:
+                return None
+        return copies
+
+    def _reclaim_from_waiting(self) -> bool:
+        """Take the blocks of the last waiting fork that holds some; False if none does."""
+        for request in reversed(self.waiting):
+            if request.block_ids:
+                self._reset(request)
+                return True
+        return False
+
+    def _reset(self, request: Request) -> None:
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+
+    def update(self, schedule: Schedule, sampled: Sequence[SampledToken]) -> list[Request]:
+        """Advance the counters after a step; return the requests that got a token.
+
+        `sampled` has one entry for each row that wants a token, in order. Finished requests have
+        given back their blocks and left the queues.
+        """
+        tokens = iter(sampled)
+        advanced = []
+        for row in schedule.rows:
+            request, wants_token = row.request, row.wants_token
+            request.num_computed_tokens += row.num_tokens
+            self.kv_cache.commit(request)
+            if request.forks and request.num_computed_tokens >= request.num_prompt_tokens:
+                self._fork(request)
+            if wants_token:
+                request.append(next(tokens))
+                advanced.append(request)
+        self._retire([request for request in advanced if request.finish_reason is not None])
+        return advanced
+
+    def _fork(self, parent: Request) -> None:
+        """Queue the siblings on the blocks of the prompt.
+
+        Each recomputes the prompt's last token, whose logits it samples its own first token from.
+        """
+        for child in parent.forks:
+            self.kv_cache.fork(parent, child, parent.num_prompt_tokens)
+            child.num_computed_tokens = parent.num_prompt_tokens - 1
+            child.num_cached_tokens = parent.num_cached_tokens
+            self._insert(self.waiting, child)
+        parent.forks = []
+
+    def abort(self, uid: int) -> list[Request]:
+        """End all sequences of a request and free their blocks; return them."""
+        queued = [request for request in self.requests if request.uid == uid]
+        forks = [fork for request in queued for fork in request.forks]
+        for request in queued:
+            request.forks = []
+        for request in queued + forks:
+            request.finish_reason = "abort"
+        self._retire(queued)
+        return queued + forks
+
+    def _retire(self, finished: Sequence[Request]) -> None:
+        if not finished:
+            return
+        for request in finished:
+            self.kv_cache.free(request)
+        gone = set(map(id, finished))
+        self.running = [request for request in self.running if id(request) not in gone]
+        self.waiting = [request for request in self.waiting if id(request) not in gone]
+
+    def check_integrity(self) -> None:
+        """Assert that the queues and the block accounting agree."""
+        assert self.running == sorted(self.running, key=self._rank)
+        assert self.waiting == sorted(self.waiting, key=self._rank)
+        assert len(self.running) <= self.max_num_seqs
+        self.kv_cache.check_integrity(self.requests)

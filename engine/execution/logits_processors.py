@@ -1,0 +1,62 @@
+"""What requests ask to be done to their logits before a token is chosen from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+
+def process_logits(logits: Tensor, requests: Sequence[Request]) -> None:
+    """Apply masks, biases and penalties in place to `logits`, fp32 [R, vocab], a row a request."""
+    for row, request in zip(logits, requests, strict=True):
+        params = request.sampling_params
+        if params.allowed_token_ids is not None:
+            _allow_only(row, params.allowed_token_ids)
+        if request.bad_words:
+            _ban_bad_words(row, request)
+        if request.num_output_tokens < params.min_tokens and request.stop_token_ids:
+            row[list(request.stop_token_ids)] = -torch.inf
+        if params.logit_bias:
+            ids, bias = zip(*params.logit_bias.items(), strict=True)
+            row[list(ids)] += row.new_tensor(bias)
+        if _has_penalties(params):
+            _penalise(row, request)
+
+
+def _allow_only(row: Tensor, token_ids: Sequence[int]) -> None:
+    allowed = row[list(token_ids)].clone()
+    row.fill_(-torch.inf)
+    row[list(token_ids)] = allowed
+
+
+def _ban_bad_words(row: Tensor, request: Request) -> None:
+    """Forbid the last token of each bad word whose other tokens have just been produced."""
+    output = request.token_ids[request.num_prompt_tokens :]
+    for *head, last in request.bad_words:
+        if not head or output[-len(head) :] == head:
+            row[last] = -torch.inf
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+
+
+def _penalise(row: Tensor, request: Request) -> None:
+    """Repetition looks at prompt and output, presence and frequency at the output alone."""
+    params = request.sampling_params
+    tokens = torch.tensor(request.token_ids, device=row.device)
+    if params.repetition_penalty != 1.0:
+        seen = tokens.unique()
+        value, penalty = row[seen], params.repetition_penalty
+        row[seen] = torch.where(value > 0, value / penalty, value * penalty)
+    output, counts = tokens[request.num_prompt_tokens :].unique(return_counts=True)
+    row[output] -= params.frequency_penalty * counts + params.presence_penalty

@@ -1,0 +1,93 @@
+"""ModelRunner: owns the weights and the KV cache, and runs the steps that the scheduler decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from engine.core.kv_cache_manager import BlockCopy
+from engine.core.scheduler import Schedule
+from engine.execution.attention import LayerCache, allocate_kv_cache, attention_backend
+from engine.execution.batch import BatchRow, build_batch
+from engine.execution.sampler import sample
+from engine.models.config import ModelConfig
+from engine.models.registry import build_model
+from engine.request import SampledToken
+from engine.weights import load_weights
+
+
+class ModelRunner:
+    """One device's share of the work; knows nothing of queues or clients."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        model_config: ModelConfig,
+        *,
+        max_model_len: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Load the weights of `checkpoint`; `on_progress` hears of (loaded, total) bytes.
+
+        Raises:
+            CheckpointError: the checkpoint is incomplete or broken.
+        """
+        self.model_config = model_config
+        self.block_size = block_size
+        self.dtype = dtype
+        self.device = device
+        self.model = build_model(
+            model_config, max_model_len=max_model_len, dtype=dtype, device=device
+        )
+        load_weights(self.model, checkpoint, on_progress=on_progress)
+        self.attention = attention_backend(device, block_size=block_size)
+        self.kv_cache: list[LayerCache] = []
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache, `num_blocks` blocks in every layer."""
+        self.kv_cache = allocate_kv_cache(
+            self.model_config, num_blocks, self.block_size, dtype=self.dtype, device=self.device
+        )
+
+    @torch.inference_mode()
+    def execute(self, schedule: Schedule) -> list[SampledToken]:
+        """Run one step; return a token for each row that wants one, in order."""
+        self._copy_blocks(schedule.copies)
+        batch = build_batch(
+            [
+                BatchRow(
+                    token_ids=row.request.token_ids[
+                        row.request.num_computed_tokens : row.request.num_computed_tokens
+                        + row.num_tokens
+                    ],
+                    start=row.request.num_computed_tokens,
+                    block_ids=row.request.block_ids,
+                    wants_logits=row.wants_token,
+                )
+                for row in schedule.rows
+            ],
+            block_size=self.block_size,
+            device=self.device,
+        )
+        hidden = self.model(batch, self.kv_cache, self.attention.plan(batch))
+        requests = [row.request for row in schedule.rows if row.wants_token]
+        if not requests:
+            return []
+        logits = self.model.compute_logits(hidden[batch.logits_rows])
+        return sample(logits, requests)
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        if not copies:
+            return
+        sources = torch.tensor([copy.source for copy in copies], device=self.device)
+        destinations = torch.tensor([copy.destination for copy in copies], device=self.device)
+        for layer in self.kv_cache:
+            # Every source is read before any destination is written: a block that one request
+            # gave up may be the destination of another within the step.
+            for cache in layer:
+                cache[destinations] = cache[sources]

@@ -1,0 +1,150 @@
+"""Request: the engine's mutable state of one sequence while it is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from engine.sampling_params import SamplingParams
+from engine.service.messages import TokenLogprobs
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What the sampler chose for one sequence."""
+
+    token_id: int
+    logprob: float
+    logprobs: TokenLogprobs | None = None  # if the request asked for them
+
+
+class StopStrings(Protocol):
+    """Watches the text of one sequence for its stop strings (see `engine.text.stop`)."""
+
+    def append(self, token_id: int) -> str | None:
+        """Take one more output token; return the stop string that it completed, if any."""
+
+    @property
+    def releasable(self) -> int:
+        """Output tokens whose text can no longer become part of a stop string."""
+
+    def finish(self) -> int:
+        """No more tokens come; return the characters to cut from the end of the final text."""
+
+
+class Request:
+    """One sequence: its tokens, how far they are computed, the blocks that hold their KV.
+
+    There is no prefill or decode phase: the scheduler only ever moves `num_computed_tokens`
+    up to `num_tokens`. The scheduler alone writes `num_computed_tokens`, the KV cache manager
+    alone writes `block_ids`, `block_hashes` and `num_committed_blocks`.
+    """
+
+    def __init__(
+        self,
+        uid: int,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        max_tokens: int,
+        seed: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+        index: int = 0,
+        priority: int = 0,
+        deadline: float | None = None,
+        stream: bool = True,
+        stop_strings: StopStrings | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Start a sequence with nothing computed.
+
+        Args:
+            uid: names the request that the sequence belongs to.
+            max_tokens: output tokens at most, already limited by the context length.
+            seed: of this sequence's random draws.
+            stop_token_ids: tokens that end it, the model's own end-of-sequence ids among them.
+            index: which of the request's `n` sequences.
+            deadline: `time.monotonic()` second at which it is aborted.
+            bad_words: token sequences that must not be produced.
+        """
+        self.uid = uid
+        self.index = index
+        self.sampling_params = sampling_params
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.stop_token_ids = stop_token_ids
+        self.priority = priority
+        self.deadline = deadline
+        self.stream = stream
+        self.stop_strings = stop_strings
+        self.bad_words = bad_words
+
+        self.token_ids = list(prompt_token_ids)  # prompt, then output
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_committed_blocks = 0
+        self.forks: list[Request] = []  # siblings that wait for this one's prompt KV
+
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.logprobs: list[TokenLogprobs] = []
+        self.cumulative_logprob = 0.0
+
+        self.arrival_time = time.monotonic()
+        self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_released_tokens = 0  # output tokens handed out to the client
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is still to be computed before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def mark_scheduled(self) -> None:
+        """Note that the sequence runs for the first time, on what it found in the prefix cache."""
+        self.first_scheduled_time = time.monotonic()
+        self.num_cached_tokens = max(self.num_cached_tokens, self.num_computed_tokens)
+
+    def append(self, sampled: SampledToken) -> None:
+        """Add a sampled token and set `finish_reason` if the sequence ends with it."""
+        token_id = sampled.token_id
+        self.token_ids.append(token_id)
+        self.cumulative_logprob += sampled.logprob
+        if sampled.logprobs is not None:
+            self.logprobs.append(sampled.logprobs)
+        if self.first_token_time is None:
+            self.first_token_time = time.monotonic()
+        stop_string = self.stop_strings.append(token_id) if self.stop_strings else None
+        if token_id in self.stop_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
+            self.finish_reason, self.stop_reason = "stop", token_id
+        elif stop_string is not None:
+            self.finish_reason, self.stop_reason = "stop", stop_string
+        elif self.num_output_tokens >= self.max_tokens:
+            self.finish_reason = "length"
+
+    @property
+    def num_releasable_tokens(self) -> int:
+        """Output tokens that the client may have now."""
+        if self.finish_reason is not None:
+            return self.num_output_tokens
+        if not self.stream:
+            return 0
+        return self.stop_strings.releasable if self.stop_strings else self.num_output_tokens
