@@ -108,6 +108,7 @@ class Scheduler:
         # Admitting somebody right after a preemption would only take the blocks away again.
         if self.num_preemptions == num_preemptions:
             self._admit(rows, copies, budget)
+            assert rows or not self.waiting, "a request that can never fit was let in"
         return Schedule(rows, copies)
 
     def _admit(

@@ -1,0 +1,72 @@
+from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from tests.factories.requests import make_request
+
+
+def compute(cache: KVCacheManager, request, num_tokens: int) -> list[BlockCopy] | None:
+    copies = cache.allocate(request, num_tokens)
+    if copies is not None:
+        request.num_computed_tokens += num_tokens
+        cache.commit(request)
+    return copies
+
+
+def test_a_full_block_is_shared_and_the_last_token_is_always_left() -> None:
+    cache = KVCacheManager(10, 4, enable_prefix_caching=True)
+    first = make_request(1, range(8))
+    assert compute(cache, first, 8) == []
+    assert first.block_ids == [1, 2]
+
+    same = make_request(2, range(8))
+    assert cache.reuse_prefix(same) == 4
+    assert same.block_ids == [1]
+
+    longer = make_request(3, range(9))
+    assert cache.reuse_prefix(longer) == 8
+    assert longer.block_ids == [1, 2]
+
+
+def test_a_different_beginning_shares_nothing_behind_it() -> None:
+    cache = KVCacheManager(10, 4, enable_prefix_caching=True)
+    compute(cache, make_request(1, [1, 2, 3, 4, 5, 6, 7, 8]), 8)
+    assert cache.reuse_prefix(make_request(2, [9, 2, 3, 4, 5, 6, 7, 8, 9])) == 0
+
+
+def test_caching_can_be_switched_off() -> None:
+    cache = KVCacheManager(10, 4, enable_prefix_caching=False)
+    compute(cache, make_request(1, range(8)), 8)
+    assert cache.reuse_prefix(make_request(2, range(8))) == 0
+
+
+def test_what_does_not_fit_changes_nothing() -> None:
+    cache = KVCacheManager(3, 4, enable_prefix_caching=True)
+    request = make_request(1, range(12))
+    assert cache.allocate(request, 12) is None
+    assert request.block_ids == []
+    assert cache.pool.num_free == 2
+
+
+def test_a_fork_copies_the_block_it_writes_into_and_no_other() -> None:
+    cache = KVCacheManager(10, 4, enable_prefix_caching=True)
+    parent = make_request(1, range(6))
+    compute(cache, parent, 6)
+    child = make_request(1, range(6), index=1)
+    cache.fork(parent, child, 6)
+    child.num_computed_tokens = 5
+    assert compute(cache, child, 1) == [BlockCopy(2, 3)]
+    assert child.block_ids == [1, 3]
+    # The parent is alone on block 2 now and writes in place.
+    assert compute(cache, parent, 1) == []
+    assert parent.block_ids == [1, 2]
+    cache.check_integrity([parent, child])
+    cache.free(parent)
+    cache.free(child)
+    assert cache.pool.num_free == cache.pool.num_usable
+
+
+def test_the_tail_is_evicted_before_the_prefix() -> None:
+    cache = KVCacheManager(4, 4, enable_prefix_caching=True)
+    request = make_request(1, range(12))
+    compute(cache, request, 12)
+    cache.free(request)
+    compute(cache, make_request(2, [40, 41]), 2)
+    assert cache.reuse_prefix(make_request(3, range(13))) == 8

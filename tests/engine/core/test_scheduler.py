@@ -1,0 +1,190 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.factories.paged_oracle import PagedOracle, expected_output
+from tests.factories.requests import make_request, make_scheduler
+
+
+def scheduled(schedule) -> list[tuple[int, int]]:
+    return [(row.request.uid, row.num_tokens) for row in schedule.rows]
+
+
+def test_a_prompt_is_split_over_steps_and_shares_them_with_decodes() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    oracle = PagedOracle(scheduler)
+    scheduler.add([make_request(1, range(3))])
+    oracle.step()
+    scheduler.add([make_request(2, range(100, 120))])
+    steps = []
+    for _ in range(3):
+        schedule = scheduler.schedule()
+        steps.append(scheduled(schedule))
+        scheduler.update(schedule, oracle._execute(schedule))
+    assert steps == [[(1, 1), (2, 7)], [(1, 1), (2, 7)], [(1, 1), (2, 6)]]
+
+
+def test_a_long_prefill_ahead_never_starves_the_decodes_behind_it() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8, num_blocks=64)
+    oracle = PagedOracle(scheduler)
+    scheduler.add([make_request(5, range(3), max_tokens=30)])
+    oracle.step()
+    scheduler.add([make_request(1, range(100, 140))])  # runs ahead of 5
+    oracle.step()
+    assert scheduled(scheduler.schedule()) == [(1, 7), (5, 1)]
+
+
+def test_the_long_prefill_threshold_leaves_room_for_others() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8, long_prefill_token_threshold=4)
+    scheduler.add([make_request(1, range(20))])
+    scheduler.add([make_request(2, range(30, 33))])
+    assert scheduled(scheduler.schedule()) == [(1, 4), (2, 3)]
+
+
+def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8, enable_chunked_prefill=False)
+    scheduler.add([make_request(1, range(5))])
+    scheduler.add([make_request(2, range(10, 15))])
+    schedule = scheduler.schedule()
+    assert scheduled(schedule) == [(1, 5)]
+
+
+def test_the_last_one_is_preempted_and_finishes_all_the_same() -> None:
+    scheduler = make_scheduler(num_blocks=5, block_size=4)
+    oracle = PagedOracle(scheduler)
+    first = make_request(1, range(7), max_tokens=8)
+    second = make_request(2, range(20, 27), max_tokens=8)
+    scheduler.add([first])
+    scheduler.add([second])
+    assert [request.uid for request in oracle.run()] == [1, 2]
+    assert scheduler.num_preemptions > 0
+    assert first.num_preemptions == 0
+    assert second.num_preemptions > 0
+    assert second.token_ids[7:] == expected_output(range(20, 27), 8)
+
+
+def test_priority_goes_first_and_is_preempted_last() -> None:
+    scheduler = make_scheduler(policy="priority", max_num_seqs=1)
+    oracle = PagedOracle(scheduler)
+    scheduler.add([make_request(1, range(4), priority=5)])
+    scheduler.add([make_request(2, range(4), priority=-1)])
+    assert [request.uid for request in oracle.run()] == [2, 1]
+
+
+def test_samples_share_the_prompt_blocks() -> None:
+    scheduler = make_scheduler(num_blocks=32)
+    oracle = PagedOracle(scheduler)
+    prompt = list(range(14))
+    group = [make_request(1, prompt, index=i, max_tokens=3) for i in range(4)]
+    scheduler.add(group)
+    oracle.step()
+    oracle.step()
+    # 14 tokens are 3 shared blocks and a last one that each sequence has for itself.
+    used = scheduler.kv_cache.pool.num_usable - scheduler.kv_cache.pool.num_free
+    assert used == 3 + 4
+    oracle.run()
+    for request in group:
+        assert request.token_ids[14:] == expected_output(prompt, 3, request.index)
+
+
+def test_abort_frees_at_once_whatever_the_state() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    oracle = PagedOracle(scheduler)
+    scheduler.add([make_request(1, range(6), index=i) for i in range(3)])
+    scheduler.add([make_request(2, range(6))])
+    assert [r.finish_reason for r in scheduler.abort(2)] == ["abort"]
+    oracle.step()
+    assert len(scheduler.abort(1)) == 3
+    assert not scheduler.has_unfinished_requests()
+    assert scheduler.kv_cache.pool.num_free == scheduler.kv_cache.pool.num_usable
+    assert scheduler.abort(99) == []
+
+
+def test_abort_before_the_fork_takes_the_siblings_along() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    oracle = PagedOracle(scheduler)
+    scheduler.add([make_request(1, range(6), index=i) for i in range(3)])
+    oracle.step()
+    assert len(scheduler.abort(1)) == 3
+    scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_sequence_ends_by_stop_token_or_length(reason: str) -> None:
+    prompt = list(range(5))
+    output = expected_output(prompt, 4)
+    stop = frozenset(output[2:3]) if reason == "stop" else frozenset()
+    scheduler = make_scheduler()
+    request = make_request(1, prompt, max_tokens=4, stop_token_ids=stop)
+    scheduler.add([request])
+    PagedOracle(scheduler).run()
+    assert request.finish_reason == reason
+    assert request.token_ids[5:] == output[: 3 if reason == "stop" else 4]
+
+
+_ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # step of arrival
+        st.integers(1, 30),  # prompt length
+        st.integers(0, 3),  # which of few prompts, so that prefixes are shared
+        st.integers(1, 12),  # max_tokens
+        st.integers(1, 4),  # n
+        st.integers(-1, 1),  # priority
+        st.one_of(st.none(), st.integers(0, 25)),  # step of abort
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals=_ARRIVALS,
+    num_blocks=st.integers(12, 40),
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(6, 40),
+    caching=st.booleans(),
+    threshold=st.sampled_from([0, 5]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+)
+def test_outputs_do_not_depend_on_company(
+    arrivals, num_blocks, max_num_seqs, budget, caching, threshold, policy
+) -> None:
+    """Random arrivals, forks, aborts and preemptions: everybody gets what they get alone."""
+    scheduler = make_scheduler(
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+        long_prefill_token_threshold=threshold,
+        policy=policy,
+    )
+    oracle = PagedOracle(scheduler)
+    groups = {}
+    for uid, (_, length, which, max_tokens, n, priority, _) in enumerate(arrivals):
+        prompt = [which * 10 + i % 7 for i in range(length)]
+        groups[uid] = [
+            make_request(uid, prompt, max_tokens=max_tokens, index=i, priority=priority)
+            for i in range(n)
+        ]
+    aborted = set()
+    for step in range(26):
+        for uid, (arrival, *_, abort) in enumerate(arrivals):
+            if arrival == step:
+                scheduler.add(groups[uid])
+            if abort == step and abort > arrival and scheduler.abort(uid):
+                aborted.add(uid)
+        if scheduler.has_unfinished_requests():
+            oracle.step()
+    oracle.run()
+    for uid, group in groups.items():
+        for request in group:
+            expected = expected_output(
+                request.token_ids[: request.num_prompt_tokens], request.max_tokens, request.index
+            )
+            if uid in aborted and request.finish_reason == "abort":
+                expected = expected[: request.num_output_tokens]
+            else:
+                assert request.finish_reason == "length"
+            assert request.token_ids[request.num_prompt_tokens :] == expected
+    assert scheduler.kv_cache.pool.num_free == scheduler.kv_cache.pool.num_usable

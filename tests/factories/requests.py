@@ -1,0 +1,53 @@
+"""Requests and schedulers for tests, with small defaults."""
+
+from collections.abc import Sequence
+
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.scheduler import Scheduler
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+
+def make_request(
+    uid: int,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 4,
+    index: int = 0,
+    priority: int = 0,
+    stop_token_ids: frozenset[int] = frozenset(),
+    **sampling: object,
+) -> Request:
+    params = SamplingParams.parse({"max_tokens": max_tokens, **sampling})
+    return Request(
+        uid,
+        prompt,
+        params,
+        max_tokens=max_tokens,
+        seed=uid + index,
+        index=index,
+        priority=priority,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 17,
+    block_size: int = 4,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 16,
+    enable_prefix_caching: bool = True,
+    enable_chunked_prefill: bool = True,
+    long_prefill_token_threshold: int = 0,
+    policy: str = "fcfs",
+) -> Scheduler:
+    cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
+    return Scheduler(
+        cache,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_chunked_prefill=enable_chunked_prefill,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        policy=policy,  # type: ignore[arg-type]
+    )
