@@ -1,12 +1,25 @@
-"""The seam between models and attention kernels: a backend is chosen by name, plans once per step."""
+"""The seam between models and attention kernels: a backend plans once per step."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import importlib
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from engine.execution.batch import Batch
+
+if TYPE_CHECKING:
+    from engine.models.config import ModelConfig
+
+# Name of a backend -> the module and the class that implement it, imported when it is asked for.
+BACKENDS: dict[str, tuple[str, str]] = {
+    "torch": ("engine.execution.torch_attention", "TorchAttention"),
+}
+
+# Type of a device -> the backend that serves it best.
+_PREFERRED = {"cpu": "torch", "cuda": "torch"}
 
 
 class LayerCache(NamedTuple):
@@ -34,3 +47,31 @@ class AttentionBackend(Protocol):
 
     def plan(self, batch: Batch) -> StepAttention:
         """Return the attention of the step that `batch` describes."""
+
+
+def attention_backend(device: torch.device, *, block_size: int) -> AttentionBackend:
+    """Return the backend that serves `device`, for a KV cache in blocks of `block_size` tokens."""
+    module, name = BACKENDS[_PREFERRED[device.type]]
+    backend: AttentionBackend = getattr(importlib.import_module(module), name)(block_size)
+    return backend
+
+
+def allocate_kv_cache(
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[LayerCache]:
+    """Return the zeroed KV cache of every layer, in all
+    `num_blocks * block_size * config.kv_bytes_per_token(dtype)` bytes on `device`.
+    """
+    shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    return [
+        LayerCache(
+            key=torch.zeros(shape, dtype=dtype, device=device),
+            value=torch.zeros(shape, dtype=dtype, device=device),
+        )
+        for _ in range(config.num_layers)
+    ]

@@ -1,0 +1,74 @@
+"""Attention through torch's own kernels: the CPU backend, and the fallback elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.execution.attention import LayerCache
+from engine.execution.batch import Batch
+from kernels.paged_attention import Span, paged_attention
+
+
+class TorchAttention:
+    """An `AttentionBackend` for every device that torch's scaled_dot_product_attention serves."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    def plan(self, batch: Batch) -> TorchStepAttention:
+        starts: list[int] = batch.query_start_loc.tolist()
+        lengths: list[int] = batch.seq_lens.tolist()
+        tables: list[list[int]] = batch.block_tables.tolist()
+        sequences = [
+            _Sequence(starts[i], starts[i + 1], lengths[i], tables[i]) for i in range(len(lengths))
+        ]
+        return TorchStepAttention(sequences, self._block_size, batch.slot_mapping.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    query_start: int
+    query_end: int
+    length: int
+    blocks: list[int]
+
+
+class TorchStepAttention:
+    """A `StepAttention`: finds where each sequence's keys lie, once per window size."""
+
+    def __init__(self, sequences: list[_Sequence], block_size: int, device: torch.device) -> None:
+        self._sequences = sequences
+        self._block_size = block_size
+        self._device = device
+        self._spans: dict[int | None, list[Span]] = {}
+
+    def attend(
+        self, query: Tensor, cache: LayerCache, *, scale: float, sliding_window: int | None
+    ) -> Tensor:
+        spans = self._spans.get(sliding_window)
+        if spans is None:
+            spans = [self._span(sequence, sliding_window) for sequence in self._sequences]
+            self._spans[sliding_window] = spans
+        return paged_attention(
+            query, cache.key, cache.value, spans, scale=scale, sliding_window=sliding_window
+        )
+
+    def _span(self, sequence: _Sequence, window: int | None) -> Span:
+        """Find the blocks that the queries of a sequence see, and whether they are one run."""
+        size = self._block_size
+        first_query = sequence.length - (sequence.query_end - sequence.query_start)
+        kv_start = 0 if window is None else max(0, first_query - window + 1)
+        blocks = sequence.blocks[kv_start // size : -(-sequence.length // size)]
+        offset = kv_start % size
+        in_one_run = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+        return Span(
+            query_start=sequence.query_start,
+            query_end=sequence.query_end,
+            kv_start=kv_start,
+            kv_end=sequence.length,
+            block_ids=None if in_one_run else torch.tensor(blocks, device=self._device),
+            first_row=blocks[0] * size + offset if in_one_run else offset,
+        )

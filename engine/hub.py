@@ -1,0 +1,77 @@
+"""Finding a checkpoint: the bundled one, a folder, or a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.errors import CheckpointError
+
+DEMO = "demo"
+
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.txt"]
+# Second copies of the weights in other layouts.
+_UNWANTED = ["consolidated*", "original/*", "onnx/*"]
+
+
+def resolve_checkpoint(model: str) -> Path:
+    """Return the folder of the checkpoint that `model` names, downloading it if need be.
+
+    Args:
+        model: `demo`, an existing folder, or a hub id such as `Qwen/Qwen3-0.6B`. A download shows
+            a progress bar and resumes where an earlier one stopped; with `HF_HUB_OFFLINE=1` only
+            what is in the local cache counts.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it cannot be had; says what to do.
+    """
+    if model == DEMO:
+        from engine.demo import CHECKPOINT_DIR
+
+        return Path(CHECKPOINT_DIR)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"model: {model} is a file; name the folder that holds it")
+    return _download(model)
+
+
+def _download(model: str) -> Path:
+    # Imported here: most checkpoints are local, and the import takes a while.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise CheckpointError(f"model: there is no folder {model}")
+    try:
+        return Path(snapshot_download(model, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    except HFValidationError:
+        raise CheckpointError(
+            f"model: {model!r} is neither an existing folder nor a valid hub id (owner/name)"
+        ) from None
+    except GatedRepoError:
+        raise CheckpointError(
+            f"model: {model} is gated: accept its terms at https://huggingface.co/{model}, then "
+            "run `hf auth login` or set HF_TOKEN"
+        ) from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"model: there is no folder {model}, and no such repository on the Hugging Face hub; "
+            "check the spelling, and for a private one run `hf auth login` or set HF_TOKEN"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"model: there is no folder {model}, it is not in the local Hugging Face cache, and "
+            "the hub cannot be reached; check the network, HF_HUB_OFFLINE and HTTPS_PROXY, or "
+            "download it elsewhere and name its folder"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise CheckpointError(
+            f"model: {model} could not be downloaded: {error}; try again, and it resumes"
+        ) from None

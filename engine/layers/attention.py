@@ -1,0 +1,81 @@
+"""Self-attention over the paged KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engine.execution.attention import LayerCache, StepAttention
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.models.config import ModelConfig
+from kernels.rotary import rotary_and_cache
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of one layer, with q, k and v in one product.
+
+    Args:
+        sliding_window: positions a token sees, None for all.
+        qk_norm: normalise the queries and keys of each head before they are rotated.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        sliding_window: int | None,
+        qk_norm: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        dim = config.head_dim
+        self._num_heads, self._num_kv_heads, self._head_dim = (
+            config.num_heads,
+            config.num_kv_heads,
+            dim,
+        )
+        self._sizes = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
+        self._scale = dim**-0.5
+        self._sliding_window = sliding_window
+        self.qkv_proj = Linear(
+            config.hidden_size,
+            dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True)),
+            bias=config.qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.o_proj = Linear(
+            self._sizes[0],
+            {"o_proj": config.hidden_size},
+            bias=config.output_bias,
+            dtype=dtype,
+            device=device,
+        )
+        eps = config.rms_norm_eps
+        self.q_norm = RMSNorm(dim, eps, dtype=dtype, device=device) if qk_norm else None
+        self.k_norm = RMSNorm(dim, eps, dtype=dtype, device=device) if qk_norm else None
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        slot_mapping: Tensor,
+        cache: LayerCache,
+        attention: StepAttention,
+    ) -> Tensor:
+        """Return the attention output of `x`, both [T, hidden_size]; writes T slots of `cache`.
+
+        `rotary` holds cos and sin of the tokens' positions.
+        """
+        q, k, v = self.qkv_proj(x).split(self._sizes, dim=-1)
+        q = q.unflatten(-1, (self._num_heads, self._head_dim))
+        k = k.unflatten(-1, (self._num_kv_heads, self._head_dim))
+        v = v.unflatten(-1, (self._num_kv_heads, self._head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = rotary_and_cache(q, k, v, *rotary, cache.key, cache.value, slot_mapping)
+        mixed = attention.attend(q, cache, scale=self._scale, sliding_window=self._sliding_window)
+        out: Tensor = self.o_proj(mixed.flatten(1))
+        return out

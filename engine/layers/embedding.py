@@ -1,0 +1,27 @@
+"""Token embedding, which also makes the logits of models whose embeddings are tied."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.layers.linear import parameter
+
+
+class Embedding(nn.Module):
+    """A vector of `hidden_size` for each of `vocab_size` tokens."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.weight = parameter(vocab_size, hidden_size, dtype=dtype, device=device)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return [T, hidden_size] for int64 `token_ids` [T]."""
+        return F.embedding(token_ids, self.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the products of `hidden` [R, hidden_size] with every token's vector."""
+        return F.linear(hidden, self.weight)

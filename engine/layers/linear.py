@@ -1,0 +1,56 @@
+"""Linear: the projection every layer is made of, possibly several of the checkpoint in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    """Return an uninitialised parameter that wants no gradient; the weight loader fills it."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """y = x W^T + b, with the weights of one or more projections of the checkpoint stacked.
+
+    A quantised form is a module with the same `forward` and `destinations`.
+
+    Args:
+        in_features: size of the last dimension of the input.
+        parts: name of each projection in the checkpoint -> its output features, in the order in
+            which the output carries them.
+        bias: whether every part has a bias.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self._parts = dict(parts)
+        out_features = sum(parts.values())
+        self.weight = parameter(out_features, in_features, dtype=dtype, device=device)
+        self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def destinations(self) -> dict[str, Tensor]:
+        """Return where each tensor of the checkpoint goes, by its name beside this module."""
+        views: dict[str, Tensor] = {}
+        sizes = list(self._parts.values())
+        for name, weight in zip(self._parts, torch.split(self.weight, sizes), strict=True):
+            views[f"{name}.weight"] = weight
+        if self.bias is not None:
+            for name, bias in zip(self._parts, torch.split(self.bias, sizes), strict=True):
+                views[f"{name}.bias"] = bias
+        return views

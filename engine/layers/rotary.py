@@ -1,0 +1,113 @@
+"""Rotary tables: cos and sin of every position, for each rope scaling.
+
+The frequencies follow the papers named in `engine.models.rope`, with the arithmetic of
+transformers, so that float32 logits agree.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.rope import (
+    DefaultRope,
+    DynamicRope,
+    LinearRope,
+    Llama3Rope,
+    Rope,
+    YarnRope,
+)
+
+
+class RotaryEmbedding(nn.Module):
+    """cos and sin of positions 0 .. max_model_len - 1, precomputed in float32."""
+
+    def __init__(
+        self, rope: Rope, head_dim: int, max_model_len: int, *, device: torch.device
+    ) -> None:
+        super().__init__()
+        cos, sin = rotary_table(rope, head_dim, max_model_len)
+        self.cos = nn.Buffer(cos.to(device), persistent=False)
+        self.sin = nn.Buffer(sin.to(device), persistent=False)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, each float32 [T, head_dim / 2], at int64 `positions` [T]."""
+        return self.cos[positions], self.sin[positions]
+
+
+def rotary_table(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin, each float32 [length, head_dim / 2], on the CPU.
+
+    Dynamic scaling takes its base from the length of the sequence. Row p has the base of the
+    sequence whose newest token is p, so that the keys of a position do not depend on how far its
+    sequence goes on or in which chunks it is computed: prefixes can be shared. Transformers
+    agrees for every prompt within the original length, whatever is generated beyond it.
+    """
+    scale = 1.0
+    match rope:
+        case DefaultRope(theta):
+            frequencies = _inverse_frequencies(theta, head_dim)
+        case LinearRope(theta, factor):
+            frequencies = _inverse_frequencies(theta, head_dim) / factor
+        case DynamicRope():
+            frequencies = _dynamic(rope, head_dim, length)
+        case YarnRope():
+            frequencies, scale = _yarn(rope, head_dim), _yarn_scale(rope)
+        case Llama3Rope():
+            frequencies = _llama3(rope, head_dim)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    return angles.cos() * scale, angles.sin() * scale
+
+
+def _inverse_frequencies(theta: float | Tensor, dim: int) -> Tensor:
+    return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+
+
+def _dynamic(rope: DynamicRope, dim: int, length: int) -> Tensor:
+    """Return the frequencies of every position, [length, dim / 2]."""
+    original = rope.original_max_positions
+    lengths = torch.arange(1, length + 1).clamp(min=original)[:, None]
+    growth = (rope.factor * lengths / original) - (rope.factor - 1)
+    return _inverse_frequencies(rope.theta * growth ** (dim / (dim - 2)), dim)
+
+
+def _yarn(rope: YarnRope, dim: int) -> Tensor:
+    def boundary(rotations: float) -> float:
+        """Dimension that turns `rotations` times over the original length."""
+        wavelength = rope.original_max_positions / (rotations * 2 * math.pi)
+        return dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    low, high = boundary(rope.beta_fast), boundary(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low if high != low else 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    kept = 1 - ramp
+    wavelengths = rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
+
+
+def _yarn_scale(rope: YarnRope) -> float:
+    """Return the factor of cos and sin that keeps the entropy of the attention."""
+
+    def magnitude(scale: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * scale * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
+    return magnitude(1.0)
+
+
+def _llama3(rope: Llama3Rope, dim: int) -> Tensor:
+    frequencies = _inverse_frequencies(rope.theta, dim)
+    wavelengths = 2 * math.pi / frequencies
+    original, low, high = rope.original_max_positions, rope.low_freq_factor, rope.high_freq_factor
+    smooth = (original / wavelengths - low) / (high - low)
+    blended = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    scaled = torch.where(wavelengths > original / low, frequencies / rope.factor, blended)
+    return torch.where(wavelengths < original / high, frequencies, scaled)

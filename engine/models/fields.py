@@ -1,0 +1,135 @@
+"""Typed reading of an untrusted JSON object, with errors that name the field."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.errors import CheckpointError
+
+T = TypeVar("T")
+
+_REQUIRED: Any = object()
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`.
+
+    Raises:
+        CheckpointError: the file is missing, unreadable, not JSON or no object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name}: not found in {path.parent}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: must hold one JSON object")
+    return content
+
+
+class Fields:
+    """The fields of one JSON object; every reader raises `CheckpointError` naming the field.
+
+    A reader without `default` requires the field. A field that is null counts as absent, which is
+    what Hugging Face configurations mean by it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, name: str) -> None:
+        self._values = values
+        self._name = name
+
+    def __contains__(self, field: str) -> bool:
+        return self._values.get(field) is not None
+
+    def is_null(self, field: str) -> bool:
+        """Return whether the field is there and null."""
+        return field in self._values and self._values[field] is None
+
+    def names(self) -> list[str]:
+        return list(self._values)
+
+    def raw(self, field: str) -> Any:
+        """Return the value as it stands in the file, None where it is absent."""
+        return self._values.get(field)
+
+    def error(self, field: str, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self._name}: {field}: {problem}")
+
+    def integer(self, field: str, *, default: T | int = _REQUIRED, minimum: int = 1) -> T | int:
+        value = self._get(field, default)
+        if value is default:
+            return value
+        # JSON writers of other languages may write 32.0 for a count; True is an int to Python.
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self._wrong(field, value, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, field: str, *, default: T | float = _REQUIRED) -> T | float:
+        value = self._get(field, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise self._wrong(field, value, "a number above 0")
+        if not math.isfinite(value):
+            raise self._wrong(field, value, "a finite number")
+        return value
+
+    def boolean(self, field: str, *, default: bool) -> bool:
+        value = self._get(field, default)
+        if not isinstance(value, bool):
+            raise self._wrong(field, value, "true or false")
+        return value
+
+    def text(self, field: str, *, default: str = _REQUIRED) -> str:
+        value = self._get(field, default)
+        if not isinstance(value, str):
+            raise self._wrong(field, value, "a string")
+        return value
+
+    def texts(self, field: str) -> list[str] | None:
+        """Return a list of strings, None where it is absent."""
+        value = self._values.get(field)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(field, value, "a list of strings")
+        return value
+
+    def integers(self, field: str) -> tuple[int, ...]:
+        """Return one integer or a list of them as a tuple, empty where it is absent."""
+        value = self._values.get(field)
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            raise self._wrong(field, value, "an integer or a list of integers")
+        return tuple(items)
+
+    def child(self, field: str) -> Fields | None:
+        """Return a nested object, None where it is absent or empty."""
+        value = self._values.get(field)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(field, value, "an object")
+        return Fields(value, name=f"{self._name}: {field}") if value else None
+
+    def _get(self, field: str, default: Any) -> Any:
+        value = self._values.get(field)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise self.error(field, "is missing")
+        return default
+
+    def _wrong(self, field: str, value: Any, expected: str) -> CheckpointError:
+        shown = json.dumps(value, default=repr)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return self.error(field, f"must be {expected} (got {shown})")

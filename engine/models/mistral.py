@@ -1,0 +1,7 @@
+"""Mistral, whose window is in the configuration."""
+
+from engine.models.causal_lm import CausalLM
+
+
+class MistralForCausalLM(CausalLM):
+    """The shared decoder as it stands."""

@@ -1,0 +1,126 @@
+"""Causal attention of a mixed step over the paged KV cache, one sequence after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.checks import check_float, check_like, check_shape
+
+# Queries per call of a long prefill: bounds the mask, and spares the keys above the diagonal.
+_TILE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part of a step: its queries, and where the keys they see lie.
+
+    Attributes:
+        query_start, query_end: its tokens in the step; the last ones of the sequence.
+        kv_start, kv_end: positions of the keys to read; kv_end is the sequence's length.
+        block_ids: int64 blocks to gather, None if the keys lie in one run of the cache.
+        first_row: row of key kv_start, in the gathered blocks or, without them, in the cache.
+    """
+
+    query_start: int
+    query_end: int
+    kv_start: int
+    kv_end: int
+    block_ids: Tensor | None
+    first_row: int
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    spans: Sequence[Span],
+    *,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Return softmax(scale * q k) v for the queries of all `spans`; the softmax is in float32.
+
+    Grouped heads read the shared keys and values in place: query head h reads KV head
+    h // (H / Hkv). Neither is copied where a span lies in one run of the cache.
+
+    Args:
+        query: float [T, H, D].
+        key_cache, value_cache: [num_blocks, block_size, Hkv, D], of the dtype of `query`.
+        spans: cover every query; each starts at the oldest key that its first query sees.
+        scale: factor of the scores.
+        sliding_window: w lets position p see p - w + 1 .. p; None lets it see 0 .. p.
+
+    Returns:
+        [T, H, D].
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype or device.
+    """
+    check_float("query", query)
+    check_shape("query", query, (None, None, None))
+    check_shape("key_cache", key_cache, (None, None, None, query.shape[2]))
+    check_shape("value_cache", value_cache, tuple(key_cache.shape))
+    check_like("key_cache", key_cache, "query", query)
+    check_like("value_cache", value_cache, "query", query)
+    if query.shape[1] % key_cache.shape[2]:
+        raise ValueError(
+            f"query: its {query.shape[1]} heads must be a multiple of the cache's "
+            f"{key_cache.shape[2]}"
+        )
+    out = torch.empty_like(query)
+    for span in spans:
+        tokens = slice(span.query_start, span.query_end)
+        keys, values = _read(key_cache, span), _read(value_cache, span)
+        _attend(query[tokens], keys, values, scale, sliding_window, out[tokens])
+    return out
+
+
+def _read(cache: Tensor, span: Span) -> Tensor:
+    """Return the keys or values of a span, [Hkv, kv_end - kv_start, D]."""
+    blocks = cache if span.block_ids is None else cache.index_select(0, span.block_ids)
+    rows = span.kv_end - span.kv_start
+    return blocks.flatten(0, 1)[span.first_row : span.first_row + rows].transpose(0, 1)
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, out: Tensor
+) -> None:
+    """Write the attention of one sequence's last tokens, [n, H, D], to `out`."""
+    count, heads, dim = queries.shape
+    kv_heads, num_keys, _ = keys.shape
+    groups = (kv_heads, heads // kv_heads)
+    if count == 1:
+        # The heads of a group are the rows of one product, and a single query needs no mask.
+        q = queries.view(1, *groups, dim)
+        result = F.scaled_dot_product_attention(q, keys[None], values[None], scale=scale)
+        out.view(1, *groups, dim).copy_(result)
+        return
+    for start in range(0, count, _TILE):
+        end = min(start + _TILE, count)
+        # Keys are counted from the first one read; query i has its own key at num_keys - count + i.
+        first, high = num_keys - count + start, num_keys - count + end
+        low = 0 if window is None else max(0, first - window + 1)
+        causal = first == 0 and (window is None or high <= window)
+        q = queries[start:end].view(-1, *groups, dim).permute(1, 2, 0, 3)  # [Hkv, G, n, D]
+        result = F.scaled_dot_product_attention(
+            q,
+            keys[:, None, low:high].expand(*groups, -1, -1),
+            values[:, None, low:high].expand(*groups, -1, -1),
+            attn_mask=None if causal else _mask(first, low, high, window, queries.device),
+            is_causal=causal,
+            scale=scale,
+        )
+        out[start:end].view(-1, *groups, dim).copy_(result.permute(2, 0, 1, 3))
+
+
+def _mask(first: int, low: int, high: int, window: int | None, device: torch.device) -> Tensor:
+    """Return bool [high - first, high - low]: which of keys low..high queries first..high see."""
+    query = torch.arange(first, high, device=device)[:, None]
+    key = torch.arange(low, high, device=device)
+    mask = key <= query
+    return mask if window is None else mask & (key > query - window)
