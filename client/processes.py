@@ -1,0 +1,45 @@
+"""Ends every process of a server, and lets interrupts wait meanwhile."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+import psutil
+
+from client.environment import RUN_ID
+
+
+def kill_all(run_id: str) -> None:
+    """Kill what carries `run_id` in its environment and wait until it is gone.
+
+    Process groups and parents do not find them all: a child may have made a session of its own,
+    and whose parent died belongs to init.
+    """
+    processes = list(_of_run(run_id))
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=5)
+
+
+def _of_run(run_id: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(RUN_ID) == run_id:
+                yield process
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block, so that cleaning up gets done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread only
+        return
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in handled}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

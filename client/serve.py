@@ -1,0 +1,253 @@
+"""TritonServer: one real tritonserver on Trident's model repository, from start to clean end."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import client
+from client import arguments as flags
+from client import child, server_log
+from client.environment import effective_config, server_environment, settings_variables
+from client.errors import ServerStartError
+from client.ports import Endpoint, require_free
+from client.processes import kill_all, uninterrupted
+from client.run_directory import RunDirectory
+from client.tritonserver import find_tritonserver
+
+MODEL = "ensemble"
+_EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
+_KILL_AFTER_S = 10
+_POLL_S = 0.1
+
+OnLine = Callable[[str], None]
+
+
+def model_repository() -> Path:
+    """Return the model repository that comes with Trident, in a checkout as in a wheel."""
+    return Path(client.__file__).parents[1] / "model_repository"
+
+
+class TritonServer:
+    """A tritonserver process of our own; as a context manager it is ready inside the block.
+
+        with TritonServer({"max_num_seqs": 8}, ports=0) as server:
+            TridentClient(server.grpc_url).generate("Hello")
+
+    Start it from the main thread: Linux ends the server when the thread that started it ends.
+
+    Args:
+        settings: fields of EngineConfig that override `engine.json` and the environment.
+        arguments: further flags for tritonserver, verbatim.
+        repository: another model repository than Trident's own.
+        ports: 0 chooses a free port for each service that `arguments` give no port.
+        environ: the environment to start from.
+        start_timeout_s: how long loading may take; None waits as long as the server lives.
+        on_line: called with each new line of the server's log, while waiting and in `follow`.
+
+    Attributes:
+        config: the settings that the engine runs with.
+        endpoints: `http`, `grpc` and `metrics`, without those that are switched off.
+
+    Raises:
+        ServerStartError: at construction for a wrong setting or flag, in `start` for what is
+            missing on this machine or fails while loading.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] = {},
+        *,
+        arguments: Sequence[str] = (),
+        repository: Path | None = None,
+        ports: int | None = None,
+        environ: Mapping[str, str] = os.environ,
+        start_timeout_s: float | None = None,
+        on_line: OnLine = lambda line: None,
+    ) -> None:
+        self._repository = (repository or model_repository()).resolve()
+        self._settings = settings_variables(settings)
+        self._environ = environ
+        self.config = effective_config(self._repository, {**environ, **self._settings})
+        flags.check(arguments)
+        self.endpoints, self._arguments = flags.endpoints(arguments, default_port=ports)
+        self._start_timeout_s = start_timeout_s
+        self._on_line = on_line
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run: RunDirectory | None = None
+        self._log = ""
+
+    @property
+    def grpc_url(self) -> str:
+        """`host:port` of the gRPC service."""
+        return self._endpoint("grpc").url
+
+    @property
+    def http_url(self) -> str:
+        """`host:port` of the HTTP service."""
+        return self._endpoint("http").url
+
+    @property
+    def metrics_url(self) -> str:
+        """`host:port` of the Prometheus service."""
+        return self._endpoint("metrics").url
+
+    @property
+    def log(self) -> str:
+        """Everything the server has said since it was started."""
+        if self._run is not None:
+            self._log = self._run.log.read_text(encoding="utf-8", errors="replace")
+        return self._log
+
+    @property
+    def log_path(self) -> Path:
+        """The file that the running server logs to; gone after `stop`."""
+        assert self._run is not None, "the server has not been started"
+        return self._run.log
+
+    @property
+    def pid(self) -> int:
+        """Process id of tritonserver."""
+        assert self._process is not None, "the server has not been started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the server and return when it answers requests.
+
+        Whatever interrupts this, nothing of the server is left.
+
+        Raises:
+            ServerStartError: it cannot be started; the text says why, the hint what to do.
+        """
+        assert self._process is None, "the server has been started already"
+        if not self._repository.is_dir():
+            raise ServerStartError(f"model repository {self._repository} does not exist")
+        require_free(self.endpoints.values())
+        try:
+            self._launch()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def follow(self) -> int:
+        """Hand log lines to `on_line` until the server ends by itself; return its exit status."""
+        assert self._process is not None, "the server has not been started"
+        while (status := self._process.poll()) is None:
+            self._report()
+            time.sleep(_POLL_S)
+        self._report()
+        return status
+
+    def stop(self) -> None:
+        """End the server and remove all it left. Repeatable; interrupts wait meanwhile."""
+        with uninterrupted():
+            if self._process is not None:
+                self._process.terminate()
+                try:
+                    self._process.wait(_KILL_AFTER_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+                self._process = None
+            if self._run is not None:
+                _ = self.log  # kept for who asks why it failed
+                kill_all(self._run.path.name)
+                self._run.remove()
+                self._run = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _endpoint(self, name: str) -> Endpoint:
+        assert name in self.endpoints, f"the {name} service is switched off"
+        return self.endpoints[name]
+
+    def _launch(self) -> None:
+        installation = find_tritonserver()
+        self._run = run = RunDirectory()
+        libraries = (*installation.libraries, run.add_libpython())
+        command = [
+            str(installation.binary),
+            f"--model-repository={self._repository}",
+            f"--backend-directory={run.add_backends(installation)}",
+            f"--backend-config=python,shm-region-prefix-name={run.shared_memory_prefix}",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+            *self._arguments,
+        ]
+        with run.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
+                env=server_environment(
+                    self._environ,
+                    run_id=run.path.name,
+                    libraries=libraries,
+                    settings=self._settings,
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(run.lock,),
+                # Ctrl-C in the terminal is for the launcher, which then stops the server.
+                start_new_session=True,
+            )
+        self._reader = server_log.LogReader(run.log)
+
+    def _report(self) -> None:
+        for line in self._reader.lines():
+            self._on_line(line)
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + (self._start_timeout_s or float("inf"))
+        while not self._answers():
+            self._report()
+            if self._process.poll() is not None:
+                self._report()
+                raise ServerStartError(*server_log.failure(self.log))
+            if time.monotonic() > deadline:
+                raise ServerStartError(
+                    f"the server was not ready after {self._start_timeout_s:g} s",
+                    "its last words: " + (self.log.strip().splitlines() or ["none"])[-1],
+                )
+            time.sleep(_POLL_S)
+        self._report()
+
+    def _answers(self) -> bool:
+        """Tell whether the server and the ensemble take requests."""
+        if "http" not in self.endpoints:
+            # gRPC may want certificates; but nothing listens before every model has loaded.
+            return "Started GRPCInferenceService" in self.log
+        # With explicit control the user loads models later, if at all.
+        chosen = flags.value_of(self._arguments, "--model-control-mode") == "explicit"
+        paths = ["/v2/health/ready"] + ([] if chosen else [f"/v2/models/{MODEL}/ready"])
+        endpoint = self.endpoints["http"]
+        return all(_responds(endpoint.host, endpoint.port, path) for path in paths)
+
+
+def _responds(host: str, port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        # 403: --http-restricted-api keeps health to those who know the key.
+        return connection.getresponse().status in (200, 403)
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

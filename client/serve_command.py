@@ -1,0 +1,146 @@
+"""`trident serve` as the terminal shows it: loading, the addresses, then what goes wrong."""
+
+import json
+import shlex
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from client import server_log
+from client.serve import MODEL, TritonServer
+from engine.demo.prompts import DEMO_PROMPTS
+
+
+def serve(
+    settings: Mapping[str, Any],
+    arguments: Sequence[str],
+    repository: Path | None,
+    console: Console,
+) -> int:
+    """Run a server until it is told to stop; return the exit status of the command.
+
+    Raises:
+        ServerStartError: it cannot be started.
+    """
+    display = ServerLog(console)
+    server = TritonServer(
+        settings, arguments=arguments, repository=repository, on_line=display.show
+    )
+    with stopped_by_signals():
+        try:
+            with display.loading(f"Starting Triton with {server.config.model}"):
+                server.start()
+            _announce(server, display.last_words, console)
+            status = server.follow()
+        except KeyboardInterrupt:
+            console.print("Stopping ...", highlight=False)
+            return 0 if display.is_loaded else 130
+        finally:
+            server.stop()
+    reason, hint = server_log.failure(server.log)
+    console.print(f"[red]tritonserver died (exit status {status}):[/] {escape(reason)}")
+    if hint:
+        console.print(escape(hint))
+    return 1
+
+
+class ServerLog:
+    """Shows a server's log: in a terminal what matters to its user, elsewhere every line.
+
+    Attributes:
+        last_words: the last line that a model of ours logged.
+        is_loaded: whether `loading` has ended without an error.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.last_words = ""
+        self.is_loaded = False
+        self._console = console
+        self._on_words: Callable[[str], None] = lambda words: None
+
+    def show(self, line: str) -> None:
+        """Take one raw line of the log."""
+        if not self._console.is_terminal:
+            self._console.out(line, highlight=False)
+        parsed = server_log.parse(line)
+        if parsed.from_engine:
+            self.last_words = parsed.text
+            self._on_words(parsed.text)
+        if self._console.is_terminal and self.is_loaded and parsed.is_problem:
+            self._console.print(f"[yellow]{escape(parsed.text)}[/]")
+
+    @contextmanager
+    def loading(self, title: str) -> Iterator[None]:
+        """Show in the block that the server is loading, for how long, and what it says."""
+        if not self._console.is_terminal:
+            self._console.print(title, highlight=False)
+            yield
+        else:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("[bold]{task.description}"),
+                TextColumn("[dim]{task.fields[words]}"),
+                TimeElapsedColumn(),
+            )
+            with Progress(*columns, console=self._console, transient=True) as progress:
+                task: TaskID = progress.add_task(escape(title), total=None, words="")
+                self._on_words = lambda words: progress.update(task, words=escape(words))
+                yield
+        self.is_loaded = True
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP in the block raise KeyboardInterrupt, as SIGINT does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def curl_line(server: TritonServer) -> str:
+    """Return a command line that asks `server` something it can answer."""
+    body: dict[str, Any] = {"max_tokens": 64, "exclude_input_in_output": True}
+    if server.config.model == "demo":
+        body = {"messages": json.dumps([{"role": "user", "content": DEMO_PROMPTS[0]}])} | body
+    else:
+        body = {"text_input": "The capital of France is"} | body
+    url = f"{server.http_url}/v2/models/{MODEL}/generate"
+    return f"curl -s {url} -d {shlex.quote(json.dumps(body))}"
+
+
+def _announce(server: TritonServer, description: str, console: Console) -> None:
+    def line(text: str = "") -> None:
+        console.print(text, soft_wrap=True, highlight=False)
+
+    line(f"[bold green]Trident is ready.[/] {escape(description)}")
+    line()
+    urls = {
+        "grpc": ("gRPC", f'{{}}  [dim](model "{MODEL}"; TridentClient("{{}}"))[/]'),
+        "http": ("HTTP", f"http://{{}}/v2/models/{MODEL}/generate [dim]and[/] /generate_stream"),
+        "metrics": ("metrics", "http://{}/metrics"),
+    }
+    for name, (title, address) in urls.items():
+        if name in server.endpoints:
+            line(f"  {title:<8} {address.replace('{}', server.endpoints[name].url)}")
+    line(f"  {'log':<8} {server.log_path}")
+    line()
+    if "http" in server.endpoints:
+        line("Try it:")
+        console.out(curl_line(server), highlight=False)
+    if "grpc" in server.endpoints:
+        console.out(f"trident chat --url {server.grpc_url}", highlight=False)
+    line()
+    line("[dim]Ctrl-C stops the server.[/]")

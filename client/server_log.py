@@ -1,0 +1,110 @@
+"""Reads tritonserver's log: what the engine says, and why a start failed."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_LINE = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+):\d+\] ?(.*)", re.DOTALL)
+
+# What a machine without a GPU, or without NVIDIA's tools, makes tritonserver say at each start.
+_HARMLESS = ("CUDA", "NVML", "DCGM", "pinned", "GPU metrics", "GPU memory")
+
+# What to do about reasons whose own words do not say it.
+_HINTS = (
+    (r"unrecognized option", "see trident serve --help, and tritonserver --help for its flags"),
+    (r"address already in use", "choose other ports: --http-port, --grpc-port, --metrics-port"),
+    (
+        r"\bmemory\b",
+        "make it smaller: --max-model-len, --max-num-seqs, --kv-cache-memory-bytes or --dtype",
+    ),
+    (
+        r"checkpoint|safetensors|config\.json|tokenizer|\bhub\b",
+        "--model takes a folder in Hugging Face format (config.json, tokenizer.json, "
+        "*.safetensors) or a hub id",
+    ),
+    (r"error while loading shared", "a library that tritonserver needs is missing; install it"),
+)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of the log.
+
+    Attributes:
+        severity: `I`, `W`, `E` or `F`; empty for output that is not of tritonserver's logger.
+        source: file that logged it; `*.py` is a model of ours.
+        text: the message without quotes.
+    """
+
+    severity: str
+    source: str
+    text: str
+
+    @property
+    def from_engine(self) -> bool:
+        """Whether a model of ours said it to the user."""
+        return self.source.endswith(".py") and bool(self.text)
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether a user should see it: a warning or an error that means something here."""
+        return self.severity in ("W", "E", "F") and not any(w in self.text for w in _HARMLESS)
+
+
+def parse(line: str) -> LogLine:
+    """Split one raw line."""
+    found = _LINE.match(line)
+    if found is None:
+        return LogLine("", "", line.strip())
+    text = found[3].strip()
+    if len(text) >= 2 and text[0] == text[-1] == '"':
+        text = text[1:-1].replace('\\"', '"').replace("\\n", "\n").strip()
+    return LogLine(found[1], found[2], text)
+
+
+def failure(log: str) -> tuple[str, str]:
+    """Return why the server did not start or died, and what to do about it (may be empty)."""
+    reason = _failure(log)
+    for pattern, hint in _HINTS:
+        if re.search(pattern, reason, re.IGNORECASE):
+            return reason, hint
+    return reason, ""
+
+
+def _failure(log: str) -> str:
+    lines = [parse(line) for line in log.splitlines()]
+    problems = [line.text for line in lines if line.is_problem]
+    for text in problems:
+        if "failed to load" in text:
+            return _own_words(text)
+    for pattern in (r"unrecognized option '[^']+'", r"error: (.+)", r"(error while loading .+)"):
+        for line in lines:
+            if found := re.search(pattern, line.text):
+                return found[found.lastindex or 0]
+    return "\n".join(problems[-3:]) or "tritonserver ended without saying why"
+
+
+def _own_words(text: str) -> str:
+    """Cut the model's own message out of `failed to load 'M' version 1: CODE: ... MESSAGE`."""
+    message = text.split("\n\nAt:")[0]
+    return re.sub(
+        r"^failed to load '\w+' version \d+: [A-Z][\w ]*: (Triton\w*Exception: )?", "", message
+    ).strip()
+
+
+class LogReader:
+    """Reads a log file as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def lines(self) -> Sequence[str]:
+        """Return the complete lines that were added since the last call."""
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            content = file.read()
+        complete = content[: content.rfind(b"\n") + 1]
+        self._position += len(complete)
+        return complete.decode("utf-8", errors="replace").splitlines()
