@@ -1,0 +1,173 @@
+"""Chat messages: checked as they come from the client, rendered with the checkpoint's template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from engine.errors import CheckpointError, RequestError, UnsupportedError
+from engine.text.tokenizer import Tokenizer
+
+_TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
+_FIELDS = frozenset({"role", "content", "tool_calls", *_TEXT_FIELDS})
+
+
+def parse_messages(text: str) -> list[dict[str, Any]]:
+    """Return the chat messages in the JSON `text`, as `check_messages` does.
+
+    Raises:
+        RequestError, UnsupportedError: the text names the place, as `messages[1].content`.
+    """
+    return check_messages(_load_json(text, "messages"))
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return `messages`, a list of objects from anywhere, in the form that chat templates expect.
+
+    Content given as OpenAI's list of text parts becomes one string, a part per line; arguments of
+    tool calls given as JSON text become the object they stand for; fields that are null are gone.
+
+    Raises:
+        UnsupportedError: a content part is no text.
+        RequestError: anything else is wrong; the text names the place, as `messages[1].content`.
+    """
+    if not isinstance(messages, list):
+        raise RequestError(f"messages: must be a list (got {_kind(messages)})")
+    if not messages:
+        raise RequestError("messages: must not be empty")
+    checked = [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
+    for index, message in enumerate(checked):
+        _check_text(message, f"messages[{index}]")
+    return checked
+
+
+def render_text(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True
+) -> str:
+    """Return the prompt that the checkpoint's chat template makes of `messages`.
+
+    `add_generation_prompt` opens the assistant's answer at its end.
+
+    Raises:
+        RequestError: there is no template, or it refuses the messages.
+        CheckpointError: the template itself is broken.
+    """
+    from jinja2 import TemplateError, TemplateSyntaxError  # only chats need it
+
+    if not tokenizer.has_chat_template:
+        raise RequestError("messages: the model has no chat template; send text instead")
+    try:
+        prompt: str = tokenizer.hf_tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except TemplateSyntaxError as error:
+        raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
+    except TemplateError as error:
+        raise RequestError(f"messages: the chat template refuses them: {error}") from None
+    except Exception:  # the template works on the client's data and may fail in any way
+        raise RequestError("messages: the chat template cannot render them") from None
+    return prompt
+
+
+def render(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True
+) -> list[int]:
+    """Return the token ids of `render_text`; the template itself writes all special tokens."""
+    prompt = render_text(tokenizer, messages, add_generation_prompt=add_generation_prompt)
+    return tokenizer.encode(prompt, add_special_tokens=False)
+
+
+def _message(item: Any, place: str) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise RequestError(f"{place}: must be an object (got {_kind(item)})")
+    message = {name: value for name, value in item.items() if value is not None}
+    for name in message:
+        if name not in _FIELDS:
+            raise RequestError(f"{place}.{name}: unknown field")
+    if not _text(message, "role", place):
+        raise RequestError(f"{place}.role: must not be empty")
+    for name in _TEXT_FIELDS:
+        if name in message:
+            _text(message, name, place)
+    if "tool_calls" in message:
+        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
+    if "content" in message or "tool_calls" not in message:
+        message["content"] = _content(message, place)
+    return message
+
+
+def _content(message: dict[str, Any], place: str) -> str:
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return _text(message, "content", place, allowed="a string or a list of parts")
+    return "\n".join(_part(part, f"{place}.content[{i}]") for i, part in enumerate(parts))
+
+
+def _part(part: Any, place: str) -> str:
+    if not isinstance(part, dict):
+        raise RequestError(f"{place}: must be an object (got {_kind(part)})")
+    kind = _text(part, "type", place)
+    if kind != "text":
+        raise UnsupportedError(f"{place}.type: only text parts are supported (got {kind[:40]!r})")
+    return _text(part, "text", place)
+
+
+def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise RequestError(f"{place}: must be a list (got {_kind(calls)})")
+    return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, place: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise RequestError(f"{place}.function: must be an object (got {_kind(function)})")
+    _text(function, "name", f"{place}.function")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = _load_json(arguments, f"{place}.function.arguments")
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{place}.function.arguments: must be an object or its JSON text")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _text(fields: dict[str, Any], name: str, place: str, *, allowed: str = "a string") -> str:
+    if name not in fields:
+        raise RequestError(f"{place}.{name}: is missing")
+    value = fields[name]
+    if not isinstance(value, str):
+        raise RequestError(f"{place}.{name}: must be {allowed} (got {_kind(value)})")
+    return value
+
+
+def _check_text(message: dict[str, Any], place: str) -> None:
+    """Refuse what no template could render: the escape "\\ud800" is valid JSON, but no text."""
+    try:
+        json.dumps(message, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise RequestError(f"{place}: holds a lone surrogate, which is not valid Unicode") from None
+    except (TypeError, ValueError, RecursionError):
+        raise RequestError(f"{place}: holds a value that JSON cannot express") from None
+
+
+def _load_json(text: str, place: str) -> Any:
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise RequestError(f"{place}: is nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(f"{place}: is not valid JSON: {error}") from None
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _kind(value: Any) -> str:
+    """Name the JSON type of `value`."""
+    if isinstance(value, bool):
+        return "a boolean"
+    kinds = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")

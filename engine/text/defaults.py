@@ -1,0 +1,92 @@
+"""What a checkpoint says about ending and sampling: `generation_config.json` and substitutes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError, RequestError
+from engine.sampling_params import SamplingParams
+from engine.text.checkpoint_json import read_object
+from engine.text.tokenizer import Tokenizer
+
+_FILE = "generation_config.json"
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Defaults of requests to one checkpoint, with transformers' meaning of its file.
+
+    Attributes:
+        eos_token_ids: tokens that end a sequence, in the order of the file; may be empty.
+        pad_token_id: None where the checkpoint names none.
+        do_sample: sampling is the default; otherwise greedy decoding is.
+        sampling: the sampling fields that the file sets and that hold in that mode.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    do_sample: bool
+    sampling: Mapping[str, float]
+
+    @classmethod
+    def from_checkpoint(cls, path: Path, tokenizer: Tokenizer) -> GenerationDefaults:
+        """Read `generation_config.json` of the folder `path`.
+
+        End and padding tokens that it does not name are taken from `config.json`, then from
+        `tokenizer`.
+
+        Raises:
+            CheckpointError: one of the files is malformed.
+        """
+        generation = read_object(path / _FILE)
+        config = read_object(path / "config.json")
+        eos = _token_ids(generation, _FILE, "eos_token_id") or _token_ids(
+            config, "config.json", "eos_token_id"
+        )
+        if not eos and tokenizer.eos_token_id is not None:
+            eos = (tokenizer.eos_token_id,)
+        pad = _token_ids(generation, _FILE, "pad_token_id") or _token_ids(
+            config, "config.json", "pad_token_id"
+        )
+        do_sample = generation.get("do_sample")
+        if not isinstance(do_sample, (bool, type(None))):
+            raise CheckpointError(f"{_FILE}: do_sample: must be true or false (got {do_sample!r})")
+        return cls(
+            eos_token_ids=eos,
+            pad_token_id=pad[0] if pad else tokenizer.pad_token_id,
+            do_sample=bool(do_sample),
+            sampling=_sampling(generation, sample=bool(do_sample)),
+        )
+
+    def sampling_defaults(self, fields: Mapping[str, Any]) -> dict[str, float]:
+        """Return the `defaults` of `SamplingParams.parse` for a request that sets `fields`.
+
+        Where greedy decoding is the default, a request that shapes the distribution (top_p, top_k
+        or min_p) without naming a temperature wants to sample: its temperature is 1.
+        """
+        if self.do_sample:
+            return dict(self.sampling)
+        samples = any(fields.get(name) is not None for name in ("top_p", "top_k", "min_p"))
+        return {**self.sampling, "temperature": 1.0 if samples else 0.0}
+
+
+def _sampling(generation: Mapping[str, Any], *, sample: bool) -> dict[str, float]:
+    names = _SAMPLING_FIELDS if sample else ("repetition_penalty",)
+    fields = {name: generation[name] for name in names if generation.get(name) is not None}
+    try:
+        params = SamplingParams.parse(fields)
+    except RequestError as error:
+        raise CheckpointError(f"{_FILE}: {error}") from None
+    return {name: getattr(params, name) for name in fields}
+
+
+def _token_ids(fields: Mapping[str, Any], file_name: str, name: str) -> tuple[int, ...]:
+    value = fields.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        raise CheckpointError(f"{file_name}: {name}: must be a token id or a list (got {value!r})")
+    return tuple(dict.fromkeys(ids))

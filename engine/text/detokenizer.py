@@ -1,0 +1,105 @@
+"""Detokenizer: the text that new tokens add, without keeping anything between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.text.tokenizer import Tokenizer
+from engine.text.visible_text import text_rule
+
+
+class Detokenizer:
+    """Turns chunks of token ids into pieces of text, given a window of the ids before each.
+
+    However a sequence is cut into chunks, with windows from `window_start`, its pieces join to
+    the same text; after an empty prompt that is `Tokenizer.decode` of the whole sequence.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._rule = text_rule(tokenizer)
+
+    def delta(
+        self,
+        window_ids: Sequence[int],
+        new_ids: Sequence[int],
+        *,
+        final: bool,
+        skip_special_tokens: bool = True,
+    ) -> str:
+        """Return the text that `new_ids` add after `window_ids`.
+
+        Text that later tokens could still change (an incomplete character) is kept for the next
+        delta, and comes with the last one, which says `final`. `new_ids` may be empty.
+        """
+        before = self._rule.final_text(window_ids, skip_special_tokens)
+        ids = [*window_ids, *new_ids]
+        if final:
+            after = self.tokenizer.decode(ids, skip_special_tokens)
+        else:
+            after = self._rule.final_text(ids, skip_special_tokens)
+        return after[len(before) :]
+
+    def window_start(
+        self, ids: Sequence[int], end: int, *, skip_special_tokens: bool = True
+    ) -> int:
+        """Return where the window `ids[start:end]` begins that suffices for all text after `end`.
+
+        `ids` are prompt and output. The window is a few tokens long, but for tokens without
+        text and runs of byte-fallback tokens, which it spans.
+        """
+        assert 0 <= end <= len(ids)
+        return self._rule.window_start(ids, end, skip_special_tokens)
+
+
+class IncrementalDecoder:
+    """The text of one growing sequence; it keeps the window itself."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._pieces: list[str] = []
+        start = detokenizer.window_start(
+            prompt_ids, len(prompt_ids), skip_special_tokens=skip_special_tokens
+        )
+        self._window_ids = list(prompt_ids[start:])
+
+    @property
+    def window(self) -> int:
+        """So many ids before the next ones suffice to decode those."""
+        return len(self._window_ids)
+
+    @property
+    def text(self) -> str:
+        """All text returned so far."""
+        return "".join(self._pieces)
+
+    def append(self, token_ids: Sequence[int]) -> str:
+        """Add output tokens; return the text that is final now and was not before."""
+        piece = self._detokenizer.delta(
+            self._window_ids,
+            token_ids,
+            final=False,
+            skip_special_tokens=self._skip_special_tokens,
+        )
+        ids = [*self._window_ids, *token_ids]
+        start = self._detokenizer.window_start(
+            ids, len(ids), skip_special_tokens=self._skip_special_tokens
+        )
+        self._window_ids = ids[start:]
+        self._pieces.append(piece)
+        return piece
+
+    def finish(self) -> str:
+        """End the sequence; return the text that was held back. Call it once, last."""
+        piece = self._detokenizer.delta(
+            self._window_ids, [], final=True, skip_special_tokens=self._skip_special_tokens
+        )
+        self._pieces.append(piece)
+        return piece

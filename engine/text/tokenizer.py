@@ -1,0 +1,159 @@
+"""Tokenizer: text to token ids and back, on the Rust tokenizer of a checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError, RequestError
+from engine.text.checkpoint_json import read_object
+
+_JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+class Tokenizer:
+    """A fast tokenizer. Immutable, so that threads may share it.
+
+    Attributes:
+        hf_tokenizer: the transformers tokenizer; chat templates are its business.
+        vocab_size: one more than the largest id, added tokens included.
+        special_ids: ids that `skip_special_tokens` leaves out of the text.
+        byte_fallback_ids: ids that stand for one byte of UTF-8, `<0xE4>` (SentencePiece).
+        decoder_steps: what decoding does, in order: the decoder's JSON with sequences flattened.
+    """
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        """Wrap `hf_tokenizer`, a transformers tokenizer with a Rust `backend_tokenizer`."""
+        self.hf_tokenizer = hf_tokenizer
+        self._backend = hf_tokenizer.backend_tokenizer
+        # A checkpoint may carry the limits of its training; a prompt is never cut silently.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.vocab_size: int = max(self._backend.get_vocab().values(), default=-1) + 1
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self.decoder_steps = _decoder_steps(self._backend.decoder)
+        has_byte_fallback = any(step["type"] == "ByteFallback" for step in self.decoder_steps)
+        self.byte_fallback_ids = (
+            frozenset(_byte_fallback_ids(self._backend)) if has_byte_fallback else frozenset()
+        )
+
+    @classmethod
+    def from_pretrained(cls, path: Path) -> Tokenizer:
+        """Load the tokenizer of the checkpoint folder `path`. Code from the folder is never run.
+
+        `tokenizer.json` is taken as it stands; a SentencePiece `tokenizer.model` alone is
+        converted, which imports torch and takes seconds.
+
+        Raises:
+            CheckpointError: there is no tokenizer, a file of it is broken, or it cannot be
+                expressed by the Rust tokenizer.
+        """
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: no such checkpoint folder")
+        for name in _JSON_FILES:
+            read_object(path / name)
+        if (path / "tokenizer.json").is_file():
+            return cls(_load(path, "tokenizer.json"))
+        if (path / "tokenizer.model").is_file():
+            return cls(_load(path, "tokenizer.model"))
+        raise CheckpointError(f"{path}: no tokenizer: neither tokenizer.json nor tokenizer.model")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own end-of-sequence token, if it names one."""
+        token_id: int | None = self.hf_tokenizer.eos_token_id
+        return token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The padding token, if the tokenizer names one."""
+        token_id: int | None = self.hf_tokenizer.pad_token_id
+        return token_id
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat messages can be rendered without naming a template."""
+        template = self.hf_tokenizer.chat_template
+        return "default" in template if isinstance(template, dict) else bool(template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`, with the tokens that start a prompt if asked for.
+
+        Raises:
+            RequestError: `text` holds lone surrogates, which no encoding of Unicode can express.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"prompt: is not valid Unicode: lone surrogate at character {error.start}"
+            ) from None
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`, without any clean-up. Unknown ids have no text."""
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the token as the vocabulary spells it, or None for an id that has none."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """Whether decoding sees the token at all."""
+        if skip_special_tokens and token_id in self.special_ids:
+            return False
+        return self.id_to_token(token_id) is not None
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token inside a sentence; bytes that are no text show as U+FFFD."""
+        token = self.id_to_token(token_id)
+        if token is None or self._backend.decoder is None:
+            return token or ""
+        # Many decoders drop the space that starts a text: let another token start it.
+        text: str = self._backend.decoder.decode(["a", token])
+        return text.removeprefix("a")
+
+
+def _load(path: Path, file_name: str) -> Any:
+    # Imported late: half a second that users of the other names here need not spend.
+    if file_name == "tokenizer.json":
+        # AutoTokenizer would import torch, to choose a class that reads this same file.
+        from transformers import PreTrainedTokenizerFast as Loader
+    else:
+        from transformers import AutoTokenizer as Loader
+    try:
+        tokenizer = Loader.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the Rust side raises plain `Exception`, the converters anything
+        raise CheckpointError(f"{file_name}: cannot be loaded: {error}") from None
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        name = type(tokenizer).__name__
+        raise CheckpointError(f"{file_name}: {name} is a slow tokenizer; tokenizer.json is missing")
+    return tokenizer
+
+
+def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:
+    def flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
+        if step["type"] == "Sequence":
+            return [inner for part in step["decoders"] for inner in flatten(part)]
+        return [step]
+
+    return [] if decoder is None else flatten(json.loads(decoder.__getstate__()))
+
+
+def _byte_fallback_ids(backend: Any) -> set[int]:
+    digits = itertools.product(string.hexdigits + "+", string.hexdigits)  # as Rust parses a u8
+    ids = (backend.token_to_id(f"<0x{high}{low}>") for high, low in digits)
+    return {token_id for token_id in ids if token_id is not None}
