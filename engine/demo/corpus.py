@@ -1,0 +1,134 @@
+"""The generated text: what the demo model is trained on, and what it is examined on.
+
+Every question belongs to one side by construction (see ``question.is_held_out``), so the model
+never meets an examination question in training, in any form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from engine.demo import arithmetic, counting, knowledge, spelling, stories, talk
+from engine.demo.question import Question, Skill
+from engine.demo.tokenizer import END_OF_TEXT, TURN_CLOSING, turn_opening
+
+# How often each skill is drawn, in per cent: what is hard to learn is practised more.
+SKILLS: dict[Skill, float] = {
+    arithmetic.addition: 13,
+    arithmetic.subtraction: 13,
+    arithmetic.multiplication: 5,
+    arithmetic.word_problem: 6,
+    arithmetic.number_sense: 5,
+    counting.counting: 7,
+    counting.counting_in_words: 4,
+    counting.times_table: 1,
+    counting.repetition: 4,
+    spelling.spelling: 10,
+    spelling.copying: 3,
+    knowledge.capital: 4,
+    knowledge.colour: 2,
+    knowledge.opposite: 3,
+    knowledge.animal: 4,
+    knowledge.emoji: 4,
+    knowledge.translation: 9,
+    knowledge.listing: 2,
+    knowledge.introduction: 1,
+    talk.greeting: 4,
+    talk.memory: 4,
+    stories.story: 5,
+}
+
+_SYSTEM_MESSAGES = (
+    "You are a helpful assistant.",
+    "You are Trident, a helpful demo model.",
+    "Answer briefly and kindly.",
+    "You are a friendly assistant. Answer the question.",
+)
+_PLAIN_SHARE = 0.2
+_SYSTEM_SHARE = 0.2
+_ONE_TURN_SHARE = 0.55
+_MOST_TURNS = 8
+_CARELESS_SHARE = 0.08
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a document, and whether the model is taught to write it."""
+
+    text: str
+    learned: bool
+
+
+Document = tuple[Segment, ...]
+
+
+def documents(seed: int) -> Iterator[Document]:
+    """An endless stream of training documents, the same for the same ``seed``."""
+    rng = Random(seed)
+    while True:
+        if rng.random() < _PLAIN_SHARE:
+            yield _plain_text(rng)
+        else:
+            yield _chat(rng)
+
+
+def held_out_questions(seed: int, per_category: int) -> dict[str, list[Question]]:
+    """Different questions that training never shows: ``per_category`` of each category.
+
+    A category that has fewer gives what was found in a long search.
+    """
+    rng = Random(seed)
+    found: dict[str, dict[tuple[object, ...], Question]] = {}
+    for skill in SKILLS:
+        for _ in range(400 * per_category):
+            question = skill(rng)
+            category = found.setdefault(question.category, {})
+            if question.held_out and len(category) < per_category:
+                category.setdefault((question.text, question.history), question)
+    return {category: list(questions.values()) for category, questions in found.items()}
+
+
+def _draw(rng: Random) -> Question:
+    """A training question of a random skill."""
+    skill = rng.choices(tuple(SKILLS), tuple(SKILLS.values()))[0]
+    while (question := skill(rng)).held_out:
+        pass
+    return question
+
+
+def _plain_text(rng: Random) -> Document:
+    """Text without chat turns, for prompts that are sent as they are."""
+    question = _draw(rng)
+    if question.statement is not None and rng.random() < 0.7:
+        beginning, end = question.statement
+    else:
+        beginning, end = f"Question: {question.text}\nAnswer:", f" {question.answer}"
+    return Segment(beginning, learned=False), Segment(f"{end}{END_OF_TEXT}", learned=True)
+
+
+def _chat(rng: Random) -> Document:
+    """A chat of one or several turns; its answers are what is learned."""
+    segments: list[Segment] = []
+    if rng.random() < _SYSTEM_SHARE:
+        message = rng.choice(_SYSTEM_MESSAGES)
+        segments.append(Segment(f"{turn_opening('system')}{message}{TURN_CLOSING}", learned=False))
+    turns = 1 if rng.random() < _ONE_TURN_SHARE else rng.randint(2, _MOST_TURNS)
+    for _ in range(turns):
+        question = _draw(rng)
+        asked = (*question.history, (_careless(rng, question.text), question.answer))
+        for text, answer in asked:
+            opening = f"{turn_opening('user')}{text}{TURN_CLOSING}{turn_opening('assistant')}"
+            segments.append(Segment(opening, learned=False))
+            segments.append(Segment(f"{answer}{TURN_CLOSING}", learned=True))
+    return tuple(segments)
+
+
+def _careless(rng: Random, text: str) -> str:
+    """``text`` as people type it: now and then without a capital or a full stop."""
+    if rng.random() < _CARELESS_SHARE:
+        text = text[0].lower() + text[1:]
+    if rng.random() < _CARELESS_SHARE:
+        text = text.rstrip("?.! ") or text
+    return text

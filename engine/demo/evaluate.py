@@ -1,0 +1,124 @@
+"""Accuracy of a demo checkpoint on questions it was never trained on.
+
+Run as ``python -m engine.demo.evaluate [--checkpoint DIR] [--questions N]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.demo import CHECKPOINT_DIR
+from engine.demo.corpus import held_out_questions
+from engine.demo.question import Question
+
+_SEED = 1
+_BATCH = 50
+_MOST_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of the questions asked were answered right, with the first wrong answer."""
+
+    asked: int
+    right: int
+    mistake: tuple[str, str] | None
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers, 0 to 1."""
+        return self.right / self.asked
+
+
+def answers(model: Any, tokenizer: Any, questions: Sequence[Question]) -> list[str | None]:
+    """The model's greedy answer to each question, or None where it did not come to an end."""
+    prompts = [
+        tokenizer.apply_chat_template(
+            _messages(question), tokenize=False, add_generation_prompt=True
+        )
+        for question in questions
+    ]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    with torch.inference_mode():
+        output = model.generate(
+            **inputs,
+            max_new_tokens=_MOST_NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    replies = output[:, inputs["input_ids"].shape[1] :]
+    stops = torch.tensor(model.generation_config.eos_token_id)
+    ended = torch.isin(replies, stops).any(dim=1).tolist()
+    texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
+    return [text if end else None for text, end in zip(texts, ended, strict=True)]
+
+
+def measure(checkpoint: Path, per_category: int, console: Console) -> dict[str, Score]:
+    """The score of each category on ``per_category`` held-out questions, in float32.
+
+    Raises OSError when ``checkpoint`` is not a folder with a model.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    exam = held_out_questions(_SEED, per_category)
+    scores: dict[str, Score] = {}
+    for category in track(sorted(exam), description="Examining", console=console):
+        questions = exam[category]
+        given: list[str | None] = []
+        for start in range(0, len(questions), _BATCH):
+            given += answers(model, tokenizer, questions[start : start + _BATCH])
+        wrong = [
+            (question.text, answer or "(no end)")
+            for question, answer in zip(questions, given, strict=True)
+            if answer is None or not question.accepts(answer)
+        ]
+        mistake = wrong[0] if wrong else None
+        scores[category] = Score(len(questions), len(questions) - len(wrong), mistake)
+    return scores
+
+
+def overall(scores: dict[str, Score]) -> Score:
+    """All categories together."""
+    asked = sum(score.asked for score in scores.values())
+    return Score(asked, sum(score.right for score in scores.values()), None)
+
+
+def show(scores: dict[str, Score], console: Console) -> None:
+    """Print the scores as a table, each with an example of a mistake."""
+    table = Table("category", "asked", "right", "accuracy", "a mistake")
+    for category, score in [*scores.items(), ("all", overall(scores))]:
+        mistake = " → ".join(score.mistake) if score.mistake else ""
+        shown = mistake if len(mistake) <= 80 else f"{mistake[:79]}…"
+        table.add_row(category, str(score.asked), str(score.right), f"{score.accuracy:.1%}", shown)
+    console.print(table)
+
+
+def _messages(question: Question) -> list[dict[str, str]]:
+    messages: list[dict[str, str]] = []
+    for text, answer in question.history:
+        messages.append({"role": "user", "content": text})
+        messages.append({"role": "assistant", "content": answer})
+    return [*messages, {"role": "user", "content": question.text}]
+
+
+def main(
+    checkpoint: Annotated[Path, typer.Option(help="Folder of the checkpoint.")] = CHECKPOINT_DIR,
+    questions: Annotated[int, typer.Option(min=1, help="Questions per category.")] = 100,
+) -> None:
+    """Print the checkpoint's accuracy on held-out questions, per category."""
+    console = Console()
+    show(measure(checkpoint, questions, console), console)
+
+
+if __name__ == "__main__":
+    typer.run(main)
