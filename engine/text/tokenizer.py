@@ -88,7 +88,8 @@ class Tokenizer:
         """Return the ids of `text`, with the tokens that start a prompt if asked for.
 
         Raises:
-            RequestError: `text` holds lone surrogates, which no encoding of Unicode can express.
+            RequestError: `text` holds lone surrogates, which no encoding of Unicode can express,
+                or characters that the vocabulary has no token for.
         """
         try:
             text.encode("utf-8")
@@ -96,7 +97,11 @@ class Tokenizer:
             raise RequestError(
                 f"prompt: is not valid Unicode: lone surrogate at character {error.start}"
             ) from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except Exception as error:  # the Rust side raises plain `Exception`
+            raise RequestError(f"prompt: cannot be tokenized: {error}") from None
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

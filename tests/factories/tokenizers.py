@@ -50,8 +50,11 @@ def byte_level_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
-    """A SentencePiece-style BPE as of Llama 2: unknown characters become byte tokens."""
+def byte_fallback_tokenizer(*, strip: bool = True) -> PreTrainedTokenizerFast:
+    """A SentencePiece-style BPE as of Llama 2: unknown characters become byte tokens.
+
+    `strip`: decoding drops the space that starts a text (Llama 2), or does not (Gemma).
+    """
     specials = ["<unk>", "<s>", "</s>"]
     tokens = specials + [f"<0x{byte:02X}>" for byte in range(256)]
     words = ["▁the", "▁stop", "he", "re", "▁", "▁▁", "é", "你", "好", "\N{REPLACEMENT CHARACTER}"]
@@ -66,14 +69,8 @@ def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in specials])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -1,0 +1,38 @@
+"""Tokenizers for the text tests; building one takes a moment, so each is built once."""
+
+from functools import cache
+
+import pytest
+
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
+from tests.engine.text.other_decoders import metaspace_tokenizer, word_piece_tokenizer
+from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
+
+BUILDERS = {
+    "byte_level": byte_level_tokenizer,
+    "byte_fallback": byte_fallback_tokenizer,
+    "gemma": lambda: byte_fallback_tokenizer(strip=False),
+    "metaspace": metaspace_tokenizer,
+    "word_piece": word_piece_tokenizer,
+}
+
+
+@cache
+def _detokenizer(kind: str) -> Detokenizer:
+    return Detokenizer(Tokenizer(BUILDERS[kind]()))
+
+
+@pytest.fixture(scope="session", params=BUILDERS)
+def detokenizer(request: pytest.FixtureRequest) -> Detokenizer:
+    return _detokenizer(request.param)
+
+
+@pytest.fixture(scope="session")
+def byte_level() -> Detokenizer:
+    return _detokenizer("byte_level")
+
+
+@pytest.fixture(scope="session")
+def byte_fallback() -> Detokenizer:
+    return _detokenizer("byte_fallback")
