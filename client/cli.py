@@ -11,6 +11,7 @@ from rich.console import Console
 
 from client.arguments import setting_flags
 from client.errors import ServerStartError, TridentClientError
+from client.protocol import SamplingOptions
 from engine.config import EngineConfig
 
 app = typer.Typer(
@@ -22,6 +23,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Tokens to answer with at most; default: what fits.")
+]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 is greedy; default: what the model's makers chose.")
+]
 Url = Annotated[str, typer.Option("--url", help="gRPC address of the server, host:port.")]
 
 
@@ -83,6 +90,65 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     with_settings(_serve)
 )
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The question, or with --raw the text to go on.")],
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Through the model's chat template, or not.")
+    ] = True,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = None,
+    url: Url = "localhost:8001",
+) -> None:
+    """Print what the model answers to a prompt, as it comes."""
+    from client.chat import generate
+    from client.client import TridentClient
+
+    sampling = _sampling(max_tokens, temperature)
+    with TridentClient(url) as client:
+        if chat:
+            chunks = client.stream(messages=[{"role": "user", "content": prompt}], **sampling)
+        else:
+            chunks = client.stream(prompt, **sampling)
+        generate(chunks, Console())
+
+
+@app.command()
+def chat(
+    system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    url: Url = "localhost:8001",
+) -> None:
+    """Talk with the model: Ctrl-C stops an answer, Ctrl-D or /exit ends."""
+    import readline  # noqa: F401 (gives input() editing and history)
+
+    from client.chat import Chat
+    from client.client import TridentClient
+    from client.errors import UnavailableError
+
+    with TridentClient(url) as client:
+        if not client.is_ready():
+            raise UnavailableError(f"no server answers at {url}: start one with trident serve")
+        Chat(client, Console(), system=system, sampling=_sampling(max_tokens, temperature)).run()
+
+
+@app.command()
+def demo() -> None:
+    """Start the real server on the bundled model and ask it several questions at once."""
+    from client.demo import run
+
+    raise typer.Exit(run(Console()))
+
+
+def _sampling(max_tokens: int | None, temperature: float | None) -> SamplingOptions:
+    """Return the options that were given; the rest is the server's choice."""
+    options = SamplingOptions(max_tokens=max_tokens)
+    if temperature is not None:
+        options["temperature"] = temperature
+    return options
 
 
 def _version() -> str:

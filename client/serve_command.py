@@ -2,18 +2,16 @@
 
 import json
 import shlex
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from client import server_log
 from client.serve import MODEL, TritonServer
+from client.server_display import ServerLog, stopped_by_signals
 from engine.demo.prompts import DEMO_PROMPTS
 
 
@@ -28,7 +26,7 @@ def serve(
     Raises:
         ServerStartError: it cannot be started.
     """
-    display = ServerLog(console)
+    display = ServerLog(console, everything=not console.is_terminal)
     server = TritonServer(
         settings, arguments=arguments, repository=repository, on_line=display.show
     )
@@ -48,66 +46,6 @@ def serve(
     if hint:
         console.print(escape(hint))
     return 1
-
-
-class ServerLog:
-    """Shows a server's log: in a terminal what matters to its user, elsewhere every line.
-
-    Attributes:
-        last_words: the last line that a model of ours logged.
-        is_loaded: whether `loading` has ended without an error.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.last_words = ""
-        self.is_loaded = False
-        self._console = console
-        self._on_words: Callable[[str], None] = lambda words: None
-
-    def show(self, line: str) -> None:
-        """Take one raw line of the log."""
-        if not self._console.is_terminal:
-            self._console.out(line, highlight=False)
-        parsed = server_log.parse(line)
-        if parsed.from_engine:
-            self.last_words = parsed.text
-            self._on_words(parsed.text)
-        if self._console.is_terminal and self.is_loaded and parsed.is_problem:
-            self._console.print(f"[yellow]{escape(parsed.text)}[/]")
-
-    @contextmanager
-    def loading(self, title: str) -> Iterator[None]:
-        """Show in the block that the server is loading, for how long, and what it says."""
-        if not self._console.is_terminal:
-            self._console.print(title, highlight=False)
-            yield
-        else:
-            columns = (
-                SpinnerColumn(),
-                TextColumn("[bold]{task.description}"),
-                TextColumn("[dim]{task.fields[words]}"),
-                TimeElapsedColumn(),
-            )
-            with Progress(*columns, console=self._console, transient=True) as progress:
-                task: TaskID = progress.add_task(escape(title), total=None, words="")
-                self._on_words = lambda words: progress.update(task, words=escape(words))
-                yield
-        self.is_loaded = True
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP in the block raise KeyboardInterrupt, as SIGINT does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {each: signal.signal(each, interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def curl_line(server: TritonServer) -> str:

@@ -1,0 +1,80 @@
+"""`trident demo`: the real server, several questions at the same moment, answered side by side."""
+
+import asyncio
+from contextlib import aclosing
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from client.aio import AsyncTridentClient
+from client.demo_display import Question, answers, figures, frame
+from client.errors import TridentClientError
+from client.serve import TritonServer
+from client.server_display import ServerLog, stopped_by_signals
+from engine.demo.prompts import DEMO_PROMPTS
+
+_NUM_QUESTIONS = 8
+_MAX_TOKENS = 160
+_FRAMES_PER_S = 12
+
+
+def run(console: Console) -> int:
+    """Run the demo from start to clean end; return the exit status of the command.
+
+    Raises:
+        ServerStartError: the server cannot be started.
+    """
+    questions = [Question(number, text) for number, text in enumerate(_chosen(), start=1)]
+    log = ServerLog(console)
+    server = TritonServer({"model": "demo"}, ports=0, on_line=log.show)
+    with stopped_by_signals():
+        try:
+            with log.loading("Starting Triton Inference Server"):
+                server.start()
+            console.print(f"[bold green]Trident is ready.[/] {escape(log.last_words)}")
+            console.print(f"{len(questions)} questions at the same moment over gRPC:")
+            asyncio.run(_ask_all(server.grpc_url, questions, console))
+        finally:
+            server.stop()
+    console.print(figures(questions))
+    failed = [each for each in questions if each.problem]
+    for each in failed:
+        console.print(f"[red]{each.number}: {escape(each.problem)}[/]", highlight=False)
+    return 1 if failed else 0
+
+
+def _chosen() -> tuple[str, ...]:
+    return DEMO_PROMPTS[:_NUM_QUESTIONS]
+
+
+async def _ask_all(url: str, questions: list[Question], console: Console) -> None:
+    async with AsyncTridentClient(url) as client:
+        if not console.is_terminal:
+            await asyncio.gather(*(_ask(client, each, console) for each in questions))
+            return
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            asking = asyncio.gather(*(_ask(client, each, None) for each in questions))
+            while not asking.done():
+                live.update(frame(questions, console.size), refresh=True)
+                await asyncio.wait([asking], timeout=1 / _FRAMES_PER_S)
+            await asking
+        console.print(answers(questions, console.width))
+
+
+async def _ask(client: AsyncTridentClient, question: Question, console: Console | None) -> None:
+    """Have one question answered, and say so line by line on `console` if there is one."""
+    messages = [{"role": "user", "content": question.text}]
+    stream = client.stream(messages=messages, max_tokens=_MAX_TOKENS, temperature=0.0)
+    question.start()
+    try:
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                is_first = question.add(chunk)
+                if is_first and console is not None:
+                    console.print(f"{question.number}: first token after {question.ttft:.3f} s")
+        question.end()
+    except TridentClientError as error:
+        question.end(str(error))
+    if console is not None:
+        console.print(f"{question.number}: {question.text} -> {question.answer}", markup=False)

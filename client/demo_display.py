@@ -1,0 +1,170 @@
+"""What the demo shows: a frame while answers come, then the answers and the figures."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from client.protocol import Chunk
+
+_WIDE = 150  # columns of a terminal that has room for four panels side by side
+
+
+@dataclass
+class Question:
+    """One question of the demo and the state of its answer.
+
+    Attributes:
+        number: from 1.
+        text: the question.
+        answer: what has come of the answer.
+        num_tokens: tokens in it.
+        problem: why it failed; empty if it did not.
+    """
+
+    number: int
+    text: str
+    answer: str = ""
+    num_tokens: int = 0
+    problem: str = ""
+    _started: float | None = None
+    _first: float | None = None
+    _ended: float | None = None
+
+    def start(self) -> None:
+        """Note that the question is sent now."""
+        self._started = time.perf_counter()
+
+    def add(self, chunk: Chunk) -> bool:
+        """Take a piece of the answer; return whether it is the first."""
+        is_first = self._first is None
+        if is_first:
+            self._first = time.perf_counter()
+        self.answer += chunk.text
+        self.num_tokens += chunk.num_output_tokens
+        return is_first
+
+    def end(self, problem: str = "") -> None:
+        """Note that nothing more comes, and why if that is an error."""
+        self._ended = time.perf_counter()
+        self.problem = problem or ("" if self.answer.strip() else "the answer is empty")
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self._ended is not None
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first piece, None before it."""
+        if self._first is None or self._started is None:
+            return None
+        return self._first - self._started
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """When it was sent and when it ended, or now."""
+        now = time.perf_counter()
+        return self._started or now, self._ended or now
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second from sending to the end, or to now."""
+        sent, ended = self.span
+        return self.num_tokens / (ended - sent) if ended > sent else 0.0
+
+
+def frame(questions: Sequence[Question], size: ConsoleDimensions) -> RenderableType:
+    """Return one picture of the answers as far as they are, that fits into the terminal."""
+    rows = -(-len(questions) // _num_columns(size.width))
+    height = max(4, min(9, (size.height - 3) // rows))
+    done = sum(each.ended for each in questions)
+    tokens = sum(each.num_tokens for each in questions)
+    status = f"{done} of {len(questions)} answered, {tokens} tokens, {_total_rate(questions):.0f}/s"
+    return Group(_grid(questions, size.width, height), Text(f" {status}", style="dim"))
+
+
+def answers(questions: Sequence[Question], width: int) -> RenderableType:
+    """Return all answers in full."""
+    return _grid(questions, width, None)
+
+
+def figures(questions: Sequence[Question]) -> Table:
+    """Return the table of times and rates, per question and in total."""
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True)
+    first, last = _total_span(questions)
+    tokens = sum(each.num_tokens for each in questions)
+    slowest = max((each.ttft for each in questions if each.ttft is not None), default=0.0)
+    table.add_column("#", "", justify="right", style="dim")
+    table.add_column("question", "all at once", overflow="ellipsis", no_wrap=True, max_width=40)
+    table.add_column("first token", f"≤ {slowest:.3f} s", justify="right")
+    table.add_column("tokens", str(tokens), justify="right")
+    table.add_column("time", f"{last - first:.2f} s", justify="right")
+    table.add_column("tokens/s", f"{_total_rate(questions):.1f}", justify="right")
+    for each in questions:
+        sent, ended = each.span
+        table.add_row(
+            str(each.number),
+            Text(each.text),
+            "-" if each.ttft is None else f"{each.ttft:.3f} s",
+            str(each.num_tokens),
+            f"{ended - sent:.2f} s",
+            f"{each.rate:.1f}",
+            style="red" if each.problem else None,
+        )
+    return table
+
+
+def _total_span(questions: Sequence[Question]) -> tuple[float, float]:
+    spans = [each.span for each in questions]
+    return min(sent for sent, _ in spans), max(ended for _, ended in spans)
+
+
+def _total_rate(questions: Sequence[Question]) -> float:
+    first, last = _total_span(questions)
+    return sum(each.num_tokens for each in questions) / (last - first) if last > first else 0.0
+
+
+def _num_columns(width: int) -> int:
+    return 4 if width >= _WIDE else 2
+
+
+def _grid(questions: Sequence[Question], width: int, height: int | None) -> Table:
+    columns = _num_columns(width)
+    grid = Table.grid(expand=True)
+    for _ in range(columns):
+        grid.add_column(ratio=1)
+    panels = [_panel(each, width // columns - 4, height) for each in questions]
+    for row in range(0, len(panels), columns):
+        grid.add_row(*panels[row : row + columns])
+    return grid
+
+
+def _panel(question: Question, width: int, height: int | None) -> Panel:
+    """Return a panel of `height` lines that shows the end of the answer, or all of it."""
+    text = Text(question.answer.strip() or ("" if question.ended else "..."))
+    if question.problem:
+        text = Text(question.problem, style="red")
+    if height is not None:
+        text = Text("\n").join(text.wrap(Console(width=width), width)[-(height - 2) :])
+    style = "red" if question.problem else "green" if question.ended else "yellow"
+    return Panel(
+        text,
+        title=Text(question.text, style="bold", overflow="ellipsis"),
+        title_align="left",
+        subtitle=Text(_subtitle(question), style="dim"),
+        subtitle_align="right",
+        border_style=style,
+        height=height,
+    )
+
+
+def _subtitle(question: Question) -> str:
+    if question.ttft is None:
+        return "waiting"
+    return f"first {question.ttft:.2f} s, {question.num_tokens} tokens, {question.rate:.0f}/s"
