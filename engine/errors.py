@@ -30,6 +30,12 @@ class QueueFullError(TridentError):
     code: ClassVar[str] = "UNAVAILABLE"
 
 
+class RequestCancelledError(TridentError):
+    """The client, or a deadline on its behalf, gave the request up."""
+
+    code: ClassVar[str] = "CANCELLED"
+
+
 class EngineDeadError(TridentError):
     """The engine process is gone or did not come up."""
 

@@ -23,7 +23,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
-    """Figures of one finished sequence. Times are `time.monotonic()` seconds of the engine process."""
+    """Figures of one finished sequence. Times are seconds of `time.monotonic()`."""
 
     num_prompt_tokens: int
     num_cached_tokens: int  # prompt tokens whose KV came from the prefix cache
@@ -36,6 +36,12 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 # ---- stub -> engine process -----------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first message: load the model. Answers: `Starting`..., then `Ready` or `StartFailed`."""
+
+    config: dict[str, Any]  # EngineConfig.model_dump()
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
@@ -117,8 +123,18 @@ class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-ToEngine = AddRequest | Abort | Shutdown
+ToEngine = Start | AddRequest | Abort | Shutdown
 FromEngine = Starting | Ready | StartFailed | Outputs | RequestFailed
+
+
+# ---- tokenizer -> engine stub ---------------------------------------------------------------
+
+
+class ResponseOptions(msgspec.Struct, frozen=True, array_like=True):
+    """What the responses to a request of the ensemble shall carry beside the text."""
+
+    outputs: list[str] = []  # optional output tensors that the request asked for
+    text_prefix: str = ""  # goes before the text of each sequence: the prompt, if wanted back
 
 
 # ---- engine stub -> detokenizer -------------------------------------------------------------
@@ -135,14 +151,17 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None
+    text_prefix: str = ""  # on the first chunk of a sequence that wants the prompt back
 
 
 class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     """Everything the detokenizer needs for one response; it keeps nothing between responses."""
 
     uid: int
-    cancel_address: str  # where to send `uid` when the client has gone (abstract unix datagram)
     chunks: list[Chunk]
-    text_prefix: str = ""  # the prompt, on the first response of a request that wants it back
+    # Where to send `uid` when the client has gone (abstract unix datagram socket). Empty: do not
+    # look this time; asking Triton costs a round trip, so not every response does.
+    cancel_address: str = ""
+    num_prompt_tokens: int = 0
     skip_special_tokens: bool = True
-    outputs: list[str] = []  # optional output tensors that the request asked for
+    outputs: list[str] = []  # as in `ResponseOptions`

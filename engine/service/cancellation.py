@@ -1,0 +1,117 @@
+"""How the engine stub learns that a client has gone.
+
+A cancel of an ensemble request reaches only the step that runs then, which is the detokenizer;
+Triton never tells the engine. So the detokenizer sends the request's uid back over a unix datagram
+socket. A request made to the engine directly can be asked itself, from time to time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger("trident.cancellation")
+
+_UID = struct.Struct("<Q")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
+POLL_INTERVAL_S = 0.1
+
+OnCancel = Callable[[int], None]
+
+
+class CancelListener:
+    """Receives uids of cancelled requests and hands each to `on_cancel`, in a thread of its own.
+
+    The socket is in the abstract namespace: no file is left behind. Only datagrams of processes
+    of the same user count.
+    """
+
+    def __init__(self, on_cancel: OnCancel) -> None:
+        self.address = f"trident-{secrets.token_hex(8)}"
+        self._on_cancel = on_cancel
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind(b"\0" + self.address.encode())
+        self._thread = threading.Thread(target=self._run, name="cancel-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join(timeout=5)
+        self._socket.close()
+
+    def _run(self) -> None:
+        space = socket.CMSG_SPACE(_CREDENTIALS.size)
+        while True:
+            data, ancillary, _, _ = self._socket.recvmsg(_UID.size + 1, space)
+            if not ancillary:  # shut down
+                return
+            if len(data) == _UID.size and _sender(ancillary) == os.getuid():
+                self._on_cancel(_UID.unpack(data)[0])
+            else:
+                log.warning("ignored a datagram that is no cancellation by this user")
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """Return the user id of who sent a datagram, as the kernel states it."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            return int(_CREDENTIALS.unpack(data)[1])
+    return None
+
+
+class CancelSender:
+    """The detokenizer's end."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def send(self, address: str, uid: int) -> None:
+        """Say that the client of `uid` has gone. Lost if the engine is: then nothing is to do."""
+        with contextlib.suppress(OSError):
+            self._socket.sendto(_UID.pack(uid), b"\0" + address.encode())
+
+
+class CancelPoller:
+    """Asks each watched request every `POLL_INTERVAL_S` whether it was cancelled.
+
+    The question is an inter-process round trip of up to 0.1 ms, too dear to ask per token.
+    """
+
+    def __init__(self, on_cancel: OnCancel) -> None:
+        self._on_cancel = on_cancel
+        self._watched: dict[int, Callable[[], bool]] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="cancel-poller", daemon=True).start()
+
+    def watch(self, uid: int, is_cancelled: Callable[[], bool]) -> None:
+        """Begin to ask `is_cancelled`."""
+        with self._lock:
+            self._watched[uid] = is_cancelled
+
+    def forget(self, uid: int) -> None:
+        """Stop asking; unknown uids are ignored."""
+        with self._lock:
+            self._watched.pop(uid, None)
+
+    def close(self) -> None:
+        """Stop asking at all."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(POLL_INTERVAL_S):
+            with self._lock:
+                watched = list(self._watched.items())
+            for uid, is_cancelled in watched:
+                if is_cancelled():
+                    self.forget(uid)
+                    self._on_cancel(uid)

@@ -1,0 +1,89 @@
+"""Channel: typed messages over a connected socket, each a length-prefixed msgpack frame."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+_HEADER = struct.Struct("<I")  # payload length in bytes
+MAX_FRAME_BYTES = 256 * 2**20
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+class ChannelError(Exception):
+    """The peer sent something that is no frame of this channel, or went away inside one."""
+
+
+class Channel(Generic[Sent, Received]):
+    """One end of a stream socket. Any thread may send; one thread receives.
+
+    The socket belongs to the channel from here on.
+    """
+
+    def __init__(self, sock: socket.socket, received: Any) -> None:
+        """Wrap `sock`; `received` is the message type (or union) that the other end sends."""
+        self._socket = sock
+        self._reader = sock.makefile("rb", buffering=2**16)
+        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._send_lock = threading.Lock()
+
+    def send(self, message: Sent) -> None:
+        """Block until `message` is with the kernel.
+
+        Raises:
+            ChannelError: the message is larger than `MAX_FRAME_BYTES`; nothing was sent.
+            OSError: the other end has gone.
+        """
+        payload = self._encoder.encode(message)
+        if len(payload) > MAX_FRAME_BYTES:
+            raise ChannelError(
+                f"a message of {len(payload)} bytes exceeds the {MAX_FRAME_BYTES} of a frame"
+            )
+        with self._send_lock:
+            self._socket.sendall(_HEADER.pack(len(payload)) + payload)
+
+    def receive(self) -> Received | None:
+        """Block for the next message; None when the other end has closed between two of them.
+
+        Raises:
+            ChannelError: the stream ended inside a frame, or a frame is too long or malformed.
+        """
+        header = self._read(_HEADER.size)
+        if not header:
+            return None
+        (length,) = _HEADER.unpack(self._whole(header, _HEADER.size))
+        if length > MAX_FRAME_BYTES:
+            raise ChannelError(f"a frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+        payload = self._whole(self._read(length), length)
+        try:
+            return self._decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ChannelError(f"a frame is malformed: {error}") from None
+
+    def close(self) -> None:
+        """Close both directions; a thread blocked in `receive` returns. Repeatable."""
+        with contextlib.suppress(OSError):  # not connected any more
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        """Return `size` bytes, fewer only at the end of the stream."""
+        try:
+            data: bytes = self._reader.read(size)
+            return data
+        except (ConnectionResetError, ValueError):  # killed peer; closed by ourselves
+            return b""
+
+    @staticmethod
+    def _whole(data: bytes, size: int) -> bytes:
+        if len(data) < size:
+            raise ChannelError("the stream ended inside a frame")
+        return data

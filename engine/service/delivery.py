@@ -1,0 +1,186 @@
+"""From the engine's outputs to responses: coalescing, order, and threads that may block."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.errors import TridentError
+from engine.service.messages import Chunk, SequenceOutput, TokenLogprobs
+
+log = logging.getLogger("trident.delivery")
+
+NUM_SENDERS = 4
+
+
+class ResponseSink(Protocol):
+    """Where the responses of one request go. Called by one thread at a time; may block."""
+
+    def send(self, chunks: list[Chunk], *, last: bool) -> None:
+        """Answer with `chunks`, at most one per sequence, by index; nothing follows the `last`."""
+
+    def fail(self, error: TridentError) -> None:
+        """Answer with an error; nothing follows."""
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """One prompt to complete, as the engine stub hands it over.
+
+    Attributes:
+        sampling_params: `SamplingParams.model_dump(exclude_defaults=True)`.
+        num_sequences: how many sequences will finish.
+        stream: answer as tokens come, or once when all sequences have finished.
+        timeout_s: from now; then the sequences end with "abort". None: no deadline.
+        text_prefix: goes with the first chunk of each sequence.
+    """
+
+    prompt_token_ids: list[int]
+    sampling_params: dict[str, object]
+    num_sequences: int = 1
+    stream: bool = True
+    priority: int = 0
+    timeout_s: float | None = None
+    text_prefix: str = ""
+
+
+@dataclass
+class _Sequence:
+    """The output of one sequence: what was sent, then what is pending."""
+
+    token_ids: list[int] = field(default_factory=list)
+    num_sent: int = 0
+    started: bool = False
+    window: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pending: SequenceOutput | None = None  # the newest one
+
+    def append(self, output: SequenceOutput) -> None:
+        if self.pending is None:
+            self.window = output.window
+        self.token_ids.extend(output.token_ids)
+        self.logprobs.extend(output.logprobs or ())
+        self.pending = output
+
+    def take(self, prompt: Sequence[int], text_prefix: str) -> Chunk | None:
+        """Return what came since the last call as one chunk."""
+        newest, self.pending = self.pending, None
+        if newest is None:
+            return None
+        chunk = Chunk(
+            index=newest.index,
+            window_ids=_window(prompt, self.token_ids, self.num_sent, self.window),
+            token_ids=self.token_ids[self.num_sent :],
+            finish_reason=newest.finish_reason,
+            text_cut=newest.text_cut,
+            logprobs=self.logprobs or None,
+            cumulative_logprob=newest.cumulative_logprob,
+            stats=newest.stats,
+            text_prefix="" if self.started else text_prefix,
+        )
+        self.num_sent, self.logprobs, self.started = len(self.token_ids), [], True
+        return chunk
+
+
+def _window(prompt: Sequence[int], output: list[int], end: int, length: int) -> list[int]:
+    """Return the `length` ids (fewer at the start) before position `end` of the output."""
+    from_output = output[max(0, end - length) : end]
+    from_prompt = length - len(from_output)
+    return [*prompt[max(0, len(prompt) - from_prompt) :], *from_output]
+
+
+class RequestStream:
+    """One request in flight: takes outputs from the receiver, gives responses to its sink."""
+
+    def __init__(self, uid: int, request: NewRequest, sink: ResponseSink) -> None:
+        self.uid = uid
+        self._request = request
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._sequences = [_Sequence() for _ in range(request.num_sequences)]
+        self._num_unfinished = request.num_sequences
+        self._error: TridentError | None = None
+        self._in_turn = False  # a sender has it, or will
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sequence has finished; the last response may still be pending."""
+        return self._num_unfinished == 0
+
+    def append(self, output: SequenceOutput) -> bool:
+        """Take an output; return whether a sender must now be told."""
+        with self._lock:
+            self._sequences[output.index].append(output)
+            if output.finish_reason is not None:
+                self._num_unfinished -= 1
+            return self._claim_turn(self._request.stream or self.finished)
+
+    def fail(self, error: TridentError) -> bool:
+        """End with `error` in place of what is pending; return whether to tell a sender."""
+        with self._lock:
+            self._error = error
+            return self._claim_turn(True)
+
+    def deliver(self) -> bool:
+        """Send what is pending as one response; return whether more has come meanwhile.
+
+        For sender threads only, and never for one request in two threads at once.
+        """
+        with self._lock:
+            error = self._error
+            prompt, prefix = self._request.prompt_token_ids, self._request.text_prefix
+            chunks = [c for s in self._sequences if (c := s.take(prompt, prefix)) is not None]
+            last = self.finished
+        if error is not None:
+            self._sink.fail(error)
+            return False
+        self._sink.send(chunks, last=last)
+        with self._lock:
+            if last:
+                return False  # and nobody gets another turn
+            self._in_turn = self._error is not None or any(s.pending for s in self._sequences)
+            return self._in_turn
+
+    def _claim_turn(self, wanted: bool) -> bool:
+        claimed = wanted and not self._in_turn
+        self._in_turn = self._in_turn or wanted
+        return claimed
+
+
+class Senders:
+    """A few threads that deliver; a request whose consumer is slow costs chunk size, not others."""
+
+    def __init__(self, on_lost: Callable[[RequestStream], None]) -> None:
+        """`on_lost` hears of each request whose sink raised."""
+        self._on_lost = on_lost
+        self._ready: queue.SimpleQueue[RequestStream | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"sender-{i}", daemon=True)
+            for i in range(NUM_SENDERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, stream: RequestStream) -> None:
+        """Have `stream` delivered; the caller was told to by it."""
+        self._ready.put(stream)
+
+    def close(self) -> None:
+        """Deliver what was put before, then end the threads."""
+        for _ in self._threads:
+            self._ready.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while (stream := self._ready.get()) is not None:
+            try:
+                if stream.deliver():
+                    self._ready.put(stream)
+            except Exception:
+                log.exception("request %d: its response could not be sent", stream.uid)
+                self._on_lost(stream)

@@ -1,0 +1,89 @@
+"""The inputs of the `engine` model: the tokenizer stage's, or a client's that tokenises itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.sampling_params import SamplingParams
+from engine.service.delivery import NewRequest
+from engine.service.messages import Ready, ResponseOptions
+from engine.service.request_inputs import client_parameters, parse_sampling_parameters
+from engine.service.tensors import InputReader, Tensors
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """A request for the engine.
+
+    `options` comes from the tokenizer stage; None: a client called the engine itself.
+    """
+
+    request: NewRequest
+    skip_special_tokens: bool
+    options: ResponseOptions | None
+
+
+def check_length(
+    field: str, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int
+) -> None:
+    """Check that prompt and output fit; `max_tokens` None means what is left.
+
+    Raises:
+        RequestError: naming `field`, the lengths and the limit.
+    """
+    if num_prompt_tokens >= max_model_len:
+        raise RequestError(
+            f"{field}: the prompt has {num_prompt_tokens} tokens; max_model_len is "
+            f"{max_model_len}, of which the output needs at least one"
+        )
+    if max_tokens is not None and num_prompt_tokens + max_tokens > max_model_len:
+        raise RequestError(
+            f"max_tokens: {max_tokens} and the {num_prompt_tokens} tokens of {field} exceed "
+            f"max_model_len ({max_model_len})"
+        )
+
+
+def parse_engine_inputs(
+    tensors: Tensors, parameters: Mapping[str, Any], timeout_us: int, ready: Ready
+) -> EngineInputs:
+    """Read the inputs of one request to the engine; `ready` carries the limits.
+
+    Raises:
+        RequestError: an input is wrong; the text names it.
+    """
+    inputs = InputReader(tensors)
+    prompt = inputs.integers("input_ids")
+    fields = client_parameters(parameters)
+    fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))
+    params = SamplingParams.parse(fields)
+    asked = params.max_tokens if "max_tokens" in fields else None
+    check_length("input_ids", len(prompt), asked, ready.max_model_len)
+    stream = inputs.boolean("stream") or False
+    options = inputs.octets("response_options")
+    decoded = None if options is None else _decode_options(options)
+    timeout_us = inputs.integer("timeout") or timeout_us
+    return EngineInputs(
+        request=NewRequest(
+            prompt_token_ids=prompt,
+            sampling_params=params.model_dump(exclude_defaults=True),
+            num_sequences=params.n,
+            stream=stream,
+            priority=inputs.integer("priority") or 0,
+            timeout_s=timeout_us / 1e6 if timeout_us else None,
+            text_prefix=decoded.text_prefix if decoded else "",
+        ),
+        skip_special_tokens=params.skip_special_tokens,
+        options=decoded,
+    )
+
+
+def _decode_options(data: bytes) -> ResponseOptions:
+    try:
+        return msgspec.msgpack.decode(data, type=ResponseOptions)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RequestError("response_options: is for the tokenizer stage; leave it out") from None

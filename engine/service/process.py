@@ -1,0 +1,252 @@
+"""The engine process: `python -m engine.service.process --fd N`, a child of the engine stub.
+
+It owns the model, the KV cache and the only loop that touches them. It lives as long as the other
+end of socket N: when that closes, the process exits at once, even in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.errors import RequestError, TridentError
+from engine.service.channel import Channel, ChannelError
+from engine.service.messages import (
+    Abort,
+    AddRequest,
+    FromEngine,
+    Outputs,
+    Ready,
+    RequestFailed,
+    SequenceOutput,
+    Shutdown,
+    Start,
+    StartFailed,
+    Starting,
+    ToEngine,
+)
+
+log = logging.getLogger("trident.engine")
+
+EngineChannel = Channel[FromEngine, ToEngine]
+
+
+class Core(Protocol):
+    """What the loop needs of `engine.core.engine_core.EngineCore`."""
+
+    @property
+    def ready(self) -> Ready: ...
+    def add_request(self, request: AddRequest) -> None: ...
+    def abort(self, uid: int) -> None: ...
+    def has_unfinished_requests(self) -> bool: ...
+    def step(self) -> list[SequenceOutput]: ...
+    def check_integrity(self) -> None: ...
+
+
+CoreFactory = Callable[[EngineConfig, Callable[[str], None]], Core]
+
+
+class Writer:
+    """Sends from a thread of its own, so that the engine loop never waits for the socket.
+
+    Whatever outputs have queued up while one frame was sent go into the next one together.
+    """
+
+    def __init__(self, channel: EngineChannel) -> None:
+        self._channel = channel
+        self._queue: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def put(self, message: FromEngine) -> None:
+        """Queue `message`; returns at once."""
+        self._queue.put(message)
+
+    def close(self) -> None:
+        """Wait until what is queued has been sent."""
+        self._queue.put(None)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            while (message := self._queue.get()) is not None:
+                for merged in _merge([message, *drain(self._queue)]):
+                    if merged is None:
+                        return
+                    self._channel.send(merged)
+        except OSError:
+            return  # the stub has gone; the reader thread ends the process
+
+
+def _merge(messages: list[FromEngine | None]) -> Iterator[FromEngine | None]:
+    """Yield `messages` in order, each run of `Outputs` as one."""
+    outputs: list[SequenceOutput] = []
+    for message in messages:
+        if isinstance(message, Outputs):
+            outputs.extend(message.outputs)
+            continue
+        if outputs:
+            yield Outputs(outputs)
+            outputs = []
+        yield message
+    if outputs:
+        yield Outputs(outputs)
+
+
+def drain(source: queue.SimpleQueue[FromEngine | None]) -> Iterator[FromEngine | None]:
+    """Yield what is queued now, without waiting."""
+    while True:
+        try:
+            yield source.get_nowait()
+        except queue.Empty:
+            return
+
+
+class EngineLoop:
+    """Feeds `core` with what arrives and hands on what it produces."""
+
+    def __init__(
+        self, core: Core, inbox: queue.SimpleQueue[ToEngine], put: Callable[[FromEngine], None]
+    ) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._put = put
+
+    def run(self) -> None:
+        """Serve until `Shutdown`. An exception of `step` or `check_integrity` leaves it."""
+        while True:
+            busy = self._core.has_unfinished_requests()
+            for message in self._arrived(wait=not busy):
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(message)
+            if self._core.has_unfinished_requests():
+                busy = True
+                if outputs := self._core.step():
+                    self._put(Outputs(outputs))
+            if busy and not self._core.has_unfinished_requests():
+                self._core.check_integrity()
+                log.debug("idle")
+
+    def _arrived(self, *, wait: bool) -> Iterator[ToEngine]:
+        """Yield what has arrived; with `wait`, at least one message."""
+        if wait:
+            yield self._inbox.get()
+        while True:
+            try:
+                yield self._inbox.get_nowait()
+            except queue.Empty:
+                return
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, AddRequest):
+            self._add(message)
+        elif isinstance(message, Abort):
+            log.info("request %d: aborted", message.uid)
+            self._core.abort(message.uid)
+
+    def _add(self, request: AddRequest) -> None:
+        """Add one request; whatever is wrong with it ends this request only."""
+        try:
+            self._core.add_request(request)
+        except TridentError as error:
+            if not isinstance(error, RequestError):
+                log.warning("request %d: refused: %s", request.uid, error)
+            self._put(RequestFailed(request.uid, error.code, str(error)))
+        except Exception:
+            log.exception("request %d: could not be added", request.uid)
+            self._put(RequestFailed(request.uid, TridentError.code, "internal error"))
+
+
+def read_into(inbox: queue.SimpleQueue[ToEngine], channel: EngineChannel) -> None:
+    """Move messages from `channel` to `inbox`; end the process when the stub has gone."""
+    try:
+        while (message := channel.receive()) is not None:
+            inbox.put(message)
+    except ChannelError:
+        log.exception("the engine stub sent no valid message")
+    # Not sys.exit: the main thread may be inside a long step, and nothing is left to be saved.
+    os._exit(0)
+
+
+def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
+    """Build the engine as `first` says; None, and `StartFailed` sent, if that fails."""
+
+    def report(text: str) -> None:
+        log.info("%s", text)
+        writer.put(Starting(text))
+
+    try:
+        core = make_core(EngineConfig.parse(first.config), report)
+    except TridentError as error:
+        writer.put(StartFailed(error.code, str(error)))
+        return None
+    except Exception as error:
+        log.exception("the engine could not start")
+        text = f"the engine could not start: {type(error).__name__}: {error}"
+        writer.put(StartFailed(TridentError.code, text))
+        return None
+    writer.put(core.ready)
+    log.info("%s", core.ready.description)
+    return core
+
+
+def serve(sock: socket.socket, make_core: CoreFactory) -> int:
+    """Be the engine process on `sock`; return the exit status."""
+    channel: EngineChannel = Channel(sock, ToEngine)
+    writer = Writer(channel)
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    threading.Thread(target=read_into, args=(inbox, channel), name="reader", daemon=True).start()
+    try:
+        first = inbox.get()
+        assert isinstance(first, Start)
+        core = start(make_core, first, writer)
+        if core is None:
+            return 1
+        EngineLoop(core, inbox, writer.put).run()
+    except Exception:
+        log.exception("the engine failed")
+        return 1
+    finally:
+        writer.close()
+    return 0
+
+
+def configure() -> None:
+    """Log to stderr, which is the server's; leave Ctrl-C to the server, which then ends us."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="connected socket to the engine stub")
+    arguments = parser.parse_args()
+    configure()
+
+    def make_core(config: EngineConfig, report: Callable[[str], None]) -> Core:
+        # Imported here: it takes seconds (torch), and what fails in it shall reach the stub.
+        from engine.core.engine_core import EngineCore
+
+        return EngineCore(config, report)
+
+    status = serve(socket.socket(fileno=arguments.fd), make_core)
+    logging.shutdown()
+    os._exit(status)  # without waiting for daemon threads or the teardown of torch
+
+
+if __name__ == "__main__":
+    main()

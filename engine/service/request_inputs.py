@@ -1,0 +1,238 @@
+"""The inputs of the ensemble, in both conventions of the field, as one typed request.
+
+TensorRT-LLM's clients send one tensor per setting. vLLM's send `sampling_parameters`, a JSON
+object, or its fields as request parameters. Where several name a setting, the JSON object wins,
+then the request parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.errors import RequestError, UnsupportedError
+from engine.service.tensors import InputReader, Tensors
+
+# Tensor -> field of SamplingParams; later ones win, so aliases stand first.
+_INTEGERS = {
+    "max_tokens": "max_tokens",
+    "min_length": "min_tokens",
+    "min_tokens": "min_tokens",
+    "random_seed": "seed",
+    "seed": "seed",
+    "top_k": "top_k",
+    "num_return_sequences": "n",
+    "beam_width": "beam_width",
+}
+_NUMBERS = {
+    name: name
+    for name in (
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "length_penalty",
+    )
+}
+_WORDS = {"stop_words": "stop", "bad_words": "bad_words"}
+
+# Flag -> the optional outputs that it asks for.
+_FLAGS = {
+    "return_log_probs": ("cum_log_probs", "output_log_probs"),
+    "return_finish_reason": ("finish_reason",),
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+    "return_perf_metrics": (
+        "kv_cache_reused_blocks",
+        "arrival_time_ns",
+        "first_scheduled_time_ns",
+        "first_token_time_ns",
+        "last_token_time_ns",
+    ),
+}
+
+# Request parameters that Triton and its clients set for themselves.
+_TRITON_PARAMETERS = frozenset(
+    {
+        "triton_enable_empty_final_response",
+        "binary_data_output",
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "priority",
+        "timeout",
+    }
+)
+
+
+@dataclass(frozen=True)
+class RequestInputs:
+    """What a client asked for, before any tokenizer has seen it.
+
+    Attributes:
+        text, messages: the prompt; exactly one of them.
+        fields: of `SamplingParams`, not yet validated.
+        names: the inputs that those fields came from, where their names differ.
+        exclude_input_in_output: None if the client did not say.
+        end_id: replaces the checkpoint's end-of-sequence tokens; -1: there is none.
+        embedding_bias: words, and what to add to the logits of their tokens.
+        priority: smaller runs earlier.
+        timeout_us: from now, in microseconds; 0 means none.
+        outputs: optional output tensors.
+    """
+
+    text: str | None
+    messages: str | None
+    fields: Mapping[str, Any]
+    names: Mapping[str, str]
+    stream: bool
+    exclude_input_in_output: bool | None
+    end_id: int | None
+    embedding_bias: tuple[tuple[str, float], ...]
+    priority: int
+    timeout_us: int
+    outputs: tuple[str, ...]
+
+    def renamed(self, error: RequestError) -> RequestError:
+        """Return `error` with fields named as the client named them."""
+        text = str(error)
+        for field, name in self.names.items():
+            text = re.sub(rf"(^|; ){field}(?=[:.])", rf"\g<1>{name}", text)
+        return type(error)(text)
+
+
+def parse_inputs(
+    tensors: Tensors, parameters: Mapping[str, Any], timeout_us: int = 0
+) -> RequestInputs:
+    """Read the inputs of one request.
+
+    Args:
+        tensors: by name, shaped [1] or [1, 1], lists [N] or [1, N].
+        parameters: the request parameters; scalars.
+        timeout_us: the timeout of the request itself, for want of a tensor; 0 means none.
+
+    Raises:
+        UnsupportedError: an input that Trident does not implement yet.
+        RequestError: anything else is wrong; the text names the input.
+    """
+    inputs = InputReader(tensors)
+    _refuse_unsupported(inputs)
+    text, messages = _prompt(inputs)
+    fields, names = _sampling_tensors(inputs)
+    fields.update(_sampling_parameters(inputs, parameters))
+    outputs = [name for flag in _FLAGS if inputs.boolean(flag) for name in _FLAGS[flag]]
+    if fields.get("logprobs") is not None:
+        outputs.append("logprobs")
+    elif "output_log_probs" in outputs:
+        fields["logprobs"] = 0  # the chosen token's
+    _check_at_least("pad_id", inputs.integer("pad_id"), 0)
+    return RequestInputs(
+        text=text,
+        messages=messages,
+        fields=fields,
+        names=names,
+        stream=inputs.boolean("stream") or False,
+        exclude_input_in_output=inputs.boolean("exclude_input_in_output"),
+        end_id=_check_at_least("end_id", inputs.integer("end_id"), -1),
+        embedding_bias=_embedding_bias(inputs),
+        priority=inputs.integer("priority") or 0,
+        timeout_us=_check_at_least("timeout", inputs.integer("timeout"), 1) or timeout_us,
+        outputs=tuple(outputs),
+    )
+
+
+def parse_sampling_parameters(text: str) -> dict[str, Any]:
+    """Return the fields of a `sampling_parameters` JSON object.
+
+    Raises:
+        RequestError: it is no valid JSON object.
+    """
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+    except RecursionError:
+        raise RequestError("sampling_parameters: is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise RequestError(f"sampling_parameters: must be a JSON object: {error}") from None
+    except (ValueError, UnicodeError) as error:
+        raise RequestError(f"sampling_parameters: is not valid JSON: {error}") from None
+    return fields
+
+
+def client_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request parameters that the client itself set."""
+    return {name: value for name, value in parameters.items() if name not in _TRITON_PARAMETERS}
+
+
+def _refuse_unsupported(inputs: InputReader) -> None:
+    guides = ("guided_decoding_guide_type", "guided_decoding_guide")
+    asked = [name for name in guides if inputs.string(name)]
+    if "lora_task_id" in inputs:
+        asked.append("lora_task_id")
+    if asked:
+        raise UnsupportedError(f"{asked[0]}: not supported by this version of Trident")
+
+
+def _prompt(inputs: InputReader) -> tuple[str | None, str | None]:
+    text, messages = inputs.string("text_input"), inputs.string("messages")
+    if text is not None and messages is not None:
+        raise RequestError("text_input, messages: give one of them, not both")
+    if text is None and messages is None:
+        raise RequestError("text_input: is missing (give text_input or messages)")
+    if text == "" or messages == "":
+        raise RequestError(f"{'messages' if text is None else 'text_input'}: must not be empty")
+    return text, messages
+
+
+def _sampling_tensors(inputs: InputReader) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return fields of SamplingParams, and the tensors of those that are named otherwise."""
+    fields: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    readers: list[tuple[Mapping[str, str], Callable[[str], Any]]] = [
+        (_INTEGERS, inputs.integer),
+        (_NUMBERS, inputs.number),
+        (_WORDS, inputs.strings),
+    ]
+    for table, read in readers:
+        for name, field in table.items():
+            if name in inputs:
+                fields[field] = read(name)
+                names[field] = name
+    if fields.get("top_p", 1.0) <= 0:  # peers' clients send 0 for none
+        del fields["top_p"]
+    return fields, {field: name for field, name in names.items() if field != name}
+
+
+def _sampling_parameters(inputs: InputReader, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    fields = client_parameters(parameters)
+    text = inputs.string("sampling_parameters")
+    if text:
+        fields.update(parse_sampling_parameters(text))
+    # null asks for the default, except that no limit of max_tokens is a value of its own.
+    return {
+        name: value for name, value in fields.items() if value is not None or name == "max_tokens"
+    }
+
+
+def _embedding_bias(inputs: InputReader) -> tuple[tuple[str, float], ...]:
+    words = inputs.strings("embedding_bias_words")
+    weights = inputs.numbers("embedding_bias_weights")
+    if not words and all(weight == 0 for weight in weights):
+        return ()
+    if len(words) != len(weights):
+        raise RequestError(
+            f"embedding_bias_weights: must have one weight per word of embedding_bias_words "
+            f"({len(weights)} weights, {len(words)} words)"
+        )
+    return tuple(zip(words, weights, strict=True))
+
+
+def _check_at_least(name: str, value: int | None, minimum: int) -> int | None:
+    if value is not None and value < minimum:
+        raise RequestError(f"{name}: must be at least {minimum} (got {value})")
+    return value

@@ -1,0 +1,111 @@
+"""Reading the input tensors of one request, whatever shape a client gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import RequestError
+
+Tensors = Mapping[str, NDArray[Any]]
+
+_KINDS = {"string": "OSU", "integer": "iu", "number": "fiu", "boolean": "b"}
+
+
+class InputReader:
+    """Typed access to tensors by name; absent ones read as None (lists: as empty).
+
+    A scalar has the shape [1], or [1, 1] with the batch dimension of TensorRT-LLM's clients; a list
+    [N] or [1, N]. Each method raises `RequestError` naming the input and what is allowed.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def string(self, name: str) -> str | None:
+        """Return one string; it must be valid UTF-8."""
+        value = self._scalar(name, "string")
+        return None if value is None else _text(name, value)
+
+    def integer(self, name: str) -> int | None:
+        """Return one integer."""
+        value = self._scalar(name, "integer")
+        return None if value is None else int(value)
+
+    def number(self, name: str) -> float | None:
+        """Return one number."""
+        value = self._scalar(name, "number")
+        return None if value is None else float(value)
+
+    def boolean(self, name: str) -> bool | None:
+        """Return one truth value."""
+        value = self._scalar(name, "boolean")
+        return None if value is None else bool(value)
+
+    def strings(self, name: str) -> list[str]:
+        """Return a list of strings, without empty ones: `[[""]]` is how peers' clients say none."""
+        values = (_text(name, value) for value in self._list(name, "string"))
+        return [value for value in values if value]
+
+    def numbers(self, name: str) -> list[float]:
+        """Return a list of finite numbers."""
+        values = self._list(name, "number")
+        if len(values) and not np.isfinite(values.astype(np.float64)).all():
+            raise RequestError(f"{name}: must hold finite numbers only")
+        return [float(value) for value in values]
+
+    def integers(self, name: str) -> list[int]:
+        """Return a list of integers."""
+        values: list[int] = self._list(name, "integer").tolist()
+        return values
+
+    def octets(self, name: str) -> bytes | None:
+        """Return the bytes of a list of U8."""
+        if name not in self._tensors:
+            return None
+        return bytes(self._list(name, "integer").astype(np.uint8).tobytes())
+
+    def _scalar(self, name: str, kind: str) -> Any:
+        if name not in self._tensors:
+            return None
+        array = self._tensors[name]
+        _check_kind(name, array, kind)
+        if array.shape not in ((1,), (1, 1)):
+            shown = list(array.shape)
+            raise RequestError(f"{name}: must have the shape [1] or [1, 1] (got {shown})")
+        return array.reshape(-1)[0]
+
+    def _list(self, name: str, kind: str) -> NDArray[Any]:
+        if name not in self._tensors:
+            return np.empty(0, dtype=object)
+        array = self._tensors[name]
+        _check_kind(name, array, kind)
+        if array.ndim == 2 and array.shape[0] == 1:
+            array = array[0]
+        if array.ndim != 1:
+            shown = list(self._tensors[name].shape)
+            raise RequestError(f"{name}: must have the shape [N] or [1, N] (got {shown})")
+        return array
+
+
+def _check_kind(name: str, array: NDArray[Any], kind: str) -> None:
+    if array.dtype.kind not in _KINDS[kind]:
+        raise RequestError(f"{name}: must be of type {kind} (got {array.dtype})")
+
+
+def _text(name: str, value: Any) -> str:
+    """Return an element of a BYTES tensor as text."""
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogatepass")
+    if not isinstance(value, bytes):
+        raise RequestError(f"{name}: must be of type string (got {type(value).__name__})")
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name}: is not valid UTF-8 (at byte {error.start})") from None

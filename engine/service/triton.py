@@ -1,0 +1,88 @@
+"""What the three Python models share: Triton's requests and responses, and our own types.
+
+Importable only inside Triton's Python backend, which provides `triton_python_backend_utils`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from engine.config import EngineConfig
+from engine.errors import TridentError
+from engine.service.tensors import Tensors
+
+T = TypeVar("T")
+
+
+class Stage:
+    """What one model of the repository was started with."""
+
+    def __init__(self, args: Mapping[str, str]) -> None:
+        """Read `args` of `initialize`; logs go to the server's stderr from here on."""
+        logging.basicConfig(
+            level=logging.INFO,
+            format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+            datefmt="%Y-%m-%d %H:%M:%S",
+        )
+        self.log = logging.getLogger(f"trident.{args['model_name']}")
+        self._settings = Path(args["model_repository"]).parent / "engine" / "1" / "engine.json"
+        self._batched = json.loads(args["model_config"])["max_batch_size"] > 0
+
+    def start(self, make: Callable[[EngineConfig], T]) -> T:
+        """Return what `make` makes of the settings in `engine.json` and `TRIDENT_*`.
+
+        Raises:
+            pb_utils.TritonModelException: the one line that says why it cannot be made.
+        """
+        try:
+            return make(EngineConfig.load(self._settings))
+        except TridentError as error:
+            raise pb_utils.TritonModelException(_printable(str(error))) from None
+        except Exception as error:
+            self.log.exception("start-up failed")
+            raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from None
+
+    def tensors(self, arrays: Mapping[str, NDArray[Any]]) -> list[Any]:
+        """Return `arrays` as output tensors, with a batch dimension if the model has one."""
+        return [
+            pb_utils.Tensor(name, np.expand_dims(array, 0) if self._batched else array)
+            for name, array in arrays.items()
+        ]
+
+    def response(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
+        """Return a response of `arrays`."""
+        return pb_utils.InferenceResponse(output_tensors=self.tensors(arrays))
+
+    def error_response(self, error: Exception) -> Any:
+        """Return a response for a client: our errors as they are, others only for the log."""
+        if isinstance(error, TridentError):
+            code, text = error.code, _printable(str(error))
+        else:
+            self.log.error("internal error", exc_info=error)
+            code, text = TridentError.code, "internal error"
+        return pb_utils.InferenceResponse(
+            error=pb_utils.TritonError(text, getattr(pb_utils.TritonError, code))
+        )
+
+
+def input_tensors(request: Any) -> Tensors:
+    """Return the input tensors of a request by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def request_parameters(request: Any) -> dict[str, Any]:
+    """Return the request parameters."""
+    parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    return parameters
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,42 @@
+"""Detokenizer stage: tokens -> text, and the way back for cancellations."""
+
+# ruff: noqa: E402 (imports of ours need the path first)
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
+    sys.path.insert(0, str(ROOT))
+
+import msgspec
+
+from engine.service.cancellation import CancelSender
+from engine.service.messages import DetokenizerInput
+from engine.service.postprocessor import Postprocessor
+from engine.service.triton import Stage, input_tensors
+
+
+class TritonPythonModel:
+    """Stateless: everything it needs for a response is in `detokenizer_input`."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer."""
+        self._stage = Stage(args)
+        self._postprocess = self._stage.start(Postprocessor.from_config)
+        self._decoder = msgspec.msgpack.Decoder(DetokenizerInput)
+        self._cancel = CancelSender()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request with text."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            message = self._decoder.decode(input_tensors(request)["detokenizer_input"].tobytes())
+            if message.cancel_address and request.is_cancelled():
+                self._cancel.send(message.cancel_address, message.uid)
+            return self._stage.response(self._postprocess(message))
+        except Exception as error:
+            return self._stage.error_response(error)

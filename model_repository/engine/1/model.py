@@ -1,0 +1,36 @@
+"""Engine stage: a thin stub in front of the engine process."""
+
+# ruff: noqa: E402 (imports of ours need the path first)
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
+    sys.path.insert(0, str(ROOT))
+
+from engine.service.responder import Responder
+from engine.service.triton import Stage
+
+
+class TritonPythonModel:
+    """Hands requests to the engine process; its outputs come back through other threads."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the engine process and wait until it is ready."""
+        self._stage = Stage(args)
+        self._responder = self._stage.start(lambda config: Responder(config, self._stage))
+
+    def execute(self, requests: list[Any]) -> None:
+        """Submit each request; responses follow from the sender threads."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._responder.submit(request, sender)
+            except Exception as error:
+                self._responder.send_error(sender, error)
+
+    def finalize(self) -> None:
+        """End the engine process."""
+        self._responder.close()
