@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -99,6 +100,8 @@ class AsyncTridentClient:
         timeout: float | None,
     ) -> AsyncGenerator[Chunk, None]:
         call = None
+        complete = False
+        deadline = protocol.deadline(timeout)
         try:
             request = protocol.build_request(
                 prompt,
@@ -114,11 +117,17 @@ class AsyncTridentClient:
             async for response in call:
                 for chunk in protocol.read_chunks(response):
                     yield chunk
-                if protocol.is_final(response):
-                    return
-            raise protocol.unfinished()
+                complete = complete or protocol.is_final(response)
+            if not complete:
+                raise protocol.unfinished()
         except grpc.RpcError as error:
-            raise protocol.rpc_error(error, self._url) from None
+            raise protocol.rpc_error(error, self._url, deadline) from None
+        except asyncio.CancelledError:
+            # gRPC raises it as well for a call that ended under it, by close() or by a deadline
+            # that struck while the request was being written.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise protocol.cancelled(deadline) from None
         finally:
             if call is not None:
                 call.cancel()  # without effect on a finished one

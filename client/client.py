@@ -108,6 +108,8 @@ class TridentClient:
         timeout: float | None,
     ) -> Generator[Chunk, None, None]:
         call = None
+        complete = False
+        deadline = protocol.deadline(timeout)
         try:
             request = protocol.build_request(
                 prompt, messages, sampling, stream=stream, batched=self._takes_batches(timeout)
@@ -118,11 +120,11 @@ class TridentClient:
             )
             for response in call:
                 yield from protocol.read_chunks(response)
-                if protocol.is_final(response):
-                    return
-            raise protocol.unfinished()
+                complete = complete or protocol.is_final(response)
+            if not complete:
+                raise protocol.unfinished()
         except grpc.RpcError as error:
-            raise protocol.rpc_error(error, self._url) from None
+            raise protocol.rpc_error(error, self._url, deadline) from None
         finally:
             if call is not None:
                 call.cancel()  # without effect on a finished one

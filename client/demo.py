@@ -32,7 +32,7 @@ def run(console: Console) -> int:
         try:
             with log.loading("Starting Triton Inference Server"):
                 server.start()
-            console.print(f"[bold green]Trident is ready.[/] {escape(log.last_words)}")
+            console.print(f"[bold green]Trident is ready.[/] {escape(log.description)}")
             console.print(f"{len(questions)} questions at the same moment over gRPC:")
             asyncio.run(_ask_all(server.grpc_url, questions, console))
         finally:

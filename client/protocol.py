@@ -12,7 +12,14 @@ from typing import Any, TypedDict
 import grpc
 from tritonclient.grpc import InferResult, service_pb2
 
-from client.errors import InvalidRequestError, TridentClientError, UnavailableError, from_status
+from client.errors import (
+    InvalidRequestError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    TridentClientError,
+    UnavailableError,
+    from_status,
+)
 
 MODEL = "ensemble"
 
@@ -21,6 +28,8 @@ CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_mess
 
 # Makes an error end the stream with its gRPC status; without it only the text arrives.
 METADATA = (("triton_grpc_error", "true"),)
+
+_TIMED_OUT = "the request took longer than its timeout"
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -230,16 +239,16 @@ def read_chunks(response: service_pb2.ModelStreamInferResponse) -> Iterator[Chun
             ("sequence_index", 0),
             ("finish_reason", b""),
             ("num_output_tokens", 0),
-            ("num_input_tokens", 0),
         )
     ]
-    for text, index, reason, outputs, inputs in zip(texts, *columns, strict=False):
+    num_input_tokens = int((_values(result, "num_input_tokens") or [0])[0])
+    for text, index, reason, num_output_tokens in zip(texts, *columns, strict=True):
         yield Chunk(
             text=text.decode(),
             index=int(index),
             finish_reason=_finish_reason(reason),
-            num_output_tokens=int(outputs),
-            num_input_tokens=int(inputs),
+            num_output_tokens=int(num_output_tokens),
+            num_input_tokens=num_input_tokens,
         )
 
 
@@ -253,14 +262,29 @@ def _finish_reason(value: bytes) -> str | None:
     return None if value in (b"", b"None") else value.decode()
 
 
-def rpc_error(error: grpc.RpcError, url: str) -> TridentClientError:
-    """Return our error for one of gRPC, made while talking to `url`."""
+def deadline(timeout: float | None) -> float:
+    """Return when, on `time.monotonic`, a request that begins now is out of time."""
+    return time.monotonic() + (float("inf") if timeout is None else timeout)
+
+
+def rpc_error(error: grpc.RpcError, url: str, deadline: float) -> TridentClientError:
+    """Return our error for one of gRPC, made while talking to `url` until `deadline`."""
     status, details = error.code().name, error.details() or ""
+    # A deadline that strikes while the request is being written comes as an "internal error".
+    if status == "DEADLINE_EXCEEDED":
+        return RequestTimeoutError(_TIMED_OUT)
+    if status == "CANCELLED" or time.monotonic() >= deadline:
+        return cancelled(deadline)
     if status == "UNAVAILABLE" and "onnect" in details:  # gRPC's own words, with its addresses
         details = f"no server answers at {url}"
-    elif status == "DEADLINE_EXCEEDED":
-        details = "the request took longer than its timeout"
     return from_status(status, details)
+
+
+def cancelled(deadline: float) -> TridentClientError:
+    """Return the error for a call that was ended on this side, by time or by `close`."""
+    if time.monotonic() >= deadline:
+        return RequestTimeoutError(_TIMED_OUT)
+    return RequestCancelledError("the request was cancelled")
 
 
 def unfinished() -> TridentClientError:

@@ -21,6 +21,8 @@ from client.ports import Endpoint, require_free
 from client.processes import kill_all, uninterrupted
 from client.run_directory import RunDirectory
 from client.tritonserver import find_tritonserver
+from engine.errors import CheckpointError
+from engine.hub import resolve_checkpoint
 
 MODEL = "ensemble"
 _EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
@@ -83,6 +85,7 @@ class TritonServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._run: RunDirectory | None = None
         self._log = ""
+        self._prepared = False
 
     @property
     def grpc_url(self) -> str:
@@ -118,6 +121,23 @@ class TritonServer:
         assert self._process is not None, "the server has not been started"
         return self._process.pid
 
+    def prepare(self) -> None:
+        """Do what comes before starting: check the ports, and fetch a model from the hub.
+
+        A download shows a progress bar. `start` does this if it has not been done.
+
+        Raises:
+            ServerStartError: a port is taken, or the model is not to be had.
+        """
+        if not self._repository.is_dir():
+            raise ServerStartError(f"model repository {self._repository} does not exist")
+        require_free(self.endpoints.values())
+        try:
+            resolve_checkpoint(self.config.model)
+        except CheckpointError as error:
+            raise ServerStartError(str(error)) from None
+        self._prepared = True
+
     def start(self) -> None:
         """Start the server and return when it answers requests.
 
@@ -127,9 +147,8 @@ class TritonServer:
             ServerStartError: it cannot be started; the text says why, the hint what to do.
         """
         assert self._process is None, "the server has been started already"
-        if not self._repository.is_dir():
-            raise ServerStartError(f"model repository {self._repository} does not exist")
-        require_free(self.endpoints.values())
+        if not self._prepared:
+            self.prepare()
         try:
             self._launch()
             self._wait_until_ready()

@@ -32,9 +32,10 @@ def serve(
     )
     with stopped_by_signals():
         try:
+            server.prepare()
             with display.loading(f"Starting Triton with {server.config.model}"):
                 server.start()
-            _announce(server, display.last_words, console)
+            _announce(server, display.description, console)
             status = server.follow()
         except KeyboardInterrupt:
             console.print("Stopping ...", highlight=False)

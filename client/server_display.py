@@ -18,12 +18,12 @@ class ServerLog:
         everything: print each line as it is.
 
     Attributes:
-        last_words: the last line that a model of ours logged.
+        description: the model and its KV cache in one line, as the engine reports when ready.
         is_loaded: whether `loading` has ended without an error.
     """
 
     def __init__(self, console: Console, *, everything: bool = False) -> None:
-        self.last_words = ""
+        self.description = ""
         self.is_loaded = False
         self._console = console
         self._everything = everything
@@ -35,7 +35,8 @@ class ServerLog:
             self._console.out(line, highlight=False)
         parsed = server_log.parse(line)
         if parsed.from_engine:
-            self.last_words = parsed.text
+            if "KV cache for" in parsed.text:
+                self.description = parsed.text
             self._on_words(parsed.text)
         if self.is_loaded and parsed.is_problem and not self._everything:
             self._console.print(f"[yellow]{escape(parsed.text)}[/]")

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_LINE = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+):\d+\] ?(.*)", re.DOTALL)
+_TRITON = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+):\d+\] ?(.*)", re.DOTALL)
+# What our models log, through Python's logging.
+_TRIDENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ([A-Z])[A-Z]+ (trident[\w.]*): (.*)")
 
-# What a machine without a GPU, or without NVIDIA's tools, makes tritonserver say at each start.
-_HARMLESS = ("CUDA", "NVML", "DCGM", "pinned", "GPU metrics", "GPU memory")
+# What tritonserver says at each start on a machine without a GPU or NVIDIA's tools, and 24.10 at
+# each error that ends a gRPC stream.
+_HARMLESS = ("Cuda", "NVML", "DCGM", "pinned system memory", "HandleCancellation called even when")
 
 # What to do about reasons whose own words do not say it.
 _HINTS = (
@@ -32,8 +35,8 @@ class LogLine:
     """One line of the log.
 
     Attributes:
-        severity: `I`, `W`, `E` or `F`; empty for output that is not of tritonserver's logger.
-        source: file that logged it; `*.py` is a model of ours.
+        severity: first letter of the level; empty for output that came through no logger.
+        source: the file of tritonserver, or the logger of ours, that it comes from.
         text: the message without quotes.
     """
 
@@ -43,18 +46,20 @@ class LogLine:
 
     @property
     def from_engine(self) -> bool:
-        """Whether a model of ours said it to the user."""
-        return self.source.endswith(".py") and bool(self.text)
+        """Whether Trident itself said it."""
+        return self.source.startswith("trident") and bool(self.text)
 
     @property
     def is_problem(self) -> bool:
         """Whether a user should see it: a warning or an error that means something here."""
-        return self.severity in ("W", "E", "F") and not any(w in self.text for w in _HARMLESS)
+        return self.severity in ("W", "E", "F", "C") and not any(w in self.text for w in _HARMLESS)
 
 
 def parse(line: str) -> LogLine:
     """Split one raw line."""
-    found = _LINE.match(line)
+    if found := _TRIDENT.match(line):
+        return LogLine(found[1], found[2], found[3].strip())
+    found = _TRITON.match(line)
     if found is None:
         return LogLine("", "", line.strip())
     text = found[3].strip()
