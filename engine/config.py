@@ -48,8 +48,9 @@ class EngineConfig(BaseModel):
         None, description="tokens of prompt and output; default: what the model was made for"
     )
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(
-        64, description="sequences running at once", validation_alias=AliasChoices(
-            "max_num_seqs", "max_batch_size")
+        64,
+        description="sequences running at once",
+        validation_alias=AliasChoices("max_num_seqs", "max_batch_size"),
     )
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
         2048, description="token budget of one step, prefill and decode together"
@@ -58,15 +59,19 @@ class EngineConfig(BaseModel):
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(
         0, description="prompt tokens of one request per step at most; 0: the whole budget"
     )
-    scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of waiting requests")
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="order of waiting requests"
+    )
     max_num_queued_reqs: Annotated[int, Field(ge=1)] = Field(
         4096, description="waiting requests; one more is rejected at once"
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens per KV block")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9, description="share of GPU memory for weights, activations and KV cache",
+        0.9,
+        description="share of GPU memory for weights, activations and KV cache",
         validation_alias=AliasChoices(
-            "gpu_memory_utilization", "kv_cache_free_gpu_mem_fraction", "mem_fraction_static"),
+            "gpu_memory_utilization", "kv_cache_free_gpu_mem_fraction", "mem_fraction_static"
+        ),
     )
     kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = Field(
         None, description="KV cache size in bytes; default: from the memory that is free"
@@ -75,7 +80,9 @@ class EngineConfig(BaseModel):
         None, description="KV blocks, whatever the memory"
     )
     enable_prefix_caching: bool = Field(True, description="share KV blocks of equal prefixes")
-    max_logprobs: Annotated[int, Field(ge=0)] = Field(20, description="largest `logprobs` of a request")
+    max_logprobs: Annotated[int, Field(ge=0)] = Field(
+        20, description="largest `logprobs` of a request"
+    )
     stream_interval: Annotated[int, Field(ge=1)] = Field(1, description="tokens per streamed chunk")
 
     @field_validator("model")
@@ -90,7 +97,8 @@ class EngineConfig(BaseModel):
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 "max_num_batched_tokens: must be at least max_num_seqs, so that every running "
-                f"sequence can advance in one step ({self.max_num_batched_tokens} < {self.max_num_seqs})"
+                f"sequence can advance in a step ({self.max_num_batched_tokens} < "
+                f"{self.max_num_seqs})"
             )
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise ValueError("long_prefill_token_threshold: needs enable_chunked_prefill")
@@ -123,7 +131,7 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def overrides(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings that `TRIDENT_<FIELD>` variables give; an empty one counts as unset."""
+        """Return the settings that `TRIDENT_<FIELD>` variables give; an empty one is unset."""
         return {
             name: environ[ENV_PREFIX + name.upper()]
             for name in cls.model_fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from engine.errors import CheckpointError
@@ -28,10 +29,10 @@ def resolve_checkpoint(model: str) -> Path:
         from engine.demo import CHECKPOINT_DIR
 
         return Path(CHECKPOINT_DIR)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
+    folder = os.path.expanduser(model)
+    if os.path.isdir(folder):
+        return Path(folder)
+    if os.path.exists(folder):
         raise CheckpointError(f"model: {model} is a file; name the folder that holds it")
     return _download(model)
 
@@ -41,7 +42,6 @@ def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -71,7 +71,7 @@ def _download(model: str) -> Path:
             "the hub cannot be reached; check the network, HF_HUB_OFFLINE and HTTPS_PROXY, or "
             "download it elsewhere and name its folder"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
+    except Exception as error:  # whatever the transport or the disk may raise
         raise CheckpointError(
             f"model: {model} could not be downloaded: {error}; try again, and it resumes"
         ) from None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from engine.sampling_params import SamplingParams
 from engine.service.messages import TokenLogprobs
+from engine.text.stop import StopChecker
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -20,20 +21,6 @@ class SampledToken:
     token_id: int
     logprob: float
     logprobs: TokenLogprobs | None = None  # if the request asked for them
-
-
-class StopStrings(Protocol):
-    """Watches the text of one sequence for its stop strings (see `engine.text.stop`)."""
-
-    def append(self, token_id: int) -> str | None:
-        """Take one more output token; return the stop string that it completed, if any."""
-
-    @property
-    def releasable(self) -> int:
-        """Output tokens whose text can no longer become part of a stop string."""
-
-    def finish(self) -> int:
-        """No more tokens come; return the characters to cut from the end of the final text."""
 
 
 class Request:
@@ -57,7 +44,7 @@ class Request:
         priority: int = 0,
         deadline: float | None = None,
         stream: bool = True,
-        stop_strings: StopStrings | None = None,
+        stop_checker: StopChecker | None = None,
         bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
         """Start a sequence with nothing computed.
@@ -80,7 +67,7 @@ class Request:
         self.priority = priority
         self.deadline = deadline
         self.stream = stream
-        self.stop_strings = stop_strings
+        self.stop_checker = stop_checker
         self.bad_words = bad_words
 
         self.token_ids = list(prompt_token_ids)  # prompt, then output
@@ -132,8 +119,11 @@ class Request:
             self.logprobs.append(sampled.logprobs)
         if self.first_token_time is None:
             self.first_token_time = time.monotonic()
-        stop_string = self.stop_strings.append(token_id) if self.stop_strings else None
-        if token_id in self.stop_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
+        stop_string = self.stop_checker.append(token_id) if self.stop_checker else None
+        if (
+            token_id in self.stop_token_ids
+            and self.num_output_tokens > self.sampling_params.min_tokens
+        ):
             self.finish_reason, self.stop_reason = "stop", token_id
         elif stop_string is not None:
             self.finish_reason, self.stop_reason = "stop", stop_string
@@ -147,4 +137,4 @@ class Request:
             return self.num_output_tokens
         if not self.stream:
             return 0
-        return self.stop_strings.releasable if self.stop_strings else self.num_output_tokens
+        return self.stop_checker.releasable if self.stop_checker else self.num_output_tokens

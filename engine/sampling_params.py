@@ -84,7 +84,9 @@ class SamplingParams(BaseModel):
     skip_special_tokens: bool = True
 
     @classmethod
-    def parse(cls, fields: Mapping[str, Any], *, defaults: Mapping[str, Any] = {}) -> SamplingParams:
+    def parse(
+        cls, fields: Mapping[str, Any], *, defaults: Mapping[str, Any] = {}
+    ) -> SamplingParams:
         """Build from untrusted fields, on top of `defaults`.
 
         Raises:
@@ -113,7 +115,11 @@ class SamplingParams(BaseModel):
             return ()
         if isinstance(value, str):
             value = (value,)
-        return tuple(word for word in value if word != "") if isinstance(value, (list, tuple)) else value
+        return (
+            tuple(word for word in value if word != "")
+            if isinstance(value, (list, tuple))
+            else value
+        )
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod

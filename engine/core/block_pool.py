@@ -1,4 +1,4 @@
-"""BlockPool: which KV blocks are in use, by how many sequences, and what cached content they hold."""
+"""BlockPool: which KV blocks are in use, by how many, and what cached content they hold."""
 
 from __future__ import annotations
 

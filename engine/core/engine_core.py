@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 
@@ -169,20 +168,47 @@ class EngineCore:
             begin,
             skip_special_tokens=request.sampling_params.skip_special_tokens,
         )
+        new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
         finished = request.finish_reason is not None
+        text_cut = (
+            self._text_cut(request, request.token_ids[window_start:begin], new_ids)
+            if finished
+            else 0
+        )
         with_logprobs = request.sampling_params.logprobs is not None
         return SequenceOutput(
             uid=request.uid,
             index=request.index,
-            token_ids=request.token_ids[begin : request.num_prompt_tokens + end],
+            token_ids=new_ids,
             window=begin - window_start,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            text_cut=request.stop_strings.finish() if finished and request.stop_strings else 0,
+            text_cut=text_cut,
             logprobs=request.logprobs[start:end] if with_logprobs else None,
             cumulative_logprob=request.cumulative_logprob if with_logprobs else None,
             stats=_stats(request) if finished else None,
         )
+
+    def _text_cut(self, request: Request, window_ids: list[int], new_ids: list[int]) -> int:
+        """Return the characters at the end of the final text that belong to what stopped it."""
+        params, checker = request.sampling_params, request.stop_checker
+        if checker is not None:
+            text_cut = checker.finish()
+            if checker.match is not None:
+                # Text that was held back may complete a stop string only now.
+                request.finish_reason, request.stop_reason = "stop", checker.match.stop
+                return text_cut
+        if not isinstance(request.stop_reason, int) or params.include_stop_str_in_output:
+            return 0
+        if params.skip_special_tokens and request.stop_reason in self.tokenizer.special_ids:
+            return 0
+        with_stop, without_stop = (
+            self._detokenizer.delta(
+                window_ids, ids, final=True, skip_special_tokens=params.skip_special_tokens
+            )
+            for ids in (new_ids, new_ids[:-1])
+        )
+        return len(with_stop) - len(without_stop)
 
 
 def _stats(request: Request) -> RequestStats:
@@ -214,11 +240,11 @@ def _dtype(config: EngineConfig, model_config: ModelConfig) -> torch.dtype:
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    limit = model_config.max_position_embeddings
+    limit = model_config.context_length
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(
             f"max_model_len: {config.max_model_len} exceeds the {limit} positions that the model "
-            "was made for (max_position_embeddings)"
+            "was made for"
         )
     return config.max_model_len or limit
 

@@ -92,7 +92,9 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             return
         self._extend_hashes(request)
-        for i in range(request.num_committed_blocks, request.num_computed_tokens // self.block_size):
+        for i in range(
+            request.num_committed_blocks, request.num_computed_tokens // self.block_size
+        ):
             self.pool.commit(request.block_ids[i], request.block_hashes[i])
             request.num_committed_blocks = i + 1
 

@@ -65,7 +65,7 @@ class RequestFactory:
                 priority=message.priority,
                 deadline=None if timeout is None else time.monotonic() + timeout,
                 stream=message.stream,
-                stop_strings=self._stop_checker(prompt, params) if params.stop else None,
+                stop_checker=self._stop_checker(prompt, params) if params.stop else None,
                 bad_words=bad_words,
             )
             for index in range(params.n)

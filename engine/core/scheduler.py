@@ -111,9 +111,7 @@ class Scheduler:
             assert rows or not self.waiting, "a request that can never fit was let in"
         return Schedule(rows, copies)
 
-    def _admit(
-        self, rows: list[ScheduledRequest], copies: list[BlockCopy], budget: int
-    ) -> None:
+    def _admit(self, rows: list[ScheduledRequest], copies: list[BlockCopy], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             reused = not request.block_ids

@@ -55,8 +55,8 @@ def _penalise(row: Tensor, request: Request) -> None:
     params = request.sampling_params
     tokens = torch.tensor(request.token_ids, device=row.device)
     if params.repetition_penalty != 1.0:
-        seen = tokens.unique()
+        seen = torch.unique(tokens)
         value, penalty = row[seen], params.repetition_penalty
         row[seen] = torch.where(value > 0, value / penalty, value * penalty)
-    output, counts = tokens[request.num_prompt_tokens :].unique(return_counts=True)
+    output, counts = torch.unique(tokens[request.num_prompt_tokens :], return_counts=True)
     row[output] -= params.frequency_penalty * counts + params.presence_penalty

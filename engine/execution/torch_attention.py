@@ -67,8 +67,7 @@ class TorchStepAttention:
         return Span(
             query_start=sequence.query_start,
             query_end=sequence.query_end,
-            kv_start=kv_start,
-            kv_end=sequence.length,
+            num_keys=sequence.length - kv_start,
             block_ids=None if in_one_run else torch.tensor(blocks, device=self._device),
             first_row=blocks[0] * size + offset if in_one_run else offset,
         )

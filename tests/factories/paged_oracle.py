@@ -54,7 +54,9 @@ class PagedOracle:
 
     def _execute(self, schedule: Schedule) -> list[SampledToken]:
         contents = {
-            copy: [self.slots.get(copy.source * self.block_size + i) for i in range(self.block_size)]
+            copy: [
+                self.slots.get(copy.source * self.block_size + i) for i in range(self.block_size)
+            ]
             for copy in schedule.copies
         }
         for copy, values in contents.items():

@@ -1,8 +1,9 @@
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.request import Request
 from tests.factories.requests import make_request
 
 
-def compute(cache: KVCacheManager, request, num_tokens: int) -> list[BlockCopy] | None:
+def compute(cache: KVCacheManager, request: Request, num_tokens: int) -> list[BlockCopy] | None:
     copies = cache.allocate(request, num_tokens)
     if copies is not None:
         request.num_computed_tokens += num_tokens

@@ -2,11 +2,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.scheduler import Schedule
 from tests.factories.paged_oracle import PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler
 
 
-def scheduled(schedule) -> list[tuple[int, int]]:
+def scheduled(schedule: Schedule) -> list[tuple[int, int]]:
     return [(row.request.uid, row.num_tokens) for row in schedule.rows]
 
 
@@ -148,7 +149,13 @@ _ARRIVALS = st.lists(
     policy=st.sampled_from(["fcfs", "priority"]),
 )
 def test_outputs_do_not_depend_on_company(
-    arrivals, num_blocks, max_num_seqs, budget, caching, threshold, policy
+    arrivals: list[tuple[int, int, int, int, int, int, int | None]],
+    num_blocks: int,
+    max_num_seqs: int,
+    budget: int,
+    caching: bool,
+    threshold: int,
+    policy: str,
 ) -> None:
     """Random arrivals, forks, aborts and preemptions: everybody gets what they get alone."""
     scheduler = make_scheduler(

@@ -1,0 +1,40 @@
+# Every target sets up what it needs; `make demo` is the place to start.
+PYTHON ?= python3
+# The version that the tests run with. On a machine without a GPU, the CPU build is a tenth of the
+# download: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo serve test check install clean
+
+demo: install  ## Start the server on the bundled model and watch several prompts being answered
+	@$(BIN)/trident demo
+
+serve: install  ## Start the server and keep it up; ARGS="--model PATH --http-port 9000"
+	@$(BIN)/trident serve $(ARGS)
+
+test: install  ## All tests, the real tritonserver included
+	$(BIN)/python -m pytest
+
+check: install  ## Format, lint, types and the fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not server and not slow"
+
+install: $(INSTALLED)
+
+# The stamp is written last, so an interrupted set-up is done again.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Trident needs Python 3.11 or newer; call make with PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { echo "cannot create $(VENV); on Debian or Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+	@echo "Installing Trident and its dependencies into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check '$(TORCH)' -e '.[server,dev]'
+	@touch $@
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

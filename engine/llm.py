@@ -1,0 +1,234 @@
+"""LLM: the offline API. Give it prompts, get completions, batched continuously."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.errors import RequestError
+from engine.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.sampling_params import SamplingParams
+from engine.service.messages import AddRequest, SequenceOutput, TokenLogprobs
+from engine.text import chat_template
+from engine.text.detokenizer import Detokenizer
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model in this process, without a server.
+
+    Example:
+        >>> llm = LLM(model="demo")
+        >>> llm.chat([{"role": "user", "content": "What is 2 + 3?"}])[0].outputs[0].text
+    """
+
+    def __init__(self, model: str = "demo", **settings: Any) -> None:
+        """Load `model`, a folder, a hub id or `demo`; `settings` are fields of `EngineConfig`.
+
+        Raises:
+            ConfigError, CheckpointError, InsufficientMemoryError: with what to do about it.
+        """
+        config = EngineConfig.parse({"model": model, **settings})
+        # Offline, everything is handed over at once; the queue is as long as the caller's list.
+        self._core = EngineCore(config.model_copy(update={"max_num_queued_reqs": 2**31}))
+        self._detokenizer = Detokenizer(self._core.tokenizer)
+        self._next_uid = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete texts or lists of token ids; the results come in the order of the prompts.
+
+        Args:
+            sampling_params: one for all prompts, or one per prompt; by default the checkpoint's
+                own generation settings.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            ValueError: a prompt or parameter is wrong; no prompt has been run then.
+        """
+        many = _as_list(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
+        token_ids = [
+            self._core.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            for prompt in many
+        ]
+        return self._run(texts, token_ids, sampling_params, show_progress=use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several; each is a list of {"role", "content"} messages.
+
+        Raises:
+            ValueError: a conversation is malformed, or the checkpoint has no chat template.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        token_ids = [
+            chat_template.render(
+                self._core.tokenizer, chat_template.check_messages(list(conversation))
+            )
+            for conversation in conversations
+        ]
+        return self._run([None] * len(token_ids), token_ids, sampling_params, use_tqdm)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that sequences can hold."""
+        return self._core.scheduler.kv_cache.pool.num_usable
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that no sequence holds; all of them between calls."""
+        return self._core.scheduler.kv_cache.pool.num_free
+
+    def check_integrity(self) -> None:
+        """Assert that no block is lost and no reference is left over."""
+        self._core.check_integrity()
+
+    def _run(
+        self,
+        texts: list[str | None],
+        token_ids: list[list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        show_progress: bool,
+    ) -> list[RequestOutput]:
+        params = self._params_for(len(token_ids), sampling_params)
+        uids = self._add_all(token_ids, params)
+        finished: dict[int, list[SequenceOutput]] = {uid: [] for uid in uids}
+        try:
+            with _progress(sum(p.n for p in params), enabled=show_progress) as advance:
+                while self._core.has_unfinished_requests():
+                    for output in self._core.step():
+                        finished[output.uid].append(output)
+                        advance()
+        except BaseException:
+            # Interrupted: the next call must find an empty engine.
+            for uid in uids:
+                self._core.abort(uid)
+            raise
+        return [
+            self._output(text, prompt, finished[uid], skip_special_tokens=p.skip_special_tokens)
+            for text, prompt, uid, p in zip(texts, token_ids, uids, params, strict=True)
+        ]
+
+    def _params_for(
+        self, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if sampling_params is None:
+            defaults = self._core.generation_defaults.sampling_defaults({})
+            return [SamplingParams.parse({}, defaults=defaults)] * count
+        if isinstance(sampling_params, SamplingParams):
+            return [sampling_params] * count
+        if len(sampling_params) != count:
+            raise RequestError(
+                f"sampling_params: {len(sampling_params)} given for {count} prompts; give one, or "
+                "one per prompt"
+            )
+        return list(sampling_params)
+
+    def _add_all(self, token_ids: list[list[int]], params: list[SamplingParams]) -> list[int]:
+        uids = []
+        try:
+            for prompt, sampling in zip(token_ids, params, strict=True):
+                self._core.add_request(
+                    AddRequest(
+                        uid=self._next_uid,
+                        prompt_token_ids=prompt,
+                        sampling_params=sampling.model_dump(exclude_defaults=True),
+                        stream=False,
+                    )
+                )
+                uids.append(self._next_uid)
+                self._next_uid += 1
+        except ValueError:
+            for uid in uids:
+                self._core.abort(uid)
+            raise
+        return uids
+
+    def _output(
+        self,
+        text: str | None,
+        prompt: list[int],
+        outputs: list[SequenceOutput],
+        *,
+        skip_special_tokens: bool,
+    ) -> RequestOutput:
+        outputs.sort(key=lambda output: output.index)
+        assert outputs[0].stats is not None
+        return RequestOutput(
+            prompt=text,
+            prompt_token_ids=prompt,
+            outputs=[self._completion(prompt, output, skip_special_tokens) for output in outputs],
+            metrics=outputs[0].stats,
+        )
+
+    def _completion(
+        self, prompt: list[int], output: SequenceOutput, skip_special_tokens: bool
+    ) -> CompletionOutput:
+        window = prompt[len(prompt) - output.window :]
+        text = self._detokenizer.delta(
+            window, output.token_ids, final=True, skip_special_tokens=skip_special_tokens
+        )
+        assert output.finish_reason is not None
+        return CompletionOutput(
+            index=output.index,
+            text=text[: len(text) - output.text_cut],
+            token_ids=output.token_ids,
+            cumulative_logprob=output.cumulative_logprob,
+            logprobs=(
+                None
+                if output.logprobs is None
+                else [self._logprobs(position) for position in output.logprobs]
+            ),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+        )
+
+    def _logprobs(self, position: TokenLogprobs) -> dict[int, Logprob]:
+        return {
+            token_id: Logprob(logprob, rank, self._core.tokenizer.token_text(token_id))
+            for token_id, logprob, rank in zip(
+                position.token_ids, position.logprobs, position.ranks, strict=True
+            )
+        }
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [[token_id for token_id in prompts if isinstance(token_id, int)]]
+    return [prompt for prompt in prompts if not isinstance(prompt, int)]
+
+
+@contextmanager
+def _progress(total: int, *, enabled: bool) -> Iterator[Any]:
+    """Show a bar on stderr; yields the function that advances it by one sequence."""
+    with Progress(
+        TextColumn("generating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not enabled,
+    ) as progress:
+        task = progress.add_task("generating", total=total)
+        yield lambda: progress.advance(task)

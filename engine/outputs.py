@@ -1,0 +1,49 @@
+"""What the offline API returns, in vLLM's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.service.messages import RequestStats
+
+
+class Logprob(NamedTuple):
+    """Log-probability of one token at one position, before temperature and penalties."""
+
+    logprob: float
+    rank: int  # 1 is the most likely token
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One sequence of a request.
+
+    Attributes:
+        index: which of the `n` sequences.
+        text: the output as text, cut at a stop string.
+        token_ids: the output tokens, those of a stop string among them.
+        cumulative_logprob: sum over the chosen tokens, if logprobs were asked for.
+        logprobs: per output token, token id -> Logprob; the chosen token comes first.
+        finish_reason: "stop", "length" or "abort".
+        stop_reason: the stop token id or stop string that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One finished request; `metrics` are those of its first sequence."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestStats

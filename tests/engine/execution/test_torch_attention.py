@@ -1,0 +1,139 @@
+"""The torch backend against a naive oracle: every query on its own, in float64."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.execution.attention import LayerCache, attention_backend
+from engine.execution.batch import BatchRow, build_batch
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences as (cached tokens, new tokens), and the geometry they are run in."""
+
+    sequences: tuple[tuple[int, int], ...]
+    block_size: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    window: int | None
+    shuffled: bool
+    seed: int = 0
+
+
+cases = st.builds(
+    Case,
+    sequences=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 30) | st.just(1)), min_size=1, max_size=6
+    ).map(tuple),
+    block_size=st.sampled_from([1, 3, 4, 16]),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    head_dim=st.sampled_from([2, 8, 12, 64]),
+    window=st.none() | st.integers(1, 50),
+    shuffled=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+
+
+def _oracle(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+) -> Tensor:
+    """Attention of the last tokens [n, H, D] of a sequence over its [S, Hkv, D]."""
+    count, heads, _ = query.shape
+    out = torch.empty(query.shape, dtype=torch.float64)
+    for i in range(count):
+        position = len(keys) - count + i
+        low = 0 if window is None else max(0, position - window + 1)
+        for head in range(heads):
+            kv_head = head // (heads // keys.shape[1])
+            seen = slice(low, position + 1)
+            scores = keys[seen, kv_head].double() @ query[i, head].double() * scale
+            out[i, head] = scores.softmax(0) @ values[seen, kv_head].double()
+    return out
+
+
+def _check(case: Case, dtype: torch.dtype = torch.float32, tolerance: float = 1e-5) -> None:
+    generator = torch.Generator().manual_seed(case.seed)
+    lengths = [cached + new for cached, new in case.sequences]
+    needed = [-(-length // case.block_size) for length in lengths]
+    pool = torch.arange(1, sum(needed) + 4)
+    if case.shuffled:
+        pool = pool[torch.randperm(len(pool), generator=generator)]
+    tables = [ids.tolist() for ids in pool[: sum(needed)].split(needed)]
+
+    # Whatever belongs to no sequence is NaN: reading it would show.
+    shape = (len(pool) + 1, case.block_size, case.kv_heads, case.head_dim)
+    cache = LayerCache(*(torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)))
+    contents = []
+    for length, table in zip(lengths, tables, strict=True):
+        slots = [
+            table[p // case.block_size] * case.block_size + p % case.block_size
+            for p in range(length)
+        ]
+        pair = [
+            torch.randn(length, case.kv_heads, case.head_dim, generator=generator).to(dtype)
+            for _ in range(2)
+        ]
+        cache.key.flatten(0, 1)[slots], cache.value.flatten(0, 1)[slots] = pair
+        contents.append(pair)
+
+    rows = [
+        BatchRow([0] * new, cached, table, False)
+        for (cached, new), table in zip(case.sequences, tables, strict=True)
+    ]
+    batch = build_batch(rows, block_size=case.block_size, device=CPU)
+    query = torch.randn(
+        len(batch.token_ids), case.kv_heads * case.group, case.head_dim, generator=generator
+    ).to(dtype)
+    scale = case.head_dim**-0.5
+    step = attention_backend(CPU, block_size=case.block_size).plan(batch)
+    for _ in range(2):  # the second layer reuses what the first one found
+        out = step.attend(query, cache, scale=scale, sliding_window=case.window)
+    assert out.dtype == dtype
+    assert out.shape == query.shape
+    starts = batch.query_start_loc.tolist()
+    for i, (keys, values) in enumerate(contents):
+        expected = _oracle(query[starts[i] : starts[i + 1]], keys, values, scale, case.window)
+        got = out[starts[i] : starts[i + 1]].double()
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@given(cases)
+@settings(max_examples=60, deadline=None)
+def test_any_mixed_step_matches_the_oracle(case: Case) -> None:
+    _check(case)
+
+
+@pytest.mark.parametrize("window", [None, 100, 300])
+def test_a_long_prefill_is_computed_in_tiles(window: int | None) -> None:
+    for cached in (0, 37):
+        _check(Case(((cached, 520),), 16, 1, 2, 8, window, shuffled=True))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)], ids=str
+)
+@pytest.mark.parametrize("window", [None, 5])
+def test_half_precision(dtype: torch.dtype, tolerance: float, window: int | None) -> None:
+    case = Case(((0, 9), (12, 1), (17, 6)), 4, 2, 3, 16, window, shuffled=True)
+    _check(case, dtype, tolerance)
+
+
+def test_consecutive_blocks_are_read_in_place() -> None:
+    """Layers change the cache after the plan is made: the plan must hold places, not data."""
+    batch = build_batch([BatchRow([0], 7, [2, 3], True)], block_size=4, device=CPU)
+    step = attention_backend(CPU, block_size=4).plan(batch)
+    cache = LayerCache(torch.zeros(5, 4, 1, 2), torch.zeros(5, 4, 1, 2))
+    query = torch.ones(1, 1, 2)
+    step.attend(query, cache, scale=1.0, sliding_window=None)
+    cache.value[2:4] = 3.0
+    out = step.attend(query, cache, scale=1.0, sliding_window=None)
+    torch.testing.assert_close(out, torch.full((1, 1, 2), 3.0))
