@@ -12,7 +12,13 @@ from typing import Any
 from engine.errors import CheckpointError, RequestError
 from engine.text.checkpoint_json import read_object
 
-_JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_JSON_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+_SLOW_FILES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 
 
 class Tokenizer:
@@ -47,24 +53,29 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: Path) -> Tokenizer:
-        """Load the tokenizer of the checkpoint folder `path`. Code from the folder is never run.
+        """Load `tokenizer.json` of the checkpoint folder `path`, as it stands.
 
-        `tokenizer.json` is taken as it stands; a SentencePiece `tokenizer.model` alone is
-        converted, which imports torch and takes seconds.
+        Code from the folder is never run. What transformers would build from other files (a
+        SentencePiece `tokenizer.model`) is refused: it depends on packages that may be missing.
 
         Raises:
-            CheckpointError: there is no tokenizer, a file of it is broken, or it cannot be
-                expressed by the Rust tokenizer.
+            CheckpointError: there is no `tokenizer.json`, or one of the tokenizer's files is
+                broken.
         """
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such checkpoint folder")
+        if not (path / "tokenizer.json").is_file():
+            raise CheckpointError(_what_is_missing(path))
         for name in _JSON_FILES:
             read_object(path / name)
-        if (path / "tokenizer.json").is_file():
-            return cls(_load(path, "tokenizer.json"))
-        if (path / "tokenizer.model").is_file():
-            return cls(_load(path, "tokenizer.model"))
-        raise CheckpointError(f"{path}: no tokenizer: neither tokenizer.json nor tokenizer.model")
+        # Imported late: half a second that users of the other names here need not spend. And not
+        # AutoTokenizer: to choose a class that reads this same file, it would import torch.
+        from transformers import PreTrainedTokenizerFast
+
+        try:
+            return cls(PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True))
+        except Exception as error:  # the Rust side raises plain `Exception`, transformers anything
+            raise CheckpointError(f"tokenizer.json: cannot be loaded: {error}") from None
 
     @property
     def eos_token_id(self) -> int | None:
@@ -82,7 +93,9 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether chat messages can be rendered without naming a template."""
         template = self.hf_tokenizer.chat_template
-        return "default" in template if isinstance(template, dict) else bool(template)
+        if isinstance(template, dict):
+            template = template.get("default")
+        return isinstance(template, str) and template != ""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`, with the tokens that start a prompt if asked for.
@@ -130,23 +143,14 @@ class Tokenizer:
         return text.removeprefix("a")
 
 
-def _load(path: Path, file_name: str) -> Any:
-    # Imported late: half a second that users of the other names here need not spend.
-    if file_name == "tokenizer.json":
-        # AutoTokenizer would import torch, to choose a class that reads this same file.
-        from transformers import PreTrainedTokenizerFast as Loader
-    else:
-        from transformers import AutoTokenizer as Loader
-    try:
-        tokenizer = Loader.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # the Rust side raises plain `Exception`, the converters anything
-        raise CheckpointError(f"{file_name}: cannot be loaded: {error}") from None
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        name = type(tokenizer).__name__
-        raise CheckpointError(f"{file_name}: {name} is a slow tokenizer; tokenizer.json is missing")
-    return tokenizer
+def _what_is_missing(path: Path) -> str:
+    found = [name for name in _SLOW_FILES if (path / name).is_file()]
+    if not found:
+        return f"{path}: no tokenizer.json"
+    return (
+        f"{path}: no tokenizer.json, only {found[0]} of a slow tokenizer; convert it with "
+        "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    )
 
 
 def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,168 @@
+"""Chat messages from clients: checked by name, rendered by the checkpoint's template."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import CheckpointError, RequestError, UnsupportedError
+from engine.text.chat_template import check_messages, parse_messages, render, render_text
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
+from tests.engine.text.other_decoders import word_piece_tokenizer
+from tests.factories.tokenizers import byte_level_tokenizer
+
+USER = {"role": "user", "content": "hi"}
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "parsed"),
+    [
+        ([USER], [USER]),
+        ([{"role": "user", "content": ""}], [{"role": "user", "content": ""}]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2}],
+            [{"role": "user", "content": "a\na"}],
+        ),
+        ([{**USER, "name": "Ann", "tool_calls": None}], [{**USER, "name": "Ann"}]),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [call('{"x": 1}')]}],
+            [{"role": "assistant", "tool_calls": [call({"x": 1})]}],
+        ),
+        (
+            [{"role": "tool", "content": "3", "tool_call_id": "1"}],
+            [{"role": "tool", "content": "3", "tool_call_id": "1"}],
+        ),
+        (
+            [{"role": "assistant", "content": "3", "reasoning_content": "1+2"}],
+            [{"role": "assistant", "content": "3", "reasoning_content": "1+2"}],
+        ),
+    ],
+)
+def test_good_messages(messages: list[Any], parsed: list[Any]) -> None:
+    assert parse_messages(json.dumps(messages)) == parsed
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ({}, "messages: must be a list"),
+        ("hi", "messages: must be a list"),
+        ([], "messages: must not be empty"),
+        ([USER, "hi"], r"messages\[1\]: must be an object \(got a string\)"),
+        ([USER, {"content": "x"}], r"messages\[1\]\.role: is missing"),
+        ([{"role": "", "content": "x"}], r"messages\[0\]\.role: must not be empty"),
+        ([{"role": 1, "content": "x"}], r"messages\[0\]\.role: must be a string"),
+        ([USER, {"role": "user"}], r"messages\[1\]\.content: is missing"),
+        ([{"role": "user", "content": None}], r"messages\[0\]\.content: is missing"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content: must be a string or a list"),
+        ([{"role": "user", "content": {}}], r"messages\[0\]\.content: must be .*an object"),
+        ([{"role": "user", "content": ["a"]}], r"messages\[0\]\.content\[0\]: must be an object"),
+        ([{"role": "user", "content": [{}]}], r"messages\[0\]\.content\[0\]\.type: is missing"),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            r"messages\[0\]\.content\[0\]\.text: is missing",
+        ),
+        ([{**USER, "mood": "good"}], r"messages\[0\]\.mood: unknown field"),
+        ([{**USER, "name": []}], r"messages\[0\]\.name: must be a string \(got a list\)"),
+        ([{**USER, "tool_calls": {}}], r"messages\[0\]\.tool_calls: must be a list"),
+        ([{**USER, "tool_calls": [1]}], r"messages\[0\]\.tool_calls\[0\]\.function: must be"),
+        ([{**USER, "tool_calls": [{"function": {}}]}], r"function\.name: is missing"),
+        ([{**USER, "tool_calls": [call("{")]}], r"function\.arguments: is not valid JSON"),
+        ([{**USER, "tool_calls": [call("[]")]}], r"function\.arguments: must be an object"),
+        ([{"role": "user", "content": "\ud800"}], r"messages\[0\]: holds a lone surrogate"),
+        ([USER, {**USER, "tool_calls": [call('{"\\ud800": 1}')]}], r"messages\[1\]: holds a lone"),
+    ],
+)
+def test_bad_messages_are_named(messages: Any, place: str) -> None:
+    with pytest.raises(RequestError, match=place):
+        parse_messages(json.dumps(messages))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[NaN]", "[" * 100_000, '[{"role": "user",}]', "\x00"])
+def test_malformed_json(text: str) -> None:
+    with pytest.raises(RequestError, match=r"^messages: is (not valid JSON|nested too deeply)"):
+        parse_messages(text)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_parts_that_are_no_text_are_not_supported_yet(kind: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"messages\[0\]\.content\[0\]\.type: .*{kind}"):
+        parse_messages(json.dumps([{"role": "user", "content": [{"type": kind, kind: {}}]}]))
+
+
+_NAMES = st.sampled_from(["role", "content", "type", "text", "tool_calls", "function", "name"])
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+_MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.text(max_size=3)}, optional={"content": _VALUES, "tool_calls": _VALUES}
+    ),
+    max_size=3,
+)
+
+
+@given(messages=_VALUES | _MESSAGES)
+def test_whatever_comes_is_parsed_or_refused(messages: Any) -> None:
+    refused = None
+    try:
+        parsed = parse_messages(json.dumps(messages))
+    except RequestError as error:
+        refused = str(error)
+    if refused is None:
+        assert check_messages(parsed) == parsed
+    else:
+        assert refused.startswith("messages")
+
+
+def test_values_that_json_cannot_express_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"messages\[0\]: holds a value that JSON cannot"):
+        check_messages([{**USER, "tool_calls": [call({"x": object()})]}])
+
+
+def test_render(byte_level: Detokenizer) -> None:
+    tokenizer = byte_level.tokenizer
+    text = "<|user|>hi<|end|><|assistant|>"
+    assert render_text(tokenizer, [USER]) == text
+    assert render(tokenizer, [USER]) == tokenizer.encode(text, add_special_tokens=False)
+    assert render_text(tokenizer, [USER], add_generation_prompt=False) == "<|user|>hi<|end|>"
+    assert render(tokenizer, [USER])[0] in tokenizer.special_ids
+
+
+def test_the_template_writes_all_special_tokens(byte_fallback: Detokenizer) -> None:
+    assert 1 not in render(byte_fallback.tokenizer, [USER])
+
+
+def test_a_refusal_of_the_template_is_passed_on(byte_level: Detokenizer) -> None:
+    with pytest.raises(RequestError, match=r"^messages: .*: No banned role, please$"):
+        render(byte_level.tokenizer, [{"role": "banned", "content": "x"}])
+
+
+def test_a_missing_template() -> None:
+    with pytest.raises(RequestError, match="no chat template"):
+        render(Tokenizer(word_piece_tokenizer()), [USER])
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "text"),
+    [
+        ("{% if %}", CheckpointError, "chat template: line 1: "),
+        ("{{ messages[0].content + 1 }}", RequestError, "cannot render them"),
+        ("{{ messages[5].content.x }}", RequestError, "refuses them"),
+        ({"tools": "x"}, RequestError, "no chat template"),
+    ],
+)
+def test_templates_that_fail(template: Any, error: type[Exception], text: str) -> None:
+    hf_tokenizer = byte_level_tokenizer()
+    hf_tokenizer.chat_template = template
+    with pytest.raises(error, match=text):
+        render(Tokenizer(hf_tokenizer), [USER])

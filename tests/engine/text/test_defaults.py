@@ -1,0 +1,121 @@
+"""What a checkpoint's files say about ending and sampling."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.sampling_params import SamplingParams
+from engine.text.defaults import GenerationDefaults
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
+from tests.engine.text.other_decoders import word_piece_tokenizer
+
+
+@pytest.fixture
+def tokenizer(byte_level: Detokenizer) -> Tokenizer:
+    return byte_level.tokenizer
+
+
+def read(folder: Path, tokenizer: Tokenizer, generation: Any = None, config: Any = None) -> Any:
+    for name, fields in (("generation_config.json", generation), ("config.json", config)):
+        if fields is not None:
+            (folder / name).write_text(json.dumps(fields))
+    return GenerationDefaults.from_checkpoint(folder, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "eos"),
+    [
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": 9}, (7, 8)),
+        ({"eos_token_id": 7}, {"eos_token_id": 9}, (7,)),
+        ({"eos_token_id": None}, {"eos_token_id": 9}, (9,)),
+        ({"eos_token_id": []}, None, (0,)),
+        (None, {"eos_token_id": [9, 9, 8]}, (9, 8)),
+        (None, None, (0,)),
+    ],
+)
+def test_end_of_sequence_tokens(
+    tmp_path: Path, tokenizer: Tokenizer, generation: Any, config: Any, eos: tuple[int, ...]
+) -> None:
+    assert read(tmp_path, tokenizer, generation, config).eos_token_ids == eos
+
+
+def test_no_end_of_sequence_token(tmp_path: Path) -> None:
+    defaults = read(tmp_path, Tokenizer(word_piece_tokenizer()))
+    assert defaults.eos_token_ids == ()
+    assert defaults.pad_token_id is None
+
+
+def test_padding_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    assert read(tmp_path, tokenizer).pad_token_id == 0
+    assert read(tmp_path, tokenizer, None, {"pad_token_id": 4}).pad_token_id == 4
+    assert read(tmp_path, tokenizer, {"pad_token_id": 3}).pad_token_id == 3
+
+
+SAMPLING = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": None}
+
+
+@pytest.mark.parametrize(
+    ("generation", "request_fields", "expected"),
+    [
+        (SAMPLING, {}, {"temperature": 0.6, "top_p": 0.9, "top_k": 20}),
+        (SAMPLING, {"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.9, "top_k": 20}),
+        ({"do_sample": True}, {}, {}),
+        ({**SAMPLING, "do_sample": False}, {}, {"temperature": 0.0}),
+        (
+            {"temperature": 0.6, "repetition_penalty": 1.1},
+            {},
+            {"temperature": 0.0, "repetition_penalty": 1.1},
+        ),
+        ({}, {"max_tokens": 5}, {"temperature": 0.0}),
+        ({}, {"top_p": 0.5}, {"temperature": 1.0}),
+        ({}, {"top_k": 5}, {"temperature": 1.0}),
+        ({}, {"min_p": 0.1}, {"temperature": 1.0}),
+        ({}, {"top_p": None}, {"temperature": 0.0}),
+    ],
+)
+def test_sampling_defaults(
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    generation: dict[str, Any],
+    request_fields: dict[str, Any],
+    expected: dict[str, Any],
+) -> None:
+    assert read(tmp_path, tokenizer, generation).sampling_defaults(request_fields) == expected
+
+
+def test_the_request_wins_over_the_defaults(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    fields = {"top_p": 0.5, "temperature": 0.2}
+    defaults = read(tmp_path, tokenizer, {}).sampling_defaults(fields)
+    params = SamplingParams.parse(fields, defaults=defaults)
+    assert (params.temperature, params.top_p) == (0.2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("generation", "text"),
+    [
+        ([], "must hold one JSON object"),
+        ({"eos_token_id": "2"}, "eos_token_id: must be a token id"),
+        ({"eos_token_id": [1, -2]}, "eos_token_id: must be a token id"),
+        ({"eos_token_id": True}, "eos_token_id: must be a token id"),
+        ({"pad_token_id": 1.5}, "pad_token_id: must be a token id"),
+        ({"do_sample": "yes"}, "do_sample: must be true or false"),
+        ({"do_sample": True, "temperature": -1}, "temperature: "),
+        ({"do_sample": True, "top_p": [1]}, "top_p: "),
+        ({"repetition_penalty": 0}, "repetition_penalty: "),
+    ],
+)
+def test_malformed_fields_are_named(
+    tmp_path: Path, tokenizer: Tokenizer, generation: Any, text: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {text}"):
+        read(tmp_path, tokenizer, generation)
+
+
+def test_malformed_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"^generation_config\.json: is not valid JSON"):
+        GenerationDefaults.from_checkpoint(tmp_path, tokenizer)
