@@ -18,28 +18,20 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
         raise ValueError(f"{name}: must have shape [{wanted}] (got {list(found)})")
 
 
-def check_float(name: str, tensor: Tensor) -> None:
-    """Raise unless `tensor` holds float32, bfloat16 or float16."""
-    if tensor.dtype not in FLOATS:
-        raise ValueError(f"{name}: must be float32, bfloat16 or float16 (got {tensor.dtype})")
+def check_dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:
+    """Raise unless the dtype of `tensor` is one of `allowed`."""
+    if tensor.dtype not in allowed:
+        wanted = " or ".join(str(dtype) for dtype in allowed)
+        raise ValueError(f"{name}: must be {wanted} (got {tensor.dtype})")
 
 
-def check_index(name: str, tensor: Tensor) -> None:
-    """Raise unless `tensor` holds int64 indices."""
-    if tensor.dtype != torch.int64:
-        raise ValueError(f"{name}: must be int64 (got {tensor.dtype})")
+def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    """Raise unless `tensor` lies on `device`."""
+    if tensor.device != device:
+        raise ValueError(f"{name}: must be on {device} (got {tensor.device})")
 
 
-def check_like(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+def check_like(name: str, tensor: Tensor, other: Tensor) -> None:
     """Raise unless `tensor` has the dtype and the device of `other`."""
-    if tensor.dtype != other.dtype:
-        raise ValueError(f"{name}: must be {other.dtype} as {other_name} is (got {tensor.dtype})")
-    check_device(name, tensor, other_name, other)
-
-
-def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Raise unless `tensor` lies on the device of `other`."""
-    if tensor.device != other.device:
-        raise ValueError(
-            f"{name}: must be on {other.device} as {other_name} is (got {tensor.device})"
-        )
+    check_dtype(name, tensor, other.dtype)
+    check_device(name, tensor, other.device)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.checks import check_float, check_like, check_shape
+from kernels.checks import FLOATS, check_dtype, check_like, check_shape
 
 # Queries per call of a long prefill: bounds the mask, and spares the keys above the diagonal.
 _TILE = 256
@@ -21,15 +21,14 @@ class Span:
 
     Attributes:
         query_start, query_end: its tokens in the step; the last ones of the sequence.
-        kv_start, kv_end: positions of the keys to read; kv_end is the sequence's length.
+        num_keys: keys to read, up to the last query's own.
         block_ids: int64 blocks to gather, None if the keys lie in one run of the cache.
-        first_row: row of key kv_start, in the gathered blocks or, without them, in the cache.
+        first_row: row of the first key, in the gathered blocks or, without them, in the cache.
     """
 
     query_start: int
     query_end: int
-    kv_start: int
-    kv_end: int
+    num_keys: int
     block_ids: Tensor | None
     first_row: int
 
@@ -61,12 +60,12 @@ def paged_attention(
     Raises:
         ValueError: an argument has a wrong shape, dtype or device.
     """
-    check_float("query", query)
+    check_dtype("query", query, *FLOATS)
     check_shape("query", query, (None, None, None))
     check_shape("key_cache", key_cache, (None, None, None, query.shape[2]))
     check_shape("value_cache", value_cache, tuple(key_cache.shape))
-    check_like("key_cache", key_cache, "query", query)
-    check_like("value_cache", value_cache, "query", query)
+    check_like("key_cache", key_cache, query)
+    check_like("value_cache", value_cache, query)
     if query.shape[1] % key_cache.shape[2]:
         raise ValueError(
             f"query: its {query.shape[1]} heads must be a multiple of the cache's "
@@ -81,10 +80,10 @@ def paged_attention(
 
 
 def _read(cache: Tensor, span: Span) -> Tensor:
-    """Return the keys or values of a span, [Hkv, kv_end - kv_start, D]."""
+    """Return the keys or values of a span, [Hkv, num_keys, D]."""
     blocks = cache if span.block_ids is None else cache.index_select(0, span.block_ids)
-    rows = span.kv_end - span.kv_start
-    return blocks.flatten(0, 1)[span.first_row : span.first_row + rows].transpose(0, 1)
+    rows = blocks.flatten(0, 1)[span.first_row : span.first_row + span.num_keys]
+    return rows.transpose(0, 1)
 
 
 def _attend(

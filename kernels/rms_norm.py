@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import check_float, check_like, check_shape
+from kernels.checks import FLOATS, check_dtype, check_like, check_shape
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -39,7 +39,7 @@ def rms_norm_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """
     _check(x, weight)
     check_shape("residual", residual, tuple(x.shape))
-    check_like("residual", residual, "x", x)
+    check_like("residual", residual, x)
     total = residual + x
     return _reference(total, weight, eps), total
 
@@ -51,6 +51,6 @@ def _reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    check_float("x", x)
+    check_dtype("x", x, *FLOATS)
     check_shape("weight", weight, (x.shape[-1],))
-    check_like("weight", weight, "x", x)
+    check_like("weight", weight, x)

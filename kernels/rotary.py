@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from kernels.checks import check_device, check_float, check_index, check_like, check_shape
+from kernels.checks import FLOATS, check_device, check_dtype, check_like, check_shape
 
 
 def rotary_and_cache(
@@ -62,7 +63,7 @@ def _check(
     value_cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    check_float("query", query)
+    check_dtype("query", query, *FLOATS)
     check_shape("query", query, (None, None, None))
     tokens, _, dim = query.shape
     if dim % 2:
@@ -78,15 +79,15 @@ def _check(
         ("key_cache", key_cache),
         ("value_cache", value_cache),
     ):
-        check_like(name, tensor, "query", query)
+        check_like(name, tensor, query)
     for name, tensor in (("cos", cos), ("sin", sin)):
-        check_float(name, tensor)
+        check_dtype(name, tensor, torch.float32)
         check_shape(name, tensor, (tokens, dim // 2))
-        check_device(name, tensor, "query", query)
+        check_device(name, tensor, query.device)
     # A copy would be written to instead of the cache.
     for name, tensor in (("key_cache", key_cache), ("value_cache", value_cache)):
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: must be contiguous")
-    check_index("slot_mapping", slot_mapping)
+    check_dtype("slot_mapping", slot_mapping, torch.int64)
     check_shape("slot_mapping", slot_mapping, (tokens,))
-    check_device("slot_mapping", slot_mapping, "query", query)
+    check_device("slot_mapping", slot_mapping, query.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.checks import check_float
+from kernels.checks import FLOATS, check_dtype
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     Raises:
         ValueError: the last dimension is odd, or the dtype no float.
     """
-    check_float("gate_up", gate_up)
+    check_dtype("gate_up", gate_up, *FLOATS)
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up: the last dimension must be even (got {gate_up.shape[-1]})")
     return _reference(gate_up)

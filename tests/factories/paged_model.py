@@ -1,0 +1,87 @@
+"""Drives a model over a paged KV cache the way an engine does, with scattered blocks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.execution.attention import allocate_kv_cache, attention_backend
+from engine.execution.batch import BatchRow, build_batch
+from engine.models.config import ModelConfig
+from engine.models.registry import build_model
+from engine.weights import load_weights
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Sequence:
+    """Tokens known in advance, the blocks they go to, and the logits of those computed."""
+
+    token_ids: list[int]
+    block_ids: list[int]
+    num_computed: int = 0
+    logits: list[Tensor] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+
+class PagedModel:
+    """A loaded checkpoint with a cache of `num_blocks` blocks that it hands out shuffled."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_model_len: int = 128,
+        num_blocks: int = 160,
+        block_size: int = 4,
+        seed: int = 0,
+    ) -> None:
+        self.config = ModelConfig.from_hf(path)
+        self.model = build_model(self.config, max_model_len=max_model_len, dtype=dtype, device=CPU)
+        load_weights(self.model, path)
+        self._block_size = block_size
+        self._cache = allocate_kv_cache(
+            self.config, num_blocks, block_size, dtype=dtype, device=CPU
+        )
+        self._backend = attention_backend(CPU, block_size=block_size)
+        self._free = list(range(1, num_blocks))
+        random.Random(seed).shuffle(self._free)
+
+    def start(self, token_ids: list[int]) -> Sequence:
+        blocks = -(-len(token_ids) // self._block_size)
+        taken, self._free = self._free[:blocks], self._free[blocks:]
+        assert len(taken) == blocks
+        return Sequence(token_ids, taken)
+
+    @torch.inference_mode()
+    def step(self, work: list[tuple[Sequence, int]]) -> None:
+        """Compute the next so many tokens of each sequence, all in one batch."""
+        rows = [
+            BatchRow(
+                s.token_ids[s.num_computed : s.num_computed + n], s.num_computed, s.block_ids, True
+            )
+            for s, n in work
+        ]
+        batch = build_batch(rows, block_size=self._block_size, device=CPU)
+        hidden = self.model(batch, self._cache, self._backend.plan(batch))
+        logits = self.model.compute_logits(hidden)
+        for (sequence, count), part in zip(work, logits.split([n for _, n in work]), strict=True):
+            sequence.logits.append(part)
+            sequence.num_computed += count
+
+    def logits(self, token_ids: list[int], chunks: list[int] | None = None) -> Tensor:
+        """Return the logits of every position, [len, vocab], computed chunk by chunk."""
+        sequence = self.start(token_ids)
+        for count in chunks or [len(token_ids)]:
+            self.step([(sequence, count)])
+        self._free.extend(sequence.block_ids)
+        return torch.cat(sequence.logits)
