@@ -32,15 +32,15 @@ def run(console: Console) -> int:
         try:
             with log.loading("Starting Triton Inference Server"):
                 server.start()
-            console.print(f"[bold green]Trident is ready.[/] {escape(log.description)}")
-            console.print(f"{len(questions)} questions at the same moment over gRPC:")
+            _say(console, f"[bold green]Trident is ready.[/] {escape(log.description)}")
+            _say(console, f"{len(questions)} questions at the same moment over gRPC:")
             asyncio.run(_ask_all(server.grpc_url, questions, console))
         finally:
             server.stop()
-    console.print(figures(questions))
+    console.print(figures(questions, console.width))
     failed = [each for each in questions if each.problem]
     for each in failed:
-        console.print(f"[red]{each.number}: {escape(each.problem)}[/]", highlight=False)
+        _say(console, f"[red]{each.number}: {escape(each.problem)}[/]")
     return 1 if failed else 0
 
 
@@ -72,9 +72,13 @@ async def _ask(client: AsyncTridentClient, question: Question, console: Console 
             async for chunk in chunks:
                 is_first = question.add(chunk)
                 if is_first and console is not None:
-                    console.print(f"{question.number}: first token after {question.ttft:.3f} s")
+                    _say(console, f"{question.number}: first token after {question.ttft:.3f} s")
         question.end()
     except TridentClientError as error:
         question.end(str(error))
     if console is not None:
-        console.print(f"{question.number}: {question.text} -> {question.answer}", markup=False)
+        _say(console, escape(f"{question.number}: {question.text} -> {question.answer}"))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False)

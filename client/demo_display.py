@@ -82,11 +82,11 @@ class Question:
 def frame(questions: Sequence[Question], size: ConsoleDimensions) -> RenderableType:
     """Return one picture of the answers as far as they are, that fits into the terminal."""
     rows = -(-len(questions) // _num_columns(size.width))
-    height = max(4, min(9, (size.height - 3) // rows))
+    num_lines = max(2, min(4, (size.height - 3) // rows - 2))
     done = sum(each.ended for each in questions)
     tokens = sum(each.num_tokens for each in questions)
     status = f"{done} of {len(questions)} answered, {tokens} tokens, {_total_rate(questions):.0f}/s"
-    return Group(_grid(questions, size.width, height), Text(f" {status}", style="dim"))
+    return Group(_grid(questions, size.width, num_lines), Text(f" {status}", style="dim"))
 
 
 def answers(questions: Sequence[Question], width: int) -> RenderableType:
@@ -94,18 +94,23 @@ def answers(questions: Sequence[Question], width: int) -> RenderableType:
     return _grid(questions, width, None)
 
 
-def figures(questions: Sequence[Question]) -> Table:
-    """Return the table of times and rates, per question and in total."""
-    table = Table(box=box.SIMPLE_HEAD, show_footer=True)
+def figures(questions: Sequence[Question], width: int) -> Table:
+    """Return the table of times and rates, per question and in total, `width` columns at most."""
     first, last = _total_span(questions)
-    tokens = sum(each.num_tokens for each in questions)
     slowest = max((each.ttft for each in questions if each.ttft is not None), default=0.0)
-    table.add_column("#", "", justify="right", style="dim")
-    table.add_column("question", "all at once", overflow="ellipsis", no_wrap=True, max_width=40)
-    table.add_column("first token", f"≤ {slowest:.3f} s", justify="right")
-    table.add_column("tokens", str(tokens), justify="right")
-    table.add_column("time", f"{last - first:.2f} s", justify="right")
-    table.add_column("tokens/s", f"{_total_rate(questions):.1f}", justify="right")
+    totals = {
+        "first token": f"≤ {slowest:.3f} s",
+        "tokens": str(sum(each.num_tokens for each in questions)),
+        "time": f"{last - first:.2f} s",
+        "tokens/s": f"{_total_rate(questions):.1f}",
+    }
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True, padding=(0, 1), pad_edge=False)
+    table.add_column("#", justify="right", style="dim")
+    table.add_column(
+        "question", "all at once", no_wrap=True, overflow="ellipsis", max_width=width - 48
+    )
+    for name, total in totals.items():
+        table.add_column(name, total, justify="right", no_wrap=True)
     for each in questions:
         sent, ended = each.span
         table.add_row(
@@ -134,33 +139,41 @@ def _num_columns(width: int) -> int:
     return 4 if width >= _WIDE else 2
 
 
-def _grid(questions: Sequence[Question], width: int, height: int | None) -> Table:
+def _grid(questions: Sequence[Question], width: int, num_lines: int | None) -> Table:
+    """Return panels side by side with the last `num_lines` of each answer, or with all of it."""
     columns = _num_columns(width)
     grid = Table.grid(expand=True)
     for _ in range(columns):
         grid.add_column(ratio=1)
-    panels = [_panel(each, width // columns - 4, height) for each in questions]
-    for row in range(0, len(panels), columns):
-        grid.add_row(*panels[row : row + columns])
+    for start in range(0, len(questions), columns):
+        row = questions[start : start + columns]
+        texts = [_lines(each, width // columns - 4) for each in row]
+        height = num_lines or max(len(lines) for lines in texts)
+        grid.add_row(
+            *(_panel(each, lines[-height:], height) for each, lines in zip(row, texts, strict=True))
+        )
     return grid
 
 
-def _panel(question: Question, width: int, height: int | None) -> Panel:
-    """Return a panel of `height` lines that shows the end of the answer, or all of it."""
-    text = Text(question.answer.strip() or ("" if question.ended else "..."))
+def _lines(question: Question, width: int) -> list[Text]:
+    """Return the answer, or what became of it, in lines of `width` cells."""
     if question.problem:
         text = Text(question.problem, style="red")
-    if height is not None:
-        text = Text("\n").join(text.wrap(Console(width=width), width)[-(height - 2) :])
+    else:
+        text = Text(question.answer.strip() or "...")
+    return list(text.wrap(Console(width=width), width))
+
+
+def _panel(question: Question, lines: Sequence[Text], height: int) -> Panel:
     style = "red" if question.problem else "green" if question.ended else "yellow"
     return Panel(
-        text,
+        Text("\n").join(lines),
         title=Text(question.text, style="bold", overflow="ellipsis"),
         title_align="left",
         subtitle=Text(_subtitle(question), style="dim"),
         subtitle_align="right",
         border_style=style,
-        height=height,
+        height=height + 2,
     )
 
 
