@@ -28,7 +28,7 @@ def resolve_checkpoint(model: str) -> Path:
     if model == DEMO:
         from engine.demo import CHECKPOINT_DIR
 
-        return Path(CHECKPOINT_DIR)
+        return CHECKPOINT_DIR
     folder = os.path.expanduser(model)
     if os.path.isdir(folder):
         return Path(folder)
@@ -67,7 +67,7 @@ def _download(model: str) -> Path:
         ) from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
-            f"model: there is no folder {model}, it is not in the local Hugging Face cache, and "
+            f"model: there is no folder {model}, it is not complete in the local Hugging Face cache, and "
             "the hub cannot be reached; check the network, HF_HUB_OFFLINE and HTTPS_PROXY, or "
             "download it elsewhere and name its folder"
         ) from None

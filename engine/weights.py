@@ -187,7 +187,7 @@ def _no_weights(path: Path) -> CheckpointError:
             f"{path}: holds only pickled weights ({pickled[0]}), which can execute code and are "
             f"never loaded; convert them to {SINGLE} (save_pretrained of transformers does)"
         )
-    return CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}")
+    return CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}; safetensors is required")
 
 
 def _open(file: Path) -> safe_open:

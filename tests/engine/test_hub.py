@@ -1,0 +1,140 @@
+"""Checkpoints by name. The hub is a local server, asked by the real client in a process of its own,
+since that reads its settings from the environment once."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from engine.demo import CHECKPOINT_DIR
+from engine.errors import CheckpointError
+from engine.hub import resolve_checkpoint
+from tests.factories.hub_server import hub_server
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import json, sys
+from engine.errors import CheckpointError
+from engine.hub import resolve_checkpoint
+answers = {}
+for model in sys.argv[1:]:
+    try:
+        answers[model] = str(resolve_checkpoint(model))
+    except CheckpointError as error:
+        answers[model] = f"error: {error}"
+print(json.dumps(answers))
+"""
+
+WANTED = {
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer.model",
+    "merges.txt",
+    "chat_template.jinja",
+}
+UNWANTED = {
+    "pytorch_model.bin",
+    "consolidated.safetensors",
+    "original/params.json",
+    "original/consolidated.00.pth",
+    "README.md",
+}
+FILES = {name: f"content of {name}".encode() for name in WANTED | UNWANTED}
+
+
+@dataclass
+class Hub:
+    """Resolves models in a fresh process against the local hub, with a cache of its own."""
+
+    endpoint: str
+    home: Path
+    fetched: list[str] = field(default_factory=list)
+
+    def resolve(self, *models: str, **environ: str) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        settings = {"HF_HOME": str(self.home), "HF_ENDPOINT": self.endpoint, **environ}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, *models],
+            env={**kept, "NO_PROXY": "127.0.0.1", **settings},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+            timeout=60,
+        )
+        answers = json.loads(done.stdout)
+        assert isinstance(answers, dict)
+        return answers
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    repositories = {"owner/good": FILES, "owner/gated": FILES}
+    with hub_server(repositories, gated={"owner/gated"}) as (endpoint, fetched):
+        yield Hub(endpoint, tmp_path, fetched)
+
+
+def test_demo_is_bundled() -> None:
+    assert resolve_checkpoint("demo") == CHECKPOINT_DIR
+
+
+def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_checkpoint(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    assert resolve_checkpoint("~/mine") == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "/no/such/folder", "~/nowhere", "a/b/c", "../x"])
+def test_a_missing_folder_is_not_looked_up(model: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^model: there is no folder {model}$"):
+        resolve_checkpoint(model)
+
+
+@pytest.mark.parametrize("model", ["a b", "owner/na me", "-x", "x" * 300, "a\0b", "a--b"])
+def test_a_name_that_can_be_nothing(model: str) -> None:
+    with pytest.raises(CheckpointError, match="neither an existing folder nor a valid hub id"):
+        resolve_checkpoint(model)
+
+
+def test_a_file_in_place_of_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(CheckpointError, match="is a file; name the folder"):
+        resolve_checkpoint(str(file))
+
+
+def test_downloads_what_is_needed_once(hub: Hub) -> None:
+    folder = Path(hub.resolve("owner/good")["owner/good"])
+    assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == WANTED
+    assert set(hub.fetched) == WANTED
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    hub.fetched.clear()
+    assert hub.resolve("owner/good", HF_HUB_OFFLINE="1") == {"owner/good": str(folder)}
+    assert hub.fetched == []
+
+
+def test_what_cannot_be_had_says_what_to_do(hub: Hub) -> None:
+    answers = hub.resolve("owner/nothing", "owner/gated")
+    assert answers["owner/nothing"].startswith(
+        "error: model: there is no folder owner/nothing, and"
+    )
+    assert "check the spelling" in answers["owner/nothing"]
+    assert "owner/gated is gated: accept its terms" in answers["owner/gated"]
+    assert "HF_TOKEN" in answers["owner/gated"]
+
+
+@pytest.mark.parametrize(
+    "environ", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}], ids=["off", "down"]
+)
+def test_without_a_network(hub: Hub, environ: dict[str, str]) -> None:
+    answer = hub.resolve("owner/good", **environ)["owner/good"]
+    assert answer.startswith("error: model: there is no folder owner/good")
+    assert "the hub cannot be reached; check the network" in answer
