@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from engine.text.detokenizer import Detokenizer
 
@@ -28,11 +29,20 @@ class Sequences(NamedTuple):
     skip_special_tokens: bool
 
 
+def _spelled_out(detokenizer: Detokenizer, text: str) -> list[int]:
+    """Return one byte-level token per byte of `text`, as if nothing had been merged."""
+    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    [(spelling, _)] = alphabet.pre_tokenize_str(text)
+    return [detokenizer.tokenizer.hf_tokenizer.convert_tokens_to_ids(char) for char in spelling]
+
+
 @st.composite
 def token_ids(draw: st.DrawFn, detokenizer: Detokenizer, max_pieces: int = 12) -> list[int]:
     """Draw ids: any at all, specials, texts of split characters, and what is left of cut ones."""
     tokenizer = detokenizer.tokenizer
     texts = [tokenizer.encode(text, add_special_tokens=False) for text in _HARD_TEXTS]
+    if tokenizer.decoder_steps[0]["type"] == "ByteLevel":
+        texts += [_spelled_out(detokenizer, text) for text in _HARD_TEXTS]
     any_id = st.integers(
         0, tokenizer.vocab_size + 2
     )  # a model may know more ids than its tokenizer

@@ -90,10 +90,12 @@ def test_byte_level_text_is_held_only_while_it_can_still_change(
     held = byte_level.delta(ids, [], final=True, skip_special_tokens=False)
     if held:
         tokenizer = byte_level.tokenizer
-        continuation = tokenizer.hf_tokenizer.convert_tokens_to_ids("¢")  # spells byte 0xA2
         before = tokenizer.decode(ids, False).removesuffix(held)
+        # Bytes 0x80 and 0xA2: one of them continues any character.
+        continuations = tokenizer.hf_tokenizer.convert_tokens_to_ids(["Ģ", "¢"])
         longer = [
             tokenizer.decode([*ids, *[continuation] * more], False).removeprefix(before)
+            for continuation in continuations
             for more in (1, 2, 3)
         ]
         assert held == "\N{REPLACEMENT CHARACTER}"
