@@ -79,6 +79,10 @@ class CancelSender:
         with contextlib.suppress(OSError):
             self._socket.sendto(_UID.pack(uid), b"\0" + address.encode())
 
+    def close(self) -> None:
+        """Give the socket back."""
+        self._socket.close()
+
 
 class CancelPoller:
     """Asks each watched request every `POLL_INTERVAL_S` whether it was cancelled.

@@ -72,6 +72,7 @@ class Channel(Generic[Sent, Received]):
         """Close both directions; a thread blocked in `receive` returns. Repeatable."""
         with contextlib.suppress(OSError):  # not connected any more
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.close()  # holds the file descriptor too
         self._socket.close()
 
     def _read(self, size: int) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import (
+    ConfigError,
     EngineDeadError,
     QueueFullError,
     RequestCancelledError,
@@ -63,7 +64,7 @@ class EngineClient:
         """Start the process and block until its engine is ready.
 
         Args:
-            on_progress: hears what the engine is doing until then.
+            on_progress: hears what the engine is doing until then, and what it is when ready.
             python: the interpreter; by default the first `python3` on PATH, which is the one whose
                 site-packages a Triton stub sees. (Inside a stub, `sys.executable` is no guide.)
             module: what the process runs.
@@ -85,6 +86,11 @@ class EngineClient:
             raise
         self._receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
         self._receiver.start()
+
+    @property
+    def process_id(self) -> int:
+        """Of the engine process."""
+        return self._process.pid
 
     def submit(self, request: NewRequest, make_sink: Callable[[int], ResponseSink]) -> int:
         """Hand `request` to the engine and return its uid.
@@ -139,6 +145,7 @@ class EngineClient:
                 case Starting(text):
                     on_progress(text)
                 case Ready() as ready:
+                    on_progress(ready.description)
                     return ready
                 case StartFailed(code, message):
                     raise _error(code, message)
@@ -207,17 +214,21 @@ class EngineClient:
 
 
 def _spawn(python: str, module: str) -> tuple[StubChannel, subprocess.Popen[bytes]]:
-    """Start the engine process; its stderr is ours."""
+    """Start the engine process; its stderr is ours. Raises `ConfigError` if there is no python."""
     ours, theirs = socket.socketpair()
     package_root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     with theirs:
-        process = subprocess.Popen(
-            [python, "-m", module, "--fd", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        try:
+            process = subprocess.Popen(
+                [python, "-m", module, "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        except OSError as error:
+            ours.close()
+            raise ConfigError(f"{python}: cannot be started: {error.strerror}") from None
     return Channel(ours, FromEngine), process
 
 

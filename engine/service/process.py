@@ -179,23 +179,17 @@ def read_into(inbox: queue.SimpleQueue[ToEngine], channel: EngineChannel) -> Non
 
 def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
     """Build the engine as `first` says; None, and `StartFailed` sent, if that fails."""
-
-    def report(text: str) -> None:
-        log.info("%s", text)
-        writer.put(Starting(text))
-
     try:
-        core = make_core(EngineConfig.parse(first.config), report)
+        core = make_core(EngineConfig.parse(first.config), lambda text: writer.put(Starting(text)))
     except TridentError as error:
         writer.put(StartFailed(error.code, str(error)))
         return None
     except Exception as error:
-        log.exception("the engine could not start")
+        log.exception("start-up failed")
         text = f"the engine could not start: {type(error).__name__}: {error}"
         writer.put(StartFailed(TridentError.code, text))
         return None
     writer.put(core.ready)
-    log.info("%s", core.ready.description)
     return core
 
 

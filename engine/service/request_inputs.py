@@ -124,8 +124,10 @@ def parse_inputs(
     inputs = InputReader(tensors)
     _refuse_unsupported(inputs)
     text, messages = _prompt(inputs)
-    fields, names = _sampling_tensors(inputs)
-    fields.update(_sampling_parameters(inputs, parameters))
+    tensor_fields, names = _sampling_tensors(inputs)
+    merged = {**tensor_fields, **_sampling_parameters(inputs, parameters)}
+    # null asks for the default, except that no limit of max_tokens is a value of its own.
+    fields = {k: v for k, v in merged.items() if v is not None or k == "max_tokens"}
     outputs = [name for flag in _FLAGS if inputs.boolean(flag) for name in _FLAGS[flag]]
     if fields.get("logprobs") is not None:
         outputs.append("logprobs")
@@ -213,10 +215,7 @@ def _sampling_parameters(inputs: InputReader, parameters: Mapping[str, Any]) -> 
     text = inputs.string("sampling_parameters")
     if text:
         fields.update(parse_sampling_parameters(text))
-    # null asks for the default, except that no limit of max_tokens is a value of its own.
-    return {
-        name: value for name, value in fields.items() if value is not None or name == "max_tokens"
-    }
+    return fields
 
 
 def _embedding_bias(inputs: InputReader) -> tuple[tuple[str, float], ...]:

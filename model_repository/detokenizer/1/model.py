@@ -32,6 +32,10 @@ class TritonPythonModel:
         """Answer each request with text."""
         return [self._respond(request) for request in requests]
 
+    def finalize(self) -> None:
+        """Give the socket back."""
+        self._cancel.close()
+
     def _respond(self, request: Any) -> Any:
         try:
             message = self._decoder.decode(input_tensors(request)["detokenizer_input"].tobytes())

@@ -1,0 +1,58 @@
+import queue
+import socket
+import time
+
+from engine.service.cancellation import CancelListener, CancelPoller, CancelSender
+
+
+def test_a_uid_reaches_the_listener() -> None:
+    heard: queue.Queue[int] = queue.Queue()
+    listener = CancelListener(heard.put)
+    sender = CancelSender()
+    for uid in (1, 2**63 + 5):
+        sender.send(listener.address, uid)
+        assert heard.get(timeout=5) == uid
+    listener.close()
+    sender.send(listener.address, 3)  # the engine stub has gone: nothing to do, nothing to raise
+    sender.close()
+
+
+def test_other_datagrams_are_ignored() -> None:
+    heard: queue.Queue[int] = queue.Queue()
+    listener = CancelListener(heard.put)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as raw:
+        for data in (b"", b"short", b"much too long for a uid"):
+            raw.sendto(data, b"\0" + listener.address.encode())
+    sender = CancelSender()
+    sender.send(listener.address, 9)
+    assert heard.get(timeout=5) == 9
+    sender.close()
+    assert heard.empty()
+    listener.close()
+
+
+def test_each_listener_has_an_address_of_its_own() -> None:
+    one, two = CancelListener(lambda uid: None), CancelListener(lambda uid: None)
+    assert one.address != two.address
+    one.close()
+    two.close()
+
+
+def test_the_poller_asks_until_told_not_to() -> None:
+    heard: queue.Queue[int] = queue.Queue()
+    asked: list[int] = []
+    poller = CancelPoller(heard.put)
+
+    def never() -> bool:
+        asked.append(1)
+        return False
+
+    poller.watch(1, never)
+    poller.watch(2, lambda: True)
+    assert heard.get(timeout=5) == 2
+    time.sleep(0.25)
+    assert heard.empty()  # reported once
+    assert asked
+    poller.forget(1)
+    poller.forget(1)
+    poller.close()

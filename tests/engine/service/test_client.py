@@ -1,0 +1,177 @@
+"""The engine process and its supervisor, with real processes and a fake engine in them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import (
+    ConfigError,
+    EngineDeadError,
+    QueueFullError,
+    RequestCancelledError,
+    RequestError,
+    TridentError,
+)
+from engine.service.client import EngineClient
+from engine.service.delivery import NewRequest
+from tests.engine.service.fake_engine import BAD_REQUEST, BUG, DIES, FULL, HANGS, STEP_FAILS
+from tests.engine.service.test_delivery import Recorder
+
+FAKE = "tests.engine.service.fake_engine"
+
+
+def start(model: str = "fake", said: list[str] | None = None) -> EngineClient:
+    progress = [] if said is None else said
+    return EngineClient(
+        EngineConfig(model=model), progress.append, python=sys.executable, module=FAKE
+    )
+
+
+@pytest.fixture
+def client() -> Iterator[EngineClient]:
+    client = start()
+    yield client
+    client.close()
+
+
+def submit(
+    client: EngineClient, first: int, max_tokens: int = 3, **more: Any
+) -> tuple[int, Recorder]:
+    sink = Recorder()
+    params = {"max_tokens": max_tokens, "n": more.get("num_sequences", 1)}
+    return client.submit(NewRequest([first, 0], params, **more), lambda uid: sink), sink
+
+
+def tokens(sink: Recorder, index: int = 0) -> list[int]:
+    chunks = [c for chunks in sink.responses for c in chunks if c.index == index]
+    return [i for chunk in chunks for i in chunk.token_ids]
+
+
+def assert_alive(client: EngineClient) -> None:
+    _, sink = submit(client, 100)
+    assert sink.ended.wait(5)
+    assert tokens(sink) == [100, 101, 102]
+
+
+def test_requests_are_answered_side_by_side(client: EngineClient) -> None:
+    sinks = [submit(client, 100 * i, 20, num_sequences=2)[1] for i in range(1, 9)]
+    assert all(sink.ended.wait(10) for sink in sinks)
+    for i, sink in enumerate(sinks, start=1):
+        assert tokens(sink, 0) == [100 * i + k for k in range(20)]
+        assert tokens(sink, 1) == [100 * i + 1 + k for k in range(20)]
+
+
+def test_it_reports_how_it_starts() -> None:
+    said: list[str] = []
+    client = start(said=said)
+    assert said == ["pretending to load", "a fake"]
+    assert client.ready.max_model_len == 512
+    client.close()
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "kind", "text"),
+    [
+        (BAD_REQUEST, RequestError, "input_ids: is bad"),
+        (FULL, QueueFullError, "Maximum queue size of 0 requests reached"),
+        (BUG, TridentError, "internal error"),
+    ],
+)
+def test_what_is_wrong_with_a_request_ends_only_it(
+    client: EngineClient, first: int, kind: type[TridentError], text: str
+) -> None:
+    _, other = submit(client, 1000, 100)
+    _, sink = submit(client, first)
+    assert sink.ended.wait(5)
+    assert type(sink.error) is kind
+    assert str(sink.error) == text
+    assert other.ended.wait(5)
+    assert tokens(other) == list(range(1000, 1100))
+
+
+def test_abort_ends_a_request_at_once(client: EngineClient) -> None:
+    uid, sink = submit(client, 1, 1_000_000)
+    client.abort(uid)
+    client.abort(uid)
+    client.abort(424242)
+    assert sink.ended.wait(5)
+    assert isinstance(sink.error, RequestCancelledError)
+    assert_alive(client)
+
+
+@pytest.mark.parametrize("first", [STEP_FAILS, DIES])
+def test_when_the_process_dies_everybody_hears_of_it(client: EngineClient, first: int) -> None:
+    sinks = [submit(client, i, 1_000_000)[1] for i in (1, 2, first)]
+    assert all(sink.ended.wait(5) for sink in sinks)
+    for sink in sinks:
+        assert isinstance(sink.error, EngineDeadError)
+        assert sink.error.code == "UNAVAILABLE"
+    with pytest.raises(EngineDeadError, match="has died"):
+        submit(client, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "text"),
+    [
+        ("broken", RequestError, "^model.safetensors: is missing$"),
+        ("bug", TridentError, "ZeroDivisionError: oops"),
+        ("crash", EngineDeadError, "status 7"),
+    ],
+)
+def test_a_failed_start_says_why(model: str, kind: type[TridentError], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        start(model)
+
+
+def test_an_interpreter_that_does_not_exist_says_so() -> None:
+    with pytest.raises(ConfigError, match="python-of-nowhere"):
+        EngineClient(EngineConfig(), python="python-of-nowhere")
+
+
+def test_close_ends_even_a_process_that_hangs(client: EngineClient) -> None:
+    _, sink = submit(client, HANGS)
+    time.sleep(0.1)
+    client.close()
+    assert isinstance(sink.error, EngineDeadError)
+
+
+def test_the_process_ends_with_its_parent_even_inside_a_step(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys, time\n"
+        "from tests.engine.service.test_client import HANGS, start, submit\n"
+        "client = start()\n"
+        "submit(client, HANGS)\n"
+        "time.sleep(0.1)\n"
+        "print(client.process_id, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        os.kill(child, signal.SIGINT)  # Ctrl-C is not for the engine process
+        time.sleep(0.1)
+        os.kill(child, 0)
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state == "Z":  # it has ended, though nobody here reaps orphans
+            return
+        time.sleep(0.05)
+    pytest.fail("the engine process outlived its parent")

@@ -1,0 +1,136 @@
+import threading
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import EngineDeadError, TridentError
+from engine.service.delivery import NewRequest, RequestStream, Senders
+from engine.service.messages import Chunk, SequenceOutput, TokenLogprobs
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.responses: list[list[Chunk]] = []
+        self.error: TridentError | None = None
+        self.ended = threading.Event()
+
+    def send(self, chunks: list[Chunk], *, last: bool) -> None:
+        assert not self.ended.is_set()
+        self.responses.append(chunks)
+        if last:
+            self.ended.set()
+
+    def fail(self, error: TridentError) -> None:
+        assert not self.ended.is_set()
+        self.error = error
+        self.ended.set()
+
+
+def out(
+    index: int, *token_ids: int, window: int = 0, finish: str | None = None, **more: Any
+) -> SequenceOutput:
+    return SequenceOutput(1, index, list(token_ids), window, finish, **more)
+
+
+def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1, 2, 3], {}, num_sequences=2, text_prefix="P"), sink)
+    one, two, three = (TokenLogprobs([i], [-1.0], [1]) for i in (10, 11, 20))
+    assert stream.append(out(0, 10, window=2, logprobs=[one], cumulative_logprob=-1.0))
+    assert not stream.append(out(1, 20, window=2, logprobs=[three]))
+    assert not stream.append(out(0, 11, window=1, logprobs=[two], cumulative_logprob=-2.0))
+    assert not stream.deliver()
+    assert sink.responses == [
+        [
+            Chunk(0, [2, 3], [10, 11], None, 0, [one, two], -2.0, text_prefix="P"),
+            Chunk(1, [2, 3], [20], None, 0, [three], text_prefix="P"),
+        ]
+    ]
+    assert stream.append(out(0, 12, window=3, finish="stop", text_cut=4))
+    assert not stream.deliver()
+    assert sink.responses[1:] == [[Chunk(0, [3, 10, 11], [12], "stop", 4)]]
+    assert not sink.ended.is_set()
+    assert stream.append(out(1, window=0, finish="length"))
+    stream.deliver()
+    assert sink.responses[2:] == [[Chunk(1, [], [], "length")]]
+    assert sink.ended.is_set()
+
+
+def test_without_streaming_there_is_one_response() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}, num_sequences=2, stream=False), sink)
+    assert not stream.append(out(1, 20, finish="stop"))
+    assert not stream.append(out(0, 10))
+    assert stream.append(out(0, 11, finish="length"))
+    stream.deliver()
+    assert [[(c.index, c.token_ids) for c in chunks] for chunks in sink.responses] == [
+        [(0, [10, 11]), (1, [20])]
+    ]
+
+
+def test_an_error_takes_the_place_of_what_is_pending() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    assert stream.append(out(0, 10))
+    assert not stream.fail(EngineDeadError("gone"))
+    assert not stream.deliver()
+    assert sink.responses == []
+    assert str(sink.error) == "gone"
+    assert not stream.fail(EngineDeadError("again"))
+
+
+def test_nothing_follows_the_last_response() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    stream.append(out(0, 10, finish="stop"))
+    stream.deliver()
+    assert not stream.fail(EngineDeadError("too late"))
+
+
+@given(
+    prompt=st.lists(st.integers(0, 9), max_size=4),
+    pieces=st.lists(st.lists(st.integers(10, 19), max_size=3), min_size=1, max_size=8),
+    turns=st.lists(st.booleans(), min_size=8, max_size=8),
+    window=st.integers(0, 6),
+)
+def test_any_coalescing_gives_the_same_tokens_and_true_windows(
+    prompt: list[int], pieces: list[list[int]], turns: list[bool], window: int
+) -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest(prompt, {}), sink)
+    for number, (piece, turn) in enumerate(zip(pieces, turns, strict=False), start=1):
+        finish = "stop" if number == len(pieces) else None
+        stream.append(out(0, *piece, window=window, finish=finish))
+        if turn or finish:
+            stream.deliver()
+    seen = list(prompt)
+    for chunks in sink.responses:
+        for chunk in chunks:
+            assert chunk.window_ids == seen[max(0, len(seen) - window) :]
+            seen += chunk.token_ids
+    assert seen == prompt + [i for piece in pieces for i in piece]
+
+
+def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> None:
+    class Broken(Recorder):
+        def send(self, chunks: list[Chunk], *, last: bool) -> None:
+            raise ValueError("the client has gone")
+
+    lost: list[RequestStream] = []
+    senders = Senders(lost.append)
+    broken = RequestStream(1, NewRequest([1], {}), Broken())
+    assert broken.append(out(0, 1))
+    senders.put(broken)
+    sinks = [Recorder() for _ in range(20)]
+    streams = [RequestStream(1, NewRequest([1], {}), sink) for sink in sinks]
+    for position in range(50):
+        for stream in streams:
+            finish = "length" if position == 49 else None
+            if stream.append(out(0, position, finish=finish)):
+                senders.put(stream)
+    assert all(sink.ended.wait(5) for sink in sinks)
+    senders.close()
+    assert lost == [broken]
+    for sink in sinks:
+        assert [i for chunks in sink.responses for i in chunks[0].token_ids] == list(range(50))
