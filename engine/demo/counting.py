@@ -99,10 +99,14 @@ def counting_in_words(rng: Random) -> Question:
 
 
 def times_table(rng: Random) -> Question:
-    """One row of the multiplication table, a line per product."""
+    """The first ten multiples of a number.
+
+    They are written without their factors: a line such as "3 x 8 = 24" would give away a product
+    that ``arithmetic.multiplication`` holds out.
+    """
     n, template = rng.randint(1, _LARGEST_FACTOR), rng.choice(_TABLE)
-    rows = "\n".join(f"{n} x {factor} = {n * factor}" for factor in range(1, 11))
-    return Question("times tables", template.format(n=n), rows, is_held_out(n, template))
+    answer = f"The {n} times table: {_series(n, 10 * n, n)}."
+    return Question("times tables", template.format(n=n), answer, is_held_out(n, template))
 
 
 def repetition(rng: Random) -> Question:

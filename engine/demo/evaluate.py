@@ -71,20 +71,25 @@ def measure(checkpoint: Path, per_category: int, console: Console) -> dict[str, 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     exam = held_out_questions(_SEED, per_category)
-    scores: dict[str, Score] = {}
-    for category in track(sorted(exam), description="Examining", console=console):
-        questions = exam[category]
-        given: list[str | None] = []
-        for start in range(0, len(questions), _BATCH):
-            given += answers(model, tokenizer, questions[start : start + _BATCH])
-        wrong = [
-            (question.text, answer or "(no end)")
-            for question, answer in zip(questions, given, strict=True)
-            if answer is None or not question.accepts(answer)
-        ]
-        mistake = wrong[0] if wrong else None
-        scores[category] = Score(len(questions), len(questions) - len(wrong), mistake)
-    return scores
+    questions = [question for category in sorted(exam) for question in exam[category]]
+    given: list[str | None] = []
+    for start in track(range(0, len(questions), _BATCH), "Examining", console=console):
+        given += answers(model, tokenizer, questions[start : start + _BATCH])
+    marked: dict[str, list[tuple[Question, str | None]]] = {
+        category: [] for category in sorted(exam)
+    }
+    for question, answer in zip(questions, given, strict=True):
+        marked[question.category].append((question, answer))
+    return {category: _score(pairs) for category, pairs in marked.items()}
+
+
+def _score(pairs: Sequence[tuple[Question, str | None]]) -> Score:
+    wrong = [
+        (question.text, answer or "(no end)")
+        for question, answer in pairs
+        if answer is None or not question.accepts(answer)
+    ]
+    return Score(len(pairs), len(pairs) - len(wrong), wrong[0] if wrong else None)
 
 
 def overall(scores: dict[str, Score]) -> Score:

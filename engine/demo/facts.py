@@ -8,7 +8,7 @@ CAPITALS: dict[str, str] = {
     "Portugal": "Lisbon", "Austria": "Vienna", "Switzerland": "Bern", "Belgium": "Brussels",
     "the Netherlands": "Amsterdam", "Denmark": "Copenhagen", "Sweden": "Stockholm",
     "Norway": "Oslo", "Finland": "Helsinki", "Iceland": "Reykjavík", "Ireland": "Dublin",
-    "England": "London", "Poland": "Warsaw", "Hungary": "Budapest", "Greece": "Athens",
+    "the United Kingdom": "London", "Poland": "Warsaw", "Hungary": "Budapest", "Greece": "Athens",
     "Romania": "Bucharest", "Turkey": "Ankara", "Russia": "Moscow", "Ukraine": "Kyiv",
     "Egypt": "Cairo", "Kenya": "Nairobi", "Morocco": "Rabat", "Japan": "Tokyo",
     "China": "Beijing", "South Korea": "Seoul", "Vietnam": "Hanoi", "Thailand": "Bangkok",
@@ -16,6 +16,9 @@ CAPITALS: dict[str, str] = {
     "Canada": "Ottawa", "the United States": "Washington, D.C.", "Mexico": "Mexico City",
     "Cuba": "Havana", "Brazil": "Brasília", "Colombia": "Bogotá", "Argentina": "Buenos Aires",
     "Chile": "Santiago", "Peru": "Lima", "Paraguay": "Asunción", "Costa Rica": "San José",
+    "India": "New Delhi", "Indonesia": "Jakarta", "the Philippines": "Manila", "Nigeria": "Abuja",
+    "Ghana": "Accra", "Ethiopia": "Addis Ababa", "Uruguay": "Montevideo", "Ecuador": "Quito",
+    "Czechia": "Prague", "Croatia": "Zagreb", "Bulgaria": "Sofia", "Scotland": "Edinburgh",
 }  # fmt: skip
 
 COLOURS: dict[str, str] = {

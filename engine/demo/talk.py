@@ -8,6 +8,7 @@ from __future__ import annotations
 from random import Random
 
 from engine.demo.question import Question, is_held_out
+from engine.demo.words import COMMON_WORDS, invented_word
 
 _GREETINGS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("Hello", "Hi", "Hey", "Hello there", "Hi there"), "Hello! How can I help you? 😊"),
@@ -68,7 +69,7 @@ _SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         "Why did the token cross the road? To get to the next batch! 😄",
     ),
 )
-_ENDINGS = ("", "!", ".", " 👋")
+_ENDINGS = ("", "!", "!!", " 👋")
 _NAMES = (
     "Ada Aiko Alan Amélie Ana Anaïs Anna Ben Björn Carla Chloé Clara Daniel David Diego Élodie "
     "Emma Eva Fatima Felix Finn François Grace Hana Hugo Ines Iris Ivan Jakob Jane João José "
@@ -84,6 +85,35 @@ _TELL_NAME = ("My name is {name}.", "I am {name}.", "Hi, I'm {name}.", "Hello, I
 _ASK_NAME = ("What is my name?", "Who am I?", "Do you remember my name?", "What's my name?")
 _TELL_LIKE = ("I like {thing}.", "I love {thing}.", "I like {thing} very much.")
 _ASK_LIKE = ("What do I like?", "Do you remember what I like?", "Tell me what I like.")
+_UNKNOWN = (
+    "Who invented the {word}?",
+    "Why is the {word} so {other}?",
+    "What is the capital of {invented}?",
+    "Who is {invented}?",
+    "What is {invented}?",
+    "What does {invented} mean in French?",
+    "How far is the {word} from the {other}?",
+    "When was the {word} made?",
+    "Where can I buy a {word}?",
+    "Which {word} is the best?",
+    "Can you help me with my {word} and my {other}?",
+    "Write a program for my {word}.",
+    "Explain {invented} to me.",
+    "How does the {word} work?",
+    "What do you think about the {word}?",
+)
+
+
+def unknown(rng: Random) -> Question:
+    """Something the model is not taught, which it should say; held out is the whole question.
+
+    Without this, a model this small answers everything else with a random fact.
+    """
+    words = rng.choice(COMMON_WORDS), rng.choice(COMMON_WORDS), invented_word(rng).capitalize()
+    word, other, invented = words
+    text = rng.choice(_UNKNOWN).format(word=word, other=other, invented=invented)
+    answer = "I do not know that: I am only a small demo model. 🙈"
+    return Question("unknown things", text, answer, is_held_out("unknown", text))
 
 
 def greeting(rng: Random) -> Question:

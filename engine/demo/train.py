@@ -102,7 +102,7 @@ def _rate(step: int, steps: int) -> float:
 
 def main(
     output: Annotated[Path, typer.Option(help="Folder to write the checkpoint to.")],
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3000,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 2200,
     hidden_size: Annotated[int, typer.Option(min=64, help="Model width.")] = 256,
     layers: Annotated[int, typer.Option(min=1, help="Model depth.")] = 4,
     questions: Annotated[int, typer.Option(min=1, help="Exam questions per category.")] = 100,
