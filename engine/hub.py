@@ -68,8 +68,8 @@ def _download(model: str) -> Path:
     except LocalEntryNotFoundError:
         raise CheckpointError(
             f"model: there is no folder {model}, the Hugging Face hub cannot be reached, and its "
-            "local cache does not hold all of it; check the network, HF_HUB_OFFLINE and HTTPS_PROXY, or "
-            "download it elsewhere and name its folder"
+            "local cache does not hold all of it; check the network, HF_HUB_OFFLINE and "
+            "HTTPS_PROXY, or download it elsewhere and name its folder"
         ) from None
     except Exception as error:  # whatever the transport or the disk may raise
         raise CheckpointError(
