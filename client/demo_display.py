@@ -105,9 +105,9 @@ def figures(questions: Sequence[Question], width: int) -> Table:
         "tokens/s": f"{_total_rate(questions):.1f}",
     }
     table = Table(box=box.SIMPLE_HEAD, show_footer=True, padding=(0, 1), pad_edge=False)
-    table.add_column("#", justify="right", style="dim")
+    table.add_column("#", justify="right", style="dim", no_wrap=True)
     table.add_column(
-        "question", "all at once", no_wrap=True, overflow="ellipsis", max_width=width - 48
+        "question", "all at once", no_wrap=True, overflow="ellipsis", max_width=width - 51
     )
     for name, total in totals.items():
         table.add_column(name, total, justify="right", no_wrap=True)

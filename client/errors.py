@@ -3,6 +3,7 @@
 The text of each is one line fit to be shown; `from_status` maps what a server answers.
 """
 
+import re
 from collections.abc import Mapping
 
 
@@ -69,6 +70,7 @@ def from_status(status: str, message: str) -> TridentClientError:
 
     Statuses that are not the client's doing (INTERNAL, UNKNOWN, ...) become `ServerError`.
     """
+    own_words = re.sub(r"^in ensemble '\w+', ", "", message)
     if _QUEUE_FULL in message:
-        return QueueFullError(message)
-    return _BY_STATUS.get(status, ServerError)(message or status)
+        return QueueFullError(own_words)
+    return _BY_STATUS.get(status, ServerError)(own_words or status)

@@ -11,7 +11,13 @@ _TRIDENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ([A-Z])[A-Z]+ (tride
 
 # What tritonserver says at each start on a machine without a GPU or NVIDIA's tools, and 24.10 at
 # each error that ends a gRPC stream.
-_HARMLESS = ("Cuda", "NVML", "DCGM", "pinned system memory", "HandleCancellation called even when")
+_HARMLESS = (
+    "CudaDriverHelper has not been",
+    "CUDA driver version is insufficient",
+    "NVML",
+    "DCGM",
+    "HandleCancellation called even when",
+)
 
 # What to do about reasons whose own words do not say it.
 _HINTS = (
@@ -80,9 +86,9 @@ def failure(log: str) -> tuple[str, str]:
 def _failure(log: str) -> str:
     lines = [parse(line) for line in log.splitlines()]
     problems = [line.text for line in lines if line.is_problem]
-    for text in problems:
-        if "failed to load" in text:
-            return _own_words(text)
+    # Several stages may fail for one reason, in the same words.
+    if reasons := dict.fromkeys(_own_words(each) for each in problems if "failed to load" in each):
+        return "\n".join(reasons)
     for pattern in (r"unrecognized option '[^']+'", r"error: (.+)", r"(error while loading .+)"):
         for line in lines:
             if found := re.search(pattern, line.text):

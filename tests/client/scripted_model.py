@@ -33,7 +33,7 @@ _INPUTS = {
     "return_num_output_tokens": "BOOL",
 }
 
-_MODEL = '''
+_MODEL = """
 import json, logging, os, sys, threading, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -58,7 +58,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            threading.Thread(target=self.answer, args=(request, request.get_response_sender())).start()
+            arguments = (request, request.get_response_sender())
+            threading.Thread(target=self.answer, args=arguments).start()
 
     def answer(self, request, sender):
         inputs = {t.name(): t.as_numpy().reshape(-1)[0] for t in request.inputs()}
@@ -90,7 +91,7 @@ class TritonPythonModel:
             }
             tensors = [pb_utils.Tensor(name, value) for name, value in values.items()]
             sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL if last else 0)
-'''
+"""
 
 
 def write_repository(folder: Path) -> Path:

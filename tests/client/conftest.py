@@ -1,0 +1,14 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.client.fake_triton import FakeTriton, serve
+
+
+@pytest.fixture
+def triton() -> Iterator[FakeTriton]:
+    """A scripted server; its address is `triton.url`."""
+    servicer = FakeTriton()
+    server, servicer.url = serve(servicer)
+    yield servicer
+    server.stop(grace=None).wait()
