@@ -17,11 +17,14 @@ from engine.models.config import ModelConfig
 # server and the machine's other programs.
 _CPU_SHARE = 0.5
 
-_CGROUP_LIMITS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+# Where a container's limit and usage are: cgroup v2, then v1.
+_CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        Path("/sys/fs/cgroup/memory"),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
     ),
 )
 
@@ -94,11 +97,18 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = psutil.virtual_memory().available
-    for limit, usage in _CGROUP_LIMITS:
+    for folder, limit, usage, reclaimable in _CGROUPS:
         # A container's limit is not in /proc/meminfo; "max" means that there is none.
-        if limit.exists() and (text := limit.read_text().strip()) != "max":
-            free = min(free, max(0, int(text) - int(usage.read_text())))
+        if (folder / limit).exists() and (text := (folder / limit).read_text().strip()) != "max":
+            used = int((folder / usage).read_text()) - _stat(folder / "memory.stat", reclaimable)
+            free = min(free, max(0, int(text) - used))
     return free
+
+
+def _stat(path: Path, name: str) -> int:
+    """Return one figure of a cgroup's memory.stat: cached files are given up when needed."""
+    figures = dict(line.split() for line in path.read_text().splitlines())
+    return int(figures[name])
 
 
 def _gib(num_bytes: int) -> str:

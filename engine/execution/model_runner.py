@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from engine.core.scheduler import Schedule
 from engine.execution.attention import LayerCache, allocate_kv_cache, attention_backend
 from engine.execution.batch import BatchRow, build_batch
 from engine.execution.sampler import sample
+from engine.memory import require_room_for_weights
 from engine.models.config import ModelConfig
 from engine.models.registry import build_model
 from engine.request import SampledToken
@@ -36,14 +38,16 @@ class ModelRunner:
 
         Raises:
             CheckpointError: the checkpoint is incomplete or broken.
+            InsufficientMemoryError: the weights do not fit.
         """
         self.model_config = model_config
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
-        self.model = build_model(
-            model_config, max_model_len=max_model_len, dtype=dtype, device=device
-        )
+        build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
+        outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
+        require_room_for_weights(sum(p.nbytes for p in outline.parameters()), device)
+        self.model = build(device=device)
         load_weights(self.model, checkpoint, on_progress=on_progress)
         self.attention = attention_backend(device, block_size=block_size)
         self.kv_cache: list[LayerCache] = []
