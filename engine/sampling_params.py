@@ -12,6 +12,7 @@ from engine.validation import describe
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _TokenId = Annotated[int, Field(ge=0)]
+_Words = Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max_length=256)]
 
 # Fields of the peers that a later release implements: refused by name, never silently ignored.
 _NOT_YET = {
@@ -49,7 +50,8 @@ class SamplingParams(BaseModel):
         seed: the same seed gives the same tokens, whatever else runs; None draws one.
         max_tokens: output tokens at most; None means the rest of the context.
         min_tokens: end-of-sequence and stop tokens cannot come before so many.
-        stop: strings that end the output; matched on text, across token borders.
+        stop: strings that end the output; matched on text, across token borders. Like
+            `bad_words`, at most 256 of at most 1024 characters.
         stop_token_ids: tokens that end the output, beside the model's own.
         include_stop_str_in_output: keep the matched stop string in the text.
         bad_words: strings that must not be produced.
@@ -73,10 +75,10 @@ class SamplingParams(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    stop: tuple[str, ...] = ()
+    stop: _Words = ()
     stop_token_ids: tuple[_TokenId, ...] = ()
     include_stop_str_in_output: bool = False
-    bad_words: tuple[str, ...] = ()
+    bad_words: _Words = ()
     ignore_eos: bool = False
     logprobs: Annotated[int, Field(ge=0)] | None = None
     logit_bias: dict[_TokenId, _Finite] | None = None
@@ -95,7 +97,8 @@ class SamplingParams(BaseModel):
         """
         known = dict(fields)
         for name, neutral in _NOT_YET.items():
-            if name in known and known.pop(name) not in (None, neutral):
+            value = known.pop(name, None)
+            if value is not None and str(value).lower() != str(neutral).lower():
                 raise UnsupportedError(f"{name}: not supported by this version of Trident")
         try:
             return cls.model_validate({**defaults, **known})

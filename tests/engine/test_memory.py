@@ -77,5 +77,5 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     byte_level_tokenizer().save_pretrained(checkpoint)
     (checkpoint / "model.safetensors").unlink()
     monkeypatch.setattr(memory, "_free_bytes", lambda device: 1000)
-    with pytest.raises(InsufficientMemoryError, match="weights need .* is free on cpu"):
+    with pytest.raises(InsufficientMemoryError, match=r"weights need .* is free on cpu"):
         LLM(str(checkpoint))

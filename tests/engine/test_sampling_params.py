@@ -1,0 +1,99 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import SamplingParams
+from engine.errors import RequestError, UnsupportedError
+
+
+def test_numbers_may_come_as_strings() -> None:
+    params = SamplingParams.parse(
+        {"max_tokens": "16", "temperature": "0.5", "ignore_eos": "true", "top_k": "-1", "seed": "7"}
+    )
+    assert (params.max_tokens, params.temperature, params.ignore_eos) == (16, 0.5, True)
+    assert (params.top_k, params.seed) == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens: .*greater than or equal to 1.*got 0"),
+        ({"max_tokens": 1.5}, "max_tokens: .*integer"),
+        ({"temperature": -0.1}, "temperature: .*greater than or equal to 0"),
+        ({"temperature": float("nan")}, "temperature: .*finite"),
+        ({"temperature": float("inf")}, "temperature: .*finite"),
+        ({"temperature": "hot"}, "temperature: .*number.*'hot'"),
+        ({"top_p": 0}, "top_p: .*greater than 0"),
+        ({"top_p": 1.01}, "top_p: .*less than or equal to 1"),
+        ({"top_k": -2}, "top_k: "),
+        ({"min_p": 2}, "min_p: "),
+        ({"repetition_penalty": 0}, "repetition_penalty: "),
+        ({"presence_penalty": 2.1}, "presence_penalty: "),
+        ({"frequency_penalty": -2.1}, "frequency_penalty: "),
+        ({"n": 0}, "n: "),
+        ({"n": 257}, "n: "),
+        ({"seed": -1}, "seed: "),
+        ({"seed": 2**64}, "seed: "),
+        ({"stop": 5}, "stop: "),
+        ({"stop": ["a", 5]}, "stop.1: "),
+        ({"stop": ["a"] * 257}, "stop: .*at most 256"),
+        ({"stop": "a" * 1025}, "stop.0: .*at most 1024"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0: "),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"allowed_token_ids": []}, "allowed_token_ids: must not be empty"),
+        ({"min_tokens": 5, "max_tokens": 4}, r"min_tokens: must not exceed max_tokens \(5 > 4\)"),
+        ({"temprature": 1}, "temprature: unknown field"),
+        ({"max_tokens": 0, "top_p": 3}, "top_p: .*; max_tokens: "),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_the_field(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        SamplingParams.parse(fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"beam_width": 2}, {"best_of": 3}, {"length_penalty": 0.5}, {"guided_json": {}}],
+)
+def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedError, match=next(iter(fields))):
+        SamplingParams.parse(fields)
+
+
+def test_neutral_values_of_what_is_not_offered_are_harmless() -> None:
+    SamplingParams.parse({"beam_width": 1, "best_of": None, "length_penalty": "1.0"})
+
+
+def test_one_stop_string_or_many_and_empty_ones_are_none() -> None:
+    assert SamplingParams.parse({"stop": "a"}).stop == ("a",)
+    assert SamplingParams.parse({"stop": ["a", "", "b"]}).stop == ("a", "b")
+    assert SamplingParams.parse({"stop": ""}).stop == ()
+    assert SamplingParams.parse({"stop": None}).stop == ()
+
+
+def test_the_request_wins_over_the_defaults() -> None:
+    params = SamplingParams.parse({"top_p": 0.5}, defaults={"top_p": 0.9, "temperature": 0.3})
+    assert (params.top_p, params.temperature) == (0.5, 0.3)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*SamplingParams.model_fields, "beam_width", "length_penalty", "x"]), _JSON
+    )
+)
+def test_garbage_is_an_error_of_ours_or_valid(fields: dict[str, object]) -> None:
+    try:
+        params = SamplingParams.parse(fields)
+    except RequestError as error:
+        assert str(error)
+    else:
+        assert SamplingParams.parse(params.model_dump()) == params
