@@ -160,20 +160,21 @@ def _version() -> str:
 
 def main() -> None:
     """Run the command; an expected error becomes one line on stderr and exit status 1."""
-    errors = Console(stderr=True)
     try:
         app()
-    except ServerStartError as error:
-        errors.print(f"[red]trident: {error}[/]", highlight=False, soft_wrap=True)
-        if error.hint:
-            errors.print(f"  {error.hint}", highlight=False, soft_wrap=True)
     except TridentClientError as error:
-        errors.print(f"[red]trident: {error}[/]", highlight=False, soft_wrap=True)
+        _complain(f"trident: {error}", style="red")
+        if isinstance(error, ServerStartError) and error.hint:
+            _complain(f"  {error.hint}")
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     else:
         return
     raise SystemExit(1)
+
+
+def _complain(text: str, style: str | None = None) -> None:
+    Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

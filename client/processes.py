@@ -1,13 +1,17 @@
-"""Ends every process of a server, and lets interrupts wait meanwhile."""
+"""Ends every process of a server and what it leaves; lets interrupts wait meanwhile."""
 
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
 from client.environment import RUN_ID
+
+_ENVIRONMENTS = Path("/tmp")  # whatever TMPDIR says
+_STARTING_S = 10.0
 
 
 def kill_all(run_id: str) -> None:
@@ -28,6 +32,25 @@ def _of_run(run_id: str) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             if process.environ().get(RUN_ID) == run_id:
                 yield process
+
+
+def remove_environment(started: float) -> None:
+    """Delete the empty folder that a killed tritonserver left in /tmp.
+
+    It makes one for Python environments soon after its start, with nothing of it in the name. If
+    another tritonserver began at about that time the folder may be that one's, and stays.
+
+    Args:
+        started: when it was started, in seconds since the epoch.
+    """
+    running = psutil.process_iter(["name", "create_time"])
+    others = [p.info["create_time"] for p in running if p.info["name"] == "tritonserver"]
+    if any(abs(other - started) < _STARTING_S for other in others):
+        return
+    for path in _ENVIRONMENTS.glob("python_env_*"):
+        with contextlib.suppress(OSError):  # not ours, or not empty
+            if started <= path.stat().st_ctime < started + _STARTING_S:
+                path.rmdir()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from client import child, server_log
 from client.environment import effective_config, server_environment, settings_variables
 from client.errors import ServerStartError
 from client.ports import Endpoint, require_free
-from client.processes import kill_all, uninterrupted
+from client.processes import kill_all, remove_environment, uninterrupted
 from client.run_directory import RunDirectory
 from client.tritonserver import find_tritonserver
 from engine.errors import CheckpointError
@@ -27,6 +27,7 @@ from engine.hub import resolve_checkpoint
 MODEL = "ensemble"
 _EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
 _KILL_AFTER_S = 10
+_KILL_LOADING_AFTER_S = 1  # tritonserver heeds no signal before its models are loaded
 _POLL_S = 0.1
 
 OnLine = Callable[[str], None]
@@ -86,6 +87,7 @@ class TritonServer:
         self._run: RunDirectory | None = None
         self._log = ""
         self._prepared = False
+        self._ready = False
 
     @property
     def grpc_url(self) -> str:
@@ -171,16 +173,18 @@ class TritonServer:
             if self._process is not None:
                 self._process.terminate()
                 try:
-                    self._process.wait(_KILL_AFTER_S)
+                    self._process.wait(_KILL_AFTER_S if self._ready else _KILL_LOADING_AFTER_S)
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     self._process.wait()
-                self._process = None
             if self._run is not None:
                 _ = self.log  # kept for who asks why it failed
                 kill_all(self._run.path.name)
                 self._run.remove()
                 self._run = None
+            if self._process is not None and self._process.returncode != 0:
+                remove_environment(self._started)
+            self._process = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -210,6 +214,7 @@ class TritonServer:
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
             *self._arguments,
         ]
+        self._started = time.time()
         with run.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
@@ -246,6 +251,7 @@ class TritonServer:
                     "its last words: " + (self.log.strip().splitlines() or ["none"])[-1],
                 )
             time.sleep(_POLL_S)
+        self._ready = True
         self._report()
 
     def _answers(self) -> bool:

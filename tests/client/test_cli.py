@@ -1,0 +1,266 @@
+"""The `trident` command without a tritonserver: flags, texts, exit statuses."""
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from rich.console import Console
+from rich.text import Text
+from typer.testing import CliRunner
+
+from client import cli, serve_command
+from client.chat import Chat
+from client.client import TridentClient
+from client.demo_display import Question, answers, figures, frame
+from client.protocol import Chunk
+from engine.config import EngineConfig
+from tests.client.fake_triton import FakeTriton, Piece
+
+ANSWER = [Piece({0: "Hel"}), Piece({0: "lo 🚀"}, finished=(0,), final=True)]
+
+
+def _main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the command as installed; return its exit status."""
+    monkeypatch.setattr(sys, "argv", ["trident", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+class TestServe:
+    @pytest.fixture
+    def served(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """What `trident serve` hands to the launcher."""
+        seen: dict[str, Any] = {}
+
+        def serve(settings: Any, arguments: Any, repository: Any, console: Console) -> int:
+            given = {name: value for name, value in settings.items() if value is not None}
+            seen.update(settings=given, arguments=list(arguments), repository=repository)
+            return 0
+
+        monkeypatch.setattr(serve_command, "serve", serve)
+        return seen
+
+    def test_settings_and_flags_for_tritonserver(self, served: dict[str, Any]) -> None:
+        arguments = (
+            "serve --model m --max-num-seqs 8 --http-port 9000 --no-enable-prefix-caching "
+            "--log-verbose=1 --mem-fraction-static 0.5 --model-repository /r --grpc-port 0"
+        )
+        result = CliRunner().invoke(cli.app, arguments.split())
+        assert result.exit_code == 0, result.output
+        assert served == {
+            "settings": {
+                "model": "m",
+                "max_num_seqs": "8",
+                "enable_prefix_caching": False,
+                "gpu_memory_utilization": "0.5",
+            },
+            "arguments": ["--http-port", "9000", "--log-verbose=1", "--grpc-port", "0"],
+            "repository": Path("/r"),
+        }
+
+    def test_help_lists_every_setting(self) -> None:
+        output = CliRunner().invoke(cli.app, ["serve", "--help"]).output
+        for name in EngineConfig.model_fields:
+            assert f"--{name.replace('_', '-')}" in output
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (["--max-num-seqs", "many"], "max_num_seqs"),
+            (["--max-num-seqs", "0"], "max_num_seqs"),
+            (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),
+            (["--http-port", "http"], "--http-port"),
+            (["model"], "--model model"),
+            (["--model-repository", "/nonexistent"], "/nonexistent"),
+        ],
+    )
+    def test_wrong_flags_are_one_line_and_status_1(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        arguments: list[str],
+        text: str,
+    ) -> None:
+        assert _main(monkeypatch, "serve", *arguments) == 1
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert lines[0].startswith("trident: ")
+        assert len(lines) <= 2
+        assert text in "\n".join(lines)
+
+    def test_unknown_model(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["--model", "/nonexistent/model", "--http-port=0", "--grpc-port=0"]
+        assert _main(monkeypatch, "serve", *arguments, "--metrics-port=0") == 1
+        assert "/nonexistent/model" in capsys.readouterr().err
+
+
+class TestGenerate:
+    def test_prints_the_answer(self, triton: FakeTriton) -> None:
+        triton.pieces = ANSWER
+        arguments = ["generate", "a question", "--max-tokens", "9", "--url", triton.url]
+        result = CliRunner().invoke(cli.app, arguments)
+        assert (result.exit_code, result.output) == (0, "Hello 🚀\n")
+        (request,) = triton.requests
+        assert "a question" in request["messages"]
+        assert request["sampling_parameters"] == {"max_tokens": 9}
+        assert request["stream"] is True
+
+    def test_raw_sends_the_text_itself(self, triton: FakeTriton) -> None:
+        triton.pieces = ANSWER
+        arguments = ["generate", "Once", "--raw", "--temperature", "0", "--url", triton.url]
+        assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+        assert triton.requests[0]["text_input"] == "Once"
+        assert triton.requests[0]["sampling_parameters"] == {"max_tokens": 256, "temperature": 0.0}
+
+    def test_errors_are_one_line_and_status_1(
+        self,
+        triton: FakeTriton,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        triton.error = (grpc.StatusCode.INVALID_ARGUMENT, "max_tokens: [must] be positive")
+        assert _main(monkeypatch, "generate", "a", "--url", triton.url) == 1
+        assert capsys.readouterr().err == "trident: max_tokens: [must] be positive\n"
+
+    def test_usage_errors_are_status_2(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert _main(monkeypatch, "generate") == 2
+        assert _main(monkeypatch, "generate", "a", "--max-tokens", "x") == 2
+        assert _main(monkeypatch, "nonsense") == 2
+
+
+class TestChat:
+    def _talk(self, triton: FakeTriton, *lines: str | type[BaseException], system: str = "") -> str:
+        """Say `lines` and return what was shown; an exception is raised in place of a line."""
+        remaining: Iterator[str | type[BaseException]] = iter(lines)
+
+        def read(prompt: str) -> str:
+            line = next(remaining, EOFError)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        output = io.StringIO()
+        with TridentClient(triton.url) as client:
+            console = Console(file=output, width=200)
+            Chat(client, console, system=system, sampling={"max_tokens": None}, read=read).run()
+        return output.getvalue()
+
+    def test_remembers_the_conversation(self, triton: FakeTriton) -> None:
+        triton.pieces = ANSWER
+        shown = self._talk(triton, "first", "", "second", system="Be kind.")
+        assert shown.count("Hello 🚀\n") == 2
+        assert re.search(r"3 tokens, first after \d\.\d\d s, \d+ tokens/s", shown)
+        first, second = (request["messages"] for request in triton.requests)
+        assert first == (
+            '[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "first"}]'
+        )
+        assert second == first[:-1] + (
+            ', {"role": "assistant", "content": "Hello 🚀"}, {"role": "user", "content": "second"}]'
+        )
+
+    def test_reset_forgets_and_exit_ends(self, triton: FakeTriton) -> None:
+        triton.pieces = ANSWER
+        self._talk(triton, "first", "/reset", "second", "/exit", "third")
+        assert len(triton.requests) == 2
+        assert "first" not in triton.requests[1]["messages"]
+
+    def test_ctrl_c_at_the_prompt_goes_on(self, triton: FakeTriton) -> None:
+        triton.pieces = ANSWER
+        assert "Hello" in self._talk(triton, KeyboardInterrupt, "first")
+
+    def test_ctrl_c_stops_the_answer_only(
+        self, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        triton.pieces = [Piece({0: "Hel"}), Piece({0: "lo"}, delay_s=30)]
+        write = io.StringIO.write
+
+        def interrupted(stream: io.StringIO, text: str) -> int:
+            if text == "Hel" and not triton.cancelled.is_set():
+                monkeypatch.setattr(TridentClient, "stream", _answered)
+                write(stream, text)
+                raise KeyboardInterrupt
+            return write(stream, text)
+
+        class Output(io.StringIO):
+            write = interrupted  # type: ignore[assignment]
+
+        monkeypatch.setattr(io, "StringIO", Output)
+        shown = self._talk(triton, "first", "second")
+        assert "stopped" in shown
+        assert "again" in shown
+        assert triton.cancelled.wait(5)
+
+    def test_a_failed_question_is_forgotten(self, triton: FakeTriton) -> None:
+        triton.error = (grpc.StatusCode.INVALID_ARGUMENT, "messages: too long")
+        assert "messages: too long" in self._talk(triton, "first")
+        self._talk(triton, "first", "second")
+        assert "first" not in triton.requests[-1]["messages"]
+
+
+def _answered(*args: Any, **options: Any) -> Iterator[Chunk]:
+    yield Chunk("again", finish_reason="stop", num_output_tokens=1)
+
+
+class TestDemoDisplay:
+    def _questions(self) -> list[Question]:
+        questions = [Question(i, f"Question {i} that is quite long?") for i in range(1, 9)]
+        for question in questions:
+            question.start()
+            for word in ["Ein [b]Wort[/b]", " 東京 🚀"] * question.number * 2:
+                question.add(Chunk(word, num_output_tokens=2))
+        for question in questions[:4]:
+            question.end()
+        questions[4].end("the server is gone")
+        return questions
+
+    @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
+    def test_frame_fits_the_terminal(self, size: tuple[int, int]) -> None:
+        console = Console(width=size[0], height=size[1], record=True, file=io.StringIO())
+        console.print(frame(self._questions(), console.size))
+        lines = console.export_text().splitlines()
+        assert len(lines) < size[1]
+        assert all(Text(line).cell_len <= size[0] for line in lines)
+        assert any("5 of 8 answered, 288 tokens" in line for line in lines)
+        assert any("the server is gone" in line for line in lines)
+
+    @pytest.mark.parametrize("width", [80, 120])
+    def test_answers_and_figures_in_full(self, width: int) -> None:
+        questions = self._questions()
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(answers(questions, width))
+        console.print(figures(questions, width))
+        text = console.export_text()
+        assert text.count("[b]Wort[/b]") >= sum(2 * q.number for q in questions if not q.problem)
+        rows = [line for line in text.splitlines() if re.match(r"\s*\d\s+Question \d", line)]
+        assert len(rows) == 8
+        assert re.search(r"all at once\s+≤ \d\.\d{3} s\s+288\s+\d+\.\d\d s\s+\d+\.\d", text)
+        assert all(Text(line).cell_len <= width for line in text.splitlines())
+
+    def test_an_empty_answer_is_a_problem(self) -> None:
+        question = Question(1, "?")
+        question.start()
+        assert question.add(Chunk(" \n"))
+        assert not question.add(Chunk(""))
+        question.end()
+        assert question.problem == "the answer is empty"
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"trident \S.*\n", CliRunner().invoke(cli.app, ["--version"]).output)
+
+
+def test_importing_the_client_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, client, client.cli, client.serve_command, client.demo, client.chat\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(cli.__file__).parents[1])
