@@ -111,9 +111,7 @@ class AsyncTridentClient:
                 batched=await self._takes_batches(timeout),
             )
             # One stream per request: an error on a shared one would not say whose it is.
-            call = self._stub.ModelStreamInfer(
-                iter((request,)), timeout=timeout, metadata=protocol.METADATA
-            )
+            call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout)
             async for response in call:
                 for chunk in protocol.read_chunks(response):
                     yield chunk

@@ -115,9 +115,7 @@ class TridentClient:
                 prompt, messages, sampling, stream=stream, batched=self._takes_batches(timeout)
             )
             # One stream per request: an error on a shared one would not say whose it is.
-            call = self._stub.ModelStreamInfer(
-                iter((request,)), timeout=timeout, metadata=protocol.METADATA
-            )
+            call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout)
             for response in call:
                 yield from protocol.read_chunks(response)
                 complete = complete or protocol.is_final(response)

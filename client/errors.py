@@ -1,10 +1,11 @@
 """Every error that the client and the launcher raise for their users, in one tree.
 
-The text of each is one line fit to be shown; `from_status` maps what a server answers.
+The text of each is one line fit to be shown; `from_status` and `from_text` map what a server
+answers.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class TridentClientError(Exception):
@@ -65,12 +66,30 @@ _BY_STATUS: Mapping[str, type[TridentClientError]] = {
 _QUEUE_FULL = "Maximum queue size of"  # Triton's own words for it, which peers' clients look for
 
 
+# An error inside a stream comes without its code, and the header `triton_grpc_error` that would
+# bring it makes tritonserver 24.10 abort; so the text has to tell. The first match counts.
+_BY_TEXT: Sequence[tuple[str, type[TridentClientError]]] = (
+    (_QUEUE_FULL, QueueFullError),
+    (r"\bsupported\b", UnsupportedRequestError),
+    (r"^[a-z_][\w.,\[\] ]*: ", InvalidRequestError),  # Trident begins with the field's name
+    (r"unknown model|^unexpected |^inference input|but expect", InvalidRequestError),  # Triton
+    (r"was cancelled", RequestCancelledError),
+    (r"engine process|unavailable|not ready", UnavailableError),
+)
+
+
 def from_status(status: str, message: str) -> TridentClientError:
-    """Return the error for a gRPC status name (`UNAVAILABLE`, ...) and the server's text.
+    """Return the error for the gRPC status name (`UNAVAILABLE`, ...) and text of a failed call.
 
     Statuses that are not the client's doing (INTERNAL, UNKNOWN, ...) become `ServerError`.
     """
+    return _BY_STATUS.get(status, ServerError)(message or status)
+
+
+def from_text(message: str) -> TridentClientError:
+    """Return the error for the text of one that came inside a stream."""
     own_words = re.sub(r"^in ensemble '\w+', ", "", message)
-    if _QUEUE_FULL in message:
-        return QueueFullError(own_words)
-    return _BY_STATUS.get(status, ServerError)(own_words or status)
+    for pattern, kind in _BY_TEXT:
+        if re.search(pattern, own_words):
+            return kind(own_words)
+    return ServerError(own_words)

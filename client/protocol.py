@@ -19,15 +19,13 @@ from client.errors import (
     TridentClientError,
     UnavailableError,
     from_status,
+    from_text,
 )
 
 MODEL = "ensemble"
 
 # tritonclient's limits are gRPC's 4 MB unless told otherwise; a prompt may be longer.
 CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-
-# Makes an error end the stream with its gRPC status; without it only the text arrives.
-METADATA = (("triton_grpc_error", "true"),)
 
 _TIMED_OUT = "the request took longer than its timeout"
 
@@ -229,8 +227,7 @@ def read_chunks(response: service_pb2.ModelStreamInferResponse) -> Iterator[Chun
         TridentClientError: the response is an error.
     """
     if response.error_message:
-        # From servers before 24.08, which know no `triton_grpc_error`: the code is lost.
-        raise from_status("UNKNOWN", response.error_message)
+        raise from_text(response.error_message)
     result = InferResult(response.infer_response)
     texts = _values(result, "text_output")
     columns = [

@@ -9,14 +9,13 @@ _TRITON = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+):\d+\] ?(.*
 # What our models log, through Python's logging.
 _TRIDENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ([A-Z])[A-Z]+ (trident[\w.]*): (.*)")
 
-# What tritonserver says at each start on a machine without a GPU or NVIDIA's tools, and 24.10 at
-# each error that ends a gRPC stream.
+# What tritonserver says at each start on a machine without a GPU or NVIDIA's tools.
 _HARMLESS = (
     "CudaDriverHelper has not been",
     "CUDA driver version is insufficient",
     "NVML",
     "DCGM",
-    "HandleCancellation called even when",
+    "no pinned memory pool",
 )
 
 # What to do about reasons whose own words do not say it.

@@ -19,6 +19,7 @@ from client.errors import (
     ServerError,
     TridentClientError,
     UnavailableError,
+    UnsupportedRequestError,
 )
 from tests.client.fake_triton import FakeTriton, Piece
 
@@ -123,38 +124,48 @@ class TestGenerate:
             generate(triton.url, "a")
 
     @pytest.mark.parametrize(
-        ("status", "text", "expected"),
+        ("text", "expected"),
         [
-            (
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "in ensemble 'ensemble', top_p: 3",
-                InvalidRequestError,
-            ),
-            (grpc.StatusCode.UNAVAILABLE, "Maximum queue size of 3 reached", QueueFullError),
-            (grpc.StatusCode.UNAVAILABLE, "the engine process has died", UnavailableError),
-            (grpc.StatusCode.INTERNAL, "internal error", ServerError),
+            ("top_p: must be at most 1 (got 3)", InvalidRequestError),
+            ("text_input, messages: give one of them, not both", InvalidRequestError),
+            ("messages[0].content[1]: must be an object", InvalidRequestError),
+            ("beam_width: not supported by this version of Trident", UnsupportedRequestError),
+            ("Request for unknown model: 'ensemble' is not found", InvalidRequestError),
+            ("Maximum queue size of 3 requests reached (max_num_queued_reqs)", QueueFullError),
+            ("the engine process has died; the request is lost", UnavailableError),
+            ("the request was cancelled", RequestCancelledError),
+            ("internal error", ServerError),
         ],
     )
-    def test_raises_by_status(
+    def test_raises_by_the_text_of_a_response(
+        self, triton: FakeTriton, generate: Generate, text: str, expected: type[TridentClientError]
+    ) -> None:
+        triton.error_message = f"in ensemble 'ensemble', {text}"
+        with pytest.raises(expected) as caught:
+            generate(triton.url, "a")
+        assert type(caught.value) is expected
+        assert str(caught.value) == text
+
+    @pytest.mark.parametrize(
+        ("status", "expected"),
+        [
+            (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError),
+            (grpc.StatusCode.UNAVAILABLE, UnavailableError),
+            (grpc.StatusCode.UNIMPLEMENTED, UnsupportedRequestError),
+            (grpc.StatusCode.INTERNAL, ServerError),
+        ],
+    )
+    def test_raises_by_the_status_of_a_call(
         self,
         triton: FakeTriton,
         generate: Generate,
         status: grpc.StatusCode,
-        text: str,
         expected: type[TridentClientError],
     ) -> None:
-        triton.error = (status, text)
-        with pytest.raises(expected) as caught:
+        triton.error = (status, "words")
+        with pytest.raises(expected, match="words") as caught:
             generate(triton.url, "a")
         assert type(caught.value) is expected
-        assert str(caught.value) == text.removeprefix("in ensemble 'ensemble', ")
-
-    def test_raises_an_error_inside_a_response(
-        self, triton: FakeTriton, generate: Generate
-    ) -> None:
-        triton.error_message = "something broke"
-        with pytest.raises(ServerError, match="something broke"):
-            generate(triton.url, "a")
 
     def test_timeout_cancels_on_the_server(self, triton: FakeTriton, generate: Generate) -> None:
         triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
