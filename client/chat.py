@@ -12,6 +12,7 @@ from client.client import TridentClient
 from client.errors import TridentClientError
 from client.protocol import Chunk, Message, SamplingOptions
 
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _HELP = "Ctrl-C stops an answer, /reset starts over, /exit or Ctrl-D ends."
 
 
@@ -35,7 +36,9 @@ class Answer:
             for chunk in chunks:
                 if self._first is None:
                     self._first = time.perf_counter()
-                console.file.write(chunk.text)
+                # What a model writes must not steer the terminal; a file gets it as it is.
+                shown = chunk.text.translate(_CONTROLS) if console.is_terminal else chunk.text
+                console.file.write(shown)
                 console.file.flush()
                 self.text += chunk.text
                 self.num_tokens += chunk.num_output_tokens
@@ -50,7 +53,8 @@ class Answer:
             return "no tokens"
         ttft = self._first - self._started
         rate = self.num_tokens / (time.perf_counter() - self._started)
-        return f"{self.num_tokens} tokens, first after {ttft:.2f} s, {rate:.0f} tokens/s"
+        tokens = f"{self.num_tokens} token{'s' * (self.num_tokens != 1)}"
+        return f"{tokens}, first after {ttft:.2f} s, {rate:.0f} tokens/s"
 
 
 def generate(chunks: Generator[Chunk, None, None], console: Console) -> None:

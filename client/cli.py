@@ -1,6 +1,7 @@
 """The `trident` command."""
 
 import inspect
+import os
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -160,6 +161,7 @@ def _version() -> str:
 
 def main() -> None:
     """Run the command; an expected error becomes one line on stderr and exit status 1."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it tells the terminal of each lost peer
     try:
         app()
     except TridentClientError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -272,8 +273,11 @@ def rpc_error(error: grpc.RpcError, url: str, deadline: float) -> TridentClientE
         return RequestTimeoutError(_TIMED_OUT)
     if status == "CANCELLED" or time.monotonic() >= deadline:
         return cancelled(deadline)
-    if status == "UNAVAILABLE" and "onnect" in details:  # gRPC's own words, with its addresses
-        details = f"no server answers at {url}"
+    if status == "UNAVAILABLE":  # gRPC's own words, full of addresses if it cannot connect
+        if re.search(r"failed to connect|errors resolving", details, re.IGNORECASE):
+            details = f"no server answers at {url}"
+        else:
+            details = f"the connection to {url} was lost: {details}"
     return from_status(status, details)
 
 

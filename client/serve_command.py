@@ -38,8 +38,10 @@ def serve(
             _announce(server, display.description, console)
             status = server.follow()
         except KeyboardInterrupt:
+            if not display.is_loaded:
+                return 130
             console.print("Stopping ...", highlight=False)
-            return 0 if display.is_loaded else 130
+            return 0
         finally:
             server.stop()
     reason, hint = server_log.failure(server.log)

@@ -15,7 +15,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from client import cli, serve_command
-from client.chat import Chat
+from client.chat import Answer, Chat
 from client.client import TridentClient
 from client.demo_display import Question, answers, figures, frame
 from client.protocol import Chunk
@@ -198,6 +198,15 @@ class TestChat:
         assert "stopped" in shown
         assert "again" in shown
         assert triton.cancelled.wait(5)
+
+    def test_a_model_cannot_steer_the_terminal(self) -> None:
+        chunks = [Chunk("a\x1b[31mb\x9bc\n\td", finish_reason="stop")]
+        terminal = Console(file=io.StringIO(), force_terminal=True)
+        Answer().print(chunks, terminal)
+        assert terminal.file.getvalue() == "a[31mbc\n\td\n"  # type: ignore[attr-defined]
+        file = Console(file=io.StringIO())
+        Answer().print(chunks, file)
+        assert file.file.getvalue() == "a\x1b[31mb\x9bc\n\td\n"  # type: ignore[attr-defined]
 
     def test_a_failed_question_is_forgotten(self, triton: FakeTriton) -> None:
         triton.error = (grpc.StatusCode.INVALID_ARGUMENT, "messages: too long")
