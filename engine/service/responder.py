@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.errors import TridentError
+from engine.errors import RequestCancelledError, TridentError
 from engine.service.cancellation import CancelListener, CancelPoller
 from engine.service.client import EngineClient
 from engine.service.engine_inputs import EngineInputs, parse_engine_inputs
@@ -92,7 +92,13 @@ class _Sink:
         self._send(self._stage.response(self._encode(chunks)), last=last)
 
     def fail(self, error: TridentError) -> None:
-        self._send(self._stage.error_response(error), last=True)
+        if isinstance(error, RequestCancelledError):
+            # Nobody listens, and release 24.10 never frees an ensemble's cancelled request that
+            # ends with an error.
+            self._on_end()
+            self._sender.send(flags=_FINAL)
+        else:
+            self._send(self._stage.error_response(error), last=True)
 
     def _send(self, response: Any, *, last: bool) -> None:
         if last:

@@ -1,0 +1,52 @@
+"""One real tritonserver for most tests, on a seeded random checkpoint.
+
+Its tokenizer splits characters over tokens, so that its random output is full of hard cases.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client.serve import TritonServer
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
+from tests.server.caller import Caller
+
+MAX_MODEL_LEN = 512
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = byte_level_tokenizer()
+    write_checkpoint(
+        folder,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=MAX_MODEL_LEN,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+    )
+    return save_tokenizer(tokenizer, folder)
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path) -> Iterator[TritonServer]:
+    settings = {
+        "model": str(checkpoint),
+        "dtype": "float32",
+        # Too few for 64 streams at once: some will be preempted.
+        "num_gpu_blocks_override": 200,
+        "max_num_queued_reqs": 70,
+    }
+    with TritonServer(settings, ports=0, start_timeout_s=120) as server:
+        yield server
+    assert "Exit timeout expired" not in server.log  # a request that Triton never released
+
+
+@pytest.fixture(scope="session")
+def caller(server: TritonServer) -> Iterator[Caller]:
+    caller = Caller(server.grpc_url, server.http_url)
+    yield caller
+    caller.close()

@@ -1,0 +1,78 @@
+"""Many clients at once, those that leave among them."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from client.serve import TritonServer
+from tests.server.caller import Caller, InferError
+
+pytestmark = pytest.mark.server
+
+LONG = {"sampling_parameters": json.dumps({"ignore_eos": True})}
+
+
+def test_64_streams_answer_as_each_does_alone(caller: Caller) -> None:
+    prompts = [f"{'Tell me again. ' * (i % 5)}Story {i}: 你好" for i in range(64)]
+
+    def answer(prompt: str) -> str:
+        return caller.text(text_input=prompt, max_tokens=40 + len(prompt) % 7, **LONG)
+
+    alone = [answer(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(64) as pool:
+        together = list(pool.map(answer, prompts))
+    assert together == alone
+    assert len(set(alone)) > 32
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("model", ["ensemble", "engine"])
+def test_a_client_that_leaves_frees_its_request(
+    caller: Caller, server: TritonServer, model: str
+) -> None:
+    prompt = {"text_input": "Hello"} if model == "ensemble" else {"input_ids": [5, 6, 7]}
+    parameters = json.dumps({"ignore_eos": True, "max_tokens": 480})
+
+    def aborted() -> list[str]:
+        return re.findall(r"request (\d+): aborted", server.log)
+
+    before = len(aborted())
+    streams = [
+        caller.stream(model, stream=True, sampling_parameters=parameters, **prompt)
+        for _ in range(3)
+    ]
+    for stream in streams:
+        with closing(stream):
+            next(stream)
+    assert wait_for(lambda: len(aborted()) == before + 3), server.log[-2000:]
+    # The engine checks its blocks each time it falls idle, and would end if one were lost.
+    inputs = {"text_input": "~" * 10, "max_tokens": 500, "return_num_output_tokens": True, **LONG}
+    assert caller.one(**inputs)["num_output_tokens"] == [500]
+
+
+def test_a_full_queue_refuses_at_once(caller: Caller) -> None:
+    def answer(index: int) -> str:
+        try:
+            return str(caller.one(text_input=f"{index}", max_tokens=30, **LONG)["text_output"])
+        except InferError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(180) as pool:
+        answers = list(pool.map(answer, range(180)))
+    refused = [a for a in answers if "Maximum queue size of 70" in a]
+    assert refused
+    assert len(refused) < 110
+    assert not [a for a in answers if a not in refused and not a.startswith("[")]
