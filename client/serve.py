@@ -29,6 +29,7 @@ _EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
 _KILL_AFTER_S = 10
 _KILL_LOADING_AFTER_S = 1  # tritonserver heeds no signal before its models are loaded
 _POLL_S = 0.1
+_LOG_BYTES = 4 << 20
 
 OnLine = Callable[[str], None]
 
@@ -86,6 +87,7 @@ class TritonServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._run: RunDirectory | None = None
         self._log = ""
+        self._started = 0.0  # seconds since the epoch
         self._prepared = False
         self._ready = False
 
@@ -106,9 +108,11 @@ class TritonServer:
 
     @property
     def log(self) -> str:
-        """Everything the server has said since it was started."""
-        if self._run is not None:
-            self._log = self._run.log.read_text(encoding="utf-8", errors="replace")
+        """What the server has said since it was started, its last 4 MiB at most."""
+        if self._run is not None and self._run.log.exists():
+            with self._run.log.open("rb") as file:
+                file.seek(max(0, self._run.log.stat().st_size - _LOG_BYTES))
+                self._log = file.read().decode("utf-8", errors="replace")
         return self._log
 
     @property
@@ -185,6 +189,7 @@ class TritonServer:
             if self._process is not None and self._process.returncode != 0:
                 remove_environment(self._started)
             self._process = None
+            self._prepared = self._ready = False
 
     def __enter__(self) -> Self:
         self.start()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from client import processes, run_directory, server_log
+from client import processes, run_directory, serve, server_log
 from client.environment import (
     RUN_ID,
     effective_config,
@@ -276,6 +276,23 @@ class TestEnvironment:
             interpreter_folder(executable)
         (tmp_path / "python3").symlink_to(executable)
         assert interpreter_folder(executable) == tmp_path
+
+
+def test_what_is_missing_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Path:
+        raise ServerStartError("libpython is missing", "install it")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(run_directory, "find_libpython", missing)
+    release = _installation(from_release(_release(tmp_path / "opt", python_version())))
+    monkeypatch.setattr(serve, "find_tritonserver", lambda: release)
+    (tmp_path / "repository").mkdir()
+    server = serve.TritonServer({}, repository=tmp_path / "repository", ports=0)
+    with pytest.raises(ServerStartError, match="libpython is missing"):
+        server.start()
+    assert not list(tmp_path.glob("trident-*"))
 
 
 def test_kill_all_finds_a_child_in_a_session_of_its_own() -> None:

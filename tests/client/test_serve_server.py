@@ -126,6 +126,12 @@ class TestTritonServer:
             with TridentClient(server.grpc_url) as client:
                 assert client.generate("a").text == "a"
 
+    def test_can_be_started_again(self, repository: Path) -> None:
+        server = TritonServer({}, repository=repository, ports=0)
+        for _ in range(2):
+            with server, TridentClient(server.grpc_url) as client:
+                assert client.generate("a").text == "a"
+
     def test_slow_start_is_given_up(self, repository: Path) -> None:
         server = TritonServer(
             {},
