@@ -44,7 +44,7 @@ emoji, short stories and small talk. Do not rely on it for anything.
 
 `python -m engine.demo.train --output DIR` made it, on text that the script generates itself:
 {run.steps} steps, {run.tokens / 1e6:.1f} million tokens, {run.minutes:.1f} minutes on
-{run.threads} CPU threads (shared with other work), final loss {run.final_loss:.3f}.
+{run.threads} CPU threads, final loss {run.final_loss:.3f}.
 
 ## Accuracy
 
