@@ -10,6 +10,7 @@ from random import Random
 from engine.demo.question import Question, is_held_out
 
 _LARGEST_OPERAND = 99
+_SMALL_OPERAND = 12
 _LARGEST_FACTOR = 12
 _LARGEST_NUMBER = 999
 
@@ -73,7 +74,9 @@ _PREVIOUS = ("What comes before {a}?", "Which number comes before {a}?")
 
 
 def _operands(rng: Random) -> tuple[int, int]:
-    return rng.randint(0, _LARGEST_OPERAND), rng.randint(0, _LARGEST_OPERAND)
+    # Small numbers are rare among all pairs, but they are what people ask first.
+    limits = (_LARGEST_OPERAND, _LARGEST_OPERAND, _LARGEST_OPERAND, _SMALL_OPERAND)
+    return rng.randint(0, rng.choice(limits)), rng.randint(0, rng.choice(limits))
 
 
 def addition(rng: Random) -> Question:

@@ -14,31 +14,31 @@ from engine.demo import arithmetic, counting, knowledge, spelling, stories, talk
 from engine.demo.question import Question, Skill
 from engine.demo.tokenizer import END_OF_TEXT, TURN_CLOSING, turn_opening
 
-# How often each skill is drawn, in per cent: what is hard to learn is practised more.
+# How often each skill is drawn, relative to the others: what is hard to learn is practised more.
 SKILLS: dict[Skill, float] = {
-    arithmetic.addition: 13,
-    arithmetic.subtraction: 13,
-    arithmetic.multiplication: 5,
-    arithmetic.word_problem: 6,
+    arithmetic.addition: 11,
+    arithmetic.subtraction: 11,
+    arithmetic.multiplication: 7,
+    arithmetic.word_problem: 5,
     arithmetic.number_sense: 5,
-    counting.counting: 7,
-    counting.counting_in_words: 4,
+    counting.counting: 10,
+    counting.counting_in_words: 5,
     counting.times_table: 1,
-    counting.repetition: 4,
-    spelling.spelling: 10,
-    spelling.copying: 3,
+    counting.repetition: 6,
+    spelling.spelling: 11,
+    spelling.copying: 5,
     knowledge.capital: 4,
     knowledge.colour: 2,
     knowledge.opposite: 3,
     knowledge.animal: 4,
-    knowledge.emoji: 4,
-    knowledge.translation: 9,
+    knowledge.emoji: 3,
+    knowledge.translation: 7,
     knowledge.listing: 2,
     knowledge.introduction: 1,
     talk.greeting: 4,
-    talk.memory: 4,
-    talk.unknown: 3,
-    stories.story: 5,
+    talk.memory: 2,
+    talk.unknown: 2,
+    stories.story: 4,
 }
 
 _SYSTEM_MESSAGES = (
@@ -102,8 +102,11 @@ def _draw(rng: Random) -> Question:
 def _plain_text(rng: Random) -> Document:
     """Text without chat turns, for prompts that are sent as they are."""
     question = _draw(rng)
-    if question.statement is not None and rng.random() < 0.7:
+    style = rng.random()
+    if question.statement is not None and style < 0.6:
         beginning, end = question.statement
+    elif style < 0.8:
+        beginning, end = question.text, f"\n{question.answer}"
     else:
         beginning, end = f"Question: {question.text}\nAnswer:", f" {question.answer}"
     return Segment(beginning, learned=False), Segment(f"{end}{END_OF_TEXT}", learned=True)

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -13,9 +15,17 @@ from engine.demo.tokenizer import stop_token_ids, train_tokenizer
 from engine.demo.train import main
 
 
-def test_a_short_run_writes_a_complete_checkpoint(tmp_path: Path) -> None:
+@pytest.fixture
+def one_thread() -> Iterator[int]:
+    """A thread count for the script, which sets it for the whole process."""
+    before = torch.get_num_threads()
+    yield 1
+    torch.set_num_threads(before)
+
+
+def test_a_short_run_writes_a_complete_checkpoint(tmp_path: Path, one_thread: int) -> None:
     folder = tmp_path / "checkpoint"
-    main(output=folder, steps=2, hidden_size=64, layers=1, questions=1, threads=2, seed=0)
+    main(output=folder, steps=2, hidden_size=64, layers=1, questions=1, threads=one_thread, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16
