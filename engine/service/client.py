@@ -98,6 +98,7 @@ class EngineClient:
         All answers, errors too, go to the sink that `make_sink` makes for that uid.
 
         Raises:
+            RequestError: the request is too large for a message.
             EngineDeadError: the engine process is gone.
         """
         uid = next(self._uids)
@@ -113,7 +114,11 @@ class EngineClient:
             if self._dead:
                 raise EngineDeadError("the engine process has died; the server must be restarted")
             self._streams[uid] = RequestStream(uid, request, make_sink(uid))
-        self._send(message)
+        try:
+            self._send(message)
+        except ChannelError as error:
+            self._pop(uid)
+            raise RequestError(f"the request is too large: {error}") from None
         return uid
 
     def abort(self, uid: int) -> None:

@@ -58,14 +58,15 @@ def parse_engine_inputs(
     """
     inputs = InputReader(tensors)
     prompt = inputs.integers("input_ids")
-    fields = client_parameters(parameters)
+    options = inputs.octets("response_options")
+    decoded = None if options is None else _decode_options(options)
+    # The tokenizer stage has merged the request parameters already, defaults and all.
+    fields = client_parameters(parameters) if decoded is None else {}
     fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))
     params = SamplingParams.parse(fields)
     asked = params.max_tokens if "max_tokens" in fields else None
     check_length("input_ids", len(prompt), asked, ready.max_model_len)
     stream = inputs.boolean("stream") or False
-    options = inputs.octets("response_options")
-    decoded = None if options is None else _decode_options(options)
     timeout_us = inputs.integer("timeout") or timeout_us
     return EngineInputs(
         request=NewRequest(

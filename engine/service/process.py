@@ -19,6 +19,7 @@ from typing import Protocol
 from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
 from engine.service.channel import Channel, ChannelError
+from engine.service.logs import configure_logging
 from engine.service.messages import (
     Abort,
     AddRequest,
@@ -216,11 +217,7 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
 
 def configure() -> None:
     """Log to stderr, which is the server's; leave Ctrl-C to the server, which then ends us."""
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+    configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

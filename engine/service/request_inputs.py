@@ -133,7 +133,7 @@ def parse_inputs(
         outputs.append("logprobs")
     elif "output_log_probs" in outputs:
         fields["logprobs"] = 0  # the chosen token's
-    _check_at_least("pad_id", inputs.integer("pad_id"), 0)
+    _check_at_least("pad_id", inputs.integer("pad_id"), 0)  # without effect: nothing is padded
     return RequestInputs(
         text=text,
         messages=messages,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import TridentError
+from engine.service.logs import configure_logging
 from engine.service.tensors import Tensors
 
 T = TypeVar("T")
@@ -27,11 +28,7 @@ class Stage:
 
     def __init__(self, args: Mapping[str, str]) -> None:
         """Read `args` of `initialize`; logs go to the server's stderr from here on."""
-        logging.basicConfig(
-            level=logging.INFO,
-            format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-            datefmt="%Y-%m-%d %H:%M:%S",
-        )
+        configure_logging()
         self.log = logging.getLogger(f"trident.{args['model_name']}")
         self._settings = Path(args["model_repository"]).parent / "engine" / "1" / "engine.json"
         self._batched = json.loads(args["model_config"])["max_batch_size"] > 0

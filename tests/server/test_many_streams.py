@@ -1,5 +1,6 @@
 """Many clients at once, those that leave among them."""
 
+import http.client
 import json
 import re
 import time
@@ -61,6 +62,20 @@ def test_a_client_that_leaves_frees_its_request(
     # The engine checks its blocks each time it falls idle, and would end if one were lost.
     inputs = {"text_input": "~" * 10, "max_tokens": 500, "return_num_output_tokens": True, **LONG}
     assert caller.one(**inputs)["num_output_tokens"] == [500]
+
+
+def test_an_http_client_that_leaves_its_stream_frees_its_request(
+    caller: Caller, server: TritonServer
+) -> None:
+    before = server.log.count(": aborted")
+    body = json.dumps({"text_input": "Hello", "max_tokens": 480, "stream": True, **LONG})
+    connection = http.client.HTTPConnection(caller.http_url, timeout=30)
+    connection.request("POST", "/v2/models/ensemble/generate_stream", body)
+    response = connection.getresponse()
+    assert response.read(5) == b"data:"
+    response.close()
+    connection.close()
+    assert wait_for(lambda: server.log.count(": aborted") == before + 1)
 
 
 def test_a_full_queue_refuses_at_once(caller: Caller) -> None:

@@ -20,6 +20,7 @@ from engine.errors import (
     RequestError,
     TridentError,
 )
+from engine.service import channel
 from engine.service.client import EngineClient
 from engine.service.delivery import NewRequest
 from tests.engine.service.fake_engine import BAD_REQUEST, BUG, DIES, FULL, HANGS, STEP_FAILS
@@ -96,6 +97,16 @@ def test_what_is_wrong_with_a_request_ends_only_it(
     assert str(sink.error) == text
     assert other.ended.wait(5)
     assert tokens(other) == list(range(1000, 1100))
+
+
+def test_a_request_that_is_too_large_is_refused(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "MAX_FRAME_BYTES", 10)
+        with pytest.raises(RequestError, match="too large"):
+            submit(client, 1)
+    assert_alive(client)
 
 
 def test_abort_ends_a_request_at_once(client: EngineClient) -> None:

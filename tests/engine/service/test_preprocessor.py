@@ -163,6 +163,16 @@ def test_the_engine_reads_what_the_tokenizer_stage_writes() -> None:
     assert inputs.options == ResponseOptions(["finish_reason", "sequence_index"], "hello")
 
 
+def test_request_parameters_do_not_count_twice() -> None:
+    tensors = {"text_input": tensor("hi"), "sampling_parameters": tensor('{"top_k": 0}')}
+    parameters = {"top_k": 5, "min_p": 0.5}
+    made = PREPROCESS(parse_inputs(tensors, parameters))
+    inputs = parse_engine_inputs(engine_tensors(made), parameters, 0, READY)
+    params = SamplingParams.parse(inputs.request.sampling_params)
+    assert params == made.sampling_params
+    assert (params.top_k, params.min_p) == (0, 0.5)
+
+
 def test_a_client_may_call_the_engine_itself() -> None:
     ids = np.array([[1, 2, 3]], dtype=np.int32)
     inputs = parse_engine_inputs({"input_ids": ids}, {"max_tokens": 5}, 0, READY)

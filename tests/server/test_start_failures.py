@@ -1,0 +1,42 @@
+"""What keeps the server from starting is said in one line of its log, and it exits."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from client.errors import ServerStartError
+from client.serve import TritonServer
+
+pytestmark = pytest.mark.server
+
+
+def failure(server: TritonServer) -> str:
+    """Start `server`, which fails; return its log."""
+    with pytest.raises(ServerStartError):
+        server.start()
+    assert "failed to load" in server.log
+    return server.log
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("TRIDENT_MAX_NUM_SEQS", "many", "max_num_seqs: Input should be a valid integer"),
+        ("TRIDENT_MODEL", "/no/such/folder", "model: there is no folder /no/such/folder"),
+    ],
+)
+def test_a_wrong_setting(
+    variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = TritonServer({}, ports=0)
+    # After the launcher has checked the settings: as if tritonserver was started without it.
+    monkeypatch.setenv(variable, value)
+    assert message in failure(server)
+
+
+def test_a_checkpoint_without_its_weights(checkpoint: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoint, broken)
+    (broken / "model.safetensors").unlink()
+    assert "safetensors" in failure(TritonServer({"model": str(broken)}, ports=0))

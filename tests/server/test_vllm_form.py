@@ -1,0 +1,118 @@
+"""The unbatched form of the model repository, with the demo checkpoint; and the engine's death."""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from client.serve import TritonServer
+from engine.demo.prompts import DEMO_PROMPTS
+from tests.server.caller import Caller, InferError
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def vllm_server() -> Iterator[TritonServer]:
+    arguments = ["--model-config-name=vllm"]
+    with TritonServer({"dtype": "float32"}, arguments=arguments, ports=0) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def vllm_caller(vllm_server: TritonServer) -> Iterator[Caller]:
+    caller = Caller(vllm_server.grpc_url, vllm_server.http_url)
+    yield caller
+    caller.close()
+
+
+def sampling(**fields: object) -> str:
+    return json.dumps(fields)
+
+
+def test_vllms_own_requests(vllm_caller: Caller) -> None:
+    response = vllm_caller.one(
+        text_input="What is Triton?",
+        stream=False,
+        sampling_parameters=sampling(max_tokens="8", temperature="0", ignore_eos="true"),
+        exclude_input_in_output=True,
+        return_finish_reason=True,
+        return_num_output_tokens=True,
+    )
+    assert response["finish_reason"] == ["length"]
+    assert response["num_output_tokens"] == [8]
+    body = {
+        "text_input": "What is Triton?",
+        "parameters": {"stream": False, "temperature": 0, "max_tokens": 8, "ignore_eos": True},
+    }
+    status, answer = vllm_caller.generate(body)
+    assert status == 200
+    assert answer["text_output"] == "What is Triton?" + response["text_output"][0]
+
+
+def test_the_demo_answers_in_many_scripts(vllm_caller: Caller) -> None:
+    """Every prompt at once as chats; each stream equals its unstreamed answer."""
+    answers: dict[str, str] = {}
+
+    def ask(prompt: str) -> None:
+        messages = json.dumps([{"role": "user", "content": prompt}])
+        answers[prompt] = vllm_caller.text(messages=messages)
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in DEMO_PROMPTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt in DEMO_PROMPTS:
+        messages = json.dumps([{"role": "user", "content": prompt}])
+        assert vllm_caller.one(messages=messages)["text_output"] == [answers[prompt]]
+    everything = "".join(answers.values())
+    assert re.search(r"[\u4e00-\u9fff]", everything), everything
+    assert re.search(r"[\U0001f300-\U0001faff]", everything), everything
+    assert "\N{REPLACEMENT CHARACTER}" not in everything
+
+
+def test_when_the_engine_dies_everybody_hears_of_it(
+    vllm_caller: Caller, vllm_server: TritonServer
+) -> None:
+    parameters = sampling(ignore_eos=True, max_tokens=200)
+    streams = [
+        vllm_caller.stream(text_input="Hi", stream=True, sampling_parameters=parameters)
+        for _ in range(3)
+    ]
+    for stream in streams:
+        next(stream)
+    os.kill(engine_process(vllm_server.pid), signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(InferError, match="the engine process has died; the request is lost"):
+            list(stream)
+    with pytest.raises(InferError, match="the engine process has died"):
+        vllm_caller.one(text_input="Hi")
+
+
+def engine_process(server_pid: int) -> int:
+    """Return the pid of the engine process below a tritonserver."""
+    children: dict[int, list[int]] = {}
+    commands: dict[int, str] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"/proc/{entry.name}/stat") as stat:
+                    parent = int(stat.read().rpartition(")")[2].split()[1])
+                with open(f"/proc/{entry.name}/cmdline") as cmdline:
+                    commands[int(entry.name)] = cmdline.read()
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    below, found = [server_pid], []
+    while below:
+        pid = below.pop()
+        below += children.get(pid, [])
+        if "engine.service.process" in commands[pid]:
+            found.append(pid)
+    (engine,) = found
+    return engine
