@@ -78,6 +78,7 @@ class EngineClient:
         self._streams: dict[int, RequestStream] = {}
         self._lock = threading.Lock()  # of _streams and _dead
         self._dead = False
+        self._submit_lock = threading.Lock()
         self._uids = itertools.count(1)
         try:
             self.ready = self._start(config, on_progress)
@@ -101,24 +102,17 @@ class EngineClient:
             RequestError: the request is too large for a message.
             EngineDeadError: the engine process is gone.
         """
-        uid = next(self._uids)
-        message = AddRequest(
-            uid=uid,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling_params=request.sampling_params,
-            stream=request.stream,
-            priority=request.priority,
-            timeout_s=request.timeout_s,
-        )
-        with self._lock:
-            if self._dead:
-                raise EngineDeadError("the engine process has died; the server must be restarted")
-            self._streams[uid] = RequestStream(uid, request, make_sink(uid))
-        try:
-            self._send(message)
-        except ChannelError as error:
-            self._pop(uid)
-            raise RequestError(f"the request is too large: {error}") from None
+        with self._submit_lock:  # uids reach the engine in order
+            uid = next(self._uids)
+            with self._lock:
+                if self._dead:
+                    raise EngineDeadError("the engine process has died; restart the server")
+                self._streams[uid] = RequestStream(uid, request, make_sink(uid))
+            try:
+                self._send(_add_request(uid, request))
+            except ChannelError as error:
+                self._pop(uid)
+                raise RequestError(f"the request is too large: {error}") from None
         return uid
 
     def abort(self, uid: int) -> None:
@@ -183,6 +177,8 @@ class EngineClient:
                 self._fail(stream, _error(message.code, message.message))
         # The place for a restart in the background: `_dead` then ends when the new one is ready.
         self._on_death()
+        self._process.kill()  # in case that it only lost its channel
+        log.info("the engine process has ended with status %d", self._process.wait())
 
     def _dispatch(self, message: Outputs) -> None:
         for output in message.outputs:
@@ -235,6 +231,17 @@ def _spawn(python: str, module: str) -> tuple[StubChannel, subprocess.Popen[byte
             ours.close()
             raise ConfigError(f"{python}: cannot be started: {error.strerror}") from None
     return Channel(ours, FromEngine), process
+
+
+def _add_request(uid: int, request: NewRequest) -> AddRequest:
+    return AddRequest(
+        uid=uid,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling_params=request.sampling_params,
+        stream=request.stream,
+        priority=request.priority,
+        timeout_s=request.timeout_s,
+    )
 
 
 def _error(code: str, message: str) -> TridentError:

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
@@ -37,6 +37,7 @@ from engine.service.messages import (
 
 log = logging.getLogger("trident.engine")
 
+T = TypeVar("T")
 EngineChannel = Channel[FromEngine, ToEngine]
 
 
@@ -102,7 +103,7 @@ def _merge(messages: list[FromEngine | None]) -> Iterator[FromEngine | None]:
         yield Outputs(outputs)
 
 
-def drain(source: queue.SimpleQueue[FromEngine | None]) -> Iterator[FromEngine | None]:
+def drain(source: queue.SimpleQueue[T]) -> Iterator[T]:
     """Yield what is queued now, without waiting."""
     while True:
         try:
@@ -141,11 +142,7 @@ class EngineLoop:
         """Yield what has arrived; with `wait`, at least one message."""
         if wait:
             yield self._inbox.get()
-        while True:
-            try:
-                yield self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        yield from drain(self._inbox)
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, AddRequest):

@@ -72,7 +72,7 @@ def test_an_http_client_that_leaves_its_stream_frees_its_request(
     connection = http.client.HTTPConnection(caller.http_url, timeout=30)
     connection.request("POST", "/v2/models/ensemble/generate_stream", body)
     response = connection.getresponse()
-    assert response.read(5) == b"data:"
+    assert response.read(2000).startswith(b"data:")
     response.close()
     connection.close()
     assert wait_for(lambda: server.log.count(": aborted") == before + 1)
@@ -81,7 +81,7 @@ def test_an_http_client_that_leaves_its_stream_frees_its_request(
 def test_a_full_queue_refuses_at_once(caller: Caller) -> None:
     def answer(index: int) -> str:
         try:
-            return str(caller.one(text_input=f"{index}", max_tokens=30, **LONG)["text_output"])
+            return str(caller.one(text_input=f"{index}", max_tokens=12, **LONG)["text_output"])
         except InferError as error:
             return str(error)
 
