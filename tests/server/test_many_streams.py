@@ -22,7 +22,7 @@ def test_64_streams_answer_as_each_does_alone(caller: Caller) -> None:
     prompts = [f"{'Tell me again. ' * (i % 5)}Story {i}: 你好" for i in range(64)]
 
     def answer(prompt: str) -> str:
-        return caller.text(text_input=prompt, max_tokens=40 + len(prompt) % 7, **LONG)
+        return caller.text(text_input=prompt, max_tokens=20 + len(prompt) % 7, **LONG)
 
     alone = [answer(prompt) for prompt in prompts]
     with ThreadPoolExecutor(64) as pool:
