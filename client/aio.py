@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -100,7 +100,7 @@ class AsyncTridentClient:
         timeout: float | None,
     ) -> AsyncGenerator[Chunk, None]:
         call = None
-        complete = False
+        complete = asyncio.Event()
         deadline = protocol.deadline(timeout)
         try:
             request = protocol.build_request(
@@ -111,12 +111,13 @@ class AsyncTridentClient:
                 batched=await self._takes_batches(timeout),
             )
             # One stream per request: an error on a shared one would not say whose it is.
-            call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout)
+            call = self._stub.ModelStreamInfer(_held_open(request, complete), timeout=timeout)
             async for response in call:
+                if protocol.is_final(response):
+                    complete.set()
                 for chunk in protocol.read_chunks(response):
                     yield chunk
-                complete = complete or protocol.is_final(response)
-            if not complete:
+            if not complete.is_set():
                 raise protocol.unfinished()
         except grpc.RpcError as error:
             raise protocol.rpc_error(error, self._url, deadline) from None
@@ -128,7 +129,7 @@ class AsyncTridentClient:
             raise protocol.cancelled(deadline) from None
         finally:
             if call is not None:
-                call.cancel()  # without effect on a finished one
+                await _end(call, complete)
 
     async def _takes_batches(self, timeout: float | None) -> bool:
         if self._batched is None:
@@ -136,3 +137,21 @@ class AsyncTridentClient:
             response = await self._stub.ModelConfig(request, timeout=timeout)
             self._batched = protocol.takes_batches(response)
         return self._batched
+
+
+async def _held_open(
+    request: service_pb2.ModelInferRequest, complete: asyncio.Event
+) -> AsyncIterator[service_pb2.ModelInferRequest]:
+    """Yield the request, and end only when it has been answered: see `client.client`."""
+    yield request
+    await complete.wait()
+
+
+async def _end(call: Any, complete: asyncio.Event) -> None:
+    """Cancel what is not complete; let the server end what is, for a late cancel disturbs it."""
+    if complete.is_set():
+        with suppress(grpc.RpcError):
+            async for _ in call:
+                pass
+    else:
+        call.cancel()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -108,24 +108,25 @@ class TridentClient:
         timeout: float | None,
     ) -> Generator[Chunk, None, None]:
         call = None
-        complete = False
+        complete = threading.Event()
         deadline = protocol.deadline(timeout)
         try:
             request = protocol.build_request(
                 prompt, messages, sampling, stream=stream, batched=self._takes_batches(timeout)
             )
             # One stream per request: an error on a shared one would not say whose it is.
-            call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout)
+            call = self._stub.ModelStreamInfer(_held_open(request, complete), timeout=timeout)
             for response in call:
+                if protocol.is_final(response):
+                    complete.set()
                 yield from protocol.read_chunks(response)
-                complete = complete or protocol.is_final(response)
-            if not complete:
+            if not complete.is_set():
                 raise protocol.unfinished()
         except grpc.RpcError as error:
             raise protocol.rpc_error(error, self._url, deadline) from None
         finally:
             if call is not None:
-                call.cancel()  # without effect on a finished one
+                _end(call, complete)
 
     def _takes_batches(self, timeout: float | None) -> bool:
         with self._lock:
@@ -134,3 +135,25 @@ class TridentClient:
                 response = self._stub.ModelConfig(request, timeout=timeout)
                 self._batched = protocol.takes_batches(response)
             return self._batched
+
+
+def _held_open(
+    request: service_pb2.ModelInferRequest, complete: threading.Event
+) -> Iterator[service_pb2.ModelInferRequest]:
+    """Yield the request, and say that there are no more only when it has been answered.
+
+    tritonserver 24.10 overlooks some cancellations of a stream whose client has said so before.
+    """
+    yield request
+    complete.wait()
+
+
+def _end(call: grpc.Call, complete: threading.Event) -> None:
+    """Cancel what is not complete; let the server end what is, for a late cancel disturbs it."""
+    if complete.is_set():
+        with suppress(grpc.RpcError):
+            for _ in call:
+                pass
+    else:
+        call.cancel()
+        complete.set()  # releases the thread that sends the requests

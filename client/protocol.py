@@ -218,7 +218,8 @@ def _utf8(name: str, text: str) -> bytes:
 
 def is_final(response: service_pb2.ModelStreamInferResponse) -> bool:
     """Tell whether nothing follows `response`."""
-    return bool(response.infer_response.parameters["triton_final_response"].bool_param)
+    final = response.infer_response.parameters["triton_final_response"].bool_param
+    return bool(final or response.error_message)
 
 
 def read_chunks(response: service_pb2.ModelStreamInferResponse) -> Iterator[Chunk]:

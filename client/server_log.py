@@ -76,6 +76,10 @@ def parse(line: str) -> LogLine:
 def failure(log: str) -> tuple[str, str]:
     """Return why the server did not start or died, and what to do about it (may be empty)."""
     reason = _failure(log)
+    # Where a process of ours could not say it itself, Python did: the end of a traceback.
+    exceptions = re.findall(r"^(?:\w+\.)*\w+(?:Error|Exception): .+$", log, re.MULTILINE)
+    if "its log says why" in reason and exceptions:
+        reason = f"{reason}:\n{exceptions[-1]}"
     for pattern, hint in _HINTS:
         if re.search(pattern, reason, re.IGNORECASE):
             return reason, hint

@@ -225,7 +225,8 @@ def _spawn(python: str, module: str) -> tuple[StubChannel, subprocess.Popen[byte
                 [python, "-m", module, "--fd", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
+                # Spinning OpenMP threads would take the cores from the server beside us.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path},
             )
         except OSError as error:
             ours.close()

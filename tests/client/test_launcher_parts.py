@@ -373,6 +373,18 @@ class TestServerLog:
         assert reason == '/m: no tokenizer.json\nneeds "9 GB" of memory'
         assert "--max-model-len" in hint
 
+    def test_an_exception_of_the_engine_process_is_shown(self) -> None:
+        log = (
+            "Traceback (most recent call last):\n"
+            '  File "/x.py", line 1, in <module>\n'
+            "ModuleNotFoundError: No module named 'torch'\n"
+            "E1120 17:00:00.000000 7 model_lifecycle.cc:642] \"failed to load 'engine' version 1: "
+            "Internal: TritonModelException: the engine process ended with status 1 before it was "
+            'ready; its log says why"\n'
+        )
+        reason, _ = server_log.failure(log)
+        assert reason.endswith("its log says why:\nModuleNotFoundError: No module named 'torch'")
+
     @pytest.mark.parametrize(
         ("log", "reason"),
         [

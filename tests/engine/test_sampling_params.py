@@ -93,7 +93,6 @@ _JSON = st.recursive(
 def test_garbage_is_an_error_of_ours_or_valid(fields: dict[str, object]) -> None:
     try:
         params = SamplingParams.parse(fields)
-    except RequestError as error:
-        assert str(error)
-    else:
-        assert SamplingParams.parse(params.model_dump()) == params
+    except RequestError:
+        return
+    assert SamplingParams.parse(params.model_dump()) == params
