@@ -81,7 +81,7 @@ def test_an_http_client_that_leaves_its_stream_frees_its_request(
 def test_a_full_queue_refuses_at_once(caller: Caller) -> None:
     def answer(index: int) -> str:
         try:
-            return str(caller.one(text_input=f"{index}", max_tokens=12, **LONG)["text_output"])
+            return str(caller.one(text_input=f"{index}", max_tokens=150, **LONG)["text_output"])
         except InferError as error:
             return str(error)
 
