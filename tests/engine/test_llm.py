@@ -10,7 +10,11 @@ import torch
 from engine import LLM, RequestOutput, SamplingParams
 from engine.errors import CheckpointError, ConfigError, InsufficientMemoryError
 from tests.factories.checkpoints import write_checkpoint
-from tests.factories.tokenizers import byte_level_tokenizer
+from tests.factories.tokenizers import (
+    byte_fallback_tokenizer,
+    byte_level_tokenizer,
+    save_tokenizer,
+)
 
 VOCAB = 400
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -203,6 +207,21 @@ def test_a_length_that_nobody_asked_for_is_lowered_to_what_fits(checkpoint: Path
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(CheckpointError, match="no/such/folder"):
         LLM("./no/such/folder")
+
+
+def test_a_sentencepiece_style_tokenizer(tmp_path: Path) -> None:
+    tokenizer = byte_fallback_tokenizer()
+    write_checkpoint(tmp_path, vocab_size=len(tokenizer), eos_token_id=2)
+    save_tokenizer(tokenizer, tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32")
+    prompt = "the stop 你é"
+    params = SamplingParams(temperature=2.0, n=8, seed=3, max_tokens=60, ignore_eos=True)
+    result = run(llm, prompt, params)[0]
+    before = tokenizer.backend_tokenizer.decode(result.prompt_token_ids)
+    assert before == prompt
+    for output in result.outputs:
+        whole = tokenizer.backend_tokenizer.decode([*result.prompt_token_ids, *output.token_ids])
+        assert before + output.text == whole
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
