@@ -1,7 +1,7 @@
 """Counting, times tables and writing a thing several times.
 
-An answer that counts begins by saying where it goes to: a model this small stops there much more
-reliably when it has just written the last number itself.
+An answer that counts begins by saying where it goes to, so that the place to stop always stands in
+the same form right before the numbers.
 """
 
 from __future__ import annotations
