@@ -53,7 +53,7 @@ float32. An answer counts when it is exactly right and comes to an end; a story 
 begins as asked, contains the hero and the place asked for, and comes to an end. In arithmetic
 the pair of operands is new (for products, the pair in this order); for facts the combination
 of fact and wording is new; for counting the range; for spelling the word; for stories the pair of
-hero and place, which about half of the requests name in full.
+hero and place, which not every request names in full.
 
 | category | questions | right |
 |---|---|---|
