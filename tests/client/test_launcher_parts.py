@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -301,6 +302,9 @@ def test_kill_all_finds_a_child_in_a_session_of_its_own() -> None:
     )
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_ID: "another-run"})
     try:
+        # Linux shows the environment a moment after the program has been started.
+        while RUN_ID not in psutil.Process(child.pid).environ():
+            time.sleep(0.01)
         kill_all("trident-test-run")
         assert not psutil.pid_exists(child.pid)
         child.wait()
