@@ -11,7 +11,10 @@ from engine.errors import RequestError, UnsupportedError
 from engine.validation import describe
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-_TokenId = Annotated[int, Field(ge=0)]
+# What fits the tensors and messages that carry it; larger is a mistake.
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenId = _Count
+_Bias = Annotated[_Finite, Field(ge=-1e9, le=1e9)]
 _Words = Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max_length=256)]
 
 # Fields of the peers that a later release implements: refused by name, never silently ignored.
@@ -41,11 +44,11 @@ class SamplingParams(BaseModel):
 
     Attributes:
         n: sequences sampled from the one prompt; they share its KV blocks.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; at most 1000.
         top_k: 0 or -1 keeps every token.
         top_p: probability mass kept, in (0, 1].
         min_p: tokens below `min_p * max probability` are dropped, in [0, 1].
-        repetition_penalty: > 1 discourages tokens of the prompt and the output.
+        repetition_penalty: > 1 discourages tokens of the prompt and the output, in [0.001, 1000].
         presence_penalty, frequency_penalty: subtracted per token of the output, in [-2, 2].
         seed: the same seed gives the same tokens, whatever else runs; None draws one.
         max_tokens: output tokens at most; None means the rest of the context.
@@ -57,7 +60,7 @@ class SamplingParams(BaseModel):
         bad_words: strings that must not be produced.
         ignore_eos: go on after the model's end-of-sequence tokens.
         logprobs: report so many most likely tokens per position, beside the chosen one.
-        logit_bias: added to the logits of these token ids.
+        logit_bias: added to the logits of these token ids, in [-1e9, 1e9].
         allowed_token_ids: only these tokens may be produced.
         skip_special_tokens: leave special tokens out of the text.
     """
@@ -65,23 +68,23 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     n: Annotated[int, Field(ge=1, le=256)] = 1
-    temperature: Annotated[_Finite, Field(ge=0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    temperature: Annotated[_Finite, Field(ge=0, le=1000)] = 1.0
+    top_k: _Count = 0
     top_p: Annotated[_Finite, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[_Finite, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[_Finite, Field(gt=0)] = 1.0
+    repetition_penalty: Annotated[_Finite, Field(ge=0.001, le=1000)] = 1.0
     presence_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = 16
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = 16
+    min_tokens: _Count = 0
     stop: _Words = ()
     stop_token_ids: tuple[_TokenId, ...] = ()
     include_stop_str_in_output: bool = False
     bad_words: _Words = ()
     ignore_eos: bool = False
-    logprobs: Annotated[int, Field(ge=0)] | None = None
-    logit_bias: dict[_TokenId, _Finite] | None = None
+    logprobs: _Count | None = None
+    logit_bias: dict[_TokenId, _Bias] | None = None
     allowed_token_ids: tuple[_TokenId, ...] | None = None
     skip_special_tokens: bool = True
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 def process_logits(logits: Tensor, requests: Sequence[Request]) -> None:
     """Apply masks, biases and penalties in place to `logits`, fp32 [R, vocab], a row a request."""
@@ -18,14 +20,17 @@ def process_logits(logits: Tensor, requests: Sequence[Request]) -> None:
         if params.allowed_token_ids is not None:
             _allow_only(row, params.allowed_token_ids)
         if request.bad_words:
-            _ban_bad_words(row, request)
-        if request.num_output_tokens < params.min_tokens and request.stop_token_ids:
-            row[list(request.stop_token_ids)] = -torch.inf
+            _forbid(row, _ends_of_bad_words(request))
+        if request.num_output_tokens < params.min_tokens:
+            _forbid(row, list(request.stop_token_ids))
         if params.logit_bias:
             ids, bias = zip(*params.logit_bias.items(), strict=True)
             row[list(ids)] += row.new_tensor(bias)
         if _has_penalties(params):
             _penalise(row, request)
+        if params.logit_bias or params.repetition_penalty != 1.0:
+            # Extreme ones overflow; an infinite maximum would make the whole row NaN.
+            row.nan_to_num_(nan=-torch.inf, posinf=_LARGEST, neginf=-torch.inf)
 
 
 def _allow_only(row: Tensor, token_ids: Sequence[int]) -> None:
@@ -34,12 +39,18 @@ def _allow_only(row: Tensor, token_ids: Sequence[int]) -> None:
     row[list(token_ids)] = allowed
 
 
-def _ban_bad_words(row: Tensor, request: Request) -> None:
-    """Forbid the last token of each bad word whose other tokens have just been produced."""
+def _forbid(row: Tensor, token_ids: Sequence[int]) -> None:
+    """Forbid tokens, unless that leaves none: some token has to come."""
+    before = row[token_ids]
+    row[token_ids] = -torch.inf
+    if row.amax() == -torch.inf:
+        row[token_ids] = before
+
+
+def _ends_of_bad_words(request: Request) -> list[int]:
+    """Return the last token of each bad word whose other tokens have just been produced."""
     output = request.token_ids[request.num_prompt_tokens :]
-    for *head, last in request.bad_words:
-        if not head or output[-len(head) :] == head:
-            row[last] = -torch.inf
+    return [last for *head, last in request.bad_words if not head or output[-len(head) :] == head]
 
 
 def _has_penalties(params: SamplingParams) -> bool:

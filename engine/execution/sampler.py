@@ -40,17 +40,17 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
 def _draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     """Draw one token per row by inverting its cumulative distribution at a uniform number."""
     params = [request.sampling_params for request in requests]
+    # No temperature is rounded to 0 in float64, and none overflows below a maximum of 0.
+    logits = logits.double()
     temperature = logits.new_tensor([p.temperature for p in params])[:, None]
-    # Subtracting the maximum first keeps tiny temperatures from overflowing.
-    shifted = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    probs = torch.softmax(shifted, dim=-1, dtype=torch.float64)
+    probs = torch.softmax((logits - logits.amax(dim=-1, keepdim=True)) / temperature, dim=-1)
     uniform = probs.new_tensor([_uniform(request) for request in requests])[:, None]
     if all(p.top_k == 0 and p.top_p == 1 and p.min_p == 0 for p in params):
         return _invert(probs, uniform)
 
     probs, order = probs.sort(dim=-1, descending=True, stable=True)
     vocab = probs.shape[-1]
-    top_k = torch.tensor([[p.top_k or vocab] for p in params], device=probs.device)
+    top_k = torch.tensor([[min(p.top_k or vocab, vocab)] for p in params], device=probs.device)
     top_p = probs.new_tensor([[p.top_p] for p in params])
     min_p = probs.new_tensor([[p.min_p] for p in params])
     rank = torch.arange(vocab, device=probs.device)
@@ -58,13 +58,19 @@ def _draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     # Nucleus: a token stays while the mass before it has not reached top_p of what top-k left.
     mass_before = probs.cumsum(dim=-1) - probs
     outside = (mass_before >= top_p * probs.sum(dim=-1, keepdim=True)) & (top_p < 1)
-    return order.gather(1, _invert(probs.masked_fill(outside, 0.0), uniform)[:, None])[:, 0]
+    # Back in the order of the vocabulary, so that a row draws the same beside unfiltered ones.
+    kept = probs.masked_fill(outside, 0.0)
+    return _invert(torch.zeros_like(kept).scatter_(1, order, kept), uniform)
 
 
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the first index at which the running sum of `probs` exceeds `uniform` of the total."""
+    """Return the first index at which the running sum of `probs` exceeds `uniform` of the total.
+
+    Where there is none, because logits are NaN or all forbidden, the last index: still a token.
+    """
     mass = probs.cumsum(dim=-1)
-    return torch.searchsorted(mass, uniform * mass[:, -1:], right=True)[:, 0]
+    index = torch.searchsorted(mass, uniform * mass[:, -1:], right=True)[:, 0]
+    return index.clamp(max=probs.shape[-1] - 1)
 
 
 def _uniform(request: Request) -> float:

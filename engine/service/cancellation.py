@@ -103,7 +103,10 @@ class CancelPoller:
             self._watched[uid] = is_cancelled
 
     def forget(self, uid: int) -> None:
-        """Stop asking; unknown uids are ignored."""
+        """Stop asking; unknown uids are ignored. On return no question is under way.
+
+        To ask Triton about a request that has been answered would crash the server.
+        """
         with self._lock:
             self._watched.pop(uid, None)
 
@@ -114,8 +117,13 @@ class CancelPoller:
     def _run(self) -> None:
         while not self._stopped.wait(POLL_INTERVAL_S):
             with self._lock:
-                watched = list(self._watched.items())
-            for uid, is_cancelled in watched:
-                if is_cancelled():
+                uids = list(self._watched)
+            for uid in uids:
+                if self._is_cancelled(uid):
                     self.forget(uid)
                     self._on_cancel(uid)
+
+    def _is_cancelled(self, uid: int) -> bool:
+        with self._lock:  # `forget` waits for the answer
+            is_cancelled = self._watched.get(uid)
+            return is_cancelled is not None and is_cancelled()

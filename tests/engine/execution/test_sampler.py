@@ -76,11 +76,52 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     logits = torch.randn(40, VOCAB)
     requests = [
         make_request(uid, [1, 2], top_p=0.3 + 0.015 * uid, top_k=uid % 5, temperature=uid % 3)
+        if uid % 2
+        else make_request(uid, [1, 2])  # not filtered at all
         for uid in range(40)
     ]
     together = [s.token_id for s in sample(logits.clone(), requests)]
     alone = [choose(logits[i], request) for i, request in enumerate(requests)]
     assert together == alone
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1e-300},
+        {"temperature": 5e-324, "top_p": 0.5},
+        {"temperature": 1e300},
+        {"top_k": 2**70},
+        {"top_p": 1e-300, "min_p": 1},
+        {"logit_bias": {5: 1e39}},
+        {"logit_bias": {5: 1e308, 6: -1e308}},
+        {"logit_bias": dict.fromkeys(range(VOCAB), -1e39)},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_extreme_values_still_give_a_token(sampling: dict[str, object], temperature: int) -> None:
+    torch.manual_seed(0)
+    for uid in range(20):
+        request = make_request(uid, [1, 2, 3], **{"temperature": temperature, **sampling})
+        row = torch.randn(VOCAB)
+        row[:2] = 0.0
+        assert 0 <= choose(row, request) < VOCAB
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_what_would_forbid_every_token_is_void(temperature: int) -> None:
+    sampling = {"temperature": temperature, "allowed_token_ids": [3], "min_tokens": 3}
+    request = make_request(1, [8], stop_token_ids=frozenset({3}), **sampling)
+    request.bad_words = [[3]]
+    assert choose(torch.randn(VOCAB), request) == 3
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_model_that_computes_nan_still_gives_a_token(temperature: int) -> None:
+    request = make_request(1, [8], temperature=temperature)
+    assert 0 <= choose(torch.full((VOCAB,), torch.nan), request) < VOCAB
 
 
 def test_the_seed_decides_and_each_position_draws_anew() -> None:
