@@ -1,5 +1,6 @@
 import queue
 import socket
+import threading
 import time
 
 from engine.service.cancellation import CancelListener, CancelPoller, CancelSender
@@ -55,4 +56,34 @@ def test_the_poller_asks_until_told_not_to() -> None:
     assert asked
     poller.forget(1)
     poller.forget(1)
+    poller.close()
+
+
+def test_no_question_is_asked_once_a_request_is_forgotten() -> None:
+    asking, answer = threading.Event(), threading.Event()
+    asked_late: list[int] = []
+    poller = CancelPoller(lambda uid: None)
+
+    def slow() -> bool:
+        asking.set()
+        answer.wait(5)
+        return False
+
+    poller.watch(1, slow)
+    poller.watch(2, lambda: bool(asked_late.append(2)))
+    assert asking.wait(5)  # and 2 is next
+
+    def forget() -> None:
+        poller.forget(1)
+        poller.forget(2)
+
+    forgetting = threading.Thread(target=forget)
+    forgetting.start()
+    forgetting.join(0.1)
+    assert forgetting.is_alive()  # until 1 has been answered
+    answer.set()
+    forgetting.join(5)
+    num_asked = len(asked_late)
+    time.sleep(0.25)
+    assert len(asked_late) == num_asked
     poller.close()
