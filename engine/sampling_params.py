@@ -11,10 +11,9 @@ from engine.errors import RequestError, UnsupportedError
 from engine.validation import describe
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-# What fits the tensors and messages that carry it; larger is a mistake.
+# Integers beyond 31 bits would not fit the messages and tensors that carry them.
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenId = _Count
-_Bias = Annotated[_Finite, Field(ge=-1e9, le=1e9)]
 _Words = Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max_length=256)]
 
 # Fields of the peers that a later release implements: refused by name, never silently ignored.
@@ -44,11 +43,11 @@ class SamplingParams(BaseModel):
 
     Attributes:
         n: sequences sampled from the one prompt; they share its KV blocks.
-        temperature: 0 is greedy; at most 1000.
+        temperature: 0 is greedy.
         top_k: 0 or -1 keeps every token.
         top_p: probability mass kept, in (0, 1].
         min_p: tokens below `min_p * max probability` are dropped, in [0, 1].
-        repetition_penalty: > 1 discourages tokens of the prompt and the output, in [0.001, 1000].
+        repetition_penalty: > 1 discourages tokens of the prompt and the output.
         presence_penalty, frequency_penalty: subtracted per token of the output, in [-2, 2].
         seed: the same seed gives the same tokens, whatever else runs; None draws one.
         max_tokens: output tokens at most; None means the rest of the context.
@@ -60,7 +59,7 @@ class SamplingParams(BaseModel):
         bad_words: strings that must not be produced.
         ignore_eos: go on after the model's end-of-sequence tokens.
         logprobs: report so many most likely tokens per position, beside the chosen one.
-        logit_bias: added to the logits of these token ids, in [-1e9, 1e9].
+        logit_bias: added to the logits of these token ids.
         allowed_token_ids: only these tokens may be produced.
         skip_special_tokens: leave special tokens out of the text.
     """
@@ -68,11 +67,11 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     n: Annotated[int, Field(ge=1, le=256)] = 1
-    temperature: Annotated[_Finite, Field(ge=0, le=1000)] = 1.0
+    temperature: Annotated[_Finite, Field(ge=0)] = 1.0
     top_k: _Count = 0
     top_p: Annotated[_Finite, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[_Finite, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[_Finite, Field(ge=0.001, le=1000)] = 1.0
+    repetition_penalty: Annotated[_Finite, Field(gt=0)] = 1.0
     presence_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
@@ -84,7 +83,7 @@ class SamplingParams(BaseModel):
     bad_words: _Words = ()
     ignore_eos: bool = False
     logprobs: _Count | None = None
-    logit_bias: dict[_TokenId, _Bias] | None = None
+    logit_bias: dict[_TokenId, _Finite] | None = None
     allowed_token_ids: tuple[_TokenId, ...] | None = None
     skip_special_tokens: bool = True
 

@@ -39,10 +39,14 @@ class Channel(Generic[Sent, Received]):
         """Block until `message` is with the kernel.
 
         Raises:
-            ChannelError: the message is larger than `MAX_FRAME_BYTES`; nothing was sent.
+            ChannelError: the message is larger than `MAX_FRAME_BYTES` or holds an integer that is
+                too large; nothing was sent.
             OSError: the other end has gone.
         """
-        payload = self._encoder.encode(message)
+        try:
+            payload = self._encoder.encode(message)
+        except OverflowError as error:
+            raise ChannelError(f"a message cannot be encoded: {error}") from None
         if len(payload) > MAX_FRAME_BYTES:
             raise ChannelError(
                 f"a message of {len(payload)} bytes exceeds the {MAX_FRAME_BYTES} of a frame"

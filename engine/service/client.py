@@ -99,7 +99,6 @@ class EngineClient:
         All answers, errors too, go to the sink that `make_sink` makes for that uid.
 
         Raises:
-            RequestError: the request is too large for a message.
             EngineDeadError: the engine process is gone.
         """
         with self._submit_lock:  # uids reach the engine in order
@@ -107,12 +106,12 @@ class EngineClient:
             with self._lock:
                 if self._dead:
                     raise EngineDeadError("the engine process has died; restart the server")
-                self._streams[uid] = RequestStream(uid, request, make_sink(uid))
+                stream = self._streams[uid] = RequestStream(uid, request, make_sink(uid))
             try:
                 self._send(_add_request(uid, request))
             except ChannelError as error:
-                self._pop(uid)
-                raise RequestError(f"the request is too large: {error}") from None
+                if self._pop(uid) is not None:
+                    self._fail(stream, RequestError(f"the request is too large: {error}"))
         return uid
 
     def abort(self, uid: int) -> None:
