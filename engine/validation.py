@@ -15,6 +15,8 @@ def _describe_one(fault: dict[str, object]) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{field}: unknown field"
     message = str(fault["msg"]).removeprefix("Value error, ")
+    if not location and fault["type"] == "value_error":
+        return message  # of a validator over several fields, which names them itself
     value = repr(fault["input"])
     shown = value if len(value) <= 80 else value[:77] + "..."
     return f"{field}: {message} (got {shown})"

@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.errors import TridentError
+from engine.errors import RequestError, TridentError
 from engine.service.logs import configure_logging
 from engine.service.tensors import Tensors
 
@@ -76,8 +76,11 @@ def input_tensors(request: Any) -> Tensors:
 
 
 def request_parameters(request: Any) -> dict[str, Any]:
-    """Return the request parameters."""
-    parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    """Return the request parameters; raises `RequestError` if they are no valid text."""
+    try:
+        parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    except ValueError:  # UnicodeDecodeError too; Triton passes on whatever bytes came
+        raise RequestError("the request parameters are not valid UTF-8") from None
     return parameters
 
 

@@ -103,3 +103,8 @@ def test_garbage_is_an_error_of_ours_or_valid(fields: dict[str, object]) -> None
     except RequestError:
         return
     assert SamplingParams.parse(params.model_dump()) == params
+
+
+def test_a_rule_over_two_fields_is_told_in_its_own_words() -> None:
+    with pytest.raises(RequestError, match=r"^min_tokens: must not exceed max_tokens \(5 > 4\)$"):
+        SamplingParams.parse({"min_tokens": 5, "max_tokens": 4, "stop": ["a"]})

@@ -85,6 +85,7 @@ def test_it_is_named_by_the_engine(caller: Caller, inputs: dict[str, Any], messa
         ({"text_input": "hi", "max_tokens": 0}, "max_tokens: Input should be greater"),
         ({"text_input": "x" * 2**20, "max_tokens": 1}, "cannot fit into max_model_len"),
         (b'{"text_input": "\xff", "max_tokens": 1}', "text_input: is not valid UTF-8"),
+        (b'{"text_input": "hi", "bo\xffgus": 1}', "parameters are not valid UTF-8"),
     ],
 )
 def test_it_is_a_400_over_http(caller: Caller, body: Any, message: str) -> None:
