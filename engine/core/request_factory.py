@@ -11,7 +11,7 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.service.messages import AddRequest
 from engine.text.detokenizer import Detokenizer
-from engine.text.stop import StopChecker
+from engine.text.stop import StopAutomaton, StopChecker
 from engine.text.tokenizer import Tokenizer
 
 
@@ -53,6 +53,7 @@ class RequestFactory:
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
         timeout = message.timeout_s
         bad_words = self._tokenize_bad_words(params.bad_words)
+        stop = StopAutomaton(params.stop) if params.stop else None
         return [
             Request(
                 message.uid,
@@ -65,7 +66,7 @@ class RequestFactory:
                 priority=message.priority,
                 deadline=None if timeout is None else time.monotonic() + timeout,
                 stream=message.stream,
-                stop_checker=self._stop_checker(prompt, params) if params.stop else None,
+                stop_checker=self._stop_checker(prompt, params, stop) if stop else None,
                 bad_words=bad_words,
             )
             for index in range(params.n)
@@ -96,11 +97,13 @@ class RequestFactory:
                     f"(0 to {self._vocab_size - 1})"
                 )
 
-    def _stop_checker(self, prompt: list[int], params: SamplingParams) -> StopChecker:
+    def _stop_checker(
+        self, prompt: list[int], params: SamplingParams, stop: StopAutomaton
+    ) -> StopChecker:
         return StopChecker(
             self._detokenizer,
             prompt,
-            params.stop,
+            stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,

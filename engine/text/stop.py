@@ -21,7 +21,8 @@ class StopAutomaton:
     """Finds the stop strings of a request in a text that comes piece by piece.
 
     One step per character, however many strings there are (Aho and Corasick, "Efficient string
-    matching", 1975). A state is the longest end of the text that begins some stop string.
+    matching", 1975). A state is the longest end of the text that begins some stop string. It has
+    up to one state per character of them all, so sequences with the same stop strings share it.
 
     Attributes:
         found: per state, the longest stop string that the text now ends with, or None.
@@ -76,7 +77,7 @@ class StopChecker:
         self,
         detokenizer: Detokenizer,
         prompt_ids: Sequence[int],
-        stop: Sequence[str],
+        stop: StopAutomaton,
         *,
         min_tokens: int = 0,
         include_stop_str_in_output: bool = False,
@@ -85,12 +86,12 @@ class StopChecker:
         """Start a sequence. A stop string that is complete before `min_tokens` tokens is none."""
         self.match: StopMatch | None = None
         self.releasable = 0
-        self._automaton = StopAutomaton(stop)
+        self._automaton = stop
         self._min_tokens = min_tokens
         self._include_stop = include_stop_str_in_output
         self._decoder = (
             IncrementalDecoder(detokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
-            if any(stop)
+            if any(stop.found)
             else None
         )
         self._state = 0

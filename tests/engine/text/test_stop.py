@@ -84,7 +84,7 @@ def test_client_text_is_the_full_decode_cut_at_the_first_match(
     checker = StopChecker(
         detokenizer,
         prompt,
-        stopping.stop,
+        StopAutomaton(stopping.stop),
         min_tokens=stopping.min_tokens,
         include_stop_str_in_output=stopping.include,
         skip_special_tokens=skip,
@@ -156,7 +156,7 @@ def spell(letters: dict[str, int], text: str) -> list[int]:
 def test_tokens_wait_while_they_may_become_a_stop_string(
     byte_level: Detokenizer, letters: dict[str, int]
 ) -> None:
-    checker = StopChecker(byte_level, [], ["stop"])
+    checker = StopChecker(byte_level, [], StopAutomaton(["stop"]))
     assert feed(checker, spell(letters, "astxa")) == [1, 1, 1, 4, 5]
     assert checker.match is None
     assert feed(checker, spell(letters, "stop")) == [5, 5, 5, 5]
@@ -167,7 +167,7 @@ def test_tokens_wait_while_they_may_become_a_stop_string(
 def test_nothing_waits_if_the_stop_string_is_kept(
     byte_level: Detokenizer, letters: dict[str, int]
 ) -> None:
-    checker = StopChecker(byte_level, [], ["stop"], include_stop_str_in_output=True)
+    checker = StopChecker(byte_level, [], StopAutomaton(["stop"]), include_stop_str_in_output=True)
     assert feed(checker, spell(letters, "asto")) == [1, 2, 3, 4]
     assert checker.append(letters["p"]) == "stop"
     assert checker.finish() == 0
@@ -175,10 +175,10 @@ def test_nothing_waits_if_the_stop_string_is_kept(
 
 def test_text_behind_the_match_in_the_same_token_is_cut(byte_level: Detokenizer) -> None:
     tool_call = byte_level.tokenizer.hf_tokenizer.convert_tokens_to_ids("<tool call>")
-    kept = StopChecker(byte_level, [], [" "], include_stop_str_in_output=True)
+    kept = StopChecker(byte_level, [], StopAutomaton([" "]), include_stop_str_in_output=True)
     assert kept.append(tool_call) == " "
     assert kept.finish() == len("call>")
-    dropped = StopChecker(byte_level, [], [" "])
+    dropped = StopChecker(byte_level, [], StopAutomaton([" "]))
     assert dropped.append(tool_call) == " "
     assert dropped.finish() == len(" call>")
 
@@ -186,14 +186,14 @@ def test_text_behind_the_match_in_the_same_token_is_cut(byte_level: Detokenizer)
 def test_the_match_that_ends_first_wins_then_the_longest(
     byte_level: Detokenizer, letters: dict[str, int]
 ) -> None:
-    checker = StopChecker(byte_level, [], ["abcde", "bc", "abc"])
+    checker = StopChecker(byte_level, [], StopAutomaton(["abcde", "bc", "abc"]))
     assert [checker.append(token_id) for token_id in spell(letters, "abc")] == [None, None, "abc"]
 
 
 def test_a_stop_string_before_min_tokens_does_not_count(
     byte_level: Detokenizer, letters: dict[str, int]
 ) -> None:
-    checker = StopChecker(byte_level, [], ["ab"], min_tokens=3)
+    checker = StopChecker(byte_level, [], StopAutomaton(["ab"]), min_tokens=3)
     feed(checker, spell(letters, "abx"))
     assert checker.match is None
     assert checker.releasable == 3
@@ -204,14 +204,14 @@ def test_a_stop_string_before_min_tokens_does_not_count(
 def test_a_stop_string_completed_by_the_last_token_of_min_tokens_counts(
     byte_level: Detokenizer, letters: dict[str, int]
 ) -> None:
-    checker = StopChecker(byte_level, [], ["ab"], min_tokens=2)
+    checker = StopChecker(byte_level, [], StopAutomaton(["ab"]), min_tokens=2)
     feed(checker, spell(letters, "ab"))
     assert checker.match == StopMatch("ab", 0, 2)
 
 
 def test_a_stop_string_in_text_held_back_is_found_at_the_end(byte_fallback: Detokenizer) -> None:
     tokenizer = byte_fallback.tokenizer
-    checker = StopChecker(byte_fallback, tokenizer.encode("x"), ["界"])
+    checker = StopChecker(byte_fallback, tokenizer.encode("x"), StopAutomaton(["界"]))
     for token_id in tokenizer.encode("世界", add_special_tokens=False)[1:]:
         assert checker.append(token_id) is None
     assert checker.finish() == 1
@@ -227,7 +227,7 @@ def test_without_stop_strings_nothing_is_decoded(
 
     monkeypatch.setattr(type(byte_level), "delta", refuse)
     monkeypatch.setattr(type(byte_level), "window_start", refuse)
-    checker = StopChecker(byte_level, [5, 6], stop)
+    checker = StopChecker(byte_level, [5, 6], StopAutomaton(stop))
     assert feed(checker, [7, 8, 9]) == [1, 2, 3]
     assert checker.finish() == 0
     assert checker.match is None

@@ -1,0 +1,42 @@
+import random
+
+import pytest
+
+from engine.core import request_factory
+from engine.core.request_factory import RequestFactory
+from engine.service.messages import AddRequest
+from engine.text.detokenizer import Detokenizer
+from engine.text.stop import StopAutomaton
+from engine.text.tokenizer import Tokenizer
+from tests.factories.tokenizers import byte_level_tokenizer
+
+
+def test_the_sequences_of_a_request_share_what_finds_its_stop_strings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may take 100 MB, and a request may have 256 sequences."""
+    built = []
+
+    class Counted(StopAutomaton):
+        def __init__(self, stop: tuple[str, ...]) -> None:
+            built.append(stop)
+            super().__init__(stop)
+
+    monkeypatch.setattr(request_factory, "StopAutomaton", Counted)
+    tokenizer = Tokenizer(byte_level_tokenizer())
+    factory = RequestFactory(
+        tokenizer,
+        Detokenizer(tokenizer),
+        eos_token_ids=[],
+        vocab_size=tokenizer.vocab_size,
+        max_model_len=64,
+        max_logprobs=0,
+        seeds=random.Random(0),
+    )
+    first, *others = factory.build(AddRequest(1, [5], {"n": 8, "stop": ["ab"]}))
+    assert built == [("ab",)]
+    checkers = {id(request.stop_checker) for request in (first, *others)}
+    assert len(checkers) == 8
+    assert first.stop_checker is not None
+    assert [first.stop_checker.append(i) for i in tokenizer.encode("ab")][-1] == "ab"
+    assert all(r.stop_checker is not None and r.stop_checker.match is None for r in others)
