@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -62,8 +63,10 @@ class LLM:
         many = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         token_ids = [
-            self._core.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            for prompt in many
+            self._core.tokenizer.encode(prompt)
+            if isinstance(prompt, str)
+            else _token_ids(place, prompt)
+            for place, prompt in enumerate(many)
         ]
         return self._run(texts, token_ids, sampling_params, show_progress=use_tqdm)
 
@@ -214,9 +217,16 @@ class LLM:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [[token_id for token_id in prompts if isinstance(token_id, int)]]
-    return [prompt for prompt in prompts if not isinstance(prompt, int)]
+    if len(prompts) and all(isinstance(token_id, int) for token_id in prompts):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def _token_ids(place: int, prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token_id) for token_id in prompt]
+    except TypeError:
+        raise RequestError(f"prompts.{place}: must be a text or a list of token ids") from None
 
 
 @contextmanager
