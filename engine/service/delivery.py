@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -145,6 +146,11 @@ class RequestStream:
             self._in_turn = self._error is not None or any(s.pending for s in self._sequences)
             return self._in_turn
 
+    def abandon(self) -> None:
+        """After the sink raised: a last attempt to end the request, lest its client wait."""
+        with contextlib.suppress(Exception):
+            self._sink.fail(TridentError("internal error"))
+
     def _claim_turn(self, wanted: bool) -> bool:
         claimed = wanted and not self._in_turn
         self._in_turn = self._in_turn or wanted
@@ -155,7 +161,7 @@ class Senders:
     """A few threads that deliver; a request whose consumer is slow costs chunk size, not others."""
 
     def __init__(self, on_lost: Callable[[RequestStream], None]) -> None:
-        """`on_lost` hears of each request whose sink raised."""
+        """`on_lost` hears of each request whose sink raised; it has been ended with an error."""
         self._on_lost = on_lost
         self._ready: queue.SimpleQueue[RequestStream | None] = queue.SimpleQueue()
         self._threads = [
@@ -183,4 +189,5 @@ class Senders:
                     self._ready.put(stream)
             except Exception:
                 log.exception("request %d: its response could not be sent", stream.uid)
+                stream.abandon()
                 self._on_lost(stream)

@@ -119,7 +119,8 @@ def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> N
 
     lost: list[RequestStream] = []
     senders = Senders(lost.append)
-    broken = RequestStream(1, NewRequest([1], {}), Broken())
+    broken_sink = Broken()
+    broken = RequestStream(1, NewRequest([1], {}), broken_sink)
     assert broken.append(out(0, 1))
     senders.put(broken)
     sinks = [Recorder() for _ in range(20)]
@@ -132,5 +133,6 @@ def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> N
     assert all(sink.ended.wait(5) for sink in sinks)
     senders.close()
     assert lost == [broken]
+    assert str(broken_sink.error) == "internal error"  # its client does not wait for ever
     for sink in sinks:
         assert [i for chunks in sink.responses for i in chunks[0].token_ids] == list(range(50))
