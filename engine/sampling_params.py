@@ -20,7 +20,7 @@ _Words = Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max
 _NOT_YET = {
     "beam_width": 1,
     "use_beam_search": False,
-    "best_of": None,
+    "best_of": 1,
     "length_penalty": 1.0,
     "guided_decoding": None,
     "structured_outputs": None,
@@ -33,6 +33,14 @@ _NOT_YET = {
     "truncate_prompt_tokens": None,
     "lora_request": None,
 }
+
+
+def _means(value: object, neutral: object) -> bool:
+    """Whether `value` says the same as `neutral`; it may come as a string, `1` for `1.0`."""
+    try:
+        return float(str(value)) == float(str(neutral))
+    except ValueError:
+        return str(value).lower() == str(neutral).lower()
 
 
 class SamplingParams(BaseModel):
@@ -100,7 +108,7 @@ class SamplingParams(BaseModel):
         known = dict(fields)
         for name, neutral in _NOT_YET.items():
             value = known.pop(name, None)
-            if value is not None and str(value).lower() != str(neutral).lower():
+            if value is not None and not _means(value, neutral):
                 raise UnsupportedError(f"{name}: not supported by this version of Trident")
         try:
             return cls.model_validate({**defaults, **known})
