@@ -181,13 +181,19 @@ class Senders:
             self._ready.put(None)
         for thread in self._threads:
             thread.join(timeout=5)
+        while not self._ready.empty():  # what the threads put back behind their end
+            if (stream := self._ready.get()) is not None:
+                self._deliver(stream)
 
     def _run(self) -> None:
         while (stream := self._ready.get()) is not None:
-            try:
-                if stream.deliver():
-                    self._ready.put(stream)
-            except Exception:
-                log.exception("request %d: its response could not be sent", stream.uid)
-                stream.abandon()
-                self._on_lost(stream)
+            self._deliver(stream)
+
+    def _deliver(self, stream: RequestStream) -> None:
+        try:
+            if stream.deliver():
+                self._ready.put(stream)
+        except Exception:
+            log.exception("request %d: its response could not be sent", stream.uid)
+            stream.abandon()
+            self._on_lost(stream)

@@ -136,3 +136,24 @@ def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> N
     assert str(broken_sink.error) == "internal error"  # its client does not wait for ever
     for sink in sinks:
         assert [i for chunks in sink.responses for i in chunks[0].token_ids] == list(range(50))
+
+
+def test_close_ends_a_request_whose_response_was_on_its_way() -> None:
+    sending, go_on = threading.Event(), threading.Event()
+
+    class Slow(Recorder):
+        def send(self, chunks: list[Chunk], *, last: bool) -> None:
+            sending.set()
+            go_on.wait(5)
+            super().send(chunks, last=last)
+
+    sink = Slow()
+    senders = Senders(lambda stream: None)
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    assert stream.append(out(0, 10))
+    senders.put(stream)
+    assert sending.wait(5)
+    assert not stream.fail(EngineDeadError("gone"))  # the sender at work will see it
+    threading.Timer(0.1, go_on.set).start()
+    senders.close()
+    assert str(sink.error) == "gone"
