@@ -35,11 +35,6 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
 
-    @property
-    def usage(self) -> float:
-        """Share of the blocks that sequences refer to, 0 to 1."""
-        return 1.0 - self.pool.num_free / self.pool.num_usable
-
     def reuse_prefix(self, request: Request) -> int:
         """Give a request without blocks the cached blocks of its prefix; return their tokens.
 
