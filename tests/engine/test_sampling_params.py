@@ -71,7 +71,9 @@ def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, object]) -
 
 def test_neutral_values_of_what_is_not_offered_are_harmless() -> None:
     SamplingParams.parse({"beam_width": 1, "best_of": None, "length_penalty": "1.0"})
-    SamplingParams.parse({"beam_width": "1", "best_of": 1, "use_beam_search": "false", "length_penalty": 1})
+    SamplingParams.parse(
+        {"beam_width": "1", "best_of": 1, "use_beam_search": "false", "length_penalty": 1}
+    )
 
 
 def test_one_stop_string_or_many_and_empty_ones_are_none() -> None:
