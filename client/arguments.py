@@ -4,8 +4,6 @@ import difflib
 from collections.abc import Sequence
 from itertools import chain
 
-from pydantic import AliasChoices
-
 from client.errors import ServerStartError
 from client.ports import Endpoint, pick_free
 from engine.config import EngineConfig
@@ -34,12 +32,10 @@ def is_off(arguments: Sequence[str], flag: str) -> bool:
 
 def setting_flags() -> dict[str, tuple[str, ...]]:
     """Return the flags of every field of EngineConfig, its own name first."""
-    flags = {}
-    for name, field in EngineConfig.model_fields.items():
-        aliases = field.validation_alias
-        names = aliases.choices if isinstance(aliases, AliasChoices) else [name]
-        flags[name] = tuple(f"--{str(each).replace('_', '-')}" for each in names)
-    return flags
+    return {
+        field: tuple(f"--{name.replace('_', '-')}" for name in EngineConfig.names(field))
+        for field in EngineConfig.model_fields
+    }
 
 
 def check(arguments: Sequence[str]) -> None:

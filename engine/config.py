@@ -127,7 +127,16 @@ class EngineConfig(BaseModel):
             raise ConfigError(f"{path.name}: is not valid JSON: {error}") from None
         if not isinstance(fields, dict):
             raise ConfigError(f"{path.name}: must hold one JSON object")
-        return cls.parse({**fields, **cls.overrides(environ)})
+        overrides = cls.overrides(environ)
+        overridden = {alias for name in overrides for alias in cls.names(name)}
+        kept = {name: value for name, value in fields.items() if name not in overridden}
+        return cls.parse({**kept, **overrides})
+
+    @classmethod
+    def names(cls, field: str) -> tuple[str, ...]:
+        """Return the names by which `field` may be set: its own, then the peers'."""
+        alias = cls.model_fields[field].validation_alias
+        return tuple(map(str, alias.choices)) if isinstance(alias, AliasChoices) else (field,)
 
     @classmethod
     def overrides(cls, environ: Mapping[str, str]) -> dict[str, str]:

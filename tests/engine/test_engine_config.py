@@ -1,0 +1,42 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+
+def write(tmp_path: Path, **fields: object) -> Path:
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    return path
+
+
+def test_a_variable_overrides_the_file_under_whichever_name_it_sets_the_field(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, max_batch_size=8, mem_fraction_static=0.5, block_size=32)
+    environ = {"TRIDENT_MAX_NUM_SEQS": "4", "TRIDENT_GPU_MEMORY_UTILIZATION": "0.7"}
+    config = EngineConfig.load(path, environ)
+    assert (config.max_num_seqs, config.gpu_memory_utilization) == (4, 0.7)
+    assert config.block_size == 32
+    assert EngineConfig.load(path, {"TRIDENT_BLOCK_SIZE": ""}).max_num_seqs == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "engine.json: is not valid JSON"),
+        ("[]", "engine.json: must hold one JSON object"),
+        ('{"block_size": 0}', "block_size: .*greater than or equal to 1"),
+        ('{"blocksize": 8}', "blocksize: unknown field"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.load(path, {})
+    with pytest.raises(ConfigError, match=r"other\.json: cannot be read"):
+        EngineConfig.load(tmp_path / "other.json", {})
