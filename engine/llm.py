@@ -215,7 +215,7 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Mapping)):  # one; what it must be is checked later
         return [prompts]
     if len(prompts) and all(isinstance(token_id, int) for token_id in prompts):
         return [cast(Sequence[int], prompts)]

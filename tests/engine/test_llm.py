@@ -173,7 +173,14 @@ def test_a_bad_request_is_refused_and_nothing_has_run(
 
 @pytest.mark.parametrize(
     ("prompts", "place"),
-    [([1, 2, "x"], 0), (["x", 5], 1), ([[1, 2], [3, "4"]], 1), ([[1.5]], 0), ([None], 0)],
+    [
+        ([1, 2, "x"], 0),
+        (["x", 5], 1),
+        ([[1, 2], [3, "4"]], 1),
+        ([[1.5]], 0),
+        ([None], 0),
+        ({"prompt": "x"}, 0),
+    ],
 )
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any, place: int) -> None:
     with pytest.raises(ValueError, match=rf"^prompts\.{place}: must be a text or a list of token"):
