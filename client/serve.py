@@ -140,6 +140,8 @@ class TritonServer:
         require_free(self.endpoints.values())
         try:
             resolve_checkpoint(self.config.model)
+            if self.config.tokenizer:
+                resolve_checkpoint(self.config.tokenizer, setting="tokenizer")
         except CheckpointError as error:
             raise ServerStartError(str(error)) from None
         self._prepared = True

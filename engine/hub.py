@@ -14,13 +14,14 @@ _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.txt"]
 _UNWANTED = ["consolidated*", "original/*", "onnx/*"]
 
 
-def resolve_checkpoint(model: str) -> Path:
+def resolve_checkpoint(model: str, *, setting: str = "model") -> Path:
     """Return the folder of the checkpoint that `model` names, downloading it if need be.
 
     Args:
         model: `demo`, an existing folder, or a hub id such as `Qwen/Qwen3-0.6B`. A download shows
             a progress bar and resumes where an earlier one stopped; with `HF_HUB_OFFLINE=1` only
             what is in the local cache counts.
+        setting: what an error calls it.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it cannot be had; says what to do.
@@ -33,11 +34,11 @@ def resolve_checkpoint(model: str) -> Path:
     if os.path.isdir(folder):
         return Path(folder)
     if os.path.exists(folder):
-        raise CheckpointError(f"model: {model} is a file; name the folder that holds it")
-    return _download(model)
+        raise CheckpointError(f"{setting}: {model} is a file; name the folder that holds it")
+    return _download(model, setting)
 
 
-def _download(model: str) -> Path:
+def _download(model: str, setting: str) -> Path:
     # Imported here: most checkpoints are local, and the import takes a while.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -48,30 +49,30 @@ def _download(model: str) -> Path:
     )
 
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise CheckpointError(f"model: there is no folder {model}")
+        raise CheckpointError(f"{setting}: there is no folder {model}")
     try:
         return Path(snapshot_download(model, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except HFValidationError:
         raise CheckpointError(
-            f"model: {model!r} is neither an existing folder nor a valid hub id (owner/name)"
+            f"{setting}: {model!r} is neither an existing folder nor a valid hub id (owner/name)"
         ) from None
     except GatedRepoError:
         raise CheckpointError(
-            f"model: {model} is gated: accept its terms at https://huggingface.co/{model}, then "
-            "run `hf auth login` or set HF_TOKEN"
+            f"{setting}: {model} is gated: accept its terms at https://huggingface.co/{model}, "
+            "then run `hf auth login` or set HF_TOKEN"
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"model: there is no folder {model}, and no such repository on the Hugging Face hub; "
-            "check the spelling, and for a private one run `hf auth login` or set HF_TOKEN"
+            f"{setting}: there is no folder {model}, and no such repository on the Hugging Face "
+            "hub; check the spelling, and for a private one run `hf auth login` or set HF_TOKEN"
         ) from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
-            f"model: there is no folder {model}, the Hugging Face hub cannot be reached, and its "
-            "local cache does not hold all of it; check the network, HF_HUB_OFFLINE and "
+            f"{setting}: there is no folder {model}, the Hugging Face hub cannot be reached, and "
+            "its local cache does not hold all of it; check the network, HF_HUB_OFFLINE and "
             "HTTPS_PROXY, or download it elsewhere and name its folder"
         ) from None
     except Exception as error:  # whatever the transport or the disk may raise
         raise CheckpointError(
-            f"model: {model} could not be downloaded: {error}; try again, and it resumes"
+            f"{setting}: {model} could not be downloaded: {error}; try again, and it resumes"
         ) from None

@@ -53,7 +53,8 @@ def plan_kv_cache(
     user did not ask for a `max_model_len`, it is lowered to what fits.
 
     Raises:
-        InsufficientMemoryError: one sequence of the length asked for does not fit.
+        InsufficientMemoryError: one sequence of the length asked for does not fit, or a cache of
+            the size asked for does not.
     """
     bytes_per_block = model_config.kv_bytes_per_token(dtype) * config.block_size
     if config.num_gpu_blocks_override is not None:
@@ -73,7 +74,14 @@ def plan_kv_cache(
                 "kv_cache_memory_bytes or num_gpu_blocks_override"
             )
         max_model_len = fitting_len
-    return KVCachePlan(num_blocks, config.block_size, max_model_len, num_blocks * bytes_per_block)
+    num_bytes = num_blocks * bytes_per_block
+    if (free := _free_bytes(device)) < num_bytes:  # happens only where the user set the size
+        by_blocks = config.num_gpu_blocks_override is not None
+        raise InsufficientMemoryError(
+            f"{'num_gpu_blocks_override' if by_blocks else 'kv_cache_memory_bytes'}: a KV cache of "
+            f"{_gib(num_bytes)} does not fit into the {_gib(free)} free on {device.type}"
+        )
+    return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes)
 
 
 def require_room_for_weights(num_bytes: int, device: torch.device) -> None:

@@ -43,7 +43,9 @@ class EngineCore:
 
         self.config = config
         self.tokenizer = Tokenizer.from_pretrained(
-            resolve_checkpoint(config.tokenizer) if config.tokenizer else checkpoint
+            resolve_checkpoint(config.tokenizer, setting="tokenizer")
+            if config.tokenizer
+            else checkpoint
         )
         self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
         self._detokenizer = Detokenizer(self.tokenizer)
@@ -156,7 +158,8 @@ class EngineCore:
             for request in requests
             if request.finish_reason is not None
             or request.num_releasable_tokens - request.num_released_tokens
-            >= self.config.stream_interval
+            # The first token is never kept waiting.
+            >= (self.config.stream_interval if request.num_released_tokens else 1)
         ]
 
     def _release(self, request: Request) -> SequenceOutput:

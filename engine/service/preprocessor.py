@@ -44,11 +44,18 @@ class Preprocessor:
     """Tokenises prompts and settles the sampling parameters. Immutable."""
 
     def __init__(
-        self, tokenizer: Tokenizer, defaults: GenerationDefaults, max_model_len: int
+        self,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        *,
+        max_model_len: int,
+        vocab_size: int,
     ) -> None:
+        """`vocab_size` is the model's, which may exceed the tokenizer's."""
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         vocabulary = tokenizer.hf_tokenizer.get_vocab()
         longest = max(len(token.encode("utf-8", "replace")) for token in vocabulary)
         self._max_prompt_bytes = max_model_len * longest * _NORMALISATION
@@ -63,8 +70,13 @@ class Preprocessor:
         checkpoint = resolve_checkpoint(config.model)
         tokenizer = load_tokenizer(config)
         defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer)
-        limit = ModelConfig.from_hf(checkpoint).context_length
-        return cls(tokenizer, defaults, config.max_model_len or limit)
+        model = ModelConfig.from_hf(checkpoint)
+        return cls(
+            tokenizer,
+            defaults,
+            max_model_len=config.max_model_len or model.context_length,
+            vocab_size=model.vocab_size,
+        )
 
     def __call__(self, inputs: RequestInputs) -> TokenizedRequest:
         """Turn `inputs` into a request for the engine.
@@ -72,6 +84,11 @@ class Preprocessor:
         Raises:
             RequestError: the prompt is empty or too long, or a sampling parameter is wrong.
         """
+        if inputs.end_id is not None and inputs.end_id >= self._vocab_size:
+            raise RequestError(
+                f"end_id: token id {inputs.end_id} is outside the vocabulary "
+                f"(0 to {self._vocab_size - 1})"
+            )
         params = self._sampling_params(inputs)
         prompt = self._prompt(inputs)
         field = "messages" if inputs.text is None else "text_input"
@@ -154,7 +171,9 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     Raises:
         TridentError: there is none, or it is broken.
     """
-    return Tokenizer.from_pretrained(resolve_checkpoint(config.tokenizer or config.model))
+    if config.tokenizer:
+        return Tokenizer.from_pretrained(resolve_checkpoint(config.tokenizer, setting="tokenizer"))
+    return Tokenizer.from_pretrained(resolve_checkpoint(config.model))
 
 
 def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:

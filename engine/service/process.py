@@ -86,6 +86,9 @@ class Writer:
                     self._channel.send(merged)
         except OSError:
             return  # the stub has gone; the reader thread ends the process
+        except Exception:
+            log.exception("outputs could not be sent")
+            os._exit(1)  # an engine that nobody hears must not look alive
 
 
 def _merge(messages: list[FromEngine | None]) -> Iterator[FromEngine | None]:

@@ -220,6 +220,11 @@ def test_a_length_that_nobody_asked_for_is_lowered_to_what_fits(checkpoint: Path
     assert len(run(llm, [1] * 4, GREEDY)[0].outputs[0].token_ids) == 16
 
 
+def test_a_wrong_tokenizer_setting_is_named(checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^tokenizer: there is no folder"):
+        LLM(str(checkpoint), tokenizer="./no/such/folder")
+
+
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(CheckpointError, match="no/such/folder"):
         LLM("./no/such/folder")

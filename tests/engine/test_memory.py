@@ -51,6 +51,18 @@ def test_the_size_can_be_given(checkpoint: Path) -> None:
     assert plan(checkpoint, num_gpu_blocks_override=12).num_blocks == 12
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_cache_memory_bytes": 2**50, "max_num_seqs": 2048}, {"num_gpu_blocks_override": 99}],
+)
+def test_a_size_that_does_not_fit_is_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
+) -> None:
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: 98 * 16 * 2 * 3 * 2 * 16 * 4)
+    with pytest.raises(InsufficientMemoryError, match=f"^{next(iter(settings))}: a KV cache of"):
+        plan(checkpoint, **settings)
+
+
 def test_a_length_that_does_not_fit_is_lowered_unless_asked_for(checkpoint: Path) -> None:
     assert plan(checkpoint, num_gpu_blocks_override=5).max_model_len == 64
     with pytest.raises(InsufficientMemoryError, match="lower max_model_len to at most 64"):

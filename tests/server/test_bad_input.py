@@ -33,7 +33,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"beam_width": 2}, "beam_width: not supported"),
     ({"guided_decoding_guide_type": "json"}, "guided_decoding_guide_type: not supported"),
     ({"lora_task_id": 1}, "lora_task_id: not supported"),
-    ({"end_id": 100_000}, "stop_token_ids: token id 100000 is outside the vocabulary"),
+    ({"end_id": 100_000}, "end_id: token id 100000 is outside the vocabulary"),
     ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: must have one weight per word"),
     ({"stop_words": [b"\xff"]}, "stop_words: is not valid UTF-8"),
     ({"text_input": ["a", "b"]}, "unexpected shape for input 'text_input'"),

@@ -19,7 +19,7 @@ from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_token
 READY = Ready(64, 330, 10, 16, "")
 TOKENIZER = Tokenizer(byte_level_tokenizer())
 DEFAULTS = GenerationDefaults((0,), 0, do_sample=False, sampling={"repetition_penalty": 1.25})
-PREPROCESS = Preprocessor(TOKENIZER, DEFAULTS, 64)
+PREPROCESS = Preprocessor(TOKENIZER, DEFAULTS, max_model_len=64, vocab_size=500)
 
 
 def tensor(value: Any) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_messages_go_through_the_template_and_may_fill_the_context() -> None:
 
 def test_a_template_writes_the_special_tokens_itself() -> None:
     tokenizer = Tokenizer(byte_fallback_tokenizer())
-    preprocess = Preprocessor(tokenizer, DEFAULTS, 500)
+    preprocess = Preprocessor(tokenizer, DEFAULTS, max_model_len=500, vocab_size=500)
     rendered = "<|user|>hi<|end|><|assistant|>"
     expected = tokenizer.encode(rendered, add_special_tokens=False)
     assert request(preprocess, messages=chat("hi")).input_ids == expected
