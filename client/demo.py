@@ -54,11 +54,11 @@ async def _ask_all(url: str, questions: list[Question], console: Console) -> Non
             await asyncio.gather(*(_ask(client, each, console) for each in questions))
             return
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            asking = asyncio.gather(*(_ask(client, each, None) for each in questions))
-            while not asking.done():
-                live.update(frame(questions, console.size), refresh=True)
-                await asyncio.wait([asking], timeout=1 / _FRAMES_PER_S)
-            await asking
+            async with asyncio.TaskGroup() as group:  # which ends the requests on Ctrl-C
+                asking = [group.create_task(_ask(client, each, None)) for each in questions]
+                while not all(task.done() for task in asking):
+                    live.update(frame(questions, console.size), refresh=True)
+                    await asyncio.wait(asking, timeout=1 / _FRAMES_PER_S)
         console.print(answers(questions, console.width))
 
 
