@@ -64,21 +64,10 @@ class IncrementalDecoder:
     ) -> None:
         self._detokenizer = detokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._pieces: list[str] = []
         start = detokenizer.window_start(
             prompt_ids, len(prompt_ids), skip_special_tokens=skip_special_tokens
         )
         self._window_ids = list(prompt_ids[start:])
-
-    @property
-    def window(self) -> int:
-        """So many ids before the next ones suffice to decode those."""
-        return len(self._window_ids)
-
-    @property
-    def text(self) -> str:
-        """All text returned so far."""
-        return "".join(self._pieces)
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Add output tokens; return the text that is final now and was not before."""
@@ -93,13 +82,10 @@ class IncrementalDecoder:
             ids, len(ids), skip_special_tokens=self._skip_special_tokens
         )
         self._window_ids = ids[start:]
-        self._pieces.append(piece)
         return piece
 
     def finish(self) -> str:
         """End the sequence; return the text that was held back. Call it once, last."""
-        piece = self._detokenizer.delta(
+        return self._detokenizer.delta(
             self._window_ids, [], final=True, skip_special_tokens=self._skip_special_tokens
         )
-        self._pieces.append(piece)
-        return piece

@@ -63,15 +63,10 @@ def test_the_incremental_decoder_gives_the_same_text(
 ) -> None:
     prompt, output, skip = data.draw(sequences(detokenizer))
     decoder = IncrementalDecoder(detokenizer, prompt, skip_special_tokens=skip)
-    ids = list(prompt)
-    pieces = []
-    for chunk in data.draw(chunkings(output)):
-        assert decoder.window <= len(ids)
-        pieces.append(decoder.append(chunk))
-        ids += chunk
+    pieces = [decoder.append(chunk) for chunk in data.draw(chunkings(output))]
     pieces.append(decoder.finish())
     whole = detokenizer.delta(prompt, output, final=True, skip_special_tokens=skip)
-    assert "".join(pieces) == decoder.text == whole
+    assert "".join(pieces) == whole
 
 
 @given(data=st.data())
@@ -107,10 +102,12 @@ def test_a_literal_replacement_character_goes_out_at_once(detokenizer: Detokeniz
     tokenizer = detokenizer.tokenizer
     literal = tokenizer.hf_tokenizer.convert_tokens_to_ids("\N{REPLACEMENT CHARACTER}")
     assert literal not in tokenizer.special_ids
-    if any(step["type"] == "WordPiece" for step in tokenizer.decoder_steps):
-        pytest.skip("an unknown decoder is judged by the character itself")
     text = detokenizer.delta([], [literal] * 3, final=False)
-    assert text == "\N{REPLACEMENT CHARACTER}" * 3
+    if any(step["type"] == "WordPiece" for step in tokenizer.decoder_steps):
+        # Of a decoder that no rule knows, the character itself is all there is to judge by.
+        assert not text.endswith("\N{REPLACEMENT CHARACTER}")
+    else:
+        assert text == "\N{REPLACEMENT CHARACTER}" * 3
 
 
 def test_an_emoji_comes_when_it_is_complete(byte_level: Detokenizer) -> None:
