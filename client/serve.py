@@ -22,7 +22,7 @@ from client.processes import kill_all, remove_environment, uninterrupted
 from client.run_directory import RunDirectory
 from client.tritonserver import find_tritonserver
 from engine.errors import CheckpointError
-from engine.hub import resolve_checkpoint
+from engine.hub import resolve_checkpoint, resolve_tokenizer
 
 MODEL = "ensemble"
 _EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
@@ -139,9 +139,7 @@ class TritonServer:
             raise ServerStartError(f"model repository {self._repository} does not exist")
         require_free(self.endpoints.values())
         try:
-            resolve_checkpoint(self.config.model)
-            if self.config.tokenizer:
-                resolve_checkpoint(self.config.tokenizer, setting="tokenizer")
+            resolve_tokenizer(self.config.tokenizer, resolve_checkpoint(self.config.model))
         except CheckpointError as error:
             raise ServerStartError(str(error)) from None
         self._prepared = True

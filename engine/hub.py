@@ -38,6 +38,15 @@ def resolve_checkpoint(model: str, *, setting: str = "model") -> Path:
     return _download(model, setting)
 
 
+def resolve_tokenizer(tokenizer: str | None, checkpoint: Path) -> Path:
+    """Return the folder of the tokenizer that the setting names, by default `checkpoint`.
+
+    Raises:
+        CheckpointError: as `resolve_checkpoint`.
+    """
+    return checkpoint if tokenizer is None else resolve_checkpoint(tokenizer, setting="tokenizer")
+
+
 def _download(model: str, setting: str) -> Path:
     # Imported here: most checkpoints are local, and the import takes a while.
     from huggingface_hub import snapshot_download

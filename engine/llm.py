@@ -17,7 +17,6 @@ from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.service.messages import AddRequest, SequenceOutput, TokenLogprobs
 from engine.text import chat_template
-from engine.text.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -40,7 +39,6 @@ class LLM:
         config = EngineConfig.parse({"model": model, **settings})
         # Offline, everything is handed over at once; the queue is as long as the caller's list.
         self._core = EngineCore(config.model_copy(update={"max_num_queued_reqs": 2**31}))
-        self._detokenizer = Detokenizer(self._core.tokenizer)
         self._next_uid = 0
 
     def generate(
@@ -187,7 +185,7 @@ class LLM:
         self, prompt: list[int], output: SequenceOutput, skip_special_tokens: bool
     ) -> CompletionOutput:
         window = prompt[len(prompt) - output.window :]
-        text = self._detokenizer.delta(
+        text = self._core.detokenizer.delta(
             window, output.token_ids, final=True, skip_special_tokens=skip_special_tokens
         )
         assert output.finish_reason is not None

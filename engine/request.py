@@ -130,6 +130,18 @@ class Request:
         elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = "length"
 
+    def end_text(self) -> int:
+        """End the search for stop strings; return the characters to cut from the final text.
+
+        Text that was held back may complete a stop string only now, which then ended the sequence.
+        """
+        if self.stop_checker is None:
+            return 0
+        text_cut = self.stop_checker.finish()
+        if self.stop_checker.match is not None:
+            self.finish_reason, self.stop_reason = "stop", self.stop_checker.match.stop
+        return text_cut
+
     @property
     def num_releasable_tokens(self) -> int:
         """Output tokens that the client may have now."""

@@ -1,10 +1,23 @@
-"""One readable line out of a pydantic `ValidationError`."""
+"""Checks and words that several stages share for what users give them."""
+
+from collections.abc import Iterable
 
 from pydantic import ValidationError
 
+from engine.errors import RequestError
+
+
+def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise `RequestError`, naming `field`, for the first id that the model does not have."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{field}: token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})"
+            )
+
 
 def describe(error: ValidationError) -> str:
-    """Return all faults as `field: what is wrong (got value)`, joined with semicolons."""
+    """Return all faults in one line as `field: what is wrong (got value)`, with semicolons."""
     return "; ".join(_describe_one(dict(fault)) for fault in error.errors(include_url=False))
 
 

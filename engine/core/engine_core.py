@@ -14,7 +14,7 @@ from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.errors import ConfigError, QueueFullError
 from engine.execution.model_runner import ModelRunner
-from engine.hub import resolve_checkpoint
+from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.memory import plan_kv_cache
 from engine.models.config import ModelConfig
 from engine.request import Request
@@ -42,13 +42,9 @@ class EngineCore:
         max_model_len = _max_model_len(config, model_config)
 
         self.config = config
-        self.tokenizer = Tokenizer.from_pretrained(
-            resolve_checkpoint(config.tokenizer, setting="tokenizer")
-            if config.tokenizer
-            else checkpoint
-        )
+        self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
-        self._detokenizer = Detokenizer(self.tokenizer)
+        self.detokenizer = Detokenizer(self.tokenizer)
 
         on_progress(f"loading the weights of {config.model}")
         self._runner = ModelRunner(
@@ -84,7 +80,7 @@ class EngineCore:
         )
         self._factory = RequestFactory(
             self.tokenizer,
-            self._detokenizer,
+            self.detokenizer,
             eos_token_ids=self.generation_defaults.eos_token_ids,
             vocab_size=model_config.vocab_size,
             max_model_len=plan.max_model_len,
@@ -166,7 +162,7 @@ class EngineCore:
         start, end = request.num_released_tokens, request.num_releasable_tokens
         request.num_released_tokens = end
         begin = request.num_prompt_tokens + start
-        window_start = self._detokenizer.window_start(
+        window_start = self.detokenizer.window_start(
             request.token_ids,
             begin,
             skip_special_tokens=request.sampling_params.skip_special_tokens,
@@ -194,19 +190,14 @@ class EngineCore:
 
     def _text_cut(self, request: Request, window_ids: list[int], new_ids: list[int]) -> int:
         """Return the characters at the end of the final text that belong to what stopped it."""
-        params, checker = request.sampling_params, request.stop_checker
-        if checker is not None:
-            text_cut = checker.finish()
-            if checker.match is not None:
-                # Text that was held back may complete a stop string only now.
-                request.finish_reason, request.stop_reason = "stop", checker.match.stop
-                return text_cut
+        params = request.sampling_params
+        text_cut = request.end_text()
         if not isinstance(request.stop_reason, int) or params.include_stop_str_in_output:
-            return 0
+            return text_cut
         if params.skip_special_tokens and request.stop_reason in self.tokenizer.special_ids:
             return 0
         with_stop, without_stop = (
-            self._detokenizer.delta(
+            self.detokenizer.delta(
                 window_ids, ids, final=True, skip_special_tokens=params.skip_special_tokens
             )
             for ids in (new_ids, new_ids[:-1])

@@ -13,6 +13,7 @@ from engine.service.messages import AddRequest
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopAutomaton, StopChecker
 from engine.text.tokenizer import Tokenizer
+from engine.validation import check_token_ids
 
 
 class RequestFactory:
@@ -80,22 +81,17 @@ class RequestFactory:
                 f"input_ids: the prompt has {len(prompt)} tokens; with at least one of output it "
                 f"exceeds max_model_len ({self._max_model_len})"
             )
-        self._check_ids("input_ids", prompt)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logit_bias", params.logit_bias or ())
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        for field, token_ids in (
+            ("input_ids", prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias or ()),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+        ):
+            check_token_ids(field, token_ids, self._vocab_size)
         if params.logprobs is not None and params.logprobs > self._max_logprobs:
             raise RequestError(
                 f"logprobs: {params.logprobs} exceeds max_logprobs ({self._max_logprobs})"
             )
-
-    def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise RequestError(
-                    f"{field}: token id {token_id} is outside the vocabulary "
-                    f"(0 to {self._vocab_size - 1})"
-                )
 
     def _stop_checker(
         self, prompt: list[int], params: SamplingParams, stop: StopAutomaton

@@ -41,6 +41,8 @@ def _allow_only(row: Tensor, token_ids: Sequence[int]) -> None:
 
 def _forbid(row: Tensor, token_ids: Sequence[int]) -> None:
     """Forbid tokens, unless that leaves none: some token has to come."""
+    if not token_ids:
+        return
     before = row[token_ids]
     row[token_ids] = -torch.inf
     if row.amax() == -torch.inf:

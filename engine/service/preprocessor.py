@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.hub import resolve_checkpoint
+from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.models.config import ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.service.engine_inputs import check_length
@@ -21,6 +21,7 @@ from engine.service.request_inputs import RequestInputs
 from engine.text.chat_template import parse_messages, render_text
 from engine.text.defaults import GenerationDefaults
 from engine.text.tokenizer import Tokenizer
+from engine.validation import check_token_ids
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's; a chat may fill the context
 
@@ -68,7 +69,7 @@ class Preprocessor:
             TridentError: there is no such checkpoint, or its tokenizer or config is broken.
         """
         checkpoint = resolve_checkpoint(config.model)
-        tokenizer = load_tokenizer(config)
+        tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer)
         model = ModelConfig.from_hf(checkpoint)
         return cls(
@@ -84,11 +85,8 @@ class Preprocessor:
         Raises:
             RequestError: the prompt is empty or too long, or a sampling parameter is wrong.
         """
-        if inputs.end_id is not None and inputs.end_id >= self._vocab_size:
-            raise RequestError(
-                f"end_id: token id {inputs.end_id} is outside the vocabulary "
-                f"(0 to {self._vocab_size - 1})"
-            )
+        if inputs.end_id is not None and inputs.end_id != -1:
+            check_token_ids("end_id", [inputs.end_id], self._vocab_size)
         params = self._sampling_params(inputs)
         prompt = self._prompt(inputs)
         field = "messages" if inputs.text is None else "text_input"
@@ -171,9 +169,8 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     Raises:
         TridentError: there is none, or it is broken.
     """
-    if config.tokenizer:
-        return Tokenizer.from_pretrained(resolve_checkpoint(config.tokenizer, setting="tokenizer"))
-    return Tokenizer.from_pretrained(resolve_checkpoint(config.model))
+    checkpoint = resolve_checkpoint(config.model)
+    return Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
 
 
 def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:

@@ -1,6 +1,20 @@
 """What holds for the tests of the engine."""
 
+from pathlib import Path
+
+import pytest
 import torch
+
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
 # The models are tiny: threads would spend their time waiting for each other.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with 400 tokens and a byte-level tokenizer; tests only read it."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(path, vocab_size=400, eos_token_id=0)
+    return save_tokenizer(byte_level_tokenizer(), path)

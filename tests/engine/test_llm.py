@@ -21,14 +21,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(path, vocab_size=VOCAB, eos_token_id=0)
-    byte_level_tokenizer().save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> LLM:
     return LLM(str(checkpoint), dtype="float32", block_size=4, max_num_seqs=16)
 

@@ -9,16 +9,6 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import QueueFullError
 from engine.service.messages import AddRequest, SequenceOutput
-from tests.factories.checkpoints import write_checkpoint
-from tests.factories.tokenizers import byte_level_tokenizer
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(path, vocab_size=400, eos_token_id=0)
-    byte_level_tokenizer().save_pretrained(path)
-    return path
 
 
 def make_core(checkpoint: Path, **settings: object) -> EngineCore:
