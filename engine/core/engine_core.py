@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
-from engine.errors import ConfigError, QueueFullError
+from engine.errors import CheckpointError, ConfigError, QueueFullError
 from engine.execution.model_runner import ModelRunner
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.memory import plan_kv_cache
@@ -44,6 +44,12 @@ class EngineCore:
         self.config = config
         self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
+        for token_id in self.generation_defaults.eos_token_ids:
+            if token_id >= model_config.vocab_size:  # config.json's own are checked as it is read
+                raise CheckpointError(
+                    f"generation_config.json: eos_token_id: {token_id} must be below the model's "
+                    f"vocab_size {model_config.vocab_size}"
+                )
         self.detokenizer = Detokenizer(self.tokenizer)
 
         on_progress(f"loading the weights of {config.model}")

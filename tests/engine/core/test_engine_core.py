@@ -1,5 +1,6 @@
 """What the engine hands out step by step."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import QueueFullError
+from engine.errors import CheckpointError, QueueFullError
 from engine.service.messages import AddRequest, SequenceOutput
 
 
@@ -68,6 +69,15 @@ def test_a_deadline_ends_what_waits_and_what_runs(checkpoint: Path) -> None:
     time.sleep(0.25)
     finished = {o.uid: o.finish_reason for o in run(core) if o.finish_reason is not None}
     assert finished == {1: "abort", 2: "abort", 3: "length"}
+
+
+def test_an_end_token_that_the_model_does_not_have_is_refused_at_the_start(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(checkpoint, tmp_path / "broken")
+    (broken / "generation_config.json").write_text('{"eos_token_id": [0, 400]}')
+    with pytest.raises(CheckpointError, match=r"eos_token_id: 400 must be below .* 400$"):
+        make_core(broken)
 
 
 def test_statistics_of_a_request(checkpoint: Path) -> None:
