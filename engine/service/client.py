@@ -10,7 +10,6 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import (
@@ -24,6 +23,7 @@ from engine.errors import (
 )
 from engine.service.channel import Channel, ChannelError
 from engine.service.delivery import NewRequest, RequestStream, ResponseSink, Senders
+from engine.service.environment import engine_environment
 from engine.service.messages import (
     Abort,
     AddRequest,
@@ -216,16 +216,13 @@ class EngineClient:
 def _spawn(python: str, module: str) -> tuple[StubChannel, subprocess.Popen[bytes]]:
     """Start the engine process; its stderr is ours. Raises `ConfigError` if there is no python."""
     ours, theirs = socket.socketpair()
-    package_root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     with theirs:
         try:
             process = subprocess.Popen(
                 [python, "-m", module, "--fd", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # Spinning OpenMP threads would take the cores from the server beside us.
-                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path},
+                env=engine_environment(os.environ),
             )
         except OSError as error:
             ours.close()
