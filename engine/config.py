@@ -84,6 +84,12 @@ class EngineConfig(BaseModel):
         20, description="largest `logprobs` of a request"
     )
     stream_interval: Annotated[int, Field(ge=1)] = Field(1, description="tokens per streamed chunk")
+    heartbeat_timeout_s: Annotated[float, Field(ge=2)] = Field(
+        10.0, description="silence of the engine process after which it counts as hung"
+    )
+    step_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        300.0, description="duration of one step after which the engine counts as hung"
+    )
 
     @field_validator("model")
     @classmethod

@@ -42,6 +42,12 @@ class EngineDeadError(TridentError):
     code: ClassVar[str] = "UNAVAILABLE"
 
 
+class SuspectRequestError(TridentError):
+    """The engine died repeatedly while it worked on this very request."""
+
+    code: ClassVar[str] = "INTERNAL"
+
+
 class ConfigError(TridentError, ValueError):
     """A setting is wrong. The text names it and says what is allowed."""
 

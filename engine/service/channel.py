@@ -72,10 +72,14 @@ class Channel(Generic[Sent, Received]):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ChannelError(f"a frame is malformed: {error}") from None
 
-    def close(self) -> None:
-        """Close both directions; a thread blocked in `receive` returns. Repeatable."""
+    def shutdown(self) -> None:
+        """End the conversation; a thread blocked in `receive` returns. Repeatable."""
         with contextlib.suppress(OSError):  # not connected any more
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back, once no thread is in `receive` any more. Repeatable."""
+        self.shutdown()
         self._reader.close()  # holds the file descriptor too
         self._socket.close()
 

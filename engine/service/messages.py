@@ -53,10 +53,11 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     priority: int = 0  # smaller runs earlier, with scheduling_policy=priority
     timeout_s: float | None = None  # from arrival; then the sequences finish with "abort"
     stream: bool = True  # False: the tokens of a sequence come in one output, when it has finished
+    request_id: str = ""  # the client's own name for it, for logs
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Stop a request and free its blocks. Unknown or finished uids are ignored."""
+    """End a request with "abort" and free its blocks. Unknown or finished uids are ignored."""
 
     uid: int
 
@@ -82,6 +83,15 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     num_blocks: int
     block_size: int
     description: str  # one line: model, dtype, device, KV cache size
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """The process lives. Sent by a thread of its own every `HEARTBEAT_INTERVAL_S`, from the start.
+
+    Whether the engine itself moves is what `step_s` tells.
+    """
+
+    step_s: float  # seconds since the step under way began; 0 between steps
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
@@ -124,7 +134,7 @@ class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 ToEngine = Start | AddRequest | Abort | Shutdown
-FromEngine = Starting | Ready | StartFailed | Outputs | RequestFailed
+FromEngine = Starting | Ready | Heartbeat | StartFailed | Outputs | RequestFailed
 
 
 # ---- tokenizer -> engine stub ---------------------------------------------------------------
