@@ -133,8 +133,36 @@ class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class HistogramDelta(msgspec.Struct, frozen=True, array_like=True):
+    """Observations of one histogram since the last report; its bounds are in `engine.core.stats`.
+
+    `counts[i]` is how many fell into bucket i (not cumulative); the last is beyond all bounds.
+    """
+
+    counts: list[int]
+    sum: float
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """What the engine did since its last `Stats`, and how things stand. Sequences, not requests.
+
+    Sent a few times per second while it is busy, and once when it falls idle.
+    """
+
+    num_running: int  # now, as the two below
+    num_waiting: int
+    kv_cache_usage: float  # 0..1
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    num_prefix_hits: int = 0  # of them, those found
+    num_finished: dict[str, int] = {}  # by finish reason
+    histograms: dict[str, HistogramDelta] = {}  # by name, those with observations
+
+
 ToEngine = Start | AddRequest | Abort | Shutdown
-FromEngine = Starting | Ready | Heartbeat | StartFailed | Outputs | RequestFailed
+FromEngine = Starting | Ready | Heartbeat | StartFailed | Outputs | RequestFailed | Stats
 
 
 # ---- tokenizer -> engine stub ---------------------------------------------------------------
