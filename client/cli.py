@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from client.arguments import setting_flags
+from client.bench.cli import app as bench
 from client.errors import ServerStartError, TridentClientError
 from client.protocol import SamplingOptions
 from engine.config import EngineConfig
@@ -23,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(bench, name="bench")
 
 MaxTokens = Annotated[
     int | None, typer.Option(help="Tokens to answer with at most; default: what fits.")

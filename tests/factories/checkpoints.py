@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel
+
+from engine.demo.random_checkpoint import random_model
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -77,22 +78,6 @@ def write_checkpoint(
     }
     if architecture == "MistralForCausalLM":
         fields.setdefault("sliding_window", None)
-    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
-    model_class = getattr(transformers, architecture)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = model_class(config_class(**fields, dtype=dtype))
-        _randomise_norms_and_biases(model)
-    model = model.to(dtype).eval()
+    model = random_model(architecture, dtype=dtype, seed=seed, fields=fields)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return model
-
-
-@torch.no_grad()
-def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
-    """Transformers starts them at 1 and 0, where leaving them out would go unnoticed."""
-    for name, tensor in model.named_parameters():
-        if "norm" in name:
-            tensor.normal_(1.0, 0.2)
-        elif name.endswith("bias"):
-            tensor.normal_(0.0, 0.3)

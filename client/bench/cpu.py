@@ -1,0 +1,64 @@
+"""CpuMeter: the CPU time that each process of a server takes, and this one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+
+CLIENT = "client"
+OTHERS = "all else on this machine"
+_STUB = "triton_python_backend_stub"
+
+
+class CpuMeter:
+    """CPU seconds by process, user and system, between `start` and `stop`.
+
+    The stages' stubs are told apart by their models; several instances of one count together.
+    The resolution is that of the kernel's counters, mostly 10 ms.
+    """
+
+    def __init__(self, server_pid: int) -> None:
+        self._server = psutil.Process(server_pid)
+        self._before: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._before = self._now()
+
+    def stop(self) -> dict[str, float]:
+        """Return the seconds since `start` by process, those of other programs together."""
+        now = self._now()
+        used = {name: max(0.0, now[name] - self._before.get(name, 0.0)) for name in now}
+        own = sum(seconds for name, seconds in used.items() if name != OTHERS)
+        used[OTHERS] = max(0.0, used[OTHERS] - own)
+        return used
+
+    def _now(self) -> dict[str, float]:
+        """Return the counters; that of the others is still the whole machine's."""
+        seconds: dict[str, float] = defaultdict(float)
+        for process in [self._server, *self._server.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                seconds[process_name(process.name(), process.cmdline())] += (
+                    times.user + times.system
+                )
+        own = psutil.Process().cpu_times()
+        seconds[CLIENT] += own.user + own.system
+        machine = psutil.cpu_times()
+        # guest is a part of user, and what the host took away (steal) was not ours either.
+        idle = machine.idle + getattr(machine, "iowait", 0.0) + getattr(machine, "steal", 0.0)
+        guest = getattr(machine, "guest", 0.0) + getattr(machine, "guest_nice", 0.0)
+        seconds[OTHERS] = sum(machine) - idle - guest
+        return seconds
+
+
+def process_name(name: str, command: list[str]) -> str:
+    """Return how the tables call a process of the server, from its name and command line."""
+    if name.startswith(_STUB[:15]) and len(command) > 1:  # the kernel cuts names to 15
+        return f"{Path(command[1]).parents[1].name} stub"
+    if "engine.service.process" in command:
+        return "engine process"
+    return name

@@ -1,0 +1,51 @@
+"""Run as a process by `EngineAlone`: the engine without Triton, `python -m` this module.
+
+Reads JSON lines: first the settings of the engine, then one wave of requests per line. Answers
+each with a JSON line on stdout. Ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from engine.errors import TridentError
+from engine.llm import LLM
+from engine.sampling_params import SamplingParams
+
+
+def run_wave(llm: LLM, prompts: list[list[int]], sampling: dict[str, Any]) -> dict[str, Any]:
+    """Complete all prompts at once; return seconds, CPU seconds and the number of tokens."""
+    params = SamplingParams.parse(sampling)
+    started, cpu = time.perf_counter(), time.process_time()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return {
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - cpu,
+        "num_tokens": sum(len(each.token_ids) for output in outputs for each in output.outputs),
+    }
+
+
+def main() -> None:
+    """Serve waves until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what others print is no answer
+
+    def answer(fields: dict[str, Any]) -> None:
+        answers.write(json.dumps(fields) + "\n")
+
+    try:
+        llm = LLM(**json.loads(sys.stdin.readline()))
+    except TridentError as error:
+        answer({"error": str(error)})
+        return
+    answer({})
+    for line in sys.stdin:
+        answer(run_wave(llm, **json.loads(line)))
+
+
+if __name__ == "__main__":
+    main()

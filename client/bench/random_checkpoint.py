@@ -1,0 +1,46 @@
+"""The random checkpoints of `trident bench stages --random-model`, made once and kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from client.bench.cache import cache_folder
+from client.bench.errors import BenchError
+from engine.service.environment import engine_environment
+
+
+def random_checkpoint(size: str, console: Console) -> Path:
+    """Return the folder of the seeded random checkpoint of `size`, making it if need be.
+
+    Raises:
+        BenchError: there is no such size, or it could not be written.
+    """
+    folder = cache_folder("checkpoints", f"random-{size}")
+    if folder.is_dir():
+        return folder
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+    command = [sys.executable, "-m", "engine.demo.random_checkpoint", size, str(unfinished)]
+    try:
+        with console.status(f"writing a random checkpoint to {folder}"):
+            # A process of its own: this one has no need of torch.
+            made = subprocess.run(
+                command,
+                env=engine_environment(os.environ),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        if made.returncode != 0:
+            words = made.stderr.strip().splitlines() or [f"status {made.returncode}"]
+            raise BenchError(f"no random checkpoint {size}: {words[-1]}")
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder

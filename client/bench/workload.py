@@ -1,0 +1,95 @@
+"""What `trident bench stages` asks: seeded prompts of an exact length, every output full."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.bench.errors import BenchError
+from client.protocol import SamplingOptions
+from engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The requests of one measurement; all figures are at least 1.
+
+    Attributes:
+        streams: how many requests are made at once, in turn.
+        prompt_tokens, max_tokens: of each request.
+        waves: how often so many requests are made, one wave after another.
+        rounds: how often the engine alone and the ensemble take turns.
+    """
+
+    streams: tuple[int, ...] = (1, 16, 64)
+    prompt_tokens: int = 128
+    max_tokens: int = 128
+    waves: int = 3
+    rounds: int = 2
+
+    @property
+    def sampling(self) -> SamplingOptions:
+        """Greedy, and never shorter; says what a checkpoint's own defaults could change."""
+        return SamplingOptions(
+            max_tokens=self.max_tokens, temperature=0.0, repetition_penalty=1.0, ignore_eos=True
+        )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as text, for the ensemble, and as the ids that its tokenizer makes of it."""
+
+    text: str
+    token_ids: list[int]
+
+
+class PromptSource:
+    """Draws prompts of `num_tokens` tokens from the words of a tokenizer's vocabulary.
+
+    Raises:
+        CheckpointError: `tokenizer` has no usable tokenizer.
+        BenchError: no text of its words has so many tokens.
+    """
+
+    def __init__(self, tokenizer: Path, num_tokens: int) -> None:
+        self._tokenizer = Tokenizer.from_pretrained(tokenizer)
+        self._num_tokens = num_tokens
+        self._words = list(_words(self._tokenizer))
+        if len(self._words) < 2:
+            raise BenchError("the tokenizer's vocabulary has no words to make prompts from")
+
+    def draw(self, seed: str, count: int) -> list[Prompt]:
+        """Return `count` prompts; the same ones for the same `seed`."""
+        generator = random.Random(seed)
+        return [self._prompt(generator) for _ in range(count)]
+
+    def _prompt(self, generator: random.Random) -> Prompt:
+        words = generator.choices(self._words, k=self._num_tokens)
+        # What starts a prompt takes tokens, and so may the space before the first word.
+        for _ in range(self._num_tokens):
+            text = "".join(words)
+            token_ids = self._tokenizer.encode(text)
+            missing = self._num_tokens - len(token_ids)
+            if missing == 0:
+                return Prompt(text, token_ids)
+            if missing < 0:
+                words = words[:missing]
+            else:
+                words += generator.choices(self._words, k=missing)
+        raise BenchError(f"cannot make a prompt of exactly {self._num_tokens} tokens")
+
+
+def _words(tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield words, each with a space before it, that are one token."""
+    for token_id in range(tokenizer.vocab_size):
+        if not tokenizer.is_visible(token_id, skip_special_tokens=True):
+            continue
+        text = tokenizer.token_text(token_id)
+        if (
+            text[:1] == " "
+            and text[1:].isalpha()
+            and tokenizer.encode(text, add_special_tokens=False) == [token_id]
+        ):
+            yield text

@@ -1,0 +1,110 @@
+"""Seeded random checkpoints with the demo's tokenizer, for measurements: nobody reads their text.
+
+python -m engine.demo.random_checkpoint 0.4b FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from engine.demo import CHECKPOINT_DIR
+from engine.text.tokenizer import Tokenizer
+
+_COMMON = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}
+SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "0.1b": (
+        "LlamaForCausalLM",
+        {
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+        },
+    ),
+    # The shape of Qwen2.5-0.5B, with a smaller vocabulary.
+    "0.4b": (
+        "Qwen2ForCausalLM",
+        {
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+        },
+    ),
+}
+
+
+def random_model(
+    architecture: str, *, dtype: torch.dtype, seed: int, fields: dict[str, Any]
+) -> PreTrainedModel:
+    """Return a model of transformers with seeded random weights, norms and biases among them.
+
+    Args:
+        architecture: such as `LlamaForCausalLM`.
+        fields: of its configuration.
+    """
+    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    model_class = getattr(transformers, architecture)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: PreTrainedModel = model_class(config_class(**fields, dtype=dtype))
+        _randomise_norms_and_biases(model)
+    return model.to(dtype).eval()
+
+
+@torch.no_grad()
+def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
+    """Transformers starts them at 1 and 0, where leaving them out would go unnoticed."""
+    for name, tensor in model.named_parameters():
+        if "norm" in name:
+            tensor.normal_(1.0, 0.2)
+        elif name.endswith("bias"):
+            tensor.normal_(0.0, 0.3)
+
+
+def write_random_checkpoint(size: str, folder: Path) -> None:
+    """Write the bf16 checkpoint of `size`, a key of `SIZES`, to `folder`.
+
+    Greedy output has the tokenizer's own tokens only, each one whole characters: all of it is
+    text, as a trained model's would be.
+    """
+    architecture, fields = SIZES[size]
+    tokenizer = Tokenizer.from_pretrained(CHECKPOINT_DIR)
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    model = random_model(
+        architecture, dtype=torch.bfloat16, seed=0, fields={**_COMMON, **fields, **ends}
+    )
+    textless = torch.tensor([not _is_text(tokenizer, i) for i in range(_COMMON["vocab_size"])])
+    with torch.no_grad():
+        model.get_output_embeddings().weight[textless] = 0.0  # the largest of the others is above
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(CHECKPOINT_DIR / name, folder / name)
+
+
+def _is_text(tokenizer: Tokenizer, token_id: int) -> bool:
+    return tokenizer.is_visible(
+        token_id, skip_special_tokens=True
+    ) and "\N{REPLACEMENT CHARACTER}" not in tokenizer.token_text(token_id)
+
+
+def main() -> None:
+    """Entry point of the script."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", choices=SIZES)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    write_random_checkpoint(arguments.size, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()
