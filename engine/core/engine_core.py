@@ -18,7 +18,7 @@ from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.memory import plan_kv_cache
 from engine.models.config import ModelConfig
 from engine.request import Request
-from engine.service.messages import AddRequest, Ready, RequestStats, SequenceOutput
+from engine.service.messages import AddRequest, Ready, RequestStats, SequenceOutput, Stats
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -120,9 +120,12 @@ class EngineCore:
             )
         self.scheduler.add(self._factory.build(message))
 
-    def abort(self, uid: int) -> None:
-        """End a request and free its blocks at once; unknown uids are ignored."""
-        self.scheduler.abort(uid)
+    def abort(self, uid: int) -> list[SequenceOutput]:
+        """End a request and free its blocks at once; return its last outputs, of its sequences.
+
+        Unknown uids are ignored.
+        """
+        return self._outputs(self.scheduler.abort(uid))
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
@@ -137,6 +140,15 @@ class EngineCore:
             advanced = self.scheduler.update(schedule, sampled)
             outputs += self._outputs(advanced)
         return outputs
+
+    def take_stats(self) -> Stats:
+        """Return how things stand."""
+        pool = self.scheduler.kv_cache.pool
+        return Stats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            kv_cache_usage=1 - pool.num_free / pool.num_usable,
+        )
 
     def check_integrity(self) -> None:
         """Assert that no block is lost and no reference is left over."""

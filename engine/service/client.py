@@ -1,29 +1,22 @@
-"""EngineClient: the engine process as the engine stub sees it."""
+"""EngineClient: the supervised engine process as the engine stub sees it."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import os
-import shutil
-import socket
-import subprocess
 import threading
 from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import structs
 
 from engine.config import EngineConfig
-from engine.errors import (
-    ConfigError,
-    EngineDeadError,
-    QueueFullError,
-    RequestCancelledError,
-    RequestError,
-    TridentError,
-    UnsupportedError,
-)
-from engine.service.channel import Channel, ChannelError
+from engine.errors import EngineDeadError, RequestCancelledError, RequestError, TridentError
+from engine.service.backoff import Backoff
+from engine.service.channel import ChannelError
 from engine.service.delivery import NewRequest, RequestStream, ResponseSink, Senders
-from engine.service.environment import engine_environment
+from engine.service.engine_process import MODULE, EngineProcess, error_of
+from engine.service.health import Health, State
 from engine.service.messages import (
     Abort,
     AddRequest,
@@ -31,67 +24,121 @@ from engine.service.messages import (
     Outputs,
     Ready,
     RequestFailed,
+    SequenceOutput,
     Shutdown,
-    Start,
-    StartFailed,
-    Starting,
-    ToEngine,
+    Stats,
 )
+from engine.service.suspects import Suspects
+from engine.service.watchdog import Watchdog
 
 log = logging.getLogger("trident.client")
 
-_MODULE = "engine.service.process"
-_EXIT_TIMEOUT_S = 2.0
+_CLOSE_TIMEOUT_S = 3.0
 
-StubChannel = Channel[ToEngine, FromEngine]
+
+class Observer(Protocol):
+    """Hears what happens to the engine; its methods return at once."""
+
+    def update(self, stats: Stats) -> None:
+        """Take what the engine did since the last time."""
+
+    def engine_up(self, up: bool) -> None:
+        """Take whether requests are served from now on."""
+
+    def engine_restarted(self) -> None:
+        """Count a start of the process after the first."""
+
+    def requests_lost(self, count: int) -> None:
+        """Count requests that ended with the process."""
+
+
+class Unobserved:
+    """An `Observer` that forgets."""
+
+    def update(self, stats: Stats) -> None:
+        """Do nothing, as the others."""
+
+    def engine_up(self, up: bool) -> None: ...
+    def engine_restarted(self) -> None: ...
+    def requests_lost(self, count: int) -> None: ...
 
 
 class EngineClient:
-    """Starts the engine process, brings requests to it and its outputs to their sinks.
+    """Keeps an engine process running, brings requests to it and its outputs to their sinks.
 
-    When the process dies, each request in flight gets an `EngineDeadError` at once, and so does
-    each new one. Safe for use by any number of threads.
+    When the process dies or hangs, each request in flight gets an `EngineDeadError` at once, and so
+    does each new one until another process, which is started in the background, is ready.
+    Safe for use by any number of threads.
     """
 
     def __init__(
         self,
         config: EngineConfig,
+        observer: Observer,
         on_progress: Callable[[str], None] = log.info,
         *,
         python: str | None = None,
-        module: str = _MODULE,
+        module: str = MODULE,
     ) -> None:
         """Start the process and block until its engine is ready.
 
         Args:
             on_progress: hears what the engine is doing until then, and what it is when ready.
-            python: the interpreter; by default the first `python3` on PATH, which is the one whose
-                site-packages a Triton stub sees. (Inside a stub, `sys.executable` is no guide.)
+            python: see `EngineProcess`.
             module: what the process runs.
 
         Raises:
             TridentError: the engine could not start; the text says why.
         """
-        python = python or shutil.which("python3") or "python3"
-        self._channel, self._process = _spawn(python, module)
+        self._config = config
+        self._observer = observer
+        self._on_progress = on_progress
         self._senders = Senders(self._on_lost)
-        self._streams: dict[int, RequestStream] = {}
-        self._lock = threading.Lock()  # of _streams and _dead
-        self._dead = False
-        self._submit_lock = threading.Lock()
+        self._suspects = Suspects()
+        self._backoff = Backoff()
         self._uids = itertools.count(1)
-        try:
-            self.ready = self._start(config, on_progress)
-        except BaseException:
+        self._submit_lock = threading.Lock()
+        self._lock = threading.Lock()  # of the five below
+        self._health = Health("starting")
+        self._process: EngineProcess | None = None
+        self._ready: Ready | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._start_error: TridentError | None = None
+        self._started = threading.Event()
+        self._closing = threading.Event()
+        # This one thread starts every process: Linux kills a child when its thread has ended.
+        self._supervisor = threading.Thread(
+            target=self._supervise, args=(python, module), name="supervisor", daemon=True
+        )
+        self._supervisor.start()
+        self._watchdog = Watchdog(config, lambda: self._process)
+        self._started.wait()
+        if self._start_error is not None:
             self.close()
-            raise
-        self._receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
-        self._receiver.start()
+            raise self._start_error
+
+    @property
+    def ready(self) -> Ready:
+        """What the engine said of itself when it was last ready."""
+        assert self._ready is not None
+        return self._ready
 
     @property
     def process_id(self) -> int:
         """Of the engine process."""
+        assert self._process is not None
         return self._process.pid
+
+    @property
+    def health(self) -> Health:
+        """How things stand now."""
+        with self._lock:
+            return structs.replace(self._health, num_in_flight=len(self._streams))
+
+    def check_ready(self) -> None:
+        """Raise `EngineDeadError` unless the engine takes requests."""
+        if self._health.state != "ready":
+            raise EngineDeadError(self._health.detail)
 
     def submit(self, request: NewRequest, make_sink: Callable[[int], ResponseSink]) -> int:
         """Hand `request` to the engine and return its uid.
@@ -99,16 +146,19 @@ class EngineClient:
         All answers, errors too, go to the sink that `make_sink` makes for that uid.
 
         Raises:
-            EngineDeadError: the engine process is gone.
+            EngineDeadError: there is no engine now.
+            SuspectRequestError: the engine died of this request before.
         """
+        self._suspects.check(request)
         with self._submit_lock:  # uids reach the engine in order
-            uid = next(self._uids)
             with self._lock:
-                if self._dead:
-                    raise EngineDeadError("the engine process has died; restart the server")
+                self.check_ready()
+                uid = next(self._uids)
+                process = self._process
                 stream = self._streams[uid] = RequestStream(uid, request, make_sink(uid))
+            assert process is not None
             try:
-                self._send(_add_request(uid, request))
+                process.send(_add_request(uid, request))
             except ChannelError as error:
                 if self._pop(uid) is not None:
                     self._fail(stream, RequestError(f"the request is too large: {error}"))
@@ -121,83 +171,120 @@ class EngineClient:
         """
         stream = self._pop(uid)
         if stream is not None:
-            self._send(Abort(uid))
+            self._send_abort(uid)
             self._fail(stream, RequestCancelledError("the request was cancelled"))
+
+    def stop(self, request_id: str) -> int:
+        """End the requests of that id early; return how many there were.
+
+        Each is answered with what it has, and the finish reason "abort".
+        """
+        with self._lock:
+            streams = list(self._streams.values())
+        uids = [stream.uid for stream in streams if stream.request.request_id == request_id]
+        for uid in uids:
+            self._send_abort(uid)
+        return len(uids)
 
     def close(self) -> None:
         """End the process; what is in flight gets an error. Repeatable."""
-        self._send(Shutdown())
-        try:
-            self._process.wait(_EXIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._channel.close()
-        self._on_death()
+        self._closing.set()
+        self._watchdog.close()
+        if (process := self._process) is not None:
+            process.send(Shutdown())
+            self._supervisor.join(_CLOSE_TIMEOUT_S)
+            if self._supervisor.is_alive():
+                process.kill("did not end when it was told to")
+        self._supervisor.join()
         self._senders.close()
 
-    def _start(self, config: EngineConfig, on_progress: Callable[[str], None]) -> Ready:
-        self._send(Start(config.model_dump()))
-        while True:
-            match self._next_message():
-                case Starting(text):
-                    on_progress(text)
-                case Ready() as ready:
-                    on_progress(ready.description)
-                    return ready
-                case StartFailed(code, message):
-                    raise _error(code, message)
-                case _:
-                    status = self._process.wait()
-                    raise EngineDeadError(
-                        f"the engine process ended with status {status} before it was ready; "
-                        "its log says why"
-                    )
+    def _supervise(self, python: str | None, module: str) -> None:
+        """Start the process, serve, and begin again when it has died, until `close`."""
+        while not self._closing.is_set():
+            process = None
+            try:
+                process = self._process = EngineProcess(python, module)
+                ready = process.start(self._config, self._on_progress)
+            except TridentError as error:
+                if process is not None:
+                    process.end()
+                if not self._started.is_set():
+                    self._start_error = error
+                    break
+                self._set_health("restarting", f"the engine process could not be started: {error}")
+            else:
+                self._serve(process, ready)
+            if not self._closing.is_set():
+                delay = self._backoff.next_delay()
+                log.warning("%s; starting it again in %g s", self._health.detail, delay)
+                self._closing.wait(delay)
+        self._set_health("closed", "the engine process has been shut down")
+        self._started.set()
 
-    def _send(self, message: ToEngine) -> None:
-        """Send, unless the process is gone: then the receiver notices and fails all requests."""
-        try:
-            self._channel.send(message)
-        except OSError:
-            log.debug("not sent, the engine process is gone")
-
-    def _next_message(self) -> FromEngine | None:
-        try:
-            return self._channel.receive()
-        except ChannelError:
-            log.exception("the engine process sent no valid message")
-            return None
-
-    def _receive(self) -> None:
-        while (message := self._next_message()) is not None:
-            if isinstance(message, Outputs):
-                self._dispatch(message)
-            elif isinstance(message, RequestFailed) and (stream := self._pop(message.uid)):
-                self._fail(stream, _error(message.code, message.message))
-        # The place for a restart in the background: `_dead` then ends when the new one is ready.
-        self._on_death()
-        self._process.kill()  # in case that it only lost its channel
-        log.info("the engine process has ended with status %d", self._process.wait())
-
-    def _dispatch(self, message: Outputs) -> None:
-        for output in message.outputs:
-            stream = self._streams.get(output.uid)
-            if stream is None:
-                continue  # aborted meanwhile
-            if stream.append(output):
-                self._senders.put(stream)
-            if stream.finished:
-                self._pop(stream.uid)
-
-    def _on_death(self) -> None:
-        """Refuse what comes from now on, and fail what is in flight."""
+    def _serve(self, process: EngineProcess, ready: Ready) -> None:
+        """Dispatch what one process sends until it has gone; fail what it leaves."""
+        is_restart = self._started.is_set()
         with self._lock:
-            self._dead = True
+            self._ready = ready
+            restarts = self._health.num_restarts + is_restart
+            self._health = Health("ready", num_restarts=restarts)
+        self._observer.engine_up(True)
+        if is_restart:
+            self._observer.engine_restarted()
+        self._on_progress(ready.description)
+        self._started.set()
+        for message in process.messages():
+            self._dispatch(message)
+        lost = self._lose_all()
+        death = process.end()
+        if not self._closing.is_set():
+            self._set_health("restarting", f"the engine process {death.reason}")
+            if lost:
+                log.error("%d requests were lost", len(lost))
+        if death.is_own_fault:
+            self._suspects.blame(stream.request for stream in lost)
+
+    def _dispatch(self, message: FromEngine) -> None:
+        match message:
+            case Outputs(outputs):
+                for output in outputs:
+                    self._take(output)
+            case RequestFailed(uid, code, text):
+                if (failed := self._pop(uid)) is not None:
+                    self._fail(failed, error_of(code, text))
+            case Stats():
+                self._observer.update(message)
+
+    def _take(self, output: SequenceOutput) -> None:
+        stream = self._streams.get(output.uid)
+        if stream is None:
+            return  # aborted meanwhile
+        if stream.append(output):
+            self._senders.put(stream)
+        if stream.finished:
+            self._pop(stream.uid)
+            self._suspects.clear(stream.request)
+            self._backoff.succeeded()
+
+    def _lose_all(self) -> list[RequestStream]:
+        """Refuse what comes from now on, and fail what is in flight; return that."""
+        with self._lock:
+            text = "the engine process has died and is being restarted; try again in a few seconds"
+            self._health = structs.replace(self._health, state="restarting", detail=text)
             streams, self._streams = list(self._streams.values()), {}
-        if streams:
-            log.error("the engine process has gone with %d requests in flight", len(streams))
         for stream in streams:
             self._fail(stream, EngineDeadError("the engine process has died; the request is lost"))
+        self._observer.engine_up(False)
+        self._observer.requests_lost(len(streams))
+        return streams
+
+    def _set_health(self, state: State, detail: str) -> None:
+        with self._lock:
+            self._health = structs.replace(self._health, state=state, detail=detail)
+
+    def _send_abort(self, uid: int) -> None:
+        if (process := self._process) is not None:
+            process.send(Abort(uid))
 
     def _fail(self, stream: RequestStream, error: TridentError) -> None:
         if stream.fail(error):
@@ -210,24 +297,7 @@ class EngineClient:
     def _on_lost(self, stream: RequestStream) -> None:
         """Nobody can be answered any more: free what the request holds."""
         if self._pop(stream.uid) is not None:
-            self._send(Abort(stream.uid))
-
-
-def _spawn(python: str, module: str) -> tuple[StubChannel, subprocess.Popen[bytes]]:
-    """Start the engine process; its stderr is ours. Raises `ConfigError` if there is no python."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            process = subprocess.Popen(
-                [python, "-m", module, "--fd", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=engine_environment(os.environ),
-            )
-        except OSError as error:
-            ours.close()
-            raise ConfigError(f"{python}: cannot be started: {error.strerror}") from None
-    return Channel(ours, FromEngine), process
+            self._send_abort(stream.uid)
 
 
 def _add_request(uid: int, request: NewRequest) -> AddRequest:
@@ -238,12 +308,5 @@ def _add_request(uid: int, request: NewRequest) -> AddRequest:
         stream=request.stream,
         priority=request.priority,
         timeout_s=request.timeout_s,
+        request_id=request.request_id,
     )
-
-
-def _error(code: str, message: str) -> TridentError:
-    """Return the exception for an error that the process reported."""
-    for kind in (RequestError, UnsupportedError, QueueFullError):
-        if kind.code == code:
-            return kind(message)
-    return TridentError(message)

@@ -38,6 +38,7 @@ class NewRequest:
         stream: answer as tokens come, or once when all sequences have finished.
         timeout_s: from now; then the sequences end with "abort". None: no deadline.
         text_prefix: goes with the first chunk of each sequence.
+        request_id: the client's own name for it; need not be unique.
     """
 
     prompt_token_ids: list[int]
@@ -47,6 +48,7 @@ class NewRequest:
     priority: int = 0
     timeout_s: float | None = None
     text_prefix: str = ""
+    request_id: str = ""
 
 
 @dataclass
@@ -99,7 +101,7 @@ class RequestStream:
 
     def __init__(self, uid: int, request: NewRequest, sink: ResponseSink) -> None:
         self.uid = uid
-        self._request = request
+        self.request = request
         self._sink = sink
         self._lock = threading.Lock()
         self._sequences = [_Sequence() for _ in range(request.num_sequences)]
@@ -118,7 +120,7 @@ class RequestStream:
             self._sequences[output.index].append(output)
             if output.finish_reason is not None:
                 self._num_unfinished -= 1
-            return self._claim_turn(self._request.stream or self.finished)
+            return self._claim_turn(self.request.stream or self.finished)
 
     def fail(self, error: TridentError) -> bool:
         """End with `error` in place of what is pending; return whether to tell a sender."""
@@ -133,7 +135,7 @@ class RequestStream:
         """
         with self._lock:
             error = self._error
-            prompt, prefix = self._request.prompt_token_ids, self._request.text_prefix
+            prompt, prefix = self.request.prompt_token_ids, self.request.text_prefix
             chunks = [c for s in self._sequences if (c := s.take(prompt, prefix)) is not None]
             last = self.finished
         if error is not None:

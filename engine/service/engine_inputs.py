@@ -49,7 +49,12 @@ def check_length(
 
 
 def parse_engine_inputs(
-    tensors: Tensors, parameters: Mapping[str, Any], timeout_us: int, ready: Ready
+    tensors: Tensors,
+    parameters: Mapping[str, Any],
+    timeout_us: int,
+    ready: Ready,
+    *,
+    request_id: str = "",
 ) -> EngineInputs:
     """Read the inputs of one request to the engine; `ready` carries the limits.
 
@@ -57,9 +62,10 @@ def parse_engine_inputs(
         RequestError: an input is wrong; the text names it.
     """
     inputs = InputReader(tensors)
+    if "input_ids" not in inputs:
+        raise RequestError("input_ids: is missing")
     prompt = inputs.integers("input_ids")
-    options = inputs.octets("response_options")
-    decoded = None if options is None else _decode_options(options)
+    decoded = parse_options(tensors)
     # The tokenizer stage has merged the request parameters already, defaults and all.
     fields = client_parameters(parameters) if decoded is None else {}
     fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))
@@ -77,13 +83,22 @@ def parse_engine_inputs(
             priority=inputs.integer("priority") or 0,
             timeout_s=timeout_us / 1e6 if timeout_us else None,
             text_prefix=decoded.text_prefix if decoded else "",
+            request_id=request_id,
         ),
         skip_special_tokens=params.skip_special_tokens,
         options=decoded,
     )
 
 
-def _decode_options(data: bytes) -> ResponseOptions:
+def parse_options(tensors: Tensors) -> ResponseOptions | None:
+    """Return what the tokenizer stage says of the responses; None if a client calls the engine.
+
+    Raises:
+        RequestError: it is not the tokenizer stage's.
+    """
+    data = InputReader(tensors).octets("response_options")
+    if data is None:
+        return None
     try:
         return msgspec.msgpack.decode(data, type=ResponseOptions)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -90,12 +90,18 @@ class EngineProcess:
         self._num_oom_kills = _num_oom_kills()
         self.num_heartbeats = 0
         self.step_s = 0.0  # as the last heartbeat said
+        self.is_ready = False
         self._hung: Death | None = None
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether `kill` has been called."""
+        return self._hung is not None
 
     def start(self, config: EngineConfig, on_progress: Callable[[str], None]) -> Ready:
         """Have the process load the model; block until it is ready.
@@ -109,6 +115,7 @@ class EngineProcess:
                 case Starting(text):
                     on_progress(text)
                 case Ready():
+                    self.is_ready = True
                     return message
                 case StartFailed(code, text):
                     raise error_of(code, text)
@@ -142,8 +149,8 @@ class EngineProcess:
 
     def kill(self, why: str) -> None:
         """End a process that hangs; `messages` ends at once, even if the process cannot die."""
-        stopped = psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
-        self._hung = Death(f"was stopped from outside ({why})" if stopped else why, not stopped)
+        stopped = _is_stopped(self.pid)
+        self._hung = Death(f"{why}, stopped from outside" if stopped else why, not stopped)
         self._process.kill()
         self._channel.shutdown()
 
@@ -173,6 +180,13 @@ class EngineProcess:
         if status == -signal.SIGKILL and _num_oom_kills() > self._num_oom_kills:
             return Death(f"was killed by {name} for want of memory", is_own_fault=True)
         return Death(f"was killed by {name}", is_own_fault=-status in _CRASHES)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _num_oom_kills() -> int:

@@ -17,7 +17,8 @@ from engine.models.config import ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.service.engine_inputs import check_length
 from engine.service.messages import ResponseOptions
-from engine.service.request_inputs import RequestInputs
+from engine.service.request_inputs import RequestInputs, requested_outputs
+from engine.service.tensors import InputReader, Tensors
 from engine.text.chat_template import parse_messages, render_text
 from engine.text.defaults import GenerationDefaults
 from engine.text.tokenizer import Tokenizer
@@ -183,5 +184,21 @@ def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:
         "stream": np.array([request.stream]),
         "priority": np.array([request.priority], dtype=np.int32),
         "timeout": np.array([request.timeout_us], dtype=np.uint64),
+        "response_options": np.frombuffer(options, dtype=np.uint8),
+    }
+
+
+def stop_tensors(tensors: Tensors) -> dict[str, NDArray[Any]] | None:
+    """Return the engine's inputs for a request that stops others; None if it is no such request.
+
+    Raises:
+        RequestError: an input has the wrong type or shape.
+    """
+    inputs = InputReader(tensors)
+    if not inputs.boolean("stop"):
+        return None
+    options = msgspec.msgpack.encode(ResponseOptions(outputs=requested_outputs(inputs)))
+    return {
+        "stop": np.array([True]),
         "response_options": np.frombuffer(options, dtype=np.uint8),
     }

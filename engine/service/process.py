@@ -7,14 +7,16 @@ end of socket N: when that closes, the process exits at once, even in the middle
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
 import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
@@ -24,6 +26,7 @@ from engine.service.messages import (
     Abort,
     AddRequest,
     FromEngine,
+    Heartbeat,
     Outputs,
     Ready,
     RequestFailed,
@@ -32,13 +35,16 @@ from engine.service.messages import (
     Start,
     StartFailed,
     Starting,
+    Stats,
     ToEngine,
 )
+from engine.service.writer import EngineChannel, Writer, drain
 
 log = logging.getLogger("trident.engine")
 
-T = TypeVar("T")
-EngineChannel = Channel[FromEngine, ToEngine]
+HEARTBEAT_INTERVAL_S = 0.5
+STATS_INTERVAL_S = 0.5
+_PR_SET_PDEATHSIG = 1
 
 
 class Core(Protocol):
@@ -47,72 +53,14 @@ class Core(Protocol):
     @property
     def ready(self) -> Ready: ...
     def add_request(self, request: AddRequest) -> None: ...
-    def abort(self, uid: int) -> None: ...
+    def abort(self, uid: int) -> list[SequenceOutput]: ...
     def has_unfinished_requests(self) -> bool: ...
     def step(self) -> list[SequenceOutput]: ...
     def check_integrity(self) -> None: ...
+    def take_stats(self) -> Stats: ...
 
 
 CoreFactory = Callable[[EngineConfig, Callable[[str], None]], Core]
-
-
-class Writer:
-    """Sends from a thread of its own, so that the engine loop never waits for the socket.
-
-    Whatever outputs have queued up while one frame was sent go into the next one together.
-    """
-
-    def __init__(self, channel: EngineChannel) -> None:
-        self._channel = channel
-        self._queue: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
-        self._thread.start()
-
-    def put(self, message: FromEngine) -> None:
-        """Queue `message`; returns at once."""
-        self._queue.put(message)
-
-    def close(self) -> None:
-        """Wait until what is queued has been sent."""
-        self._queue.put(None)
-        self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        try:
-            while (message := self._queue.get()) is not None:
-                for merged in _merge([message, *drain(self._queue)]):
-                    if merged is None:
-                        return
-                    self._channel.send(merged)
-        except OSError:
-            return  # the stub has gone; the reader thread ends the process
-        except Exception:
-            log.exception("outputs could not be sent")
-            os._exit(1)  # an engine that nobody hears must not look alive
-
-
-def _merge(messages: list[FromEngine | None]) -> Iterator[FromEngine | None]:
-    """Yield `messages` in order, each run of `Outputs` as one."""
-    outputs: list[SequenceOutput] = []
-    for message in messages:
-        if isinstance(message, Outputs):
-            outputs.extend(message.outputs)
-            continue
-        if outputs:
-            yield Outputs(outputs)
-            outputs = []
-        yield message
-    if outputs:
-        yield Outputs(outputs)
-
-
-def drain(source: queue.SimpleQueue[T]) -> Iterator[T]:
-    """Yield what is queued now, without waiting."""
-    while True:
-        try:
-            yield source.get_nowait()
-        except queue.Empty:
-            return
 
 
 class EngineLoop:
@@ -124,6 +72,14 @@ class EngineLoop:
         self._core = core
         self._inbox = inbox
         self._put = put
+        self._next_stats = 0.0  # time.monotonic()
+        self._step_began: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds since the step under way began; 0 between steps. For any thread."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def run(self) -> None:
         """Serve until `Shutdown`. An exception of `step` or `check_integrity` leaves it."""
@@ -133,13 +89,26 @@ class EngineLoop:
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
-            if self._core.has_unfinished_requests():
                 busy = True
-                if outputs := self._core.step():
-                    self._put(Outputs(outputs))
-            if busy and not self._core.has_unfinished_requests():
+            if self._core.has_unfinished_requests():
+                self._step()
+            idle = not self._core.has_unfinished_requests()
+            if busy and idle:
                 self._core.check_integrity()
                 log.debug("idle")
+            self._report(now=busy and idle)
+
+    def _step(self) -> None:
+        self._step_began = time.monotonic()
+        if outputs := self._core.step():
+            self._put(Outputs(outputs))
+        self._step_began = None
+
+    def _report(self, *, now: bool) -> None:
+        """Send what there is to count, from time to time and before falling idle."""
+        if now or time.monotonic() >= self._next_stats:
+            self._put(self._core.take_stats())
+            self._next_stats = time.monotonic() + STATS_INTERVAL_S
 
     def _arrived(self, *, wait: bool) -> Iterator[ToEngine]:
         """Yield what has arrived; with `wait`, at least one message."""
@@ -152,7 +121,8 @@ class EngineLoop:
             self._add(message)
         elif isinstance(message, Abort):
             log.info("request %d: aborted", message.uid)
-            self._core.abort(message.uid)
+            if outputs := self._core.abort(message.uid):
+                self._put(Outputs(outputs))
 
     def _add(self, request: AddRequest) -> None:
         """Add one request; whatever is wrong with it ends this request only."""
@@ -165,6 +135,20 @@ class EngineLoop:
         except Exception:
             log.exception("request %d: could not be added", request.uid)
             self._put(RequestFailed(request.uid, TridentError.code, "internal error"))
+
+
+class Heart:
+    """Sends a heartbeat from a thread of its own, which no step of the engine can hold up."""
+
+    def __init__(self, put: Callable[[FromEngine], None]) -> None:
+        self.loop: EngineLoop | None = None  # once there is one
+        self._put = put
+        threading.Thread(target=self._run, name="heart", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._put(Heartbeat(0.0 if self.loop is None else self.loop.step_s))
+            time.sleep(HEARTBEAT_INTERVAL_S)
 
 
 def read_into(inbox: queue.SimpleQueue[ToEngine], channel: EngineChannel) -> None:
@@ -198,6 +182,7 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
     """Be the engine process on `sock`; return the exit status."""
     channel: EngineChannel = Channel(sock, ToEngine)
     writer = Writer(channel)
+    heart = Heart(writer.put)
     inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     threading.Thread(target=read_into, args=(inbox, channel), name="reader", daemon=True).start()
     try:
@@ -206,7 +191,9 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
         core = start(make_core, first, writer)
         if core is None:
             return 1
-        EngineLoop(core, inbox, writer.put).run()
+        loop = EngineLoop(core, inbox, writer.put)
+        heart.loop = loop
+        loop.run()
     except Exception:
         log.exception("the engine failed")
         return 1
@@ -216,7 +203,11 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
 
 
 def configure() -> None:
-    """Log to stderr, which is the server's; leave Ctrl-C to the server, which then ends us."""
+    """Log to stderr, which is the server's; leave Ctrl-C to the server, which then ends us.
+
+    The kernel ends us with the stub too, for the reader thread cannot while we are stopped.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -128,7 +128,7 @@ def parse_inputs(
     merged = {**tensor_fields, **_sampling_parameters(inputs, parameters)}
     # null asks for the default, except that no limit of max_tokens is a value of its own.
     fields = {k: v for k, v in merged.items() if v is not None or k == "max_tokens"}
-    outputs = [name for flag in _FLAGS if inputs.boolean(flag) for name in _FLAGS[flag]]
+    outputs = requested_outputs(inputs)
     if fields.get("logprobs") is not None:
         outputs.append("logprobs")
     elif "output_log_probs" in outputs:
@@ -147,6 +147,11 @@ def parse_inputs(
         timeout_us=_check_at_least("timeout", inputs.integer("timeout"), 1) or timeout_us,
         outputs=tuple(outputs),
     )
+
+
+def requested_outputs(inputs: InputReader) -> list[str]:
+    """Return the optional outputs that the `return_...` inputs ask for."""
+    return [name for flag in _FLAGS if inputs.boolean(flag) for name in _FLAGS[flag]]
 
 
 def parse_sampling_parameters(text: str) -> dict[str, Any]:

@@ -5,26 +5,20 @@ Importable only inside Triton's Python backend.
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
-import triton_python_backend_utils as pb_utils
-from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.errors import RequestCancelledError, TridentError
+from engine.errors import RequestError
 from engine.service.cancellation import CancelListener, CancelPoller
-from engine.service.client import EngineClient
-from engine.service.engine_inputs import EngineInputs, parse_engine_inputs
-from engine.service.messages import Chunk, DetokenizerInput
-from engine.service.postprocessor import chunk_tensors
+from engine.service.client import EngineClient, Unobserved
+from engine.service.engine_inputs import EngineInputs, parse_engine_inputs, parse_options
+from engine.service.messages import Chunk, DetokenizerInput, ResponseOptions
+from engine.service.sinks import FINAL, Encode, ForClient, ForDetokenizer, Sink
+from engine.service.tensors import InputReader, Tensors
 from engine.service.triton import Stage, input_tensors, request_parameters
-
-CANCEL_CHECK_INTERVAL_S = 0.05  # per request of the ensemble; one check is a round trip
 
 
 class Responder:
@@ -33,37 +27,33 @@ class Responder:
     def __init__(self, config: EngineConfig, stage: Stage) -> None:
         """Start the engine process; raises `TridentError` if its engine cannot start."""
         self._stage = stage
-        self._client = EngineClient(config, stage.log.info)
+        self._client = EngineClient(config, Unobserved(), stage.log.info)
         self._listener = CancelListener(self._client.abort)
         self._poller = CancelPoller(self._client.abort)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests now."""
+        return self._client.health.state == "ready"
 
     def submit(self, request: Any, sender: Any) -> None:
         """Have `request` answered through `sender`, its response sender.
 
         Raises:
-            TridentError: the request is wrong, or the engine process is gone.
+            TridentError: the request is wrong, or there is no engine now.
         """
-        inputs = parse_engine_inputs(
-            input_tensors(request),
-            request_parameters(request),
-            request.timeout(),
-            self._client.ready,
-        )
-        wanted = request.requested_output_names()
-
-        def make_sink(uid: int) -> _Sink:
-            if inputs.options is not None:
-                encode = _ForDetokenizer(uid, inputs, self._listener.address)
-                return _Sink(self._stage, sender, encode, lambda: None)
-            # Triton tells of a cancellation only those who ask, and only if no ensemble is between.
-            self._poller.watch(uid, sender.is_cancelled)
-            return _Sink(self._stage, sender, _ForClient(wanted), lambda: self._poller.forget(uid))
-
-        self._client.submit(inputs.request, make_sink)
+        tensors = input_tensors(request)
+        control = InputReader(tensors)
+        if control.boolean("health"):
+            self._answer_health(sender)
+        elif control.boolean("stop"):
+            self._stop(request, tensors, sender)
+        else:
+            self._generate(request, tensors, sender)
 
     def send_error(self, sender: Any, error: Exception) -> None:
         """Answer with `error` alone."""
-        sender.send(self._stage.error_response(error), flags=_FINAL)
+        sender.send(self._stage.error_response(error), flags=FINAL)
 
     def close(self) -> None:
         """End the engine process."""
@@ -71,78 +61,55 @@ class Responder:
         self._listener.close()
         self._client.close()
 
+    def _answer_health(self, sender: Any) -> None:
+        self._client.check_ready()
+        health = msgspec.json.encode(self._client.health)
+        tensors = {"health": np.array([health], dtype=object)}
+        sender.send(self._stage.response(tensors), flags=FINAL)
 
-_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    def _stop(self, request: Any, tensors: Tensors, sender: Any) -> None:
+        """End the requests of the same id early; the request to stop gets an empty answer."""
+        request_id = request.request_id()
+        if not request_id:
+            raise RequestError("stop: needs the request id of what to stop as its own")
+        count = self._client.stop(request_id)
+        self._stage.log.info("stop: ends %d requests of id %r", count, request_id)
+        encode = _encoder(request, parse_options(tensors), DetokenizerInput(0, []))
+        nothing = Chunk(index=0, window_ids=[], token_ids=[], finish_reason="abort")
+        Sink(self._stage, sender, encode).send([nothing], last=True)
 
-Encode = Callable[[list[Chunk]], dict[str, NDArray[Any]]]
-
-
-class _Sink:
-    """Sends the responses of one request."""
-
-    def __init__(
-        self, stage: Stage, sender: Any, encode: Encode, on_end: Callable[[], None]
-    ) -> None:
-        self._stage = stage
-        self._sender = sender
-        self._encode = encode
-        self._on_end = on_end
-
-    def send(self, chunks: list[Chunk], *, last: bool) -> None:
-        self._send(self._stage.response(self._encode(chunks)), last=last)
-
-    def fail(self, error: TridentError) -> None:
-        if isinstance(error, RequestCancelledError):
-            # Nobody listens, and release 24.10 never frees an ensemble's cancelled request that
-            # ends with an error.
-            self._on_end()
-            self._sender.send(flags=_FINAL)
-        else:
-            self._send(self._stage.error_response(error), last=True)
-
-    def _send(self, response: Any, *, last: bool) -> None:
-        if last:
-            self._on_end()
-        # The flag goes with the last response: alone, it would arrive as an empty response.
-        self._sender.send(response, flags=_FINAL if last else 0)
-
-
-class _ForDetokenizer:
-    """Encodes responses that go through the ensemble's next stage."""
-
-    def __init__(self, uid: int, inputs: EngineInputs, cancel_address: str) -> None:
-        assert inputs.options is not None
-        self._uid = uid
-        self._num_prompt_tokens = len(inputs.request.prompt_token_ids)
-        self._skip_special_tokens = inputs.skip_special_tokens
-        self._outputs = inputs.options.outputs
-        self._cancel_address = cancel_address
-        self._last_check = -math.inf
-
-    def __call__(self, chunks: list[Chunk]) -> dict[str, NDArray[Any]]:
-        now = time.monotonic()
-        check = now - self._last_check >= CANCEL_CHECK_INTERVAL_S
-        if check:
-            self._last_check = now
-        message = DetokenizerInput(
-            uid=self._uid,
-            chunks=chunks,
-            cancel_address=self._cancel_address if check else "",
-            num_prompt_tokens=self._num_prompt_tokens,
-            skip_special_tokens=self._skip_special_tokens,
-            outputs=self._outputs,
+    def _generate(self, request: Any, tensors: Tensors, sender: Any) -> None:
+        self._client.check_ready()
+        inputs = parse_engine_inputs(
+            tensors,
+            request_parameters(request),
+            request.timeout(),
+            self._client.ready,
+            request_id=request.request_id(),
         )
-        data = msgspec.msgpack.encode(message)
-        return {"detokenizer_input": np.frombuffer(data, dtype=np.uint8)}
+
+        def make_sink(uid: int) -> Sink:
+            encode = _encoder(request, inputs.options, self._template(uid, inputs))
+            if inputs.options is not None:
+                return Sink(self._stage, sender, encode)
+            # Triton tells of a cancellation only those who ask, and only if no ensemble is between.
+            self._poller.watch(uid, sender.is_cancelled)
+            return Sink(self._stage, sender, encode, lambda: self._poller.forget(uid))
+
+        self._client.submit(inputs.request, make_sink)
+
+    def _template(self, uid: int, inputs: EngineInputs) -> DetokenizerInput:
+        return DetokenizerInput(
+            uid,
+            [],
+            cancel_address=self._listener.address,
+            num_prompt_tokens=len(inputs.request.prompt_token_ids),
+            skip_special_tokens=inputs.skip_special_tokens,
+        )
 
 
-class _ForClient:
-    """Encodes responses for a client that called the engine itself."""
-
-    def __init__(self, wanted: set[str]) -> None:
-        self._wanted = wanted
-
-    def __call__(self, chunks: list[Chunk]) -> dict[str, NDArray[Any]]:
-        return {
-            name: array for name, array in chunk_tensors(chunks).items() if name in self._wanted
-        }
+def _encoder(request: Any, options: ResponseOptions | None, template: DetokenizerInput) -> Encode:
+    """Return what makes tensors of chunks: for the next stage, or for a client of the engine."""
+    if options is None:
+        return ForClient(request.requested_output_names())
+    return ForDetokenizer(msgspec.structs.replace(template, outputs=options.outputs))

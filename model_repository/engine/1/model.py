@@ -31,6 +31,10 @@ class TritonPythonModel:
             except Exception as error:
                 self._responder.send_error(sender, error)
 
+    def is_ready(self) -> bool:
+        """Tell Triton (26.03 and later) whether the engine takes requests now."""
+        return self._responder.is_ready
+
     def finalize(self) -> None:
         """End the engine process."""
         self._responder.close()

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
-from engine.service.preprocessor import Preprocessor, engine_tensors
+from engine.service.preprocessor import Preprocessor, engine_tensors, stop_tensors
 from engine.service.request_inputs import parse_inputs
 from engine.service.triton import Stage, input_tensors, request_parameters
 
@@ -29,9 +29,10 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            inputs = parse_inputs(
-                input_tensors(request), request_parameters(request), request.timeout()
-            )
+            tensors = input_tensors(request)
+            if (stop := stop_tensors(tensors)) is not None:
+                return self._stage.response(stop)
+            inputs = parse_inputs(tensors, request_parameters(request), request.timeout())
             return self._stage.response(engine_tensors(self._preprocess(inputs)))
         except Exception as error:
             return self._stage.error_response(error)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, QueueFullError, RequestError
-from engine.service.messages import AddRequest, Ready, SequenceOutput
+from engine.service.messages import AddRequest, Ready, SequenceOutput, Stats
 from engine.service.process import configure, serve
 
 BAD_REQUEST, FULL, BUG, STEP_FAILS, DIES, HANGS = range(9001, 9007)
@@ -41,8 +41,10 @@ class FakeCore:
                 raise KeyError("a bug")
         self._running[request.uid] = (request, 0)
 
-    def abort(self, uid: int) -> None:
-        self._running.pop(uid, None)
+    def abort(self, uid: int) -> list[SequenceOutput]:
+        if self._running.pop(uid, None) is None:
+            return []
+        return [SequenceOutput(uid=uid, index=0, token_ids=[], window=0, finish_reason="abort")]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._running)
@@ -77,6 +79,9 @@ class FakeCore:
 
     def check_integrity(self) -> None:
         assert not self._running
+
+    def take_stats(self) -> Stats:
+        return Stats(num_running=len(self._running), num_waiting=0, kv_cache_usage=0.0)
 
 
 if __name__ == "__main__":

@@ -18,22 +18,29 @@ from engine.errors import (
     QueueFullError,
     RequestCancelledError,
     RequestError,
+    SuspectRequestError,
     TridentError,
 )
 from engine.service import channel
-from engine.service.client import EngineClient
+from engine.service.client import EngineClient, Observer, Unobserved
 from engine.service.delivery import NewRequest
+from engine.service.messages import Stats
 from tests.engine.service.fake_engine import BAD_REQUEST, BUG, DIES, FULL, HANGS, STEP_FAILS
 from tests.engine.service.test_delivery import Recorder
 
 FAKE = "tests.engine.service.fake_engine"
 
 
-def start(model: str = "fake", said: list[str] | None = None) -> EngineClient:
+def start(
+    model: str = "fake",
+    said: list[str] | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> EngineClient:
     progress = [] if said is None else said
-    return EngineClient(
-        EngineConfig(model=model), progress.append, python=sys.executable, module=FAKE
-    )
+    config = EngineConfig(model=model, **settings)
+    observer = observer or Unobserved()
+    return EngineClient(config, observer, progress.append, python=sys.executable, module=FAKE)
 
 
 @pytest.fixture
@@ -130,8 +137,163 @@ def test_when_the_process_dies_everybody_hears_of_it(client: EngineClient, first
     for sink in sinks:
         assert isinstance(sink.error, EngineDeadError)
         assert sink.error.code == "UNAVAILABLE"
-    with pytest.raises(EngineDeadError, match="has died"):
+        assert str(sink.error) == "the engine process has died; the request is lost"
+
+
+def wait_until_ready(client: EngineClient, timeout: float = 10) -> None:
+    deadline = time.monotonic() + timeout
+    while client.health.state != "ready":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill(client: EngineClient, how: int = signal.SIGKILL) -> None:
+    """Kill the process, and wait until the client has noticed."""
+    os.kill(client.process_id, how)
+    deadline = time.monotonic() + 5
+    while client.health.state == "ready":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Events:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def update(self, stats: Stats) -> None: ...
+
+    def engine_up(self, up: bool) -> None:
+        self.events.append(up)
+
+    def engine_restarted(self) -> None:
+        self.events.append("restarted")
+
+    def requests_lost(self, count: int) -> None:
+        self.events.append(count)
+
+
+def test_a_dead_process_is_started_again_in_the_background() -> None:
+    observer = Events()
+    client = start(observer=observer)
+    _, sink = submit(client, 1, 1_000_000)
+    pid = client.process_id
+    kill(client)
+    with pytest.raises(EngineDeadError, match="the engine process"):
         submit(client, 1)
+    with pytest.raises(EngineDeadError, match="the engine process"):
+        client.check_ready()
+    assert sink.ended.wait(5)
+    wait_until_ready(client)
+    assert client.process_id != pid
+    assert client.health.num_restarts == 1
+    assert client.health.num_in_flight == 0
+    assert_alive(client)
+    assert observer.events == [True, False, 1, True, "restarted"]
+    client.close()
+    assert client.health.state == "closed"
+
+
+def test_it_says_why_the_process_died(
+    client: EngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    kill(client, signal.SIGKILL)
+    wait_until_ready(client)
+    kill(client, signal.SIGSEGV)
+    wait_until_ready(client)
+    submit(client, DIES)
+    wait_until_dead(client)
+    wait_until_ready(client)
+    said = [record.getMessage() for record in caplog.records if "again" in record.getMessage()]
+    assert said == [
+        "the engine process was killed by SIGKILL; starting it again in 0 s",
+        "the engine process was killed by SIGSEGV; starting it again in 0.5 s",
+        "the engine process ended with status 9; its log says why; starting it again in 1 s",
+    ]
+
+
+def wait_until_dead(client: EngineClient) -> None:
+    deadline = time.monotonic() + 5
+    while client.health.state == "ready":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_stopped_process_is_noticed_and_replaced() -> None:
+    client = start(heartbeat_timeout_s=2)
+    _, sink = submit(client, 1, 1_000_000)
+    time.sleep(0.1)
+    pid = client.process_id
+    os.kill(pid, signal.SIGSTOP)
+    assert sink.ended.wait(6)
+    assert isinstance(sink.error, EngineDeadError)
+    wait_until_ready(client)
+    assert client.process_id != pid
+    assert not Path(f"/proc/{pid}").exists()
+    assert_alive(client)
+    client.close()
+
+
+def test_a_step_that_never_ends_is_noticed() -> None:
+    client = start(step_timeout_s=1)
+    _, sink = submit(client, HANGS)
+    assert sink.ended.wait(5)
+    assert isinstance(sink.error, EngineDeadError)
+    wait_until_ready(client)
+    assert_alive(client)
+    client.close()
+
+
+def test_a_request_that_kills_the_engine_twice_is_refused(client: EngineClient) -> None:
+    for _ in range(2):
+        _, sink = submit(client, DIES)
+        assert sink.ended.wait(5)
+        assert isinstance(sink.error, EngineDeadError)
+        wait_until_ready(client)
+    with pytest.raises(SuspectRequestError, match="the engine died each of the 2 times"):
+        submit(client, DIES)
+    assert_alive(client)
+    assert client.health.num_restarts == 2
+
+
+def test_bystanders_are_not_suspected(client: EngineClient) -> None:
+    for how in (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL):  # somebody's hand, not theirs
+        _, sink = submit(client, 5, 1_000_000)
+        kill(client, how)
+        assert sink.ended.wait(5)
+        wait_until_ready(client)
+    submit(client, 5, 1_000_000)
+    kill(client, signal.SIGSEGV)
+    wait_until_ready(client)
+    _, bystander = submit(client, 5, 10)  # with another max_tokens it is another request
+    assert bystander.ended.wait(5)
+
+
+def test_a_request_that_finishes_is_cleared(client: EngineClient) -> None:
+    slow = 300  # tokens at about 1 ms each
+    for _ in range(3):
+        submit(client, 5, slow)
+        kill(client, signal.SIGSEGV)
+        wait_until_ready(client)
+        _, sink = submit(client, 5, slow)
+        assert sink.ended.wait(5)
+        assert sink.error is None
+
+
+def test_stop_ends_requests_by_their_id(client: EngineClient) -> None:
+    stopped = [submit(client, i, 1_000_000, request_id="a")[1] for i in (1, 2)]
+    other = submit(client, 3, 100, request_id="b")[1]
+    time.sleep(0.05)
+    assert client.stop("a") == 2
+    assert client.stop("nobody's") == 0
+    for sink in stopped:
+        assert sink.ended.wait(5)
+        assert sink.error is None
+        assert sink.responses[-1][0].finish_reason == "abort"
+        assert tokens(sink) == list(range(tokens(sink)[0], tokens(sink)[0] + len(tokens(sink))))
+    assert other.ended.wait(5)
+    assert len(tokens(other)) == 100
 
 
 @pytest.mark.parametrize(
@@ -149,7 +311,7 @@ def test_a_failed_start_says_why(model: str, kind: type[TridentError], text: str
 
 def test_an_interpreter_that_does_not_exist_says_so() -> None:
     with pytest.raises(ConfigError, match="python-of-nowhere"):
-        EngineClient(EngineConfig(), python="python-of-nowhere")
+        EngineClient(EngineConfig(), Unobserved(), python="python-of-nowhere")
 
 
 def test_close_ends_even_a_process_that_hangs(client: EngineClient) -> None:
