@@ -65,6 +65,14 @@ class EngineConfig(BaseModel):
     max_num_queued_reqs: Annotated[int, Field(ge=1)] = Field(
         4096, description="waiting requests; one more is rejected at once"
     )
+    max_num_queued_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="prompt tokens of waiting requests; default: max_num_queued_reqs of the mean "
+        "length that the KV cache holds for max_num_seqs",
+    )
+    request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="seconds from arrival until a request is ended; default: no limit"
+    )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens per KV block")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9,

@@ -38,7 +38,8 @@ class LLM:
         """
         config = EngineConfig.parse({"model": model, **settings})
         # Offline, everything is handed over at once; the queue is as long as the caller's list.
-        self._core = EngineCore(config.model_copy(update={"max_num_queued_reqs": 2**31}))
+        unbounded = {"max_num_queued_reqs": 2**31, "max_num_queued_tokens": 2**62}
+        self._core = EngineCore(config.model_copy(update=unbounded))
         self._next_uid = 0
 
     def generate(

@@ -34,7 +34,7 @@ class Request:
     def __init__(
         self,
         uid: int,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: list[int],
         sampling_params: SamplingParams,
         *,
         max_tokens: int,
@@ -42,7 +42,7 @@ class Request:
         stop_token_ids: frozenset[int] = frozenset(),
         index: int = 0,
         priority: int = 0,
-        deadline: float | None = None,
+        arrival_time: float | None = None,
         stream: bool = True,
         stop_checker: StopChecker | None = None,
         bad_words: Sequence[Sequence[int]] = (),
@@ -51,11 +51,12 @@ class Request:
 
         Args:
             uid: names the request that the sequence belongs to.
+            prompt_token_ids: not copied before the sequence runs, so that siblings share it.
             max_tokens: output tokens at most, already limited by the context length.
             seed: of this sequence's random draws.
             stop_token_ids: tokens that end it, the model's own end-of-sequence ids among them.
             index: which of the request's `n` sequences.
-            deadline: `time.monotonic()` second at which it is aborted.
+            arrival_time: `time.monotonic()` second; None: now.
             bad_words: token sequences that must not be produced.
         """
         self.uid = uid
@@ -65,12 +66,11 @@ class Request:
         self.seed = seed
         self.stop_token_ids = stop_token_ids
         self.priority = priority
-        self.deadline = deadline
         self.stream = stream
         self.stop_checker = stop_checker
         self.bad_words = bad_words
 
-        self.token_ids = list(prompt_token_ids)  # prompt, then output
+        self.token_ids = prompt_token_ids  # prompt, then output
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.block_ids: list[int] = []
@@ -80,15 +80,16 @@ class Request:
 
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.logprobs: list[TokenLogprobs] = []
+        self.logprobs: list[TokenLogprobs] = []  # of the tokens not released yet
         self.cumulative_logprob = 0.0
 
-        self.arrival_time = time.monotonic()
+        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_released_tokens = 0  # output tokens handed out to the client
+        self.window = 0  # tokens before those that the text of the last ones depended on
 
     @property
     def num_tokens(self) -> int:
@@ -108,6 +109,7 @@ class Request:
     def mark_scheduled(self) -> None:
         """Note that the sequence runs for the first time, on what it found in the prefix cache."""
         self.first_scheduled_time = time.monotonic()
+        self.token_ids = list(self.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, self.num_computed_tokens)
 
     def append(self, sampled: SampledToken) -> None:

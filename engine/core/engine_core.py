@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable
 import torch
 
 from engine.config import EngineConfig
+from engine.core.deadlines import Deadlines
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.queue_limits import QueueLimits
 from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
-from engine.errors import CheckpointError, ConfigError, QueueFullError
+from engine.errors import CheckpointError, ConfigError
 from engine.execution.model_runner import ModelRunner
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.memory import plan_kv_cache
@@ -22,6 +24,8 @@ from engine.service.messages import AddRequest, Ready, RequestStats, SequenceOut
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
+
+_WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new one
 
 
 class EngineCore:
@@ -84,6 +88,8 @@ class EngineCore:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
         )
+        self._deadlines = Deadlines(self.scheduler.unfinished)
+        self._queue_limits = QueueLimits.of(config, (plan.num_blocks - 1) * plan.block_size)
         self._factory = RequestFactory(
             self.tokenizer,
             self.detokenizer,
@@ -111,14 +117,17 @@ class EngineCore:
 
         Raises:
             RequestError: the request is wrong or can never fit; the text names the field.
-            QueueFullError: `max_num_queued_reqs` requests are waiting already.
+            QueueFullError: as many requests or prompt tokens are waiting as may wait.
         """
-        if len(self.scheduler.waiting) >= self.config.max_num_queued_reqs:
-            raise QueueFullError(
-                f"Maximum queue size of {self.config.max_num_queued_reqs} requests reached "
-                "(max_num_queued_reqs); try again later"
-            )
+        self._queue_limits.check(
+            len(self.scheduler.queued),
+            self.scheduler.num_queued_tokens,
+            len(message.prompt_token_ids),
+        )
         self.scheduler.add(self._factory.build(message))
+        timeouts = [t for t in (message.timeout_s, self.config.request_timeout_s) if t is not None]
+        if timeouts:
+            self._deadlines.add(message.uid, message.arrival_time + min(timeouts))
 
     def abort(self, uid: int) -> list[SequenceOutput]:
         """End a request and free its blocks at once; return its last outputs, of its sequences.
@@ -133,20 +142,21 @@ class EngineCore:
 
     def step(self) -> list[SequenceOutput]:
         """Run one forward pass over what the scheduler chose; return what may be sent."""
-        outputs = self._expire()
+        expired = self._expire()
+        if expired:
+            return expired  # at once, not after a step of the others
         schedule = self.scheduler.schedule()
-        if schedule.rows:
-            sampled = self._runner.execute(schedule)
-            advanced = self.scheduler.update(schedule, sampled)
-            outputs += self._outputs(advanced)
-        return outputs
+        if not schedule.rows:
+            return []
+        sampled = self._runner.execute(schedule)
+        return self._outputs(self.scheduler.update(schedule, sampled))
 
     def take_stats(self) -> Stats:
         """Return how things stand."""
         pool = self.scheduler.kv_cache.pool
         return Stats(
             num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=self.scheduler.num_waiting,
             kv_cache_usage=1 - pool.num_free / pool.num_usable,
         )
 
@@ -156,14 +166,10 @@ class EngineCore:
 
     def _expire(self) -> list[SequenceOutput]:
         """Abort what has passed its deadline."""
-        now = time.monotonic()
-        late = {
-            request.uid
-            for request in self.scheduler.requests
-            if request.deadline is not None and now >= request.deadline
-        }
         return [
-            output for uid in sorted(late) for output in self._outputs(self.scheduler.abort(uid))
+            output
+            for uid in self._deadlines.expired(time.monotonic())
+            for output in self._outputs(self.scheduler.abort(uid))
         ]
 
     def _outputs(self, requests: Iterable[Request]) -> list[SequenceOutput]:
@@ -172,9 +178,15 @@ class EngineCore:
             for request in requests
             if request.finish_reason is not None
             or request.num_releasable_tokens - request.num_released_tokens
-            # The first token is never kept waiting.
-            >= (self.config.stream_interval if request.num_released_tokens else 1)
+            >= self._interval(request)
         ]
+
+    def _interval(self, request: Request) -> int:
+        """Return how many tokens a chunk must have."""
+        if request.num_released_tokens == 0:
+            return 1  # the first token is never kept waiting
+        # A window becomes long only while there is no text to send, and each chunk carries it.
+        return max(self.config.stream_interval, request.window // _WINDOW_PER_TOKEN)
 
     def _release(self, request: Request) -> SequenceOutput:
         start, end = request.num_released_tokens, request.num_releasable_tokens
@@ -185,6 +197,7 @@ class EngineCore:
             begin,
             skip_special_tokens=request.sampling_params.skip_special_tokens,
         )
+        request.window = begin - window_start
         new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
         finished = request.finish_reason is not None
         text_cut = (
@@ -193,15 +206,19 @@ class EngineCore:
             else 0
         )
         with_logprobs = request.sampling_params.logprobs is not None
+        logprobs, request.logprobs = (
+            request.logprobs[: end - start],
+            request.logprobs[end - start :],
+        )
         return SequenceOutput(
             uid=request.uid,
             index=request.index,
             token_ids=new_ids,
-            window=begin - window_start,
+            window=request.window,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             text_cut=text_cut,
-            logprobs=request.logprobs[start:end] if with_logprobs else None,
+            logprobs=logprobs if with_logprobs else None,
             cumulative_logprob=request.cumulative_logprob if with_logprobs else None,
             stats=_stats(request) if finished else None,
         )

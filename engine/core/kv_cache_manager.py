@@ -97,6 +97,8 @@ class KVCacheManager:
         """Let `child` share the blocks of the first `num_tokens` tokens of `parent`."""
         assert not child.block_ids
         child.block_ids = parent.block_ids[: blocks_for(num_tokens, self.block_size)]
+        child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
+        child.num_committed_blocks = len(child.block_hashes)
         self.pool.share(child.block_ids)
 
     def free(self, request: Request) -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Collection, Iterable
 
 from engine.errors import RequestError
+from engine.limits import (
+    MAX_LOGPROBS_AT_ONCE,
+    MAX_OUTPUT_TOKENS,
+    MAX_PROMPT_TOKENS,
+    MAX_PROMPT_WINDOW,
+    check_length,
+    check_size,
+)
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.service.messages import AddRequest
@@ -48,11 +55,11 @@ class RequestFactory:
         params = SamplingParams.parse(message.sampling_params)
         prompt = message.prompt_token_ids
         self._check(prompt, params)
-        room = self._max_model_len - len(prompt)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        max_tokens = self._max_tokens(message, params)
+        window = self._window(prompt, params)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
-        timeout = message.timeout_s
+        stop_token_ids = eos | frozenset(params.stop_token_ids)
         bad_words = self._tokenize_bad_words(params.bad_words)
         stop = StopAutomaton(params.stop) if params.stop else None
         return [
@@ -62,12 +69,12 @@ class RequestFactory:
                 params,
                 max_tokens=max_tokens,
                 seed=(seed + index) % 2**64,
-                stop_token_ids=eos | frozenset(params.stop_token_ids),
+                stop_token_ids=stop_token_ids,
                 index=index,
                 priority=message.priority,
-                deadline=None if timeout is None else time.monotonic() + timeout,
+                arrival_time=message.arrival_time,
                 stream=message.stream,
-                stop_checker=self._stop_checker(prompt, params, stop) if stop else None,
+                stop_checker=self._stop_checker(window, params, stop) if stop else None,
                 bad_words=bad_words,
             )
             for index in range(params.n)
@@ -76,11 +83,7 @@ class RequestFactory:
     def _check(self, prompt: list[int], params: SamplingParams) -> None:
         if not prompt:
             raise RequestError("input_ids: the prompt is empty")
-        if len(prompt) >= self._max_model_len:
-            raise RequestError(
-                f"input_ids: the prompt has {len(prompt)} tokens; with at least one of output it "
-                f"exceeds max_model_len ({self._max_model_len})"
-            )
+        check_length("input_ids", len(prompt), None, self._max_model_len)
         for field, token_ids in (
             ("input_ids", prompt),
             ("stop_token_ids", params.stop_token_ids),
@@ -92,13 +95,45 @@ class RequestFactory:
             raise RequestError(
                 f"logprobs: {params.logprobs} exceeds max_logprobs ({self._max_logprobs})"
             )
+        check_size(
+            f"n: {params.n} times the prompt", params.n * len(prompt), MAX_PROMPT_TOKENS, "tokens"
+        )
+
+    def _max_tokens(self, message: AddRequest, params: SamplingParams) -> int:
+        """Return the output tokens of each sequence: what was asked for, what fits at most.
+
+        Raises:
+            RequestError: more was asked for than one answer may hold.
+        """
+        room = self._max_model_len - len(message.prompt_token_ids)
+        limit = MAX_OUTPUT_TOKENS // params.n
+        if params.logprobs is not None and not message.stream:
+            limit = min(limit, MAX_LOGPROBS_AT_ONCE // (params.n * (params.logprobs + 1)))
+        if params.max_tokens is None:
+            return max(1, min(room, limit))
+        if min(params.max_tokens, room) > limit:
+            logprobs = "" if params.logprobs is None else f" and logprobs {params.logprobs}"
+            raise RequestError(
+                f"max_tokens: {params.max_tokens} is too much for one answer with n "
+                f"{params.n}{logprobs}; at most {limit} are allowed"
+            )
+        return min(params.max_tokens, room)
+
+    def _window(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        """Return the end of the prompt that the text of the output depends on."""
+        start = self._detokenizer.window_start(
+            prompt, len(prompt), skip_special_tokens=params.skip_special_tokens
+        )
+        window = prompt[start:]
+        check_size("input_ids: the end without any text", len(window), MAX_PROMPT_WINDOW, "tokens")
+        return window
 
     def _stop_checker(
-        self, prompt: list[int], params: SamplingParams, stop: StopAutomaton
+        self, window: list[int], params: SamplingParams, stop: StopAutomaton
     ) -> StopChecker:
         return StopChecker(
             self._detokenizer,
-            prompt,
+            window,
             stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
@@ -107,10 +142,6 @@ class RequestFactory:
 
     def _tokenize_bad_words(self, words: Iterable[str]) -> list[list[int]]:
         """A word is one sequence of tokens at the start of a line and another after a space."""
-        sequences: list[list[int]] = []
-        for word in words:
-            for form in (word, " " + word.lstrip(" ")):
-                token_ids = self._tokenizer.encode(form, add_special_tokens=False)
-                if token_ids and token_ids not in sequences:
-                    sequences.append(token_ids)
-        return sequences
+        forms = (form for word in words for form in (word, " " + word.lstrip(" ")))
+        sequences = (tuple(self._tokenizer.encode(f, add_special_tokens=False)) for f in forms)
+        return [list(token_ids) for token_ids in dict.fromkeys(sequences) if token_ids]

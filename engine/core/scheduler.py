@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.core.ranked_queue import Rank, RankedQueue
 from engine.request import Request, SampledToken
 
 
@@ -37,7 +38,13 @@ class Scheduler:
 
     Each request just catches `num_computed_tokens` up to `num_tokens`: running requests first,
     then waiting ones in policy order. When blocks run out, the last running request is preempted
-    and later recomputed. `running` and `waiting` are kept in policy order.
+    and later recomputed.
+
+    Attributes:
+        queued: requests that have not been admitted yet, each as its first sequence.
+        paused: sequences of admitted requests that wait: forks, and preempted ones.
+        running: sequences that take part in each step, in policy order.
+        num_queued_tokens: prompt tokens of `queued`.
     """
 
     def __init__(
@@ -58,32 +65,44 @@ class Scheduler:
         self.enable_chunked_prefill = enable_chunked_prefill
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.policy = policy
-        self.waiting: list[Request] = []
+        self.queued = RankedQueue(self._rank)
+        self.paused = RankedQueue(self._rank)
         self.running: list[Request] = []
+        self.num_queued_tokens = 0
         self.num_preemptions = 0
+        self._unfinished: dict[int, dict[int, Request]] = {}  # uid -> index -> sequence
 
-    def _rank(self, request: Request) -> tuple[int, int, int]:
+    def _rank(self, request: Request) -> Rank:
         """Smaller runs earlier. uids grow with arrival, so a preempted request comes back first."""
         priority = request.priority if self.policy == "priority" else 0
         return (priority, request.uid, request.index)
-
-    def _insert(self, queue: list[Request], request: Request) -> None:
-        insort(queue, request, key=self._rank)
 
     def add(self, siblings: Sequence[Request]) -> None:
         """Queue the sequences of one request; the first computes the prompt for all of them."""
         first, *others = siblings
         first.forks = others
-        self._insert(self.waiting, first)
+        self._unfinished[first.uid] = {request.index: request for request in siblings}
+        self.queued.push(first)
+        self.num_queued_tokens += first.num_prompt_tokens
+
+    @property
+    def unfinished(self) -> KeysView[int]:
+        """A live view of the uids of all requests that have a sequence left."""
+        return self._unfinished.keys()
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that do not run now; forks that have not started yet are left out."""
+        return len(self.queued) + len(self.paused)
 
     @property
     def requests(self) -> list[Request]:
-        """Everything unfinished that is queued; forks that have not started yet are left out."""
-        return self.running + self.waiting
+        """Everything unfinished; forks that have not started yet are left out."""
+        return [*self.running, *self.paused, *self.queued]
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self.running or self.waiting)
+        return bool(self._unfinished)
 
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step and allocate the blocks for them."""
@@ -108,12 +127,14 @@ class Scheduler:
         # Admitting somebody right after a preemption would only take the blocks away again.
         if self.num_preemptions == num_preemptions:
             self._admit(rows, copies, budget)
-            assert rows or not self.waiting, "a request that can never fit was let in"
+            assert rows or not self.num_waiting, "a request that can never fit was let in"
         return Schedule(rows, copies)
 
     def _admit(self, rows: list[ScheduledRequest], copies: list[BlockCopy], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            request = self.waiting[0]
+        while budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self._next_waiting()
+            if request is None:
+                return
             reused = not request.block_ids
             if reused:
                 request.num_computed_tokens = self.kv_cache.reuse_prefix(request)
@@ -125,7 +146,7 @@ class Scheduler:
             if block_copies is None:
                 if reused:
                     self._reset(request)
-                if rows or not self._reclaim_from_waiting():
+                if rows or not self._reclaim_from_paused():
                     return
                 continue
             if request.first_scheduled_time is None:
@@ -133,8 +154,19 @@ class Scheduler:
             copies += block_copies
             rows.append(ScheduledRequest(request, num_tokens))
             budget -= num_tokens
-            self.waiting.pop(0)
-            self._insert(self.running, request)
+            self._discard_waiting(request)
+            insort(self.running, request, key=self._rank)
+
+    def _next_waiting(self) -> Request | None:
+        heads = [head for queue in (self.queued, self.paused) if (head := queue.head) is not None]
+        return min(heads, key=self._rank, default=None)
+
+    def _discard_waiting(self, request: Request) -> bool:
+        """Take `request` out of the queue that it waits in; False if it does not wait."""
+        if self.queued.discard(request):
+            self.num_queued_tokens -= request.num_prompt_tokens
+            return True
+        return self.paused.discard(request)
 
     def _chunk(self, request: Request, budget: int) -> int:
         limit = self.long_prefill_token_threshold or budget
@@ -142,20 +174,20 @@ class Scheduler:
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
         while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
-            if self._reclaim_from_waiting():
+            if self._reclaim_from_paused():
                 continue
             victim = self.running.pop()
             self._reset(victim)
             victim.num_preemptions += 1
             self.num_preemptions += 1
-            self._insert(self.waiting, victim)
+            self.paused.push(victim)
             if victim is request:
                 return None
         return copies
 
-    def _reclaim_from_waiting(self) -> bool:
-        """Take the blocks of the last waiting fork that holds some; False if none does."""
-        for request in reversed(self.waiting):
+    def _reclaim_from_paused(self) -> bool:
+        """Take the blocks of the last fork that waits with some; False if none does."""
+        for request in reversed(self.paused):
             if request.block_ids:
                 self._reset(request)
                 return True
@@ -194,32 +226,45 @@ class Scheduler:
             self.kv_cache.fork(parent, child, parent.num_prompt_tokens)
             child.num_computed_tokens = parent.num_prompt_tokens - 1
             child.num_cached_tokens = parent.num_cached_tokens
-            self._insert(self.waiting, child)
+            self.paused.push(child)
         parent.forks = []
 
     def abort(self, uid: int) -> list[Request]:
         """End all sequences of a request and free their blocks; return them."""
-        queued = [request for request in self.requests if request.uid == uid]
-        forks = [fork for request in queued for fork in request.forks]
-        for request in queued:
+        siblings = list(self._unfinished.get(uid, {}).values())
+        for request in siblings:
             request.forks = []
-        for request in queued + forks:
             request.finish_reason = "abort"
-        self._retire(queued)
-        return queued + forks
+            self._discard_waiting(request)
+        self._retire(siblings)
+        return siblings
 
     def _retire(self, finished: Sequence[Request]) -> None:
+        """Free what finished sequences hold, and forget them; none of them waits."""
         if not finished:
             return
         for request in finished:
             self.kv_cache.free(request)
-        gone = set(map(id, finished))
-        self.running = [request for request in self.running if id(request) not in gone]
-        self.waiting = [request for request in self.waiting if id(request) not in gone]
+            siblings = self._unfinished[request.uid]
+            del siblings[request.index]
+            if not siblings:
+                del self._unfinished[request.uid]
+        self.running = [request for request in self.running if request.finish_reason is None]
 
     def check_integrity(self) -> None:
-        """Assert that the queues and the block accounting agree."""
-        assert self.running == sorted(self.running, key=self._rank)
-        assert self.waiting == sorted(self.waiting, key=self._rank)
+        """Assert that the queues, the counters and the block accounting agree."""
+        for queue in (self.queued, self.paused, self.running):
+            assert list(queue) == sorted(queue, key=self._rank)
         assert len(self.running) <= self.max_num_seqs
+        assert self.num_queued_tokens == sum(r.num_prompt_tokens for r in self.queued)
+        for request in self.queued:
+            assert request.first_scheduled_time is None
+            assert not request.block_ids
+        sequences = self.requests
+        sequences += [fork for request in sequences for fork in request.forks]
+        assert {(r.uid, r.index): r for r in sequences} == {
+            (uid, index): request
+            for uid, siblings in self._unfinished.items()
+            for index, request in siblings.items()
+        }
         self.kv_cache.check_integrity(self.requests)

@@ -307,6 +307,7 @@ def _add_request(uid: int, request: NewRequest) -> AddRequest:
         sampling_params=request.sampling_params,
         stream=request.stream,
         priority=request.priority,
+        arrival_time=request.arrival_time,
         timeout_s=request.timeout_s,
         request_id=request.request_id,
     )

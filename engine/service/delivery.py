@@ -6,6 +6,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,7 +37,8 @@ class NewRequest:
         sampling_params: `SamplingParams.model_dump(exclude_defaults=True)`.
         num_sequences: how many sequences will finish.
         stream: answer as tokens come, or once when all sequences have finished.
-        timeout_s: from now; then the sequences end with "abort". None: no deadline.
+        arrival_time: `time.monotonic()` second.
+        timeout_s: from arrival; then the sequences end with "abort". None: no deadline.
         text_prefix: goes with the first chunk of each sequence.
         request_id: the client's own name for it; need not be unique.
     """
@@ -49,6 +51,7 @@ class NewRequest:
     timeout_s: float | None = None
     text_prefix: str = ""
     request_id: str = ""
+    arrival_time: float = field(default_factory=time.monotonic)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError
+from engine.limits import check_length
 from engine.sampling_params import SamplingParams
 from engine.service.delivery import NewRequest
 from engine.service.messages import Ready, ResponseOptions
@@ -26,26 +27,6 @@ class EngineInputs:
     request: NewRequest
     skip_special_tokens: bool
     options: ResponseOptions | None
-
-
-def check_length(
-    field: str, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int
-) -> None:
-    """Check that prompt and output fit; `max_tokens` None means what is left.
-
-    Raises:
-        RequestError: naming `field`, the lengths and the limit.
-    """
-    if num_prompt_tokens >= max_model_len:
-        raise RequestError(
-            f"{field}: the prompt has {num_prompt_tokens} tokens; max_model_len is "
-            f"{max_model_len}, of which the output needs at least one"
-        )
-    if max_tokens is not None and num_prompt_tokens + max_tokens > max_model_len:
-        raise RequestError(
-            f"max_tokens: {max_tokens} and the {num_prompt_tokens} tokens of {field} exceed "
-            f"max_model_len ({max_model_len})"
-        )
 
 
 def parse_engine_inputs(

@@ -6,6 +6,7 @@ frames (see `engine.service.channel`); the detokenizer gets one `DetokenizerInpu
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -51,6 +52,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     prompt_token_ids: list[int]
     sampling_params: dict[str, Any]  # SamplingParams.model_dump(exclude_defaults=True)
     priority: int = 0  # smaller runs earlier, with scheduling_policy=priority
+    # When it came to the stub, a `time.monotonic()` second: all processes have the same clock.
+    arrival_time: float = msgspec.field(default_factory=time.monotonic)
     timeout_s: float | None = None  # from arrival; then the sequences finish with "abort"
     stream: bool = True  # False: the tokens of a sequence come in one output, when it has finished
     request_id: str = ""  # the client's own name for it, for logs

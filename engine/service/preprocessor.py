@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.hub import resolve_checkpoint, resolve_tokenizer
+from engine.limits import check_length
 from engine.models.config import ModelConfig
 from engine.sampling_params import SamplingParams
-from engine.service.engine_inputs import check_length
 from engine.service.messages import ResponseOptions
 from engine.service.request_inputs import RequestInputs, requested_outputs
 from engine.service.tensors import InputReader, Tensors

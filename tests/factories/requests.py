@@ -21,7 +21,7 @@ def make_request(
     params = SamplingParams.parse({"max_tokens": max_tokens, **sampling})
     return Request(
         uid,
-        prompt,
+        list(prompt),
         params,
         max_tokens=max_tokens,
         seed=uid + index,

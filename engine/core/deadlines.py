@@ -1,0 +1,38 @@
+"""Deadlines: which requests have run out of time, without looking at all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from heapq import heapify, heappop, heappush
+
+_SLACK = 64  # entries of finished requests that are not worth a clean-up
+
+
+class Deadlines:
+    """A heap by time. Entries of finished requests are dropped when their time has come, or when
+    they are more than the living.
+    """
+
+    def __init__(self, unfinished: Collection[int]) -> None:
+        """`unfinished` is a live view of the uids that still count."""
+        self._unfinished = unfinished
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, uid: int, deadline: float) -> None:
+        """Remember that `uid` ends at `deadline`, a `time.monotonic()` second."""
+        if len(self._heap) > 2 * len(self._unfinished) + _SLACK:
+            self._heap = [entry for entry in self._heap if entry[1] in self._unfinished]
+            heapify(self._heap)
+        heappush(self._heap, (deadline, uid))
+
+    def expired(self, now: float) -> list[int]:
+        """Return and forget the unfinished requests whose deadline is not after `now`."""
+        late = []
+        while self._heap and self._heap[0][0] <= now:
+            _, uid = heappop(self._heap)
+            if uid in self._unfinished:
+                late.append(uid)
+        return late

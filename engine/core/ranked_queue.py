@@ -1,0 +1,45 @@
+"""RankedQueue: sequences in the order in which they shall run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+
+from engine.request import Request
+
+Rank = tuple[int, int, int]
+
+
+class RankedQueue:
+    """A sorted list: a comparison per doubling of its length, and one move of pointers."""
+
+    def __init__(self, rank: Callable[[Request], Rank]) -> None:
+        """Order by `rank`, smaller first; no two sequences have the same, and none changes."""
+        self._rank = rank
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._requests)
+
+    @property
+    def head(self) -> Request | None:
+        """The one that is next, if there is any."""
+        return self._requests[0] if self._requests else None
+
+    def push(self, request: Request) -> None:
+        """Insert `request`."""
+        insort(self._requests, request, key=self._rank)
+
+    def discard(self, request: Request) -> bool:
+        """Take `request` out; return whether it was there."""
+        place = bisect_left(self._requests, self._rank(request), key=self._rank)
+        found = place < len(self._requests) and self._requests[place] is request
+        if found:
+            del self._requests[place]
+        return found

@@ -1,0 +1,88 @@
+"""How much one request may ask for: a limit for everything that a client sends.
+
+Each is far above what applications send, and so low that a request at the limit neither keeps the
+engine's loop from its next step for 50 ms nor takes more than some tens of MB. What is not here is
+bounded by its type, by `max_model_len` or by the vocabulary.
+"""
+
+from __future__ import annotations
+
+from engine.errors import RequestError
+
+MAX_SEQUENCES = 256  # `n`
+
+# `stop` and `bad_words`. The search for stop strings takes 300 bytes per character, and bad words
+# are tokenised in the engine's loop: 1 us per character.
+MAX_WORDS = 256
+MAX_WORD_CHARACTERS = 1024
+MAX_WORDS_CHARACTERS = 8192  # of all words of a list together
+
+# Lists of token ids, applied to the logits in each step.
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_ALLOWED_TOKEN_IDS = 16384
+
+MAX_SAMPLING_FIELDS = 64  # of a JSON object or the request parameters; there are about 40
+MAX_SAMPLING_BYTES = 2**20
+MAX_MESSAGES = 4096
+MAX_REQUEST_ID_BYTES = 256
+
+# Prompt tokens of all sequences of a request, which each keep a table of blocks of their own.
+MAX_PROMPT_TOKENS = 2**22
+# Output tokens of all sequences of a request.
+MAX_OUTPUT_TOKENS = 2**22
+# Log-probabilities in an answer that comes in one piece, which the detokenizer turns into text.
+MAX_LOGPROBS_AT_ONCE = 2**18
+# A prompt given back goes before the text of each sequence.
+MAX_PREFIX_BYTES = 2**24
+# Tokens at the end of a prompt that have no text of their own (special and byte tokens): they are
+# decoded again with each output.
+MAX_PROMPT_WINDOW = 1024
+
+# A token is 3 to 5 bytes of text; more than this in the mean only in endless rows of one character.
+_BYTES_PER_TOKEN = 16
+_MIN_PROMPT_BYTES = 2**16
+
+_MAX_ERROR_CHARACTERS = 1000
+
+
+def max_prompt_bytes(max_model_len: int) -> int:
+    """Return how many bytes of UTF-8 a prompt may have before it is tokenised."""
+    return max(_BYTES_PER_TOKEN * max_model_len, _MIN_PROMPT_BYTES)
+
+
+def max_messages_bytes(max_model_len: int) -> int:
+    """Return how many bytes of JSON chat messages may have: escapes take six for one."""
+    return 6 * max_prompt_bytes(max_model_len)
+
+
+def check_size(field: str, size: int, limit: int, unit: str) -> None:
+    """Raise `RequestError`, naming `field`, if `size` of `unit`s exceeds `limit`."""
+    if size > limit:
+        raise RequestError(f"{field}: has {size} {unit}; at most {limit} are allowed")
+
+
+def check_length(
+    field: str, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int
+) -> None:
+    """Check that prompt and output fit; `max_tokens` None means what is left.
+
+    Raises:
+        RequestError: naming `field`, the lengths and the limit.
+    """
+    if num_prompt_tokens >= max_model_len:
+        raise RequestError(
+            f"{field}: the prompt has {num_prompt_tokens} tokens; max_model_len is "
+            f"{max_model_len}, of which the output needs at least one"
+        )
+    if max_tokens is not None and num_prompt_tokens + max_tokens > max_model_len:
+        raise RequestError(
+            f"max_tokens: {max_tokens} and the {num_prompt_tokens} tokens of {field} exceed "
+            f"max_model_len ({max_model_len})"
+        )
+
+
+def shown(text: str) -> str:
+    """Return the text of an error as a client gets it: of bounded length, and valid Unicode."""
+    cut = text if len(text) <= _MAX_ERROR_CHARACTERS else text[: _MAX_ERROR_CHARACTERS - 3] + "..."
+    return cut.encode("utf-8", "backslashreplace").decode("utf-8")
