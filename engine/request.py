@@ -86,6 +86,7 @@ class Request:
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
+        self.last_token_time = 0.0  # with the first
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_released_tokens = 0  # output tokens handed out to the client

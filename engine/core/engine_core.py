@@ -14,6 +14,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.queue_limits import QueueLimits
 from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
+from engine.core.stats import StatsRecorder
 from engine.errors import CheckpointError, ConfigError
 from engine.execution.model_runner import ModelRunner
 from engine.hub import resolve_checkpoint, resolve_tokenizer
@@ -90,6 +91,7 @@ class EngineCore:
         )
         self._deadlines = Deadlines(self.scheduler.unfinished)
         self._queue_limits = QueueLimits.of(config, (plan.num_blocks - 1) * plan.block_size)
+        self._recorder = StatsRecorder()
         self._factory = RequestFactory(
             self.tokenizer,
             self.detokenizer,
@@ -124,7 +126,9 @@ class EngineCore:
             self.scheduler.num_queued_tokens,
             len(message.prompt_token_ids),
         )
-        self.scheduler.add(self._factory.build(message))
+        siblings = self._factory.build(message)
+        self.scheduler.add(siblings)
+        self._recorder.accepted(siblings)
         timeouts = [t for t in (message.timeout_s, self.config.request_timeout_s) if t is not None]
         if timeouts:
             self._deadlines.add(message.uid, message.arrival_time + min(timeouts))
@@ -134,7 +138,10 @@ class EngineCore:
 
         Unknown uids are ignored.
         """
-        return self._outputs(self.scheduler.abort(uid))
+        aborted = self.scheduler.abort(uid)
+        outputs = self._outputs(aborted)  # which may turn "abort" into "stop"
+        self._recorder.finished(aborted)
+        return outputs
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
@@ -149,16 +156,15 @@ class EngineCore:
         if not schedule.rows:
             return []
         sampled = self._runner.execute(schedule)
-        return self._outputs(self.scheduler.update(schedule, sampled))
+        advanced = self.scheduler.update(schedule, sampled)
+        outputs = self._outputs(advanced)  # which may still turn "length" into "stop"
+        self._recorder.stepped(sum(row.num_tokens for row in schedule.rows), advanced)
+        self._recorder.finished(advanced)
+        return outputs
 
     def take_stats(self) -> Stats:
-        """Return how things stand."""
-        pool = self.scheduler.kv_cache.pool
-        return Stats(
-            num_running=len(self.scheduler.running),
-            num_waiting=self.scheduler.num_waiting,
-            kv_cache_usage=1 - pool.num_free / pool.num_usable,
-        )
+        """Return what happened since the last call, and how things stand."""
+        return self._recorder.take(self.scheduler)
 
     def check_integrity(self) -> None:
         """Assert that no block is lost and no reference is left over."""
@@ -169,7 +175,7 @@ class EngineCore:
         return [
             output
             for uid in self._deadlines.expired(time.monotonic())
-            for output in self._outputs(self.scheduler.abort(uid))
+            for output in self.abort(uid)
         ]
 
     def _outputs(self, requests: Iterable[Request]) -> list[SequenceOutput]:

@@ -70,6 +70,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_queued_tokens = 0
         self.num_preemptions = 0
+        self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
+        self.num_prefix_hits = 0  # of them, those found
         self._unfinished: dict[int, dict[int, Request]] = {}  # uid -> index -> sequence
 
     def _rank(self, request: Request) -> Rank:
@@ -99,6 +101,11 @@ class Scheduler:
     def requests(self) -> list[Request]:
         """Everything unfinished; forks that have not started yet are left out."""
         return [*self.running, *self.paused, *self.queued]
+
+    @property
+    def num_sequences(self) -> int:
+        """Everything unfinished, forks that have not started yet too."""
+        return sum(map(len, self._unfinished.values()))
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has anything to do."""
@@ -150,6 +157,9 @@ class Scheduler:
                     return
                 continue
             if request.first_scheduled_time is None:
+                if reused and self.kv_cache.enable_prefix_caching:
+                    self.num_prefix_queries += request.num_prompt_tokens
+                    self.num_prefix_hits += request.num_computed_tokens
                 request.mark_scheduled()
             copies += block_copies
             rows.append(ScheduledRequest(request, num_tokens))

@@ -1,0 +1,158 @@
+"""StatsRecorder: counts what the engine does, for the operator's metrics.
+
+Counted is by sequence, as vLLM does, with vLLM's names and buckets. No torch in here.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from engine.core.scheduler import Scheduler
+from engine.request import Request
+from engine.service.messages import HistogramDelta, Stats
+
+_LATENCY_BOUNDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_LENGTH_BOUNDS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))
+
+# Upper bounds of the buckets, by the metric's name without its prefix; seconds or tokens.
+HISTOGRAM_BOUNDS: dict[str, tuple[float, ...]] = {
+    "time_to_first_token_seconds": (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+        *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+    ),
+    "inter_token_latency_seconds": (
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+        *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    ),
+    "e2e_request_latency_seconds": _LATENCY_BOUNDS,
+    "request_queue_time_seconds": _LATENCY_BOUNDS,
+    "request_inference_time_seconds": _LATENCY_BOUNDS,
+    "request_prefill_time_seconds": _LATENCY_BOUNDS,
+    "request_decode_time_seconds": _LATENCY_BOUNDS,
+    "iteration_tokens_total": tuple(float(2**power) for power in (0, *range(3, 15))),
+    "request_prompt_tokens": _LENGTH_BOUNDS,
+    "request_generation_tokens": _LENGTH_BOUNDS,
+    "request_params_max_tokens": _LENGTH_BOUNDS,
+    "request_params_n": (1.0, 2.0, 5.0, 10.0, 20.0),
+}
+
+
+class Histogram:
+    """Observations since the last `take`."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """Have one bucket up to each of `bounds`, ascending and inclusive, and one beyond."""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add `count` observations of `value`."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def take(self) -> HistogramDelta | None:
+        """Return what was observed and begin anew; None if there was nothing."""
+        if not any(self._counts):
+            return None
+        delta = HistogramDelta(self._counts, self._sum)
+        self._counts, self._sum = [0] * len(self._counts), 0.0
+        return delta
+
+
+class StatsRecorder:
+    """Takes what happens in a step; a few operations for each token, and for each sequence.
+
+    Latencies up to the first token and between tokens count as the tokens come. What is observed
+    once per sequence counts for those that the model ended, not for the aborted.
+    """
+
+    def __init__(self) -> None:
+        self._num_prompt_tokens = 0  # of the sequences that have got their first token
+        self._num_generation_tokens = 0
+        self._reported: Counter[str] = Counter()  # the totals at the last `take`
+        self._num_finished: Counter[str] = Counter()
+        self._histograms = {name: Histogram(each) for name, each in HISTOGRAM_BOUNDS.items()}
+
+    def accepted(self, siblings: Sequence[Request]) -> None:
+        """Count a request that was let in, by its sequences."""
+        first = siblings[0]
+        self._observe("request_params_n", len(siblings))
+        max_tokens = first.sampling_params.max_tokens
+        self._observe(
+            "request_params_max_tokens", first.max_tokens if max_tokens is None else max_tokens
+        )
+
+    def stepped(self, num_tokens: int, advanced: Iterable[Request]) -> None:
+        """Count a step that computed `num_tokens` and gave each of `advanced` one token."""
+        now = time.monotonic()
+        waits: Counter[float] = Counter()  # tokens of this step by the time of the ones before
+        for request in advanced:
+            if request.num_output_tokens == 1:
+                self._num_prompt_tokens += request.num_prompt_tokens
+                self._observe("time_to_first_token_seconds", now - request.arrival_time)
+            else:
+                waits[request.last_token_time] += 1
+            request.last_token_time = now
+            self._num_generation_tokens += 1
+        for last_token_time, count in waits.items():
+            self._observe("inter_token_latency_seconds", now - last_token_time, count)
+        self._observe("iteration_tokens_total", num_tokens)
+
+    def finished(self, requests: Iterable[Request]) -> None:
+        """Count those of `requests` that have ended; each must come here once."""
+        for request in requests:
+            if request.finish_reason is not None:
+                self._num_finished[request.finish_reason] += 1
+                if request.finish_reason != "abort":
+                    self._observe_life(request)
+
+    def take(self, scheduler: Scheduler) -> Stats:
+        """Return what happened since the last call, and how things stand in `scheduler`."""
+        totals = Counter(
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generation_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+        )
+        deltas, self._reported = totals - self._reported, totals
+        finished, self._num_finished = dict(self._num_finished), Counter()
+        pool = scheduler.kv_cache.pool
+        return Stats(
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_sequences - len(scheduler.running),
+            kv_cache_usage=1 - pool.num_free / pool.num_usable,
+            num_finished=finished,
+            histograms=self._take_histograms(),
+            **deltas,
+        )
+
+    def _take_histograms(self) -> dict[str, HistogramDelta]:
+        return {
+            name: delta
+            for name, histogram in self._histograms.items()
+            if (delta := histogram.take()) is not None
+        }
+
+    def _observe(self, name: str, value: float, count: int = 1) -> None:
+        self._histograms[name].observe(value, count)
+
+    def _observe_life(self, request: Request) -> None:
+        assert request.first_scheduled_time is not None
+        assert request.first_token_time is not None
+        arrival, scheduled = request.arrival_time, request.first_scheduled_time
+        first_token, last_token = request.first_token_time, request.last_token_time
+        self._observe("e2e_request_latency_seconds", last_token - arrival)
+        self._observe("request_queue_time_seconds", scheduled - arrival)
+        self._observe("request_inference_time_seconds", last_token - scheduled)
+        self._observe("request_prefill_time_seconds", first_token - scheduled)
+        self._observe("request_decode_time_seconds", last_token - first_token)
+        self._observe("request_prompt_tokens", request.num_prompt_tokens)
+        self._observe("request_generation_tokens", request.num_output_tokens)
