@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from client.errors import ServerStartError
+from client.security import ADMIN_KEY
 from engine.config import ENV_PREFIX, EngineConfig
 from engine.errors import ConfigError
 
 RUN_ID = "TRIDENT_RUN_ID"
+_KEPT_BACK = ("PYTHONHOME", ADMIN_KEY)  # no model needs the key
 
 
 def settings_variables(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -53,7 +55,7 @@ def server_environment(
     Raises:
         ServerStartError: the running interpreter's folder has another one named `python3`.
     """
-    environment = {name: value for name, value in base.items() if name != "PYTHONHOME"}
+    environment = {name: value for name, value in base.items() if name not in _KEPT_BACK}
     # Stubs find site-packages through the first python3 on PATH, whatever VIRTUAL_ENV says.
     environment["PATH"] = os.pathsep.join([str(interpreter_folder()), base.get("PATH", os.defpath)])
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import client
 from client import arguments as flags
@@ -19,12 +18,13 @@ from client.environment import effective_config, server_environment, settings_va
 from client.errors import ServerStartError
 from client.ports import Endpoint, require_free
 from client.processes import kill_all, remove_environment, uninterrupted
+from client.readiness import answers
 from client.run_directory import RunDirectory
+from client.security import has_tls, is_administration_open, secured
 from client.tritonserver import find_tritonserver
 from engine.errors import CheckpointError
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 
-MODEL = "ensemble"
 _EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
 _KILL_AFTER_S = 10
 _KILL_LOADING_AFTER_S = 1  # tritonserver heeds no signal before its models are loaded
@@ -59,6 +59,8 @@ class TritonServer:
     Attributes:
         config: the settings that the engine runs with.
         endpoints: `http`, `grpc` and `metrics`, without those that are switched off.
+        administration_open: whether anybody can load models and the like, with the right key.
+        tls: whether the gRPC service is encrypted.
 
     Raises:
         ServerStartError: at construction for a wrong setting or flag, in `start` for what is
@@ -81,7 +83,10 @@ class TritonServer:
         self._environ = environ
         self.config = effective_config(self._repository, {**environ, **self._settings})
         flags.check(arguments)
-        self.endpoints, self._arguments = flags.endpoints(arguments, default_port=ports)
+        self.endpoints, filled = flags.endpoints(arguments, default_port=ports)
+        self.administration_open = is_administration_open(arguments, environ)
+        self._arguments = secured(filled, environ)
+        self.tls = has_tls(self._arguments)
         self._start_timeout_s = start_timeout_s
         self._on_line = on_line
         self._process: subprocess.Popen[bytes] | None = None
@@ -162,6 +167,27 @@ class TritonServer:
             self.stop()
             raise
 
+    def become(self) -> NoReturn:
+        """Replace this process by the server, which thus has its id, signals and output.
+
+        For containers and service managers: they do what a launcher would. What the server leaves
+        in the temporary folder and in /dev/shm goes with the container, or the next start.
+
+        Raises:
+            ServerStartError: it cannot be started; the text says why, the hint what to do.
+        """
+        if not self._prepared:
+            self.prepare()
+        run = RunDirectory()
+        try:
+            command, environment = self._command(run)
+            os.set_inheritable(run.lock, True)
+            child.raise_stack_limit()
+            os.execve(command[0], command, environment)
+        except BaseException:
+            run.remove()
+            raise
+
     def follow(self) -> int:
         """Hand log lines to `on_line` until the server ends by itself; return its exit status."""
         assert self._process is not None, "the server has not been started"
@@ -207,10 +233,15 @@ class TritonServer:
         assert name in self.endpoints, f"the {name} service is switched off"
         return self.endpoints[name]
 
-    def _launch(self) -> None:
+    def _command(self, run: RunDirectory) -> tuple[list[str], dict[str, str]]:
+        """Return tritonserver's command line and environment."""
         installation = find_tritonserver()
-        self._run = run = RunDirectory()
-        libraries = (*installation.libraries, run.add_libpython())
+        environment = server_environment(
+            self._environ,
+            run_id=run.path.name,
+            libraries=(*installation.libraries, run.add_libpython()),
+            settings=self._settings,
+        )
         command = [
             str(installation.binary),
             f"--model-repository={self._repository}",
@@ -219,16 +250,16 @@ class TritonServer:
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
             *self._arguments,
         ]
+        return command, environment
+
+    def _launch(self) -> None:
+        self._run = run = RunDirectory()
+        command, environment = self._command(run)
         self._started = time.time()
         with run.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
-                env=server_environment(
-                    self._environ,
-                    run_id=run.path.name,
-                    libraries=libraries,
-                    settings=self._settings,
-                ),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -245,7 +276,7 @@ class TritonServer:
     def _wait_until_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + (self._start_timeout_s or float("inf"))
-        while not self._answers():
+        while not answers(self.endpoints, self._arguments, self.log):
             self._report()
             if self._process.poll() is not None:
                 self._report()
@@ -258,26 +289,3 @@ class TritonServer:
             time.sleep(_POLL_S)
         self._ready = True
         self._report()
-
-    def _answers(self) -> bool:
-        """Tell whether the server and the ensemble take requests."""
-        if "http" not in self.endpoints:
-            # gRPC may want certificates; but nothing listens before every model has loaded.
-            return "Started GRPCInferenceService" in self.log
-        # With explicit control the user loads models later, if at all.
-        chosen = flags.value_of(self._arguments, "--model-control-mode") == "explicit"
-        paths = ["/v2/health/ready"] + ([] if chosen else [f"/v2/models/{MODEL}/ready"])
-        endpoint = self.endpoints["http"]
-        return all(_responds(endpoint.host, endpoint.port, path) for path in paths)
-
-
-def _responds(host: str, port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=5)
-    try:
-        connection.request("GET", path)
-        # 403: --http-restricted-api keeps health to those who know the key.
-        return connection.getresponse().status in (200, 403)
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

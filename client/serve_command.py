@@ -2,15 +2,18 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 
 from client import server_log
-from client.serve import MODEL, TritonServer
+from client.readiness import MODEL
+from client.security import ADMIN_KEY, GRPC_HEADER, HTTP_HEADER
+from client.serve import TritonServer
 from client.server_display import ServerLog, stopped_by_signals
 from engine.demo.prompts import DEMO_PROMPTS
 
@@ -51,6 +54,25 @@ def serve(
     return 1
 
 
+def become_server(
+    settings: Mapping[str, Any],
+    arguments: Sequence[str],
+    repository: Path | None,
+    console: Console,
+) -> NoReturn:
+    """Replace this process by the server, after one line for its log; see `TritonServer.become`.
+
+    Raises:
+        ServerStartError: it cannot be started.
+    """
+    server = TritonServer(settings, arguments=arguments, repository=repository)
+    server.prepare()
+    for text in _security(server):
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+    sys.stdout.flush()
+    server.become()
+
+
 def curl_line(server: TritonServer) -> str:
     """Return a command line that asks `server` something it can answer."""
     body: dict[str, Any] = {"max_tokens": 64, "exclude_input_in_output": True}
@@ -69,7 +91,11 @@ def _announce(server: TritonServer, description: str, console: Console) -> None:
     line(f"[bold green]Trident is ready.[/] {escape(description)}")
     line()
     urls = {
-        "grpc": ("gRPC", f'{{}}  [dim](model "{MODEL}"; TridentClient("{{}}"))[/]'),
+        "grpc": (
+            "gRPC",
+            f"{{}}{' with TLS' if server.tls else ''}  "
+            f'[dim](model "{MODEL}"; TridentClient("{{}}"))[/]',
+        ),
         "http": ("HTTP", f"http://{{}}/v2/models/{MODEL}/generate [dim]and[/] /generate_stream"),
         "metrics": ("metrics", "http://{}/metrics"),
     }
@@ -78,10 +104,29 @@ def _announce(server: TritonServer, description: str, console: Console) -> None:
             line(f"  {title:<8} {address.replace('{}', server.endpoints[name].url)}")
     line(f"  {'log':<8} {server.log_path}")
     line()
+    for text in _security(server):
+        line(f"[dim]{escape(text)}[/]")
+    line()
     if "http" in server.endpoints:
         line("Try it:")
         console.out(curl_line(server), highlight=False)
-    if "grpc" in server.endpoints:
+    if "grpc" in server.endpoints and not server.tls:
         console.out(f"trident chat --url {server.grpc_url}", highlight=False)
     line()
     line("[dim]Ctrl-C stops the server.[/]")
+
+
+def _security(server: TritonServer) -> Iterator[str]:
+    """Yield what the operator should know of who can do what, one line each."""
+    if server.administration_open:
+        yield (
+            f"Administration (model repository, shared memory, trace, logging) wants the header "
+            f"{HTTP_HEADER} (gRPC: {GRPC_HEADER})."
+        )
+    else:
+        yield f"Administration is closed; to open it, set {ADMIN_KEY} and send it as {HTTP_HEADER}."
+    if server.tls and "http" in server.endpoints:
+        yield (
+            "gRPC is encrypted, HTTP is not: tritonserver has no TLS for it. Put a proxy before it "
+            "(--http-address=127.0.0.1), or switch it off (--allow-http=false)."
+        )

@@ -271,6 +271,12 @@ class TestEnvironment:
             RUN_ID: "trident-x",
         }
 
+    def test_the_admin_key_is_kept_from_the_models(self) -> None:
+        base = {"TRIDENT_ADMIN_KEY": "0123456789abcdef", "HOME": "/h"}
+        environment = server_environment(base, run_id="r", libraries=(), settings={})
+        assert environment["HOME"] == "/h"
+        assert "0123456789abcdef" not in environment.values()
+
     def test_interpreter_must_be_the_python3_of_its_folder(self, tmp_path: Path) -> None:
         executable = _touch(tmp_path / "python3.11")
         with pytest.raises(ServerStartError, match="python3 is not the Python"):
