@@ -20,7 +20,7 @@ log = logging.getLogger("trident.cancellation")
 
 _UID = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
-POLL_INTERVAL_S = 0.1
+POLL_INTERVAL_S = 0.05
 
 OnCancel = Callable[[int], None]
 

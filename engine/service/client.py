@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineDeadError, RequestCancelledError, RequestError, TridentError
 from engine.service.backoff import Backoff
 from engine.service.channel import ChannelError
-from engine.service.delivery import NewRequest, RequestStream, ResponseSink, Senders
+from engine.service.delivery import NewRequest, RequestStream, ResponseSink
 from engine.service.engine_process import MODULE, EngineProcess, error_of
 from engine.service.health import Health, State
 from engine.service.messages import (
@@ -28,6 +28,7 @@ from engine.service.messages import (
     Shutdown,
     Stats,
 )
+from engine.service.senders import Senders
 from engine.service.suspects import Suspects
 from engine.service.watchdog import Watchdog
 
@@ -287,8 +288,8 @@ class EngineClient:
             process.send(Abort(uid))
 
     def _fail(self, stream: RequestStream, error: TridentError) -> None:
-        if stream.fail(error):
-            self._senders.put(stream)
+        stream.fail(error)
+        self._senders.put(stream)
 
     def _pop(self, uid: int) -> RequestStream | None:
         with self._lock:

@@ -1,22 +1,16 @@
-"""From the engine's outputs to responses: coalescing, order, and threads that may block."""
+"""From the engine's outputs to the responses of one request: coalescing and order."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.errors import TridentError
 from engine.service.messages import Chunk, SequenceOutput, TokenLogprobs
-
-log = logging.getLogger("trident.delivery")
-
-NUM_SENDERS = 4
 
 
 class ResponseSink(Protocol):
@@ -100,105 +94,68 @@ def _window(prompt: Sequence[int], output: list[int], end: int, length: int) -> 
 
 
 class RequestStream:
-    """One request in flight: takes outputs from the receiver, gives responses to its sink."""
+    """One request in flight: takes outputs from the receiver, gives responses to its sink.
+
+    Attributes:
+        next_due: `time.monotonic()` second before which no further response need be sent; the
+            senders' own.
+        answered: whether the last response has been sent, or is under way.
+    """
 
     def __init__(self, uid: int, request: NewRequest, sink: ResponseSink) -> None:
         self.uid = uid
         self.request = request
+        self.next_due = 0.0
         self._sink = sink
         self._lock = threading.Lock()
         self._sequences = [_Sequence() for _ in range(request.num_sequences)]
         self._num_unfinished = request.num_sequences
         self._error: TridentError | None = None
-        self._in_turn = False  # a sender has it, or will
+        self.answered = False
 
     @property
     def finished(self) -> bool:
         """Whether every sequence has finished; the last response may still be pending."""
         return self._num_unfinished == 0
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the next response is the last."""
+        return self.finished or self._error is not None
+
     def append(self, output: SequenceOutput) -> bool:
-        """Take an output; return whether a sender must now be told."""
+        """Take an output; return whether there is something to deliver now."""
         with self._lock:
             self._sequences[output.index].append(output)
             if output.finish_reason is not None:
                 self._num_unfinished -= 1
-            return self._claim_turn(self.request.stream or self.finished)
+            return self.request.stream or self.finished
 
-    def fail(self, error: TridentError) -> bool:
-        """End with `error` in place of what is pending; return whether to tell a sender."""
+    def fail(self, error: TridentError) -> None:
+        """End with `error` in place of what is pending."""
         with self._lock:
             self._error = error
-            return self._claim_turn(True)
 
-    def deliver(self) -> bool:
-        """Send what is pending as one response; return whether more has come meanwhile.
+    def deliver(self) -> None:
+        """Send what is pending, if anything is, as one response.
 
         For sender threads only, and never for one request in two threads at once.
         """
         with self._lock:
-            error = self._error
+            if self.answered:
+                return
+            error, last = self._error, self.finished
+            self.answered = last or error is not None
             prompt, prefix = self.request.prompt_token_ids, self.request.text_prefix
             chunks = [c for s in self._sequences if (c := s.take(prompt, prefix)) is not None]
-            last = self.finished
         if error is not None:
             self._sink.fail(error)
-            return False
-        self._sink.send(chunks, last=last)
-        with self._lock:
-            if last:
-                return False  # and nobody gets another turn
-            self._in_turn = self._error is not None or any(s.pending for s in self._sequences)
-            return self._in_turn
+        elif chunks:
+            self._sink.send(chunks, last=last)
 
     def abandon(self) -> None:
         """After the sink raised: a last attempt to end the request, lest its client wait."""
+        with self._lock:
+            self.answered = True
         with contextlib.suppress(Exception):
             self._sink.fail(TridentError("internal error"))
-
-    def _claim_turn(self, wanted: bool) -> bool:
-        claimed = wanted and not self._in_turn
-        self._in_turn = self._in_turn or wanted
-        return claimed
-
-
-class Senders:
-    """A few threads that deliver; a request whose consumer is slow costs chunk size, not others."""
-
-    def __init__(self, on_lost: Callable[[RequestStream], None]) -> None:
-        """`on_lost` hears of each request whose sink raised; it has been ended with an error."""
-        self._on_lost = on_lost
-        self._ready: queue.SimpleQueue[RequestStream | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"sender-{i}", daemon=True)
-            for i in range(NUM_SENDERS)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def put(self, stream: RequestStream) -> None:
-        """Have `stream` delivered; the caller was told to by it."""
-        self._ready.put(stream)
-
-    def close(self) -> None:
-        """Deliver what was put before, then end the threads."""
-        for _ in self._threads:
-            self._ready.put(None)
-        for thread in self._threads:
-            thread.join(timeout=5)
-        while not self._ready.empty():  # what the threads put back behind their end
-            if (stream := self._ready.get()) is not None:
-                self._deliver(stream)
-
-    def _run(self) -> None:
-        while (stream := self._ready.get()) is not None:
-            self._deliver(stream)
-
-    def _deliver(self, stream: RequestStream) -> None:
-        try:
-            if stream.deliver():
-                self._ready.put(stream)
-        except Exception:
-            log.exception("request %d: its response could not be sent", stream.uid)
-            stream.abandon()
-            self._on_lost(stream)

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.hub import resolve_checkpoint, resolve_tokenizer
-from engine.limits import check_length
+from engine.limits import (
+    MAX_LOGIT_BIAS,
+    check_length,
+    check_size,
+    max_messages_bytes,
+    max_prompt_bytes,
+)
 from engine.models.config import ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.service.messages import ResponseOptions
@@ -25,9 +31,6 @@ from engine.text.tokenizer import Tokenizer
 from engine.validation import check_token_ids
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's; a chat may fill the context
-
-# Normalisation may shorten a text before it is tokenised: NFC at most by this factor in bytes.
-_NORMALISATION = 3
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,7 @@ class Preprocessor:
         self._defaults = defaults
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        vocabulary = tokenizer.hf_tokenizer.get_vocab()
-        longest = max(len(token.encode("utf-8", "replace")) for token in vocabulary)
-        self._max_prompt_bytes = max_model_len * longest * _NORMALISATION
+        self._max_prompt_bytes = max_prompt_bytes(max_model_len)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Preprocessor:
@@ -123,6 +124,8 @@ class Preprocessor:
         if inputs.text is not None:
             return inputs.text
         assert inputs.messages is not None
+        limit = max_messages_bytes(self._max_model_len)
+        check_size("messages", len(inputs.messages.encode("utf-8")), limit, "bytes")
         return render_text(self._tokenizer, parse_messages(inputs.messages))
 
     def _encode(self, field: str, prompt: str) -> list[int]:
@@ -130,7 +133,7 @@ class Preprocessor:
         if num_bytes > self._max_prompt_bytes:  # no need to tokenise to know
             raise RequestError(
                 f"{field}: the prompt of {num_bytes} bytes cannot fit into max_model_len "
-                f"({self._max_model_len} tokens)"
+                f"({self._max_model_len} tokens); at most {self._max_prompt_bytes} are allowed"
             )
         # A chat template writes the special tokens itself.
         ids = self._tokenizer.encode(prompt, add_special_tokens=field == "text_input")
@@ -146,6 +149,7 @@ class Preprocessor:
         for word, weight in inputs.embedding_bias:
             for token_id in self._tokenizer.encode(word, add_special_tokens=False):
                 bias[token_id] = bias.get(token_id, 0.0) + weight
+        check_size("embedding_bias_words", len(bias), MAX_LOGIT_BIAS, "different tokens")
         return {"logit_bias": bias}
 
 

@@ -7,6 +7,7 @@ then the request parameters.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,13 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError, UnsupportedError
+from engine.limits import (
+    MAX_SAMPLING_CHARACTERS,
+    MAX_SAMPLING_FIELDS,
+    MAX_WORDS,
+    check_size,
+    check_words,
+)
 from engine.service.tensors import InputReader, Tensors
 
 # Tensor -> field of SamplingParams; later ones win, so aliases stand first.
@@ -143,7 +151,7 @@ def parse_inputs(
         exclude_input_in_output=inputs.boolean("exclude_input_in_output"),
         end_id=_check_at_least("end_id", inputs.integer("end_id"), -1),
         embedding_bias=_embedding_bias(inputs),
-        priority=inputs.integer("priority") or 0,
+        priority=read_priority(inputs),
         timeout_us=_check_at_least("timeout", inputs.integer("timeout"), 1) or timeout_us,
         outputs=tuple(outputs),
     )
@@ -154,12 +162,21 @@ def requested_outputs(inputs: InputReader) -> list[str]:
     return [name for flag in _FLAGS if inputs.boolean(flag) for name in _FLAGS[flag]]
 
 
+def read_priority(inputs: InputReader) -> int:
+    """Return the priority of a request, 0 by default."""
+    priority = inputs.integer("priority") or 0
+    if not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority: must fit into 32 bits (got {priority})")
+    return priority
+
+
 def parse_sampling_parameters(text: str) -> dict[str, Any]:
     """Return the fields of a `sampling_parameters` JSON object.
 
     Raises:
-        RequestError: it is no valid JSON object.
+        RequestError: it is no valid JSON object, or too large.
     """
+    check_size("sampling_parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
     try:
         fields: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except RecursionError:
@@ -168,7 +185,23 @@ def parse_sampling_parameters(text: str) -> dict[str, Any]:
         raise RequestError(f"sampling_parameters: must be a JSON object: {error}") from None
     except (ValueError, UnicodeError) as error:
         raise RequestError(f"sampling_parameters: is not valid JSON: {error}") from None
+    check_size("sampling_parameters", len(fields), MAX_SAMPLING_FIELDS, "fields")
     return fields
+
+
+def decode_parameters(text: str) -> dict[str, Any]:
+    """Return the request parameters, which Triton hands on as JSON text.
+
+    Raises:
+        RequestError: they are too large, or hold what is no text.
+    """
+    check_size("request parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
+    try:
+        parameters: dict[str, Any] = json.loads(text or "{}")
+    except ValueError:
+        raise RequestError("the request parameters are not valid UTF-8") from None
+    check_size("request parameters", len(parameters), MAX_SAMPLING_FIELDS, "fields")
+    return parameters
 
 
 def client_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +236,7 @@ def _sampling_tensors(inputs: InputReader) -> tuple[dict[str, Any], dict[str, st
     readers: list[tuple[Mapping[str, str], Callable[[str], Any]]] = [
         (_INTEGERS, inputs.integer),
         (_NUMBERS, inputs.number),
-        (_WORDS, inputs.strings),
+        (_WORDS, lambda name: inputs.strings(name, MAX_WORDS)),
     ]
     for table, read in readers:
         for name, field in table.items():
@@ -224,8 +257,9 @@ def _sampling_parameters(inputs: InputReader, parameters: Mapping[str, Any]) -> 
 
 
 def _embedding_bias(inputs: InputReader) -> tuple[tuple[str, float], ...]:
-    words = inputs.strings("embedding_bias_words")
-    weights = inputs.numbers("embedding_bias_weights")
+    words = inputs.strings("embedding_bias_words", MAX_WORDS)
+    check_words("embedding_bias_words", words)
+    weights = inputs.numbers("embedding_bias_weights", MAX_WORDS)
     if not words and all(weight == 0 for weight in weights):
         return ()
     if len(words) != len(weights):

@@ -74,7 +74,7 @@ class Responder:
             raise RequestError("stop: needs the request id of what to stop as its own")
         count = self._client.stop(request_id)
         self._stage.log.info("stop: ends %d requests of id %r", count, request_id)
-        encode = _encoder(request, parse_options(tensors), DetokenizerInput(0, []))
+        encode = _encoder(request, parse_options(tensors, 0), DetokenizerInput(0, []))
         nothing = Chunk(index=0, window_ids=[], token_ids=[], finish_reason="abort")
         Sink(self._stage, sender, encode).send([nothing], last=True)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import RequestError
+from engine.limits import check_size
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -19,7 +20,8 @@ class InputReader:
     """Typed access to tensors by name; absent ones read as None (lists: as empty).
 
     A scalar has the shape [1], or [1, 1] with the batch dimension of TensorRT-LLM's clients; a list
-    [N] or [1, N]. Each method raises `RequestError` naming the input and what is allowed.
+    [N] or [1, N], with N up to `max_size`. Each method raises `RequestError` naming the input and
+    what is allowed.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -48,28 +50,32 @@ class InputReader:
         value = self._scalar(name, "boolean")
         return None if value is None else bool(value)
 
-    def strings(self, name: str) -> list[str]:
+    def size(self, name: str) -> int:
+        """Return the length of a list of integers."""
+        return len(self._list(name, "integer"))
+
+    def strings(self, name: str, max_size: int) -> list[str]:
         """Return a list of strings, without empty ones: `[[""]]` is how peers' clients say none."""
-        values = (_text(name, value) for value in self._list(name, "string"))
+        values = (_text(name, value) for value in self._list(name, "string", max_size))
         return [value for value in values if value]
 
-    def numbers(self, name: str) -> list[float]:
+    def numbers(self, name: str, max_size: int) -> list[float]:
         """Return a list of finite numbers."""
-        values = self._list(name, "number")
+        values = self._list(name, "number", max_size)
         if len(values) and not np.isfinite(values.astype(np.float64)).all():
             raise RequestError(f"{name}: must hold finite numbers only")
         return [float(value) for value in values]
 
-    def integers(self, name: str) -> list[int]:
+    def integers(self, name: str, max_size: int) -> list[int]:
         """Return a list of integers."""
-        values: list[int] = self._list(name, "integer").tolist()
+        values: list[int] = self._list(name, "integer", max_size).tolist()
         return values
 
-    def octets(self, name: str) -> bytes | None:
+    def octets(self, name: str, max_size: int) -> bytes | None:
         """Return the bytes of a list of U8."""
         if name not in self._tensors:
             return None
-        return bytes(self._list(name, "integer").astype(np.uint8).tobytes())
+        return bytes(self._list(name, "integer", max_size).astype(np.uint8).tobytes())
 
     def _scalar(self, name: str, kind: str) -> Any:
         if name not in self._tensors:
@@ -81,7 +87,7 @@ class InputReader:
             raise RequestError(f"{name}: must have the shape [1] or [1, 1] (got {shown})")
         return array.reshape(-1)[0]
 
-    def _list(self, name: str, kind: str) -> NDArray[Any]:
+    def _list(self, name: str, kind: str, max_size: int | None = None) -> NDArray[Any]:
         if name not in self._tensors:
             return np.empty(0, dtype=object)
         array = self._tensors[name]
@@ -91,6 +97,8 @@ class InputReader:
         if array.ndim != 1:
             shown = list(self._tensors[name].shape)
             raise RequestError(f"{name}: must have the shape [N] or [1, N] (got {shown})")
+        if max_size is not None:
+            check_size(name, len(array), max_size, "elements")
         return array
 
 

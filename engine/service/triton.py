@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
+from engine.limits import shown
 from engine.service.logs import configure_logging
+from engine.service.request_inputs import decode_parameters
 from engine.service.tensors import Tensors
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ class Stage:
         try:
             return make(EngineConfig.load(self._settings))
         except TridentError as error:
-            raise pb_utils.TritonModelException(_printable(str(error))) from None
+            raise pb_utils.TritonModelException(shown(str(error))) from None
         except Exception as error:
             self.log.exception("start-up failed")
             raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from None
@@ -61,7 +63,7 @@ class Stage:
     def error_response(self, error: Exception) -> Any:
         """Return a response for a client: our errors as they are, others only for the log."""
         if isinstance(error, TridentError):
-            code, text = error.code, _printable(str(error))
+            code, text = error.code, shown(str(error))
         else:
             self.log.error("internal error", exc_info=error)
             code, text = TridentError.code, "internal error"
@@ -76,13 +78,9 @@ def input_tensors(request: Any) -> Tensors:
 
 
 def request_parameters(request: Any) -> dict[str, Any]:
-    """Return the request parameters; raises `RequestError` if they are no valid text."""
+    """Return the request parameters; raises `RequestError` if they are not acceptable."""
     try:
-        parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
-    except ValueError:  # UnicodeDecodeError too; Triton passes on whatever bytes came
+        text: str = request.parameters()
+    except UnicodeDecodeError:  # Triton passes on whatever bytes came
         raise RequestError("the request parameters are not valid UTF-8") from None
-    return parameters
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return decode_parameters(text)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import EngineDeadError, TridentError
-from engine.service.delivery import NewRequest, RequestStream, Senders
+from engine.service.delivery import NewRequest, RequestStream
 from engine.service.messages import Chunk, SequenceOutput, TokenLogprobs
 
 
@@ -38,9 +38,10 @@ def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
     stream = RequestStream(1, NewRequest([1, 2, 3], {}, num_sequences=2, text_prefix="P"), sink)
     one, two, three = (TokenLogprobs([i], [-1.0], [1]) for i in (10, 11, 20))
     assert stream.append(out(0, 10, window=2, logprobs=[one], cumulative_logprob=-1.0))
-    assert not stream.append(out(1, 20, window=2, logprobs=[three]))
-    assert not stream.append(out(0, 11, window=1, logprobs=[two], cumulative_logprob=-2.0))
-    assert not stream.deliver()
+    assert stream.append(out(1, 20, window=2, logprobs=[three]))
+    assert stream.append(out(0, 11, window=1, logprobs=[two], cumulative_logprob=-2.0))
+    stream.deliver()
+    stream.deliver()  # with nothing new
     assert sink.responses == [
         [
             Chunk(0, [2, 3], [10, 11], None, 0, [one, two], -2.0, text_prefix="P"),
@@ -48,10 +49,12 @@ def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
         ]
     ]
     assert stream.append(out(0, 12, window=3, finish="stop", text_cut=4))
-    assert not stream.deliver()
+    assert not stream.is_urgent
+    stream.deliver()
     assert sink.responses[1:] == [[Chunk(0, [3, 10, 11], [12], "stop", 4)]]
     assert not sink.ended.is_set()
     assert stream.append(out(1, window=0, finish="length"))
+    assert stream.is_urgent
     stream.deliver()
     assert sink.responses[2:] == [[Chunk(1, [], [], "length")]]
     assert sink.ended.is_set()
@@ -72,12 +75,16 @@ def test_without_streaming_there_is_one_response() -> None:
 def test_an_error_takes_the_place_of_what_is_pending() -> None:
     sink = Recorder()
     stream = RequestStream(1, NewRequest([1], {}), sink)
-    assert stream.append(out(0, 10))
-    assert not stream.fail(EngineDeadError("gone"))
-    assert not stream.deliver()
+    stream.append(out(0, 10))
+    assert not stream.is_urgent
+    stream.fail(EngineDeadError("gone"))
+    assert stream.is_urgent
+    stream.deliver()
     assert sink.responses == []
     assert str(sink.error) == "gone"
-    assert not stream.fail(EngineDeadError("again"))
+    stream.fail(EngineDeadError("again"))
+    stream.deliver()
+    assert str(sink.error) == "gone"
 
 
 def test_nothing_follows_the_last_response() -> None:
@@ -85,7 +92,9 @@ def test_nothing_follows_the_last_response() -> None:
     stream = RequestStream(1, NewRequest([1], {}), sink)
     stream.append(out(0, 10, finish="stop"))
     stream.deliver()
-    assert not stream.fail(EngineDeadError("too late"))
+    stream.fail(EngineDeadError("too late"))
+    stream.deliver()
+    assert sink.error is None
 
 
 @given(
@@ -110,50 +119,3 @@ def test_any_coalescing_gives_the_same_tokens_and_true_windows(
             assert chunk.window_ids == seen[max(0, len(seen) - window) :]
             seen += chunk.token_ids
     assert seen == prompt + [i for piece in pieces for i in piece]
-
-
-def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> None:
-    class Broken(Recorder):
-        def send(self, chunks: list[Chunk], *, last: bool) -> None:
-            raise ValueError("the client has gone")
-
-    lost: list[RequestStream] = []
-    senders = Senders(lost.append)
-    broken_sink = Broken()
-    broken = RequestStream(1, NewRequest([1], {}), broken_sink)
-    assert broken.append(out(0, 1))
-    senders.put(broken)
-    sinks = [Recorder() for _ in range(20)]
-    streams = [RequestStream(1, NewRequest([1], {}), sink) for sink in sinks]
-    for position in range(50):
-        for stream in streams:
-            finish = "length" if position == 49 else None
-            if stream.append(out(0, position, finish=finish)):
-                senders.put(stream)
-    assert all(sink.ended.wait(5) for sink in sinks)
-    senders.close()
-    assert lost == [broken]
-    assert str(broken_sink.error) == "internal error"  # its client does not wait for ever
-    for sink in sinks:
-        assert [i for chunks in sink.responses for i in chunks[0].token_ids] == list(range(50))
-
-
-def test_close_ends_a_request_whose_response_was_on_its_way() -> None:
-    sending, go_on = threading.Event(), threading.Event()
-
-    class Slow(Recorder):
-        def send(self, chunks: list[Chunk], *, last: bool) -> None:
-            sending.set()
-            go_on.wait(5)
-            super().send(chunks, last=last)
-
-    sink = Slow()
-    senders = Senders(lambda stream: None)
-    stream = RequestStream(1, NewRequest([1], {}), sink)
-    assert stream.append(out(0, 10))
-    senders.put(stream)
-    assert sending.wait(5)
-    assert not stream.fail(EngineDeadError("gone"))  # the sender at work will see it
-    threading.Timer(0.1, go_on.set).start()
-    senders.close()
-    assert str(sink.error) == "gone"
