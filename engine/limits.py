@@ -7,6 +7,8 @@ bounded by its type, by `max_model_len` or by the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from engine.errors import RequestError
 
 MAX_SEQUENCES = 256  # `n`
@@ -23,9 +25,9 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 16384
 
 MAX_SAMPLING_FIELDS = 64  # of a JSON object or the request parameters; there are about 40
-MAX_SAMPLING_BYTES = 2**20
+MAX_SAMPLING_CHARACTERS = 2**20
 MAX_MESSAGES = 4096
-MAX_REQUEST_ID_BYTES = 256
+MAX_REQUEST_ID_CHARACTERS = 256
 
 # Prompt tokens of all sequences of a request, which each keep a table of blocks of their own.
 MAX_PROMPT_TOKENS = 2**22
@@ -52,14 +54,21 @@ def max_prompt_bytes(max_model_len: int) -> int:
 
 
 def max_messages_bytes(max_model_len: int) -> int:
-    """Return how many bytes of JSON chat messages may have: escapes take six for one."""
-    return 6 * max_prompt_bytes(max_model_len)
+    """Return how many bytes of JSON chat messages may have: "\\u00e9" is three times "é"."""
+    return 3 * max_prompt_bytes(max_model_len)
 
 
 def check_size(field: str, size: int, limit: int, unit: str) -> None:
     """Raise `RequestError`, naming `field`, if `size` of `unit`s exceeds `limit`."""
     if size > limit:
         raise RequestError(f"{field}: has {size} {unit}; at most {limit} are allowed")
+
+
+def check_words(field: str, words: Collection[str]) -> None:
+    """Raise `RequestError`, naming `field`, unless a request may have all these words."""
+    check_size(field, len(words), MAX_WORDS, "strings")
+    check_size(field, max(map(len, words), default=0), MAX_WORD_CHARACTERS, "characters in one")
+    check_size(field, sum(map(len, words)), MAX_WORDS_CHARACTERS, "characters in all")
 
 
 def check_length(

@@ -8,13 +8,24 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from engine.errors import RequestError, UnsupportedError
+from engine.limits import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_SEQUENCES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_WORD_CHARACTERS,
+    MAX_WORDS,
+    MAX_WORDS_CHARACTERS,
+)
 from engine.validation import describe
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Integers beyond 31 bits would not fit the messages and tensors that carry them.
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenId = _Count
-_Words = Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max_length=256)]
+_Words = Annotated[
+    tuple[Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)], ...], Field(max_length=MAX_WORDS)
+]
 
 # Fields of the peers that a later release implements: refused by name, never silently ignored.
 _NOT_YET = {
@@ -61,7 +72,7 @@ class SamplingParams(BaseModel):
         max_tokens: output tokens at most; None means the rest of the context.
         min_tokens: end-of-sequence and stop tokens cannot come before so many.
         stop: strings that end the output; matched on text, across token borders. Like
-            `bad_words`, at most 256 of at most 1024 characters.
+            `bad_words`, at most 256 of at most 1024 characters, 8192 in all.
         stop_token_ids: tokens that end the output, beside the model's own.
         include_stop_str_in_output: keep the matched stop string in the text.
         bad_words: strings that must not be produced.
@@ -74,7 +85,7 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    n: Annotated[int, Field(ge=1, le=256)] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] = 1
     temperature: Annotated[_Finite, Field(ge=0)] = 1.0
     top_k: _Count = 0
     top_p: Annotated[_Finite, Field(gt=0, le=1)] = 1.0
@@ -86,13 +97,15 @@ class SamplingParams(BaseModel):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = 16
     min_tokens: _Count = 0
     stop: _Words = ()
-    stop_token_ids: tuple[_TokenId, ...] = ()
+    stop_token_ids: Annotated[tuple[_TokenId, ...], Field(max_length=MAX_STOP_TOKEN_IDS)] = ()
     include_stop_str_in_output: bool = False
     bad_words: _Words = ()
     ignore_eos: bool = False
     logprobs: _Count | None = None
-    logit_bias: dict[_TokenId, _Finite] | None = None
-    allowed_token_ids: tuple[_TokenId, ...] | None = None
+    logit_bias: Annotated[dict[_TokenId, _Finite], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    allowed_token_ids: (
+        Annotated[tuple[_TokenId, ...], Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
     skip_special_tokens: bool = True
 
     @classmethod
@@ -133,6 +146,15 @@ class SamplingParams(BaseModel):
             if isinstance(value, (list, tuple))
             else value
         )
+
+    @field_validator("stop", "bad_words")
+    @classmethod
+    def _few_characters(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if (total := sum(map(len, value))) > MAX_WORDS_CHARACTERS:
+            raise ValueError(
+                f"must have at most {MAX_WORDS_CHARACTERS} characters in all, not {total}"
+            )
+        return value
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod

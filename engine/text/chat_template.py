@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
+from engine.limits import MAX_MESSAGES, check_size
 from engine.text.tokenizer import Tokenizer
 
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
@@ -19,7 +20,10 @@ def parse_messages(text: str) -> list[dict[str, Any]]:
     Raises:
         RequestError, UnsupportedError: the text names the place, as `messages[1].content`.
     """
-    return check_messages(_load_json(text, "messages"))
+    messages = _load_json(text, "messages")
+    if isinstance(messages, list):
+        check_size("messages", len(messages), MAX_MESSAGES, "messages")
+    return check_messages(messages)
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
