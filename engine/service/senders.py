@@ -21,6 +21,7 @@ NUM_SENDERS = 4
 # client, however many tokens it carries. At this rate they take a quarter of each core; what a
 # faster engine produces meanwhile is coalesced. `trident bench stages` measures it.
 _RESPONSES_PER_CORE_S = 500
+_MOST_RESPONSES_S = 4000  # that the one detokenizer keeps up with
 _LEAST_INTERVAL_S = 0.004  # of one stream: 250 responses per second look as smooth as more
 
 
@@ -106,7 +107,8 @@ class Senders:
     def __init__(self, on_lost: Callable[[RequestStream], None]) -> None:
         """`on_lost` hears of each request whose sink raised; it has been ended with an error."""
         self._on_lost = on_lost
-        self._responses_per_s = _RESPONSES_PER_CORE_S * len(os.sched_getaffinity(0))
+        num_cores = len(os.sched_getaffinity(0))
+        self._responses_per_s = min(_RESPONSES_PER_CORE_S * num_cores, _MOST_RESPONSES_S)
         self._begun: set[RequestStream] = set()  # answered at least once, and not for the last time
         self._turns = TurnQueue()
         self._threads = [
