@@ -7,9 +7,13 @@ frames (see `engine.service.channel`); the detokenizer gets one `DetokenizerInpu
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+# Bounds are checked where a message is read: anybody may send one to the detokenizer.
+Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**32)]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -18,22 +22,22 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     The chosen token comes first, then the most likely ones in order (the chosen one may recur).
     """
 
-    token_ids: list[int]
+    token_ids: list[Int32]
     logprobs: list[float]
-    ranks: list[int]  # 1 is the most likely token
+    ranks: list[Int32]  # 1 is the most likely token
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """Figures of one finished sequence. Times are seconds of `time.monotonic()`."""
 
-    num_prompt_tokens: int
-    num_cached_tokens: int  # prompt tokens whose KV came from the prefix cache
-    num_output_tokens: int
-    num_preemptions: int
-    arrival_time: float
-    first_scheduled_time: float
-    first_token_time: float
-    finished_time: float
+    num_prompt_tokens: Int32
+    num_cached_tokens: Int32  # prompt tokens whose KV came from the prefix cache
+    num_output_tokens: Int32
+    num_preemptions: Int32
+    arrival_time: Seconds
+    first_scheduled_time: Seconds
+    first_token_time: Seconds
+    finished_time: Seconds
 
 
 # ---- stub -> engine process -----------------------------------------------------------------
@@ -184,11 +188,11 @@ class ResponseOptions(msgspec.Struct, frozen=True, array_like=True):
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence and what is needed to turn them into text without state."""
 
-    index: int
-    window_ids: list[int]
-    token_ids: list[int]
+    index: Int32
+    window_ids: list[Int32]
+    token_ids: list[Int32]
     finish_reason: str | None
-    text_cut: int = 0
+    text_cut: Int32 = 0
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None
@@ -198,11 +202,12 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     """Everything the detokenizer needs for one response; it keeps nothing between responses."""
 
-    uid: int
+    uid: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     chunks: list[Chunk]
     # Where to send `uid` when the client has gone (abstract unix datagram socket). Empty: do not
     # look this time; asking Triton costs a round trip, so not every response does.
-    cancel_address: str = ""
-    num_prompt_tokens: int = 0
+    cancel_address: Annotated[str, msgspec.Meta(pattern=r"\A(trident-[0-9a-f]{16})?\Z")] = ""
+    num_prompt_tokens: Int32 = 0
     skip_special_tokens: bool = True
     outputs: list[str] = []  # as in `ResponseOptions`
+    cancel_proof: Annotated[bytes, msgspec.Meta(max_length=16)] = b""  # that `uid` is the caller's

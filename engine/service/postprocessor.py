@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
+from engine.errors import RequestError
 from engine.service.messages import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
 from engine.service.preprocessor import load_tokenizer
 from engine.text.detokenizer import Detokenizer
@@ -19,6 +20,26 @@ Array = NDArray[Any]
 
 UNFINISHED = "None"  # vllm_backend's finish_reason of a sequence that goes on
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+_DECODER = msgspec.msgpack.Decoder(DetokenizerInput)
+_NOT_OURS = "detokenizer_input: is for the responses of the engine; call the model ensemble"
+
+
+def decode_message(data: bytes) -> DetokenizerInput:
+    """Read what the engine, or anybody, sent to the detokenizer.
+
+    Raises:
+        RequestError: it is no such message, or one that the engine would not write.
+    """
+    try:
+        message = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RequestError(_NOT_OURS) from None
+    positions = (p for chunk in message.chunks for p in chunk.logprobs or ())
+    if not all(0 < len(p.token_ids) == len(p.logprobs) == len(p.ranks) for p in positions):
+        raise RequestError(_NOT_OURS)
+    return message
 
 
 class Postprocessor:

@@ -103,6 +103,7 @@ class Responder:
             uid,
             [],
             cancel_address=self._listener.address,
+            cancel_proof=self._listener.proof(uid),
             num_prompt_tokens=len(inputs.request.prompt_token_ids),
             skip_special_tokens=inputs.skip_special_tokens,
         )

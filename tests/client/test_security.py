@@ -95,13 +95,13 @@ class TestTls:
     def test_key_of_another_certificate(self, files: dict[str, str], tmp_path: Path) -> None:
         other = tmp_path / "other.key"
         trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(other)
-        with pytest.raises(ServerStartError, match="cannot be used together: .*MISMATCH"):
+        with pytest.raises(ServerStartError, match=r"cannot be used together: .*MISMATCH"):
             secured([], {**files, "TRIDENT_SSL_KEYFILE": str(other)})
 
     @pytest.mark.parametrize("name", ["TRIDENT_SSL_CERTFILE", "TRIDENT_SSL_CA_CERTS"])
     def test_no_pem(self, files: dict[str, str], tmp_path: Path, name: str) -> None:
         junk = tmp_path / "junk.pem"
         junk.write_bytes(b"junk")
-        with pytest.raises(ServerStartError, match="PEM|together") as caught:
+        with pytest.raises(ServerStartError, match=r"PEM|together") as caught:
             secured([], {**files, name: str(junk)})
         assert not isinstance(caught.value.__cause__, ssl.SSLError)

@@ -10,11 +10,8 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
-import msgspec
-
 from engine.service.cancellation import CancelSender
-from engine.service.messages import DetokenizerInput
-from engine.service.postprocessor import Postprocessor
+from engine.service.postprocessor import Postprocessor, decode_message
 from engine.service.triton import Stage, input_tensors
 
 
@@ -25,7 +22,6 @@ class TritonPythonModel:
         """Load the tokenizer."""
         self._stage = Stage(args)
         self._postprocess = self._stage.start(Postprocessor.from_config)
-        self._decoder = msgspec.msgpack.Decoder(DetokenizerInput)
         self._cancel = CancelSender()
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -38,9 +34,9 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            message = self._decoder.decode(input_tensors(request)["detokenizer_input"].tobytes())
+            message = decode_message(input_tensors(request)["detokenizer_input"].tobytes())
             if message.cancel_address and request.is_cancelled():
-                self._cancel.send(message.cancel_address, message.uid)
+                self._cancel.send(message.cancel_address, message.uid, message.cancel_proof)
             return self._stage.response(self._postprocess(message))
         except Exception as error:
             return self._stage.error_response(error)

@@ -1,10 +1,15 @@
 import json
 import math
 
+import msgspec
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from engine.errors import RequestError
 from engine.service.messages import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
-from engine.service.postprocessor import Postprocessor, chunk_tensors
+from engine.service.postprocessor import Postprocessor, chunk_tensors, decode_message
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
 
@@ -76,3 +81,72 @@ def test_without_text_the_tokens_come_flat() -> None:
     assert outputs["num_output_tokens"].tolist() == [2, 0]
     assert outputs["sequence_index"].tolist() == [1, 0]
     assert "cum_log_probs" not in outputs
+
+
+def _forged(**fields: object) -> bytes:
+    """A message whose parts may be anything."""
+    values: dict[str, object] = {
+        "uid": 1,
+        "chunks": [[0, [], [65], None]],
+        "cancel_address": "",
+        "num_prompt_tokens": 0,
+        "skip_special_tokens": True,
+        "outputs": [],
+        "cancel_proof": b"",
+    }
+    return msgspec.msgpack.encode(list({**values, **fields}.values()))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 9,
+        b"\x91" * 5000,
+        _forged(uid=-1),
+        _forged(uid=2**64 - 1),
+        _forged(cancel_address="/run/docker.sock"),
+        _forged(cancel_address="trident-0123456789abcdef\n"),
+        _forged(cancel_proof=b"x" * 17),
+        _forged(num_prompt_tokens=2**31),
+        _forged(chunks=[[0, [], [-1], None]]),
+        _forged(chunks=[[0, [2**32], [], None]]),
+        _forged(chunks=[[0, [], [65], None, 0, [[[65], [], []]]]]),
+        _forged(chunks=[[0, [], [65], None, 0, [[[], [], []]]]]),
+        _forged(chunks=[[0, [], [65], "stop", 0, None, None, [0, 0, 0, 0, math.nan, 0, 0, 0]]]),
+        _forged(chunks=[[0, [], [65], "stop", 0, None, None, [0, 0, 0, 0, math.inf, 0, 0, 0]]]),
+    ],
+)
+def test_what_the_engine_would_not_write_is_refused(data: bytes) -> None:
+    with pytest.raises(RequestError, match=r"^detokenizer_input: is for the responses"):
+        decode_message(data)
+
+
+INTEGERS = st.one_of(st.integers(0, 300), st.integers(-(2**63), 2**64 - 1))
+NUMBERS = st.one_of(INTEGERS, st.floats())
+IDS = st.lists(INTEGERS, max_size=4)
+LOGPROBS = st.tuples(IDS, st.lists(NUMBERS, max_size=4), IDS)
+STATS = st.tuples(*[INTEGERS] * 4, *[NUMBERS] * 4)
+CHUNK = st.tuples(
+    INTEGERS,
+    IDS,
+    IDS,
+    st.none() | st.text(),
+    INTEGERS,
+    st.none() | st.lists(LOGPROBS, max_size=2),
+    st.none() | NUMBERS,
+    st.none() | STATS,
+    st.text(),
+)
+OUTPUTS = ["logprobs", "num_input_tokens", "cum_log_probs", "output_log_probs", "arrival_time_ns"]
+
+
+@given(chunks=st.lists(CHUNK, max_size=3), num_prompt_tokens=INTEGERS)
+def test_no_message_is_an_internal_error(chunks: list[object], num_prompt_tokens: int) -> None:
+    data = _forged(chunks=chunks, num_prompt_tokens=num_prompt_tokens, outputs=OUTPUTS)
+    try:
+        message = decode_message(data)
+    except RequestError:
+        return
+    with np.errstate(over="ignore"):  # a logprob beyond fp32
+        assert "text_output" in POSTPROCESS(message)
