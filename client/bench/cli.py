@@ -1,7 +1,7 @@
 """The `trident bench` commands."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -12,10 +12,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+# What is no option of ours is one of the tool's.
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-@app.callback()
-def _bench() -> None:
-    """Keeps `stages` a command of its own whatever else there is."""
+Url = Annotated[str, typer.Option("--url", help="gRPC address of the server, host:port.")]
+Streams = Annotated[int, typer.Option("--streams", min=1, help="Requests at once.")]
+Requests = Annotated[int, typer.Option("--requests", min=1, help="Requests in all.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer, never fewer.")]
 
 
 @app.command()
@@ -49,6 +52,56 @@ def stages(
         model = str(random_checkpoint(random_model, console))
     workload = Workload(_numbers(streams), prompt_tokens, max_tokens, waves, rounds)
     run(model, workload, console, repository=model_repository, json_file=json)
+
+
+@app.command("perf-analyzer", context_settings=_PASS_ON)
+def perf_analyzer(
+    context: typer.Context,
+    url: Url = "localhost:8001",
+    streams: Streams = 16,
+    requests: Requests = 128,
+    max_tokens: MaxTokens = 64,
+) -> None:
+    """Run NVIDIA's perf_analyzer against a running server.
+
+    The one on PATH, or one that is installed below $XDG_CACHE_HOME/trident/tools first. Flags that
+    are not listed here go to it as they are: --concurrency-range 1:64:8, --percentile 99,
+    -H triton-grpc-protocol-admin-key:KEY ...
+    """
+    from client.bench.perf_analyzer import run
+    from client.bench.tools import Load
+
+    load = Load(streams, requests, max_tokens)
+    raise typer.Exit(run(url, load, context.args, Console()))
+
+
+@app.command("genai-perf", context_settings=_PASS_ON)
+def genai_perf(
+    context: typer.Context,
+    url: Url = "localhost:8001",
+    backend: Annotated[
+        Literal["tensorrtllm", "vllm"],
+        typer.Option(help="The Triton backend whose requests to send."),
+    ] = "tensorrtllm",
+    streams: Streams = 16,
+    requests: Requests = 128,
+    max_tokens: MaxTokens = 64,
+    tokenizer: Annotated[
+        str, typer.Option(help="The model's: a folder, hub id, or demo.")
+    ] = "demo",
+) -> None:
+    """Run NVIDIA's genai-perf against a running server.
+
+    It is installed below $XDG_CACHE_HOME/trident/tools first (about 1 GB). Flags that are not
+    listed here go to it as they are: --request-rate 5,
+    --synthetic-input-tokens-mean 512, --artifact-dir FOLDER,
+    --header triton-grpc-protocol-admin-key:KEY ...
+    """
+    from client.bench.genai_perf import run
+    from client.bench.tools import Load
+
+    load = Load(streams, requests, max_tokens)
+    raise typer.Exit(run(url, backend, load, tokenizer, context.args, Console()))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ def write_random_checkpoint(size: str, folder: Path) -> None:
     model = random_model(
         architecture, dtype=torch.bfloat16, seed=0, fields={**_COMMON, **fields, **ends}
     )
-    textless = torch.tensor([not _is_text(tokenizer, i) for i in range(_COMMON["vocab_size"])])
+    textless = torch.tensor([not _is_text(tokenizer, i) for i in range(model.config.vocab_size)])
     with torch.no_grad():
         model.get_output_embeddings().weight[textless] = 0.0  # the largest of the others is above
     model.save_pretrained(folder)

@@ -1,0 +1,112 @@
+"""NVIDIA's genai-perf, which drives perf_analyzer and counts tokens."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from client.bench import perf_analyzer
+from client.bench.tools import Load, ToolEnvironment, is_given, require_server
+from client.protocol import MODEL
+from engine.demo import CHECKPOINT_DIR
+from engine.hub import DEMO
+
+_NAME = "genai-perf"
+_VERSION = "0.0.16"
+_PROMPT_TOKENS = 128
+# It pins next to nothing itself: the versions that it was seen to work with.
+_REQUIREMENTS = (
+    f"{_NAME}=={_VERSION}",
+    "transformers>=5,<6",
+    "numpy<3",
+    "pandas<4",
+    "plotly<8",
+    "kaleido<2",
+)
+# Flags that cannot stand beside one of ours.
+_INSTEAD_OF = {
+    "--concurrency": ("--request-rate", "--fixed-schedule", "--session-concurrency"),
+    "--request-count": ("--measurement-interval", "--fixed-schedule", "--num-sessions"),
+}
+
+Backend = Literal["tensorrtllm", "vllm"]
+
+
+def find_or_install(console: Console) -> Path:
+    """Return the executable of our own genai-perf, installing it if need be.
+
+    Raises:
+        BenchError: it cannot be installed; says what to do.
+    """
+    environment = ToolEnvironment(f"{_NAME}-{_VERSION}", console)
+    if not environment.is_installed:
+        environment.install(_REQUIREMENTS, with_dependencies=True)
+        environment.finish()
+    return environment.path / "bin" / _NAME
+
+
+def run(
+    url: str,
+    backend: Backend,
+    load: Load,
+    tokenizer: str,
+    further: Sequence[str],
+    console: Console,
+) -> int:
+    """Measure the server at `url`; genai-perf prints its table. Return its exit status.
+
+    Args:
+        backend: which of Triton's LLM backends to speak as.
+        tokenizer: a folder, a hub id, or `demo`; it makes the prompts and counts the output.
+        further: flags for genai-perf; they take the place of what is set here.
+
+    Raises:
+        BenchError: it cannot be had, or nothing listens at `url`.
+    """
+    analyzer = perf_analyzer.find_or_install(console)
+    tool = find_or_install(console)
+    require_server(url)
+    source = str(CHECKPOINT_DIR) if tokenizer == DEMO else tokenizer
+    with tempfile.TemporaryDirectory(prefix="trident-bench-") as folder:
+        flags = arguments(url, backend, source, Path(folder), load, further)
+        console.print("Running", _NAME, *flags, highlight=False, markup=False, soft_wrap=True)
+        environment = analyzer.environment(os.environ)
+        if Path(source).is_dir():
+            environment["HF_HUB_OFFLINE"] = "1"  # it would ask the hub about the folder's name
+        return subprocess.run([str(tool), *flags], env=environment, check=False).returncode
+
+
+def arguments(
+    url: str,
+    backend: Backend,
+    tokenizer: str,
+    artifacts: Path,
+    load: Load,
+    further: Sequence[str],
+) -> list[str]:
+    """Return genai-perf's flags."""
+    flags = ["profile", "--endpoint-type", "kserve", "--backend", backend, "--streaming"]
+    flags += ["-u", url, "--tokenizer", tokenizer]
+    if not is_given(further, "-m", "--model"):
+        flags += ["-m", MODEL]
+    if not is_given(further, "--artifact-dir"):
+        flags += ["--artifact-dir", str(artifacts)]
+    if not is_given(further, "--output-tokens-mean"):
+        flags += ["--output-tokens-mean-deterministic"]  # answers are never shorter
+    load_flags = {
+        "--concurrency": load.streams,
+        "--request-count": load.requests,
+        "--synthetic-input-tokens-mean": _PROMPT_TOKENS,
+        "--synthetic-input-tokens-stddev": 0,
+        "--output-tokens-mean": load.max_tokens,
+    }
+    for flag, value in load_flags.items():
+        if not is_given(further, flag, *_INSTEAD_OF.get(flag, ())):
+            flags += [flag, str(value)]
+    return [*flags, *further]
