@@ -25,7 +25,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 16384
 
 MAX_SAMPLING_FIELDS = 64  # of a JSON object or the request parameters; there are about 40
-MAX_SAMPLING_CHARACTERS = 2**20
+MAX_SAMPLING_CHARACTERS = 2**19
 MAX_MESSAGES = 4096
 MAX_REQUEST_ID_CHARACTERS = 256
 
@@ -41,21 +41,27 @@ MAX_PREFIX_BYTES = 2**24
 # decoded again with each output.
 MAX_PROMPT_WINDOW = 1024
 
-# A token is 3 to 5 bytes of text; more than this in the mean only in endless rows of one character.
-_BYTES_PER_TOKEN = 16
-_MIN_PROMPT_BYTES = 2**16
+# A token is 2 to 5 characters of text; more than this in the mean only in endless repetitions.
+_CHARACTERS_PER_TOKEN = 8
+_MIN_CHARACTERS = 2**16
+_ESCAPE_CHARACTERS = 6  # "\\u00e9" in JSON for one
 
 _MAX_ERROR_CHARACTERS = 1000
 
 
-def max_prompt_bytes(max_model_len: int) -> int:
-    """Return how many bytes of UTF-8 a prompt may have before it is tokenised."""
-    return max(_BYTES_PER_TOKEN * max_model_len, _MIN_PROMPT_BYTES)
+def max_prompt_characters(max_model_len: int) -> int:
+    """Return how many characters a prompt may have before it is tokenised."""
+    return max(_CHARACTERS_PER_TOKEN * max_model_len, _MIN_CHARACTERS)
 
 
-def max_messages_bytes(max_model_len: int) -> int:
-    """Return how many bytes of JSON chat messages may have: "\\u00e9" is three times "é"."""
-    return 3 * max_prompt_bytes(max_model_len)
+def check_messages_json(text: str, max_model_len: int) -> None:
+    """Raise `RequestError` if the JSON of chat messages is too much to be parsed.
+
+    Values that are parsed take a token or more in the prompt, and a comma before them.
+    """
+    limit = _ESCAPE_CHARACTERS * max_prompt_characters(max_model_len)
+    check_size("messages", len(text), limit, "characters")
+    check_size("messages", text.count(","), max(2 * max_model_len, 2**14), "commas")
 
 
 def check_size(field: str, size: int, limit: int, unit: str) -> None:

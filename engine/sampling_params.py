@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from engine.errors import RequestError, UnsupportedError
 from engine.limits import (
@@ -23,9 +31,15 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Integers beyond 31 bits would not fit the messages and tensors that carry them.
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenId = _Count
-_Words = Annotated[
-    tuple[Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)], ...], Field(max_length=MAX_WORDS)
-]
+_Words = tuple[Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)], ...]
+
+_MAX_SIZES = {
+    "stop": MAX_WORDS,
+    "bad_words": MAX_WORDS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "logit_bias": MAX_LOGIT_BIAS,
+    "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
+}
 
 # Fields of the peers that a later release implements: refused by name, never silently ignored.
 _NOT_YET = {
@@ -97,15 +111,13 @@ class SamplingParams(BaseModel):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = 16
     min_tokens: _Count = 0
     stop: _Words = ()
-    stop_token_ids: Annotated[tuple[_TokenId, ...], Field(max_length=MAX_STOP_TOKEN_IDS)] = ()
+    stop_token_ids: tuple[_TokenId, ...] = ()
     include_stop_str_in_output: bool = False
     bad_words: _Words = ()
     ignore_eos: bool = False
     logprobs: _Count | None = None
-    logit_bias: Annotated[dict[_TokenId, _Finite], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    allowed_token_ids: (
-        Annotated[tuple[_TokenId, ...], Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None
-    ) = None
+    logit_bias: dict[_TokenId, _Finite] | None = None
+    allowed_token_ids: tuple[_TokenId, ...] | None = None
     skip_special_tokens: bool = True
 
     @classmethod
@@ -127,6 +139,16 @@ class SamplingParams(BaseModel):
             return cls.model_validate({**defaults, **known})
         except ValidationError as error:
             raise RequestError(describe(error)) from None
+
+    @field_validator(*_MAX_SIZES, mode="before")
+    @classmethod
+    def _not_too_long(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a list before each of its elements gets an error of its own."""
+        assert info.field_name is not None
+        limit = _MAX_SIZES[info.field_name]
+        if isinstance(value, (list, tuple, dict)) and len(value) > limit:
+            raise ValueError(f"must have at most {limit} elements, not {len(value)}")
+        return value
 
     @field_validator("top_k", mode="before")
     @classmethod

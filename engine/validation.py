@@ -1,10 +1,13 @@
 """Checks and words that several stages share for what users give them."""
 
 from collections.abc import Iterable
+from reprlib import Repr
 
 from pydantic import ValidationError
 
 from engine.errors import RequestError
+
+_SHORT = Repr(maxstring=80, maxother=80)
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -30,6 +33,6 @@ def _describe_one(fault: dict[str, object]) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ")
     if not location and fault["type"] == "value_error":
         return message  # of a validator over several fields, which names them itself
-    value = repr(fault["input"])
+    value = _SHORT.repr(fault["input"])
     shown = value if len(value) <= 80 else value[:77] + "..."
     return f"{field}: {message} (got {shown})"

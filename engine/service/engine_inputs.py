@@ -14,7 +14,7 @@ from engine.limits import (
     MAX_REQUEST_ID_CHARACTERS,
     check_length,
     check_size,
-    max_prompt_bytes,
+    max_prompt_characters,
 )
 from engine.sampling_params import SamplingParams
 from engine.service.delivery import NewRequest
@@ -60,7 +60,7 @@ def parse_engine_inputs(
     check_length("input_ids", inputs.size("input_ids"), None, ready.max_model_len)
     check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
     prompt = inputs.integers("input_ids", ready.max_model_len)
-    decoded = parse_options(tensors, max_prompt_bytes(ready.max_model_len))
+    decoded = parse_options(tensors, 4 * max_prompt_characters(ready.max_model_len))
     # The tokenizer stage has merged the request parameters already, defaults and all.
     fields = client_parameters(parameters) if decoded is None else {}
     fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))

@@ -16,9 +16,9 @@ from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.limits import (
     MAX_LOGIT_BIAS,
     check_length,
+    check_messages_json,
     check_size,
-    max_messages_bytes,
-    max_prompt_bytes,
+    max_prompt_characters,
 )
 from engine.models.config import ModelConfig
 from engine.sampling_params import SamplingParams
@@ -31,6 +31,8 @@ from engine.text.tokenizer import Tokenizer
 from engine.validation import check_token_ids
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's; a chat may fill the context
+_MEAN_CHARACTERS = 4  # of a token
+_CERTAINLY_TOO_LONG = 1.25
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,6 @@ class Preprocessor:
         self._defaults = defaults
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._max_prompt_bytes = max_prompt_bytes(max_model_len)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Preprocessor:
@@ -124,22 +125,34 @@ class Preprocessor:
         if inputs.text is not None:
             return inputs.text
         assert inputs.messages is not None
-        limit = max_messages_bytes(self._max_model_len)
-        check_size("messages", len(inputs.messages.encode("utf-8")), limit, "bytes")
+        check_messages_json(inputs.messages, self._max_model_len)
         return render_text(self._tokenizer, parse_messages(inputs.messages))
 
     def _encode(self, field: str, prompt: str) -> list[int]:
-        num_bytes = len(prompt.encode("utf-8"))
-        if num_bytes > self._max_prompt_bytes:  # no need to tokenise to know
-            raise RequestError(
-                f"{field}: the prompt of {num_bytes} bytes cannot fit into max_model_len "
-                f"({self._max_model_len} tokens); at most {self._max_prompt_bytes} are allowed"
-            )
+        self._check_characters(field, prompt)
         # A chat template writes the special tokens itself.
         ids = self._tokenizer.encode(prompt, add_special_tokens=field == "text_input")
         if not ids:
             raise RequestError(f"{field}: holds no tokens")
         return ids
+
+    def _check_characters(self, field: str, prompt: str) -> None:
+        """Refuse most of what is too long before the time is spent to tokenise it."""
+        limit = max_prompt_characters(self._max_model_len)
+        if len(prompt) > limit:
+            raise RequestError(
+                f"{field}: the prompt of {len(prompt)} characters cannot fit into max_model_len "
+                f"({self._max_model_len} tokens); at most {limit} are allowed"
+            )
+        start = prompt[: _MEAN_CHARACTERS * self._max_model_len]
+        if len(prompt) > _CERTAINLY_TOO_LONG * len(start):
+            num_tokens = len(self._tokenizer.encode(start))
+            # Where the text is cut, a few tokens differ from those of the whole.
+            if num_tokens > _CERTAINLY_TOO_LONG * self._max_model_len:
+                raise RequestError(
+                    f"{field}: the prompt has more than {num_tokens} tokens; max_model_len is "
+                    f"{self._max_model_len}"
+                )
 
     def _bias(self, inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:
         """Return `logit_bias` with the weights of the embedding bias words' tokens added."""

@@ -21,7 +21,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text_input": b"\xff\xfe"}, "text_input: is not valid UTF-8"),
     ({"text_input": b"\xed\xa0\x80"}, "text_input: is not valid UTF-8"),
     ({"text_input": "~" * 600}, "text_input: the prompt has 600 tokens; max_model_len is 512"),
-    ({"text_input": "x" * 2**20}, "text_input: the prompt of 1048576 bytes cannot fit"),
+    ({"text_input": "x" * 2**20}, "text_input: the prompt of 1048576 characters cannot fit"),
     ({"max_tokens": 600}, "exceed max_model_len (512)"),
     ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
     ({"max_tokens": -5}, "max_tokens: Input should be greater than or equal to 1"),

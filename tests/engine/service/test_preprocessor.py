@@ -118,9 +118,9 @@ def test_one_beam_is_fine_and_more_are_for_later() -> None:
 
 def test_a_megabyte_is_refused_without_tokenising_it() -> None:
     start = time.monotonic()
-    with pytest.raises(RequestError, match=r"^text_input: the prompt of 1000000 bytes cannot fit"):
+    with pytest.raises(RequestError, match=r"^text_input: the prompt of 1000000 characters cannot"):
         request(text_input="word " * 200_000)
-    with pytest.raises(RequestError, match=r"^messages: has \d+ bytes; at most 196608"):
+    with pytest.raises(RequestError, match=r"^messages: the prompt of \d+ characters cannot"):
         request(messages=chat("word " * 200_000))
     assert time.monotonic() - start < 1.0
 
