@@ -7,7 +7,16 @@ from pydantic import ValidationError
 
 from engine.errors import RequestError
 
-_SHORT = Repr(maxstring=80, maxother=80)
+
+class _Short(Repr):
+    """Looks at the beginning of a value only, however long it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 80
+
+
+_SHORT = _Short()
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
