@@ -20,8 +20,23 @@ class UnsupportedRequestError(InvalidRequestError):
     """The request asks for something that this server does not offer."""
 
 
+class ConfigurationError(TridentClientError, ValueError):
+    """An argument of the client itself is wrong: a certificate file, a header, a retry policy."""
+
+
+class AccessDeniedError(TridentClientError):
+    """The server wants a header with the right key for this; see `headers` of the client."""
+
+
+class TLSError(TridentClientError):
+    """The server cannot be spoken with in private: its certificate, or ours, is not accepted."""
+
+
 class UnavailableError(TridentClientError):
-    """No server answers there, or its engine is not up; the same request may succeed later."""
+    """No server answers there, or its engine is not up; the same request may succeed later.
+
+    This class, with those below it, is what a `RetryPolicy` tries again.
+    """
 
 
 class QueueFullError(UnavailableError):
@@ -38,6 +53,10 @@ class RequestCancelledError(TridentClientError):
 
 class ServerError(TridentClientError):
     """The server failed at a request that was right."""
+
+
+class StageDiedError(TridentClientError):
+    """A process of the server that is needed for every request has ended; a restart is due."""
 
 
 class ServerStartError(TridentClientError):
@@ -62,6 +81,8 @@ _BY_STATUS: Mapping[str, type[TridentClientError]] = {
     "RESOURCE_EXHAUSTED": UnavailableError,
     "DEADLINE_EXCEEDED": RequestTimeoutError,
     "CANCELLED": RequestCancelledError,
+    "UNAUTHENTICATED": AccessDeniedError,
+    "PERMISSION_DENIED": AccessDeniedError,
 }
 _QUEUE_FULL = "Maximum queue size of"  # Triton's own words for it, which peers' clients look for
 
@@ -70,11 +91,18 @@ _QUEUE_FULL = "Maximum queue size of"  # Triton's own words for it, which peers'
 # bring it makes tritonserver 24.10 abort; so the text has to tell. The first match counts.
 _BY_TEXT: Sequence[tuple[str, type[TridentClientError]]] = (
     (_QUEUE_FULL, QueueFullError),
+    (r"^the engine process", UnavailableError),  # whatever else the reason names
     (r"\bsupported\b", UnsupportedRequestError),
     (r"^[a-z_][\w.,\[\] ]*: ", InvalidRequestError),  # Trident begins with the field's name
     (r"unknown model|^unexpected |^inference input|but expect", InvalidRequestError),  # Triton
     (r"was cancelled", RequestCancelledError),
-    (r"engine process|unavailable|not ready", UnavailableError),
+    (r"unavailable|not ready", UnavailableError),
+)
+# Statuses that say less than their texts.
+_BY_STATUS_AND_TEXT: Sequence[tuple[str, str, type[TridentClientError]]] = (
+    ("UNAVAILABLE", _QUEUE_FULL, QueueFullError),
+    ("UNAVAILABLE", r"protocol is restricted", AccessDeniedError),  # tritonserver's own words
+    ("RESOURCE_EXHAUSTED", r"larger than max", InvalidRequestError),  # gRPC's own words
 )
 
 
@@ -83,6 +111,9 @@ def from_status(status: str, message: str) -> TridentClientError:
 
     Statuses that are not the client's doing (INTERNAL, UNKNOWN, ...) become `ServerError`.
     """
+    for known, pattern, kind in _BY_STATUS_AND_TEXT:
+        if status == known and re.search(pattern, message):
+            return kind(message)
     return _BY_STATUS.get(status, ServerError)(message or status)
 
 

@@ -15,12 +15,13 @@ import client
 from client import arguments as flags
 from client import child, server_log
 from client.environment import effective_config, server_environment, settings_variables
-from client.errors import ServerStartError
+from client.errors import ServerStartError, StageDiedError
 from client.ports import Endpoint, require_free
 from client.processes import kill_all, remove_environment, uninterrupted
 from client.readiness import answers
 from client.run_directory import RunDirectory
 from client.security import has_tls, is_administration_open, secured
+from client.stage_watch import StageWatch
 from client.tritonserver import find_tritonserver
 from engine.errors import CheckpointError
 from engine.hub import resolve_checkpoint, resolve_tokenizer
@@ -189,10 +190,19 @@ class TritonServer:
             raise
 
     def follow(self) -> int:
-        """Hand log lines to `on_line` until the server ends by itself; return its exit status."""
+        """Hand log lines to `on_line` until the server ends by itself; return its exit status.
+
+        Raises:
+            StageDiedError: the server is still there, but cannot serve any more.
+        """
         assert self._process is not None, "the server has not been started"
+        # With another control mode, whoever unloads a model ends its stage.
+        fixed = flags.value_of(self._arguments, "--model-control-mode") in (None, "none")
+        watch = StageWatch(self._process.pid) if fixed else None
         while (status := self._process.poll()) is None:
             self._report()
+            if watch is not None and watch.has_lost_one():
+                raise StageDiedError("a model stage of tritonserver has died")
             time.sleep(_POLL_S)
         self._report()
         return status

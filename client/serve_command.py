@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from client import server_log
+from client.errors import StageDiedError
 from client.readiness import MODEL
 from client.security import ADMIN_KEY, GRPC_HEADER, HTTP_HEADER
 from client.serve import TritonServer
@@ -45,6 +46,9 @@ def serve(
                 return 130
             console.print("Stopping ...", highlight=False)
             return 0
+        except StageDiedError as error:
+            console.print(f"[red]{error}[/]; start the server again", highlight=False)
+            return 1
         finally:
             server.stop()
     reason, hint = server_log.failure(server.log)

@@ -16,9 +16,14 @@ from urllib import request as http
 import psutil
 import pytest
 
-from client import AsyncTridentClient, TridentClient, cli
+from client import AsyncTridentClient, TridentClient, cli, stage_watch
 from client.environment import RUN_ID
-from client.errors import InvalidRequestError, RequestTimeoutError, ServerStartError
+from client.errors import (
+    InvalidRequestError,
+    RequestTimeoutError,
+    ServerStartError,
+    StageDiedError,
+)
 from client.serve import TritonServer
 from tests.client.scripted_model import write_repository
 
@@ -282,3 +287,16 @@ class TestServeCommand:
         again = launch(SCRIPT_FAIL="no")
         again.end()
         assert _nothing_left(run_id, tmp_path)
+
+
+def test_a_stage_that_dies_is_noticed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_watch, "_GRACE_S", 0.5)
+    with TritonServer(repository=repository, ports=0) as server:
+        stages = [
+            child
+            for child in psutil.Process(server.pid).children()
+            if child.name().startswith("triton_python")
+        ]
+        stages[0].kill()
+        with pytest.raises(StageDiedError, match="a model stage of tritonserver has died"):
+            server.follow()
