@@ -38,7 +38,7 @@ class Caller:
         # Release 24.10 overlooks one in ten cancellations of a stream whose client has said that
         # it sends no more requests; so the end of the requests comes only after the answer.
         requests: queue.SimpleQueue[service_pb2.ModelInferRequest | None] = queue.SimpleQueue()
-        requests.put(self._request(model, parameters or {}, inputs))
+        requests.put(self.request(model, parameters=parameters, **inputs))
         call = self._stub.ModelStreamInfer(iter(requests.get, None), timeout=TIMEOUT_S)
         error = ""
         try:
@@ -49,7 +49,7 @@ class Caller:
                 if last or error:
                     requests.put(None)  # the server ends the stream in turn
                 if not error:
-                    yield {**_outputs(response), **({"final": [True]} if last else {})}
+                    yield {**read_outputs(response), **({"final": [True]} if last else {})}
         except GeneratorExit:
             call.cancel()
             raise
@@ -98,12 +98,18 @@ class Caller:
     def close(self) -> None:
         self._channel.close()
 
-    def _request(
-        self, model: str, parameters: dict[str, Any], inputs: dict[str, Any]
+    def request(
+        self,
+        model: str = "ensemble",
+        *,
+        request_id: str = "",
+        parameters: dict[str, Any] | None = None,
+        **inputs: Any,
     ) -> service_pb2.ModelInferRequest:
-        request = service_pb2.ModelInferRequest(model_name=model)
+        """Return the message that asks `model` for `inputs`, typed and shaped as it declares."""
+        request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
-        for name, value in parameters.items():
+        for name, value in (parameters or {}).items():
             kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
             setattr(request.parameters[name], kind, value)
         for name, value in inputs.items():
@@ -131,7 +137,8 @@ def _raw(array: np.ndarray) -> bytes:
     return array.tobytes()
 
 
-def _outputs(response: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
+def read_outputs(response: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
+    """Return the values of each output tensor, strings decoded."""
     outputs: dict[str, list[Any]] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if output.datatype == "BYTES":

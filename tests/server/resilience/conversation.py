@@ -1,0 +1,215 @@
+"""One request and its answer, over each transport, with each way of leaving in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.server.caller import read_outputs
+from tests.server.resilience.link import Link
+
+COMPLETE = ("stop", "length")
+
+
+@dataclass
+class Answer:
+    """What has come so far.
+
+    Attributes:
+        pieces: text per response; of the engine, its token ids in words.
+        finish_reason: of the last response that named one.
+        ended: whether the server has ended the answer.
+    """
+
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str = ""
+    error: str = ""
+    ended: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def outcome(self) -> str:
+        """`complete`, `error`, `abort`, `cut off` (ended without any of them) or `left`."""
+        if self.error:
+            return "error"
+        if not self.ended:
+            return "left"
+        if self.finish_reason in COMPLETE:
+            return "complete"
+        return "abort" if self.finish_reason == "abort" else "cut off"
+
+    def take(self, outputs: Mapping[str, Any]) -> str:
+        """Add one response and return its piece."""
+        ids = outputs.get("token_ids")
+        piece = _first(outputs.get("text_output", "")) or "".join(f"{i} " for i in ids or [])
+        self.pieces.append(piece)
+        reason = _first(outputs.get("finish_reason", ""))
+        if reason not in ("", "None"):
+            self.finish_reason = reason
+        return piece
+
+
+def _first(value: Any) -> str:
+    return str(value[0] if value else "") if isinstance(value, list) else str(value)
+
+
+class Conversation(ABC):
+    """Sends its request when iterated, and yields a piece per response; `answer` has it all."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self._sent = asyncio.Event()
+        self._gone = False
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """Yield what comes until the server ends the answer or `leave` was called."""
+        try:
+            async with aclosing(self._responses()) as responses:
+                async for outputs in responses:
+                    yield self.answer.take(outputs)
+            self.answer.ended = not self._gone
+        except (aiohttp.ClientError, OSError, grpc.RpcError, asyncio.CancelledError) as error:
+            if not self._gone:  # what the connection says to who has left is no answer
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                self.answer.error = _reason(error)
+        finally:
+            await self._close()
+
+    async def run(self) -> Answer:
+        """Receive all of it."""
+        async for _ in self.pieces():
+            pass
+        return self.answer
+
+    async def leave(self) -> None:
+        """Go away in the manner of the class; the iteration, if one is waiting, ends."""
+        await self._sent.wait()
+        self._gone = True
+        await self._leave()
+
+    @abstractmethod
+    def _responses(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Send the request, set `_sent`, and yield the outputs of each response."""
+
+    @abstractmethod
+    async def _leave(self) -> None: ...
+
+    @abstractmethod
+    async def _close(self) -> None: ...
+
+
+def _reason(error: BaseException) -> str:
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return f"{type(error).__name__}: {details}"
+
+
+class GrpcConversation(Conversation):
+    """A gRPC stream of its own; leaving cancels it."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, request: service_pb2.ModelInferRequest, timeout_s: float
+    ) -> None:
+        super().__init__()
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self._request = request
+        self._timeout_s = timeout_s
+        self._answered = asyncio.Event()
+
+    async def _responses(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        self._call = self._stub.ModelStreamInfer(self._held_open(), timeout=self._timeout_s)
+        self._sent.set()
+        async for message in self._call:
+            response = message.infer_response
+            if message.error_message:
+                self.answer.error = message.error_message
+            elif response.outputs:
+                yield read_outputs(response)
+            if message.error_message or response.parameters["triton_final_response"].bool_param:
+                self._answered.set()
+        if not self._answered.is_set() and not self._gone:
+            self.answer.error = "the stream ended before the final response"
+
+    async def _held_open(self) -> AsyncIterator[service_pb2.ModelInferRequest]:
+        # Release 24.10 overlooks some cancellations of a stream whose client has said that it
+        # sends no more; so that comes only after the answer.
+        yield self._request
+        await self._answered.wait()
+
+    async def _leave(self) -> None:
+        self._call.cancel()
+
+    async def _close(self) -> None:
+        if not self._answered.is_set():
+            self._call.cancel()
+        self._answered.set()
+
+
+class LostConversation(GrpcConversation):
+    """A gRPC stream on a connection of its own; leaving resets the connection."""
+
+    def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout_s: float) -> None:
+        self._link = Link(url)
+        self._channel = grpc.aio.insecure_channel(self._link.path)
+        super().__init__(self._channel, request, timeout_s)
+
+    async def _responses(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        await self._link.open()
+        async with aclosing(super()._responses()) as responses:
+            async for outputs in responses:
+                yield outputs
+
+    async def _leave(self) -> None:
+        self._link.cut()
+
+    async def _close(self) -> None:
+        await super()._close()
+        await self._channel.close()
+        await self._link.close()
+
+
+class HttpConversation(Conversation):
+    """`generate_stream`, or `generate` for what is not streamed; leaving closes the connection."""
+
+    def __init__(
+        self, url: str, model: str, inputs: Mapping[str, Any], request_id: str, timeout_s: float
+    ) -> None:
+        super().__init__()
+        action = "generate_stream" if inputs.get("stream") else "generate"
+        self._url = f"http://{url}/v2/models/{model}/{action}"
+        self._body = {**inputs, "id": request_id} if request_id else dict(inputs)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def _responses(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        asyncio.get_running_loop().call_soon(self._sent.set)
+        try:
+            async with self._session.post(self._url, json=self._body) as response:
+                if response.status != 200:
+                    self.answer.error = (await response.text()) or str(response.status)
+                    return
+                async for line in response.content:
+                    if event := line.decode().removeprefix("data: ").strip():
+                        outputs = json.loads(event)
+                        self.answer.error = self.answer.error or outputs.get("error", "")
+                        yield outputs
+        except RuntimeError as error:  # aiohttp's, after its own session was closed
+            raise ConnectionAbortedError(str(error)) from None
+
+    async def _leave(self) -> None:
+        await self._session.close()
+
+    async def _close(self) -> None:
+        await self._session.close()

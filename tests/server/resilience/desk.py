@@ -1,0 +1,67 @@
+"""Opens conversations with one server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+
+from client.serve import TritonServer
+from tests.server.caller import Caller
+from tests.server.resilience.conversation import (
+    Conversation,
+    GrpcConversation,
+    HttpConversation,
+    LostConversation,
+)
+
+TIMEOUT_S = 120.0
+Open = Callable[..., Conversation]
+
+
+class Desk:
+    """All transports to one server; an asynchronous context manager.
+
+    Each method makes a conversation with `model` about `inputs`, not yet sent.
+    """
+
+    def __init__(self, server: TritonServer, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.server = server
+        self._timeout_s = timeout_s
+        self._builder = Caller(server.grpc_url, server.http_url)
+        self._channel = grpc.aio.insecure_channel(server.grpc_url)
+
+    def grpc(
+        self, inputs: Mapping[str, Any], *, model: str = "ensemble", request_id: str = ""
+    ) -> GrpcConversation:
+        """A gRPC stream on the shared connection."""
+        message = self._builder.request(model, request_id=request_id, **_asked(model, inputs))
+        return GrpcConversation(self._channel, message, self._timeout_s)
+
+    def lost(
+        self, inputs: Mapping[str, Any], *, model: str = "ensemble", request_id: str = ""
+    ) -> LostConversation:
+        """A gRPC stream on a connection that can be cut."""
+        message = self._builder.request(model, request_id=request_id, **_asked(model, inputs))
+        return LostConversation(self.server.grpc_url, message, self._timeout_s)
+
+    def http(
+        self, inputs: Mapping[str, Any], *, model: str = "ensemble", request_id: str = ""
+    ) -> HttpConversation:
+        """An HTTP request."""
+        return HttpConversation(
+            self.server.http_url, model, _asked(model, inputs), request_id, self._timeout_s
+        )
+
+    async def __aenter__(self) -> Desk:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+        self._builder.close()
+
+
+def _asked(model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `inputs` and what the answers must tell, lest an end be taken for a finish."""
+    return {**inputs, **({"return_finish_reason": True} if model == "ensemble" else {})}

@@ -1,0 +1,1 @@
+"""Malformed requests: how they are made, sent, and their replies judged."""

@@ -1,0 +1,47 @@
+"""Whether a reply to a malformed request is as it should be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.server.resilience.fuzzing.case import Case
+from tests.server.resilience.fuzzing.wire import Reply
+
+# A reply that shows one of these tells a stranger how the server is made.
+_TELLTALE = ("Traceback", 'File "', "site-packages", ".py:", "/tmp/", "/dev/shm", sys.prefix)
+
+GOOD = ("error", "valid", "closed")
+
+
+class Judge:
+    """Sorts replies into outcomes; those not in `GOOD` are failures."""
+
+    def __init__(self, secrets: Iterable[Path]) -> None:
+        """`secrets` are paths that no reply may name."""
+        self._secrets = (*_TELLTALE, *map(str, secrets))
+
+    def __call__(self, case: Case, reply: Reply) -> str:
+        """Return the outcome.
+
+        `error`: with a message. `valid`: chance left the request right, and it was answered.
+        `closed`: what was no request at all was not answered. The others say what is wrong.
+        """
+        if reply.refused:
+            return "GONE"
+        if reply.hung:
+            return "HUNG"
+        if self._leaks(case, reply.text):
+            return "LEAKS"
+        if reply.error is not None:
+            if "internal error" in reply.error:
+                return "INTERNAL"
+            return "error" if reply.error.strip() else "NO MESSAGE"
+        if reply.answered:
+            return "ACCEPTED" if case.must_fail else "valid"
+        return "closed" if case.may_close else "NO REPLY"
+
+    def _leaks(self, case: Case, text: str) -> bool:
+        """Whether `text` shows what the request itself did not."""
+        return any(each in text and each.encode() not in case.payload for each in self._secrets)

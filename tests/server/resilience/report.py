@@ -1,0 +1,25 @@
+"""Tables of results, for people."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; the first column is text, the others figures."""
+    table = Table(title=title, title_justify="left")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row))
+    Console(width=160).print(table)
+
+
+def verdict(problems: Sequence[str]) -> int:
+    """Print what is wrong, if anything; return the exit status of the command."""
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    if not problems:
+        print("passed")
+    return 1 if problems else 0

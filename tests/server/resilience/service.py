@@ -1,0 +1,47 @@
+"""The server under test: the real one, on a small random checkpoint that answers at length."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from client.serve import TritonServer
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
+
+MAX_MODEL_LEN = 4096  # long enough that a request is still running when something happens to it
+START_TIMEOUT_S = 120.0
+
+
+@contextmanager
+def checkpoint(max_model_len: int = MAX_MODEL_LEN) -> Iterator[Path]:
+    """Write a seeded checkpoint, whose tokenizer splits characters; it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="resilience-") as folder:
+        tokenizer = byte_level_tokenizer()
+        write_checkpoint(
+            Path(folder),
+            vocab_size=len(tokenizer),
+            max_position_embeddings=max_model_len,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=None,
+        )
+        yield save_tokenizer(tokenizer, Path(folder))
+
+
+@contextmanager
+def serving(arguments: Sequence[str] = (), **settings: Any) -> Iterator[TritonServer]:
+    """Run a server with `settings` of the engine and further `arguments` of tritonserver."""
+    with (
+        checkpoint() as model,
+        TritonServer(
+            {"model": str(model), "dtype": "float32", **settings},
+            arguments=arguments,
+            ports=0,
+            start_timeout_s=START_TIMEOUT_S,
+        ) as server,
+    ):
+        yield server

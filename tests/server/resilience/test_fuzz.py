@@ -1,0 +1,45 @@
+"""Malformed requests harm nobody: a short form of `tests.server.resilience.fuzz`."""
+
+import asyncio
+
+import pytest
+
+from client.serve import TritonServer
+from tests.server.resilience.fuzz import fuzz, make
+from tests.server.resilience.fuzzing.case import Case
+from tests.server.resilience.fuzzing.judge import GOOD, Judge
+from tests.server.resilience.fuzzing.wire import Reply
+
+RIGHT = Case("any", "stream", b"request")
+
+
+@pytest.mark.server
+def test_malformed_requests_are_answered_with_errors_beside_good_streams(
+    server: TritonServer,
+) -> None:
+    result = asyncio.run(fuzz(server, seed=1, requests=800))
+    assert not result.problems
+    assert result.good_completed > 8
+
+
+def test_a_request_of_a_seed_is_always_the_same() -> None:
+    assert [make(3, i) for i in range(200)] == [make(3, i) for i in range(200)]
+    assert make(3, 0) != make(4, 0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        (Reply(hung=True), "HUNG"),
+        (Reply(refused=True), "GONE"),
+        (Reply(), "NO REPLY"),
+        (Reply(answered=True), "ACCEPTED"),
+        (Reply(error=" "), "NO MESSAGE"),
+        (Reply(error="internal error"), "INTERNAL"),
+        (Reply(error="x", text='File "a.py", line 3'), "LEAKS"),
+        (Reply(error="max_tokens: must be at least 1"), "error"),
+    ],
+)
+def test_wrong_replies_are_told_from_right_ones(reply: Reply, outcome: str) -> None:
+    assert Judge([])(RIGHT, reply) == outcome
+    assert (outcome in GOOD) == (outcome == "error")
