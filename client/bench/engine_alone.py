@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from client import SamplingOptions
 from client.bench.errors import BenchError
 from client.bench.measurement import Wave
 from client.bench.workload import Prompt
 from client.environment import interpreter_folder, server_environment
-from client.protocol import SamplingOptions
 from client.tritonserver import find_tritonserver
 from engine.config import EngineConfig
 from engine.service.environment import engine_environment

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from client.bench import perf_analyzer
 from client.bench.tools import Load, ToolEnvironment, is_given, require_server
-from client.protocol import MODEL
+from client.readiness import MODEL
 from engine.demo import CHECKPOINT_DIR
 from engine.hub import DEMO
 
 _NAME = "genai-perf"
 _VERSION = "0.0.16"
+NAME_AND_VERSION = f"{_NAME}-{_VERSION}"
 _PROMPT_TOKENS = 128
 # It pins next to nothing itself: the versions that it was seen to work with.
 _REQUIREMENTS = (
@@ -44,7 +45,7 @@ def find_or_install(console: Console) -> Path:
     Raises:
         BenchError: it cannot be installed; says what to do.
     """
-    environment = ToolEnvironment(f"{_NAME}-{_VERSION}", console)
+    environment = ToolEnvironment(NAME_AND_VERSION, console)
     if not environment.is_installed:
         environment.install(_REQUIREMENTS, with_dependencies=True)
         environment.finish()

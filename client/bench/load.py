@@ -9,16 +9,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from client.aio import AsyncTridentClient
+from client import AsyncTridentClient, SamplingOptions
 from client.bench.cpu import CpuMeter
 from client.bench.errors import BenchError
 from client.bench.measurement import Wave
 from client.bench.workload import Prompt
-from client.protocol import SamplingOptions
 
 
 @dataclass
-class _Trace:
+class Trace:
     """When each response of one request arrived, and how many tokens came."""
 
     arrivals: list[float] = field(default_factory=list)
@@ -39,13 +38,16 @@ async def run_wave(
     """
     meter.start()
     started = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_ask(client, prompt, sampling)) for prompt in prompts]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_ask(client, prompt, sampling)) for prompt in prompts]
+    except ExceptionGroup as errors:  # the others were cancelled; one says enough
+        raise errors.exceptions[0] from None
     cpu_seconds = meter.stop()
     return replace(summary([task.result() for task in tasks], started), cpu_seconds=cpu_seconds)
 
 
-def summary(traces: Sequence[_Trace], started: float) -> Wave:
+def summary(traces: Sequence[Trace], started: float) -> Wave:
     """Return the wave that `traces` tell of, without CPU times."""
     return Wave(
         streams=len(traces),
@@ -58,8 +60,8 @@ def summary(traces: Sequence[_Trace], started: float) -> Wave:
     )
 
 
-async def _ask(client: AsyncTridentClient, prompt: Prompt, sampling: SamplingOptions) -> _Trace:
-    trace = _Trace()
+async def _ask(client: AsyncTridentClient, prompt: Prompt, sampling: SamplingOptions) -> Trace:
+    trace = Trace()
     num_input_tokens = 0
     async with aclosing(client.stream(prompt.text, **sampling)) as chunks:
         async for chunk in chunks:

@@ -24,7 +24,7 @@ from client.bench.tools import (
     library_folder,
     require_server,
 )
-from client.protocol import MODEL
+from client.readiness import MODEL
 from engine.demo.prompts import DEMO_PROMPTS
 
 _NAME = "perf_analyzer"

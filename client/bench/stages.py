@@ -12,16 +12,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.status import Status
 
-from client.aio import AsyncTridentClient
+from client import AsyncTridentClient, SamplingOptions
 from client.bench.cpu import CpuMeter
 from client.bench.engine_alone import EngineAlone
+from client.bench.errors import BenchError
 from client.bench.load import run_wave
 from client.bench.measurement import Wave
 from client.bench.report import Round, Row, as_json, cpu_table, row, throughput_table
 from client.bench.workload import Prompt, PromptSource, Workload
-from client.protocol import SamplingOptions
 from client.serve import TritonServer
 from client.server_display import stopped_by_signals
+from engine.errors import CheckpointError
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 
 _WARM_UP_TOKENS = 8
@@ -37,7 +38,7 @@ class StageBenchmark:
         repository: another model repository than Trident's own.
 
     Raises:
-        ServerStartError, CheckpointError, BenchError: with what to do about it.
+        ServerStartError, BenchError: with what to do about it.
     """
 
     def __init__(
@@ -48,8 +49,11 @@ class StageBenchmark:
         self._model = model
         self._repository = repository
         self._config = self._make_server().config
-        folder = resolve_tokenizer(self._config.tokenizer, resolve_checkpoint(model))
-        self._prompts = PromptSource(folder, workload.prompt_tokens)
+        try:
+            folder = resolve_tokenizer(self._config.tokenizer, resolve_checkpoint(model))
+            self._prompts = PromptSource(folder, workload.prompt_tokens)
+        except CheckpointError as error:
+            raise BenchError(str(error)) from None
 
     def run(self) -> tuple[list[Row], dict[int, list[Round]]]:
         """Measure; return the summary, and all there is by number of streams."""
@@ -132,7 +136,7 @@ def run(
     """Measure, print the tables, and write the JSON file if one is named.
 
     Raises:
-        ServerStartError, CheckpointError, BenchError: with what to do about it.
+        ServerStartError, BenchError: with what to do about it.
     """
     with stopped_by_signals():
         rows, rounds = StageBenchmark(model, workload, console, repository=repository).run()

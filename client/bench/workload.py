@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from client import SamplingOptions
 from client.bench.errors import BenchError
-from client.protocol import SamplingOptions
 from engine.text.tokenizer import Tokenizer
 
 
@@ -82,14 +82,14 @@ class PromptSource:
 
 
 def _words(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield words, each with a space before it, that are one token."""
+    """Yield words, each with a space before it, that are one token inside a sentence."""
+    start = tokenizer.encode("a", add_special_tokens=False)
     for token_id in range(tokenizer.vocab_size):
         if not tokenizer.is_visible(token_id, skip_special_tokens=True):
             continue
         text = tokenizer.token_text(token_id)
-        if (
-            text[:1] == " "
-            and text[1:].isalpha()
-            and tokenizer.encode(text, add_special_tokens=False) == [token_id]
-        ):
+        if text[:1] != " " or not text[1:].isalpha():
+            continue
+        # Asked inside a sentence: at its start, many tokenizers add a space or drop one.
+        if tokenizer.encode(f"a{text}", add_special_tokens=False) == [*start, token_id]:
             yield text

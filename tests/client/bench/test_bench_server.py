@@ -1,0 +1,79 @@
+"""`trident bench` against the real server: a short form of each command, as its user calls it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from client.bench import genai_perf, perf_analyzer
+from client.bench.errors import BenchError
+from client.bench.tools import ToolEnvironment
+from client.serve import TritonServer
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+STAGES = {"tritonserver", "tokenizer stub", "engine stub", "detokenizer stub", "engine process"}
+
+
+def _trident(*arguments: str) -> str:
+    """Run the command; return what it printed."""
+    command = [sys.executable, "-m", "client.cli", "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TritonServer]:
+    with TritonServer({"model": "demo"}, ports=0, start_timeout_s=120) as server:
+        yield server
+
+
+def test_stages(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    shape = ["--streams=1,4", "--prompt-tokens=20", "--max-tokens=12", "--waves=2", "--rounds=1"]
+    output = _trident("stages", *shape, f"--json={file}")
+    figures = json.loads(file.read_text())
+    assert [row["streams"] for row in figures["summary"]] == [1, 4]
+    for row in figures["summary"]:
+        assert row["ratio"]["median"] > 0
+        assert row["ttft"][1] >= row["ttft"][0] > 0
+        assert set(row["ensemble_cpu"]) >= STAGES | {"client"}
+        assert row["engine_cpu"]["engine process"] > 0
+    for streams in (1, 4):
+        (measured,) = figures["rounds"][str(streams)]
+        for side in ("engine", "ensemble"):
+            assert [wave["num_tokens"] for wave in measured[side]] == [12 * streams] * 2
+        for wave in measured["ensemble"]:
+            assert len(wave["ttfts"]) == streams
+            assert wave["num_responses"] == len(wave["gaps"]) + streams
+    assert "Engine alone and through the ensemble" in output
+    assert "CPU seconds per 1000 output tokens" in output
+
+
+def test_perf_analyzer(server: TritonServer) -> None:
+    try:
+        perf_analyzer.find_or_install(Console())
+    except BenchError as error:
+        pytest.skip(str(error))
+    arguments = ["--streams", "4", "--requests", "12", "--max-tokens", "8"]
+    output = _trident("perf-analyzer", "--url", server.grpc_url, *arguments)
+    assert "Request count: 12" in output
+    for model in ("tokenizer", "engine", "detokenizer"):
+        assert f"{model}, version: 1" in output
+    assert "Concurrency: 4, throughput: " in output
+
+
+@pytest.mark.parametrize("backend", ["tensorrtllm", "vllm"])
+def test_genai_perf(server: TritonServer, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ToolEnvironment(genai_perf.NAME_AND_VERSION, Console()).is_installed:
+        pytest.skip("genai-perf is not installed; trident bench genai-perf does it (1 GB)")
+    monkeypatch.setenv("COLUMNS", "120")
+    arguments = f"--backend {backend} --streams 2 --requests 4 --max-tokens 8".split()
+    output = _trident("genai-perf", "--url", server.grpc_url, *arguments)
+    assert "NVIDIA GenAI-Perf | LLM Metrics" in output
+    assert "Output Sequence Length" in output
