@@ -22,15 +22,10 @@ def main(launcher: int, command: list[str]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher:  # it died before the line above
         sys.exit(1)
-    raise_stack_limit()
-    os.execv(command[0], command)
-
-
-def raise_stack_limit() -> None:
-    """Let what this process becomes have a stack that large HTTP bodies fit on."""
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    os.execv(command[0], command)
 
 
 if __name__ == "__main__":

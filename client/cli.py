@@ -50,12 +50,6 @@ def _serve(
     model_repository: Annotated[
         Path | None, typer.Option(help="Another model repository than Trident's own.")
     ] = None,
-    become: Annotated[
-        bool,
-        typer.Option(
-            "--exec", help="Become tritonserver, without a launcher: for containers and services."
-        ),
-    ] = False,
     **settings: Any,
 ) -> None:
     """Start tritonserver on Trident's model repository and keep it up until Ctrl-C.
@@ -67,10 +61,8 @@ def _serve(
     one they are closed. TRIDENT_SSL_CERTFILE and TRIDENT_SSL_KEYFILE (PEM) give gRPC TLS, and
     TRIDENT_SSL_CA_CERTS wants client certificates.
     """
-    from client.serve_command import become_server, serve
+    from client.serve_command import serve
 
-    if become:
-        become_server(settings, context.args, model_repository, Console(stderr=True))
     raise typer.Exit(serve(settings, context.args, model_repository, Console()))
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import client
 from client import arguments as flags
@@ -168,27 +168,6 @@ class TritonServer:
             self.stop()
             raise
 
-    def become(self) -> NoReturn:
-        """Replace this process by the server, which thus has its id, signals and output.
-
-        For containers and service managers: they do what a launcher would. What the server leaves
-        in the temporary folder and in /dev/shm goes with the container, or the next start.
-
-        Raises:
-            ServerStartError: it cannot be started; the text says why, the hint what to do.
-        """
-        if not self._prepared:
-            self.prepare()
-        run = RunDirectory()
-        try:
-            command, environment = self._command(run)
-            os.set_inheritable(run.lock, True)
-            child.raise_stack_limit()
-            os.execve(command[0], command, environment)
-        except BaseException:
-            run.remove()
-            raise
-
     def follow(self) -> int:
         """Hand log lines to `on_line` until the server ends by itself; return its exit status.
 
@@ -266,7 +245,7 @@ class TritonServer:
         self._run = run = RunDirectory()
         command, environment = self._command(run)
         self._started = time.time()
-        with run.log.open("wb") as log:
+        with run.log.open("ab") as log:  # appending, so that its reader may cut it
             self._process = subprocess.Popen(
                 [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
                 env=environment,

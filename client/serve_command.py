@@ -2,10 +2,9 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -56,25 +55,6 @@ def serve(
     if hint:
         console.print(escape(hint))
     return 1
-
-
-def become_server(
-    settings: Mapping[str, Any],
-    arguments: Sequence[str],
-    repository: Path | None,
-    console: Console,
-) -> NoReturn:
-    """Replace this process by the server, after one line for its log; see `TritonServer.become`.
-
-    Raises:
-        ServerStartError: it cannot be started.
-    """
-    server = TritonServer(settings, arguments=arguments, repository=repository)
-    server.prepare()
-    for text in _security(server):
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-    sys.stdout.flush()
-    server.become()
 
 
 def curl_line(server: TritonServer) -> str:

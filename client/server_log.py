@@ -108,17 +108,26 @@ def _own_words(text: str) -> str:
 
 
 class LogReader:
-    """Reads a log file as it grows."""
+    """Reads a log file as it grows, and keeps it from filling the disk.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file; it must be written to in append mode.
+        max_bytes: when more has been read, the file is emptied.
+    """
+
+    def __init__(self, path: Path, max_bytes: int = 64 << 20) -> None:
         self._path = path
+        self._max_bytes = max_bytes
         self._position = 0
 
     def lines(self) -> Sequence[str]:
         """Return the complete lines that were added since the last call."""
-        with self._path.open("rb") as file:
+        with self._path.open("r+b") as file:
             file.seek(self._position)
             content = file.read()
-        complete = content[: content.rfind(b"\n") + 1]
-        self._position += len(complete)
+            complete = content[: content.rfind(b"\n") + 1]
+            self._position += len(complete)
+            if self._position > self._max_bytes and len(complete) == len(content):
+                file.truncate(0)  # what is written at this very moment is lost
+                self._position = 0
         return complete.decode("utf-8", errors="replace").splitlines()

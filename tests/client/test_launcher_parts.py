@@ -418,3 +418,16 @@ class TestServerLog:
         with path.open("ab") as file:
             file.write("ü\nc".encode())
         assert reader.lines() == ["bü"]
+
+    def test_reader_keeps_the_file_small_and_loses_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        reader = server_log.LogReader(path, max_bytes=100)
+        seen: list[str] = []
+        with path.open("ab", buffering=0) as file:
+            for number in range(100):
+                file.write(b"line %d\npart" % number)
+                seen += reader.lines()
+                file.write(b"\n")
+                seen += reader.lines()
+                assert path.stat().st_size < 120
+        assert seen == [text for number in range(100) for text in (f"line {number}", "part")]
