@@ -12,6 +12,7 @@ from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, RequestCancelledError, RequestError, TridentError
+from engine.service.admission import Admission
 from engine.service.backoff import Backoff
 from engine.service.channel import ChannelError
 from engine.service.delivery import NewRequest, RequestStream, ResponseSink
@@ -148,12 +149,14 @@ class EngineClient:
 
         Raises:
             EngineDeadError: there is no engine now.
+            QueueFullError: too many requests are unfinished.
             SuspectRequestError: the engine died of this request before.
         """
         self._suspects.check(request)
         with self._submit_lock:  # uids reach the engine in order
             with self._lock:
                 self.check_ready()
+                self._admission.enter(request)
                 uid = next(self._uids)
                 process = self._process
                 stream = self._streams[uid] = RequestStream(uid, request, make_sink(uid))
@@ -227,6 +230,7 @@ class EngineClient:
         is_restart = self._started.is_set()
         with self._lock:
             self._ready = ready
+            self._admission = Admission(self._config, ready)
             restarts = self._health.num_restarts + is_restart
             self._health = Health("ready", num_restarts=restarts)
         self._observer.engine_up(True)
@@ -293,7 +297,10 @@ class EngineClient:
 
     def _pop(self, uid: int) -> RequestStream | None:
         with self._lock:
-            return self._streams.pop(uid, None)
+            stream = self._streams.pop(uid, None)
+            if stream is not None:
+                self._admission.leave(stream.request)
+            return stream
 
     def _on_lost(self, stream: RequestStream) -> None:
         """Nobody can be answered any more: free what the request holds."""

@@ -10,7 +10,6 @@ import argparse
 import ctypes
 import logging
 import os
-import queue
 import signal
 import socket
 import threading
@@ -21,6 +20,7 @@ from typing import Protocol
 from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
 from engine.service.channel import Channel, ChannelError
+from engine.service.inbox import Inbox
 from engine.service.logs import configure_logging
 from engine.service.messages import (
     Abort,
@@ -38,12 +38,13 @@ from engine.service.messages import (
     Stats,
     ToEngine,
 )
-from engine.service.writer import EngineChannel, Writer, drain
+from engine.service.writer import EngineChannel, Writer
 
 log = logging.getLogger("trident.engine")
 
 HEARTBEAT_INTERVAL_S = 0.5
 STATS_INTERVAL_S = 0.5
+ARRIVALS_S = 0.02  # a burst of new requests keeps those that run no longer from their next step
 _PR_SET_PDEATHSIG = 1
 
 
@@ -66,9 +67,7 @@ CoreFactory = Callable[[EngineConfig, Callable[[str], None]], Core]
 class EngineLoop:
     """Feeds `core` with what arrives and hands on what it produces."""
 
-    def __init__(
-        self, core: Core, inbox: queue.SimpleQueue[ToEngine], put: Callable[[FromEngine], None]
-    ) -> None:
+    def __init__(self, core: Core, inbox: Inbox, put: Callable[[FromEngine], None]) -> None:
         self._core = core
         self._inbox = inbox
         self._put = put
@@ -111,10 +110,12 @@ class EngineLoop:
             self._next_stats = time.monotonic() + STATS_INTERVAL_S
 
     def _arrived(self, *, wait: bool) -> Iterator[ToEngine]:
-        """Yield what has arrived; with `wait`, at least one message."""
-        if wait:
-            yield self._inbox.get()
-        yield from drain(self._inbox)
+        """Yield what has arrived, not for long; with `wait`, at least one message."""
+        message = self._inbox.get(wait=wait)
+        until = time.monotonic() + ARRIVALS_S
+        while message is not None:
+            yield message
+            message = self._inbox.get(wait=False) if time.monotonic() < until else None
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, AddRequest):
@@ -151,7 +152,7 @@ class Heart:
             time.sleep(HEARTBEAT_INTERVAL_S)
 
 
-def read_into(inbox: queue.SimpleQueue[ToEngine], channel: EngineChannel) -> None:
+def read_into(inbox: Inbox, channel: EngineChannel) -> None:
     """Move messages from `channel` to `inbox`; end the process when the stub has gone."""
     try:
         while (message := channel.receive()) is not None:
@@ -183,10 +184,10 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
     channel: EngineChannel = Channel(sock, ToEngine)
     writer = Writer(channel)
     heart = Heart(writer.put)
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    inbox = Inbox()
     threading.Thread(target=read_into, args=(inbox, channel), name="reader", daemon=True).start()
     try:
-        first = inbox.get()
+        first = inbox.get(wait=True)
         assert isinstance(first, Start)
         core = start(make_core, first, writer)
         if core is None:
