@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client import protocol
-from client.protocol import Chunk, Completion, Message, SamplingOptions
+from client.connection import SSLOptions, connection
+from client.errors import InvalidRequestError, TridentClientError
+from client.exchange import Exchange
+from client.protocol import Chunk, Completion, Health, Message, SamplingOptions
+from client.response import Collector
+from client.retry import DEFAULT_RETRY, RetryPolicy
+from client.session import Session, only
+
+T = TypeVar("T")
 
 
 class AsyncTridentClient:
@@ -22,15 +29,26 @@ class AsyncTridentClient:
             async for chunk in client.stream("Once upon a time", max_tokens=64):
                 print(chunk.text, end="")
 
-    Args:
-        url: `host:port` of the server's gRPC service. Nothing is sent before the first request.
+    The arguments are those of `TridentClient`.
     """
 
-    def __init__(self, url: str = "localhost:8001") -> None:
-        self._url = url
-        self._channel = grpc.aio.insecure_channel(url, options=protocol.CHANNEL_OPTIONS)
+    def __init__(
+        self,
+        url: str = "localhost:8001",
+        *,
+        ssl: bool | SSLOptions = False,
+        headers: Mapping[str, str] = {},
+        retry: RetryPolicy | None = DEFAULT_RETRY,
+    ) -> None:
+        to = connection(url, ssl, headers)
+        self._session = Session(to, retry)
+        self._channel = (
+            grpc.aio.insecure_channel(url, to.options)
+            if to.credentials is None
+            else grpc.aio.secure_channel(url, to.credentials, to.options)
+        )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._batched: bool | None = None  # as the server's configuration says, once asked
+        self._closed = asyncio.Event()
 
     async def generate(
         self,
@@ -39,15 +57,18 @@ class AsyncTridentClient:
         messages: Sequence[Message] | None = None,
         stream: bool = False,
         timeout: float | None = None,
+        request_id: str = "",
         **sampling: Unpack[SamplingOptions],
     ) -> Completion:
         """Complete a prompt or answer messages; as `TridentClient.generate`.
 
         Cancelling the task cancels the request on the server.
         """
-        protocol.check_prompt(prompt, messages)
-        collector = protocol.Collector(streamed=stream)
-        async with aclosing(self._chunks(prompt, messages, sampling, stream, timeout)) as chunks:
+        collector = Collector(streamed=stream)
+        exchange = self._session.completion(
+            prompt, messages, sampling, stream=stream, timeout=timeout, request_id=request_id
+        )
+        async with aclosing(self._run(exchange)) as chunks:
             async for chunk in chunks:
                 collector.add(chunk)
         return collector.completion()
@@ -58,6 +79,7 @@ class AsyncTridentClient:
         *,
         messages: Sequence[Message] | None = None,
         timeout: float | None = None,
+        request_id: str = "",
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the answer piece by piece; as `TridentClient.stream`.
@@ -65,19 +87,36 @@ class AsyncTridentClient:
         Leaving the loop early cancels the request as soon as the event loop runs again; inside
         `contextlib.aclosing` it has been cancelled when the block ends.
         """
-        protocol.check_prompt(prompt, messages)
-        return self._chunks(prompt, messages, sampling, True, timeout)
+        return self._run(
+            self._session.completion(
+                prompt, messages, sampling, stream=True, timeout=timeout, request_id=request_id
+            )
+        )
 
-    async def is_ready(self, timeout: float = 5.0) -> bool:
-        """Tell whether the server answers and its model takes requests."""
-        request = service_pb2.ModelReadyRequest(name=protocol.MODEL)
+    async def cancel(self, request_id: str, timeout: float | None = 5.0) -> None:
+        """End the requests of that id; as `TridentClient.cancel`."""
+        async for _ in self._run(self._session.stop(request_id, timeout)):
+            pass
+
+    async def health(self, timeout: float | None = 5.0) -> Health:
+        """Return how the engine is; as `TridentClient.health`."""
+        exchange = self._session.health(timeout)
         try:
-            return bool((await self._stub.ModelReady(request, timeout=timeout)).ready)
-        except grpc.RpcError:
+            return only([answer async for answer in self._run(exchange)])
+        except InvalidRequestError:  # it knows no such question
+            ready = await self._ask(self._stub.ModelReady, self._session.ready_request(), exchange)
+            return self._session.health_of(ready)
+
+    async def is_ready(self, timeout: float | None = 5.0) -> bool:
+        """Tell whether the server answers and its engine takes requests."""
+        try:
+            return (await self.health(timeout)).is_ready
+        except TridentClientError:
             return False
 
     async def close(self) -> None:
         """Cancel what is running and close the connection."""
+        self._closed.set()
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -91,67 +130,74 @@ class AsyncTridentClient:
     ) -> None:
         await self.close()
 
-    async def _chunks(
-        self,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        sampling: SamplingOptions,
-        stream: bool,
-        timeout: float | None,
-    ) -> AsyncGenerator[Chunk, None]:
-        call = None
-        complete = asyncio.Event()
-        deadline = protocol.deadline(timeout)
-        try:
-            request = protocol.build_request(
-                prompt,
-                messages,
-                sampling,
-                stream=stream,
-                batched=await self._takes_batches(timeout),
-            )
-            # One stream per request: an error on a shared one would not say whose it is.
-            call = self._stub.ModelStreamInfer(_held_open(request, complete), timeout=timeout)
-            async for response in call:
-                if protocol.is_final(response):
-                    complete.set()
-                for chunk in protocol.read_chunks(response):
-                    yield chunk
-            if not complete.is_set():
-                raise protocol.unfinished()
-        except grpc.RpcError as error:
-            raise protocol.rpc_error(error, self._url, deadline) from None
-        except asyncio.CancelledError:
-            # gRPC raises it as well for a call that ended under it, by close() or by a deadline
-            # that struck while the request was being written.
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            raise protocol.cancelled(deadline) from None
-        finally:
-            if call is not None:
-                await _end(call, complete)
+    async def _run(self, exchange: Exchange[T]) -> AsyncGenerator[T, None]:
+        """Do the I/O of `exchange`: see there."""
+        exchange.start()
+        while True:
+            call, answered = None, asyncio.Event()
+            try:
+                message = exchange.message(batched=await self._takes_batches(exchange))
+                # One stream per request: an error on a shared one would not say whose it is.
+                call = self._stub.ModelStreamInfer(
+                    _held_open(message, answered), **self._options(exchange)
+                )
+                async for reply in call:
+                    for answer in exchange.read(reply):
+                        yield answer
+                    if exchange.complete:
+                        return
+                raise exchange.unfinished()
+            except (grpc.RpcError, TridentClientError) as error:
+                delay = exchange.delay_before_retry(error)
+            except (grpc.aio.UsageError, asyncio.CancelledError):
+                # gRPC raises them for a call that ended under it, by close() or by a deadline that
+                # struck while the request was being written.
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+                raise exchange.ended_here() from None
+            finally:
+                if call is not None:
+                    await _end(call, answered, exchange.complete)
+            await self._pause(delay, exchange)
 
-    async def _takes_batches(self, timeout: float | None) -> bool:
-        if self._batched is None:
-            request = service_pb2.ModelConfigRequest(name=protocol.MODEL)
-            response = await self._stub.ModelConfig(request, timeout=timeout)
-            self._batched = protocol.takes_batches(response)
-        return self._batched
+    async def _pause(self, seconds: float, exchange: Exchange[Any]) -> None:
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            return
+        raise exchange.ended_here()
+
+    async def _takes_batches(self, exchange: Exchange[Any]) -> bool:
+        if self._session.batched is not None:
+            return self._session.batched
+        config = await self._ask(self._stub.ModelConfig, self._session.config_request(), exchange)
+        return self._session.learn(config)
+
+    async def _ask(self, method: Callable[..., Any], message: Any, exchange: Exchange[Any]) -> Any:
+        try:
+            return await method(message, **self._options(exchange))
+        except grpc.RpcError as error:
+            raise exchange.error(error) from None
+
+    def _options(self, exchange: Exchange[Any]) -> dict[str, Any]:
+        headers = self._session.connection.headers
+        return {"timeout": exchange.time_left(), "metadata": headers}
 
 
 async def _held_open(
-    request: service_pb2.ModelInferRequest, complete: asyncio.Event
+    message: service_pb2.ModelInferRequest, answered: asyncio.Event
 ) -> AsyncIterator[service_pb2.ModelInferRequest]:
     """Yield the request, and end only when it has been answered: see `client.client`."""
-    yield request
-    await complete.wait()
+    yield message
+    await answered.wait()
 
 
-async def _end(call: Any, complete: asyncio.Event) -> None:
+async def _end(call: Any, answered: asyncio.Event, complete: bool) -> None:
     """Cancel what is not complete; let the server end what is, for a late cancel disturbs it."""
-    if complete.is_set():
-        with suppress(grpc.RpcError):
-            async for _ in call:
-                pass
-    else:
+    if not complete:
         call.cancel()
+        return
+    answered.set()
+    with suppress(grpc.RpcError):
+        async for _ in call:
+            pass

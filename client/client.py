@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client import protocol
-from client.protocol import Chunk, Completion, Message, SamplingOptions
+from client.connection import SSLOptions, connection
+from client.errors import InvalidRequestError, TridentClientError
+from client.exchange import Exchange
+from client.protocol import Chunk, Completion, Health, Message, SamplingOptions
+from client.response import Collector
+from client.retry import DEFAULT_RETRY, RetryPolicy
+from client.session import Session, only
+
+T = TypeVar("T")
 
 
 class TridentClient:
@@ -23,14 +30,31 @@ class TridentClient:
 
     Args:
         url: `host:port` of the server's gRPC service. Nothing is sent before the first request.
+        ssl: True for TLS with gRPC's certificates, `SSLOptions` for your own, False for none.
+        headers: sent with each call, such as `authorization`.
+        retry: how a request is tried again when the server is away or full; None: never.
+
+    Raises:
+        ConfigurationError: a certificate cannot be read, or a header cannot be sent.
     """
 
-    def __init__(self, url: str = "localhost:8001") -> None:
-        self._url = url
-        self._channel = grpc.insecure_channel(url, options=protocol.CHANNEL_OPTIONS)
+    def __init__(
+        self,
+        url: str = "localhost:8001",
+        *,
+        ssl: bool | SSLOptions = False,
+        headers: Mapping[str, str] = {},
+        retry: RetryPolicy | None = DEFAULT_RETRY,
+    ) -> None:
+        to = connection(url, ssl, headers)
+        self._session = Session(to, retry)
+        self._channel = (
+            grpc.insecure_channel(url, to.options)
+            if to.credentials is None
+            else grpc.secure_channel(url, to.credentials, to.options)
+        )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._batched: bool | None = None  # as the server's configuration says, once asked
-        self._lock = threading.Lock()
+        self._closed = threading.Event()
 
     def generate(
         self,
@@ -39,6 +63,7 @@ class TridentClient:
         messages: Sequence[Message] | None = None,
         stream: bool = False,
         timeout: float | None = None,
+        request_id: str = "",
         **sampling: Unpack[SamplingOptions],
     ) -> Completion:
         """Complete a prompt, or answer chat messages, and return the whole.
@@ -47,15 +72,19 @@ class TridentClient:
             prompt: text to go on from, as it stands.
             messages: a chat as a list of `{"role": ..., "content": ...}`, instead of a prompt.
             stream: receive it piece by piece, which measures the time to the first token.
-            timeout: seconds until the request is given up and cancelled; None waits.
+            timeout: seconds until the request is given up and cancelled, further tries included;
+                None waits.
+            request_id: what the server calls it, and `cancel`; to be unique.
             **sampling: see `SamplingOptions`.
 
         Raises:
             TridentClientError: see `client.errors`.
         """
-        protocol.check_prompt(prompt, messages)
-        collector = protocol.Collector(streamed=stream)
-        with closing(self._chunks(prompt, messages, sampling, stream, timeout)) as chunks:
+        collector = Collector(streamed=stream)
+        exchange = self._session.completion(
+            prompt, messages, sampling, stream=stream, timeout=timeout, request_id=request_id
+        )
+        with closing(self._run(exchange)) as chunks:
             for chunk in chunks:
                 collector.add(chunk)
         return collector.completion()
@@ -66,6 +95,7 @@ class TridentClient:
         *,
         messages: Sequence[Message] | None = None,
         timeout: float | None = None,
+        request_id: str = "",
         **sampling: Unpack[SamplingOptions],
     ) -> Generator[Chunk, None, None]:
         """Yield the answer piece by piece; the arguments are those of `generate`.
@@ -73,19 +103,43 @@ class TridentClient:
         The request is sent when the first piece is asked for. Leaving the loop early, or closing
         the generator, cancels it on the server.
         """
-        protocol.check_prompt(prompt, messages)
-        return self._chunks(prompt, messages, sampling, True, timeout)
+        return self._run(
+            self._session.completion(
+                prompt, messages, sampling, stream=True, timeout=timeout, request_id=request_id
+            )
+        )
 
-    def is_ready(self, timeout: float = 5.0) -> bool:
-        """Tell whether the server answers and its model takes requests."""
-        request = service_pb2.ModelReadyRequest(name=protocol.MODEL)
+    def cancel(self, request_id: str, timeout: float | None = 5.0) -> None:
+        """End the requests of that id, whoever sent them; an unknown id is no error.
+
+        Each is answered with what it has, and the finish reason `abort`.
+        """
+        list(self._run(self._session.stop(request_id, timeout)))
+
+    def health(self, timeout: float | None = 5.0) -> Health:
+        """Return how the engine is.
+
+        Raises:
+            UnavailableError: it takes no requests, or no server answers; the text says why.
+            TridentClientError: the server could not be asked.
+        """
+        exchange = self._session.health(timeout)
         try:
-            return bool(self._stub.ModelReady(request, timeout=timeout).ready)
-        except grpc.RpcError:
+            return only(list(self._run(exchange)))
+        except InvalidRequestError:  # it knows no such question
+            ready = self._ask(self._stub.ModelReady, self._session.ready_request(), exchange)
+            return self._session.health_of(ready)
+
+    def is_ready(self, timeout: float | None = 5.0) -> bool:
+        """Tell whether the server answers and its engine takes requests."""
+        try:
+            return self.health(timeout).is_ready
+        except TridentClientError:
             return False
 
     def close(self) -> None:
         """Cancel what is running and close the connection."""
+        self._closed.set()
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -99,61 +153,68 @@ class TridentClient:
     ) -> None:
         self.close()
 
-    def _chunks(
-        self,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        sampling: SamplingOptions,
-        stream: bool,
-        timeout: float | None,
-    ) -> Generator[Chunk, None, None]:
-        call = None
-        complete = threading.Event()
-        deadline = protocol.deadline(timeout)
-        try:
-            request = protocol.build_request(
-                prompt, messages, sampling, stream=stream, batched=self._takes_batches(timeout)
-            )
-            # One stream per request: an error on a shared one would not say whose it is.
-            call = self._stub.ModelStreamInfer(_held_open(request, complete), timeout=timeout)
-            for response in call:
-                if protocol.is_final(response):
-                    complete.set()
-                yield from protocol.read_chunks(response)
-            if not complete.is_set():
-                raise protocol.unfinished()
-        except grpc.RpcError as error:
-            raise protocol.rpc_error(error, self._url, deadline) from None
-        finally:
-            if call is not None:
-                _end(call, complete)
+    def _run(self, exchange: Exchange[T]) -> Generator[T, None, None]:
+        """Do the I/O of `exchange`: see there."""
+        exchange.start()
+        while True:
+            call, answered = None, threading.Event()
+            try:
+                message = exchange.message(batched=self._takes_batches(exchange))
+                # One stream per request: an error on a shared one would not say whose it is.
+                call = self._stub.ModelStreamInfer(
+                    _held_open(message, answered), **self._options(exchange)
+                )
+                for reply in call:
+                    yield from exchange.read(reply)
+                    if exchange.complete:
+                        return
+                raise exchange.unfinished()
+            except (grpc.RpcError, TridentClientError) as error:
+                delay = exchange.delay_before_retry(error)
+            except ValueError:
+                if self._closed.is_set():  # which gRPC calls a ValueError
+                    raise exchange.ended_here() from None
+                raise
+            finally:
+                if call is not None:
+                    _end(call, answered, exchange.complete)
+            if self._closed.wait(delay):
+                raise exchange.ended_here()
 
-    def _takes_batches(self, timeout: float | None) -> bool:
-        with self._lock:
-            if self._batched is None:
-                request = service_pb2.ModelConfigRequest(name=protocol.MODEL)
-                response = self._stub.ModelConfig(request, timeout=timeout)
-                self._batched = protocol.takes_batches(response)
-            return self._batched
+    def _takes_batches(self, exchange: Exchange[Any]) -> bool:
+        if self._session.batched is not None:
+            return self._session.batched
+        config = self._ask(self._stub.ModelConfig, self._session.config_request(), exchange)
+        return self._session.learn(config)
+
+    def _ask(self, method: Callable[..., Any], message: Any, exchange: Exchange[Any]) -> Any:
+        try:
+            return method(message, **self._options(exchange))
+        except grpc.RpcError as error:
+            raise exchange.error(error) from None
+
+    def _options(self, exchange: Exchange[Any]) -> dict[str, Any]:
+        headers = self._session.connection.headers
+        return {"timeout": exchange.time_left(), "metadata": headers}
 
 
 def _held_open(
-    request: service_pb2.ModelInferRequest, complete: threading.Event
+    message: service_pb2.ModelInferRequest, answered: threading.Event
 ) -> Iterator[service_pb2.ModelInferRequest]:
     """Yield the request, and say that there are no more only when it has been answered.
 
     tritonserver 24.10 overlooks some cancellations of a stream whose client has said so before.
     """
-    yield request
-    complete.wait()
+    yield message
+    answered.wait()
 
 
-def _end(call: grpc.Call, complete: threading.Event) -> None:
+def _end(call: grpc.Call, answered: threading.Event, complete: bool) -> None:
     """Cancel what is not complete; let the server end what is, for a late cancel disturbs it."""
-    if complete.is_set():
+    if not complete:
+        call.cancel()
+    answered.set()  # releases the thread that sends the requests
+    if complete:
         with suppress(grpc.RpcError):
             for _ in call:
                 pass
-    else:
-        call.cancel()
-        complete.set()  # releases the thread that sends the requests

@@ -1,34 +1,10 @@
-"""What goes over the wire: one request as protobuf, its responses as typed chunks."""
+"""What users of the client give and get: the options of a request, the pieces of its answer."""
 
 from __future__ import annotations
 
-import json
-import re
-import struct
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict
-
-import grpc
-from tritonclient.grpc import InferResult, service_pb2
-
-from client.errors import (
-    InvalidRequestError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    TridentClientError,
-    UnavailableError,
-    from_status,
-    from_text,
-)
-
-MODEL = "ensemble"
-
-# tritonclient's limits are gRPC's 4 MB unless told otherwise; a prompt may be longer.
-CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-
-_TIMED_OUT = "the request took longer than its timeout"
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -92,7 +68,7 @@ class Completion:
     """A finished request.
 
     Attributes:
-        outputs: its sequences, by index.
+        outputs: its sequences, by index; at least one.
         num_input_tokens: tokens of the prompt.
         ttft: seconds from sending to the first chunk; None if it was not streamed.
         duration: seconds from sending to the end.
@@ -119,181 +95,23 @@ class Completion:
         return sum(output.num_output_tokens for output in self.outputs)
 
 
-@dataclass
-class Collector:
-    """Puts the chunks of one request together again."""
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the engine is.
 
-    streamed: bool
-    _started: float = field(default_factory=time.perf_counter)
-    _ttft: float | None = None
-    _chunks: dict[int, list[Chunk]] = field(default_factory=dict)
-
-    def add(self, chunk: Chunk) -> None:
-        """Take the next chunk."""
-        if self.streamed and self._ttft is None:
-            self._ttft = time.perf_counter() - self._started
-        self._chunks.setdefault(chunk.index, []).append(chunk)
-
-    def completion(self) -> Completion:
-        """Return the whole; to be called once, when the last chunk is in."""
-        outputs = tuple(
-            CompletionOutput(
-                text="".join(chunk.text for chunk in chunks),
-                index=index,
-                finish_reason=chunks[-1].finish_reason,
-                num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
-            )
-            for index, chunks in sorted(self._chunks.items())
-        )
-        prompt = max(c.num_input_tokens for chunks in self._chunks.values() for c in chunks)
-        return Completion(outputs, prompt, self._ttft, time.perf_counter() - self._started)
-
-
-def check_prompt(prompt: str | None, messages: Sequence[Message] | None) -> None:
-    """Raise `InvalidRequestError` unless exactly one of the two is given."""
-    if (prompt is None) == (messages is None):
-        raise InvalidRequestError("give either a prompt or messages")
-
-
-def build_request(
-    prompt: str | None,
-    messages: Sequence[Message] | None,
-    sampling: Mapping[str, Any],
-    *,
-    stream: bool,
-    batched: bool,
-) -> service_pb2.ModelInferRequest:
-    """Return the request of one completion.
-
-    Args:
-        batched: whether the server's models take a batch dimension.
-
-    Raises:
-        InvalidRequestError: an argument cannot be written as JSON.
+    Attributes:
+        state: `ready` takes requests; any other word says why it does not.
+        detail: one sentence on that; empty if it is ready.
+        num_restarts: how often its process has been started again.
+        num_in_flight: requests that have been accepted and are not finished.
     """
-    request = service_pb2.ModelInferRequest(model_name=MODEL)
-    texts = {"sampling_parameters": _json("sampling options", sampling)}
-    if prompt is not None:
-        texts["text_input"] = prompt
-    else:
-        texts["messages"] = _json("messages", messages)
-    for name, text in texts.items():
-        content = _utf8(name, text)
-        _add_input(request, name, "BYTES", struct.pack("<I", len(content)) + content, batched)
-    flags = {
-        "stream": stream,
-        "exclude_input_in_output": True,
-        "return_finish_reason": True,
-        "return_num_input_tokens": True,
-        "return_num_output_tokens": True,
-    }
-    for name, value in flags.items():
-        _add_input(request, name, "BOOL", struct.pack("<?", value), batched)
-    # The FINAL flag may come with the last data or alone after it: ask for both.
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    return request
 
+    state: str
+    detail: str = ""
+    num_restarts: int = 0
+    num_in_flight: int = 0
 
-def _add_input(
-    request: service_pb2.ModelInferRequest, name: str, datatype: str, content: bytes, batched: bool
-) -> None:
-    tensor = request.inputs.add(name=name, datatype=datatype)
-    tensor.shape.extend([1, 1] if batched else [1])
-    request.raw_input_contents.append(content)
-
-
-def _json(what: str, value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"{what}: cannot be written as JSON: {error}") from None
-
-
-def _utf8(name: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{name}: is not valid Unicode: {error.reason}") from None
-
-
-def is_final(response: service_pb2.ModelStreamInferResponse) -> bool:
-    """Tell whether nothing follows `response`."""
-    final = response.infer_response.parameters["triton_final_response"].bool_param
-    return bool(final or response.error_message)
-
-
-def read_chunks(response: service_pb2.ModelStreamInferResponse) -> Iterator[Chunk]:
-    """Yield the pieces of the request's sequences in one response; none in an empty final one.
-
-    Raises:
-        TridentClientError: the response is an error.
-    """
-    if response.error_message:
-        raise from_text(response.error_message)
-    result = InferResult(response.infer_response)
-    texts = _values(result, "text_output")
-    columns = [
-        _values(result, name) or [default] * len(texts)
-        for name, default in (
-            ("sequence_index", 0),
-            ("finish_reason", b""),
-            ("num_output_tokens", 0),
-        )
-    ]
-    num_input_tokens = int((_values(result, "num_input_tokens") or [0])[0])
-    for text, index, reason, num_output_tokens in zip(texts, *columns, strict=True):
-        yield Chunk(
-            text=text.decode(),
-            index=int(index),
-            finish_reason=_finish_reason(reason),
-            num_output_tokens=int(num_output_tokens),
-            num_input_tokens=num_input_tokens,
-        )
-
-
-def _values(result: InferResult, name: str) -> list[Any]:
-    array = result.as_numpy(name)
-    return [] if array is None else list(array.reshape(-1))
-
-
-def _finish_reason(value: bytes) -> str | None:
-    # "None" is vllm_backend's word for a sequence that goes on.
-    return None if value in (b"", b"None") else value.decode()
-
-
-def deadline(timeout: float | None) -> float:
-    """Return when, on `time.monotonic`, a request that begins now is out of time."""
-    return time.monotonic() + (float("inf") if timeout is None else timeout)
-
-
-def rpc_error(error: grpc.RpcError, url: str, deadline: float) -> TridentClientError:
-    """Return our error for one of gRPC, made while talking to `url` until `deadline`."""
-    status, details = error.code().name, error.details() or ""
-    # A deadline that strikes while the request is being written comes as an "internal error".
-    if status == "DEADLINE_EXCEEDED":
-        return RequestTimeoutError(_TIMED_OUT)
-    if status == "CANCELLED" or time.monotonic() >= deadline:
-        return cancelled(deadline)
-    if status == "UNAVAILABLE":  # gRPC's own words, full of addresses if it cannot connect
-        if re.search(r"failed to connect|errors resolving", details, re.IGNORECASE):
-            details = f"no server answers at {url}"
-        else:
-            details = f"the connection to {url} was lost: {details}"
-    return from_status(status, details)
-
-
-def cancelled(deadline: float) -> TridentClientError:
-    """Return the error for a call that was ended on this side, by time or by `close`."""
-    if time.monotonic() >= deadline:
-        return RequestTimeoutError(_TIMED_OUT)
-    return RequestCancelledError("the request was cancelled")
-
-
-def unfinished() -> TridentClientError:
-    """Return the error for a stream that ends before its final response."""
-    return UnavailableError("the server ended the answer before it was complete")
-
-
-def takes_batches(config: service_pb2.ModelConfigResponse) -> bool:
-    """Tell from the ensemble's configuration whether its inputs have a batch dimension."""
-    return bool(config.config.max_batch_size > 0)
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.state == "ready"

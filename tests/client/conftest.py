@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.client.clients import BOTH, Connect
 from tests.client.fake_triton import FakeTriton, serve
 
 
@@ -12,3 +13,9 @@ def triton() -> Iterator[FakeTriton]:
     server, servicer.url = serve(servicer)
     yield servicer
     server.stop(grace=None).wait()
+
+
+@pytest.fixture(params=BOTH, ids=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    """Makes clients: a test runs with either kind."""
+    return request.param

@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+_FORMATS = {"BOOL": "<?", "UINT64": "<Q"}
+
 
 @dataclass
 class Piece:
@@ -25,17 +27,49 @@ class Piece:
     delay_s: float = 0.0
 
 
+HELLO = [
+    Piece({0: "Hel"}),
+    Piece({0: ""}),
+    Piece({0: "lo wor"}),
+    Piece({0: "ld"}, finished=(0,), final=True),
+]
+
+
 @dataclass
-class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Attributes: what it answers, and what it has seen."""
+class Answer:
+    """To one request: the pieces, then an error as status of the call or inside a response."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    error: tuple[grpc.StatusCode, str] | None = None
+    error_message: str = ""
+
+
+@dataclass
+class Call:
+    """What came beside the inputs: `seconds` is the deadline as gRPC tells of it."""
+
+    model: str
+    request_id: str
+    headers: dict[str, str]
+    seconds: float | None
+    time: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
+    """Attributes: what it answers, `first` to the first requests; and what it has seen.
+
+    `health` is the JSON of the engine's health, or empty for a server without such an input.
+    """
 
     url: str = ""
     max_batch_size: int = 1
-    pieces: list[Piece] = field(default_factory=list)
-    error: tuple[grpc.StatusCode, str] | None = None  # after the pieces
-    error_message: str = ""  # after the pieces, inside a response
+    first: list[Answer] = field(default_factory=list)
+    health: str = '{"state": "ready", "num_in_flight": 3, "of the future": [1]}'
+    health_error: str = ""
     ready: bool = True
     requests: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
     num_config_calls: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -52,11 +86,15 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelStreamInfer(  # noqa: N802
         self, request_iterator: Iterator[Any], context: grpc.ServicerContext
     ) -> Iterator[Any]:
-        self._note(next(request_iterator))
+        inputs = self._note(next(request_iterator), context)
+        if inputs.get("health"):
+            yield self._health()
+            return
+        answer = self.first.pop(0) if self.first else self
         answered = threading.Event()
         # The end of the call may find this generator between two responses, never to go on.
         context.add_callback(lambda: None if answered.is_set() else self.cancelled.set())
-        for piece in self.pieces:
+        for piece in answer.pieces:
             deadline = time.monotonic() + piece.delay_s
             while time.monotonic() < deadline and context.is_active():
                 time.sleep(0.005)
@@ -64,12 +102,14 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 return
             yield _response(piece)
         answered.set()
-        if self.error_message:
-            yield service_pb2.ModelStreamInferResponse(error_message=self.error_message)
-        if self.error is not None:
-            context.abort(*self.error)
+        if answer.error_message:
+            yield service_pb2.ModelStreamInferResponse(error_message=answer.error_message)
+        if answer.error is not None:
+            context.abort(*answer.error)
 
-    def _note(self, request: Any) -> None:
+    def _note(self, request: Any, context: grpc.ServicerContext) -> dict[str, Any]:
+        headers = dict(context.invocation_metadata())
+        call = Call(request.model_name, request.id, headers, context.time_remaining())
         values: dict[str, Any] = {}
         for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
             if tensor.datatype == "BYTES":
@@ -77,11 +117,21 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 assert len(content) == 4 + length
                 values[tensor.name] = content[4:].decode()
             else:
-                assert tensor.datatype == "BOOL"
-                values[tensor.name] = bool(content[0])
+                (values[tensor.name],) = struct.unpack(_FORMATS[tensor.datatype], content)
             self.shapes.append(list(tensor.shape))
-        values["sampling_parameters"] = json.loads(values["sampling_parameters"])
+        if "sampling_parameters" in values:
+            values["sampling_parameters"] = json.loads(values["sampling_parameters"])
+        self.calls.append(call)
         self.requests.append(values)
+        return values
+
+    def _health(self) -> Any:
+        if self.health_error or not self.health:
+            unknown = "unexpected inference input 'health' for model 'engine'"
+            return service_pb2.ModelStreamInferResponse(error_message=self.health_error or unknown)
+        response = _response(Piece(None, final=True))
+        _add(response, "health", "BYTES", _bytes([self.health.encode()]), 1)
+        return response
 
 
 def _response(piece: Piece) -> Any:
@@ -113,10 +163,17 @@ def _ints(values: list[int]) -> bytes:
     return struct.pack(f"<{len(values)}i", *values)
 
 
-def serve(servicer: FakeTriton) -> tuple[grpc.Server, str]:
+def serve(
+    servicer: FakeTriton,
+    url: str = "localhost:0",
+    credentials: grpc.ServerCredentials | None = None,
+) -> tuple[grpc.Server, str]:
     """Start `servicer`; return the server and its `host:port`."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=16))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("localhost:0")
+    if credentials is None:
+        port = server.add_insecure_port(url)
+    else:
+        port = server.add_secure_port(url, credentials)
     server.start()
     return server, f"localhost:{port}"

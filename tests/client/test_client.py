@@ -1,17 +1,14 @@
 """Both clients against a scripted server: what they send, what they make of the answers."""
 
-import asyncio
-import threading
-import time
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Any
 
 import grpc
 import pytest
 
-from client import AsyncTridentClient, Chunk, Completion, CompletionOutput, TridentClient
+from client import Completion, CompletionOutput
 from client.errors import (
+    AccessDeniedError,
     InvalidRequestError,
     QueueFullError,
     RequestCancelledError,
@@ -21,34 +18,21 @@ from client.errors import (
     UnavailableError,
     UnsupportedRequestError,
 )
-from tests.client.fake_triton import FakeTriton, Piece
-
-HELLO = [
-    Piece({0: "Hel"}),
-    Piece({0: ""}),
-    Piece({0: "lo wor"}),
-    Piece({0: "ld"}, finished=(0,), final=True),
-]
+from tests.client.clients import Connect
+from tests.client.fake_triton import HELLO, FakeTriton, Piece
 
 Generate = Callable[..., Completion]
 
 
-def _sync_generate(url: str, *args: Any, **options: Any) -> Completion:
-    with TridentClient(url) as client:
-        return client.generate(*args, **options)
+@pytest.fixture
+def generate(connect: Connect) -> Generate:
+    """`generate` of a client of its own, which tries only once."""
 
+    def run(url: str, *args: Any, **options: Any) -> Completion:
+        with connect(url, retry=None) as client:
+            return client.generate(*args, **options)
 
-def _async_generate(url: str, *args: Any, **options: Any) -> Completion:
-    async def run() -> Completion:
-        async with AsyncTridentClient(url) as client:
-            return await client.generate(*args, **options)
-
-    return asyncio.run(run())
-
-
-@pytest.fixture(params=[_sync_generate, _async_generate], ids=["sync", "async"])
-def generate(request: pytest.FixtureRequest) -> Generate:
-    return request.param
+    return run
 
 
 class TestGenerate:
@@ -99,6 +83,13 @@ class TestGenerate:
         triton.pieces = HELLO
         assert generate(triton.url, "a").ttft is None
 
+    def test_a_response_without_data_is_no_answer(
+        self, triton: FakeTriton, generate: Generate
+    ) -> None:
+        triton.pieces = [Piece(None, final=True)]
+        with pytest.raises(ServerError, match="without an answer"):
+            generate(triton.url, "a")
+
     def test_keeps_sequences_apart(self, triton: FakeTriton, generate: Generate) -> None:
         triton.pieces = [
             Piece({1: "x ", 0: "a "}),
@@ -133,6 +124,7 @@ class TestGenerate:
             ("Request for unknown model: 'ensemble' is not found", InvalidRequestError),
             ("Maximum queue size of 3 requests reached (max_num_queued_reqs)", QueueFullError),
             ("the engine process has died; the request is lost", UnavailableError),
+            ("the engine process could not be started: dtype: not supported", UnavailableError),
             ("the request was cancelled", RequestCancelledError),
             ("internal error", ServerError),
         ],
@@ -152,6 +144,8 @@ class TestGenerate:
             (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError),
             (grpc.StatusCode.UNAVAILABLE, UnavailableError),
             (grpc.StatusCode.UNIMPLEMENTED, UnsupportedRequestError),
+            (grpc.StatusCode.RESOURCE_EXHAUSTED, UnavailableError),
+            (grpc.StatusCode.UNAUTHENTICATED, AccessDeniedError),
             (grpc.StatusCode.INTERNAL, ServerError),
         ],
     )
@@ -166,6 +160,40 @@ class TestGenerate:
         with pytest.raises(expected, match="words") as caught:
             generate(triton.url, "a")
         assert type(caught.value) is expected
+
+    @pytest.mark.parametrize(
+        ("status", "text", "expected"),
+        [
+            (
+                grpc.StatusCode.UNAVAILABLE,
+                "This protocol is restricted, expecting header 'triton-grpc-protocol-x'",
+                AccessDeniedError,
+            ),
+            (
+                grpc.StatusCode.UNAVAILABLE,
+                "Maximum queue size of 3 requests reached",
+                QueueFullError,
+            ),
+            (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "SERVER: Received message larger than max (9 vs. 4)",
+                InvalidRequestError,
+            ),
+        ],
+    )
+    def test_raises_by_the_text_where_the_status_says_too_little(
+        self,
+        triton: FakeTriton,
+        generate: Generate,
+        status: grpc.StatusCode,
+        text: str,
+        expected: type[TridentClientError],
+    ) -> None:
+        triton.error = (status, text)
+        with pytest.raises(expected) as caught:
+            generate(triton.url, "a")
+        assert type(caught.value) is expected
+        assert str(caught.value) == text
 
     def test_timeout_cancels_on_the_server(self, triton: FakeTriton, generate: Generate) -> None:
         triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
@@ -185,6 +213,8 @@ class TestGenerate:
             (("a",), {"temperature": float("nan")}, "JSON"),
             (("a",), {"stop": object()}, "JSON"),
             (("\ud800",), {}, "text_input: is not valid Unicode"),
+            (("a",), {"request_id": "\ud800"}, "request_id: is not valid Unicode"),
+            (("a",), {"timeout": float("nan")}, "timeout: must be a number"),
         ],
     )
     def test_refuses_what_cannot_be_sent(
@@ -198,138 +228,3 @@ class TestGenerate:
         with pytest.raises(InvalidRequestError, match=text):
             generate(triton.url, *args, **options)
         assert not triton.requests
-
-
-class TestSyncStream:
-    def test_yields_typed_chunks(self, triton: FakeTriton) -> None:
-        triton.pieces = HELLO
-        with TridentClient(triton.url) as client:
-            chunks = list(client.stream("a"))
-        assert chunks[0] == Chunk("Hel", 0, None, 1, 7)
-        assert chunks[-1] == Chunk("ld", 0, "stop", 1, 7)
-
-    def test_leaving_the_loop_cancels(self, triton: FakeTriton) -> None:
-        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
-        with TridentClient(triton.url) as client:
-            for _ in client.stream("a"):
-                break
-            assert triton.cancelled.wait(5)
-
-    def test_closing_the_client_cancels(self, triton: FakeTriton) -> None:
-        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
-        client = TridentClient(triton.url)
-        chunks = client.stream("a")
-        next(chunks)
-        threading.Timer(0.1, client.close).start()
-        with pytest.raises(RequestCancelledError):
-            next(chunks)
-
-    def test_many_threads_share_a_client(self, triton: FakeTriton) -> None:
-        triton.pieces = HELLO
-        texts: list[str] = []
-        with TridentClient(triton.url) as client:
-            threads = [
-                threading.Thread(target=lambda: texts.append(client.generate("a").text))
-                for _ in range(8)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert texts == ["Hello world"] * 8
-        assert triton.num_config_calls == 1
-
-    def test_leaves_no_threads(self, triton: FakeTriton) -> None:
-        triton.pieces = HELLO
-        _sync_generate(triton.url, "a")  # whatever gRPC starts once
-        before = _client_threads()
-        for _ in range(5):
-            _sync_generate(triton.url, "a")
-        deadline = time.monotonic() + 5
-        while len(_client_threads()) > len(before) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert len(_client_threads()) <= len(before)
-
-    def test_is_ready(self, triton: FakeTriton) -> None:
-        with TridentClient(triton.url) as client:
-            assert client.is_ready()
-            triton.ready = False
-            assert not client.is_ready()
-        with TridentClient("localhost:9") as client:
-            assert not client.is_ready(timeout=0.2)
-
-
-def _client_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if "ThreadPoolExecutor" not in t.name]
-
-
-class TestAsyncStream:
-    def test_answers_requests_side_by_side(self, triton: FakeTriton) -> None:
-        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, (0,), final=True, delay_s=0.3)]
-
-        async def run() -> list[Completion]:
-            async with AsyncTridentClient(triton.url) as client:
-                return await asyncio.gather(*(client.generate("a") for _ in range(8)))
-
-        completions = asyncio.run(run())
-        assert [each.text for each in completions] == ["ab"] * 8
-        assert max(each.duration for each in completions) < 8 * 0.3
-
-    def test_leaving_the_loop_cancels(self, triton: FakeTriton) -> None:
-        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
-
-        async def run() -> bool:
-            async with AsyncTridentClient(triton.url) as client:
-                async for _ in client.stream("a"):
-                    break
-                return await asyncio.to_thread(triton.cancelled.wait, 5)
-
-        assert asyncio.run(run())
-
-    def test_closing_the_stream_cancels_at_once(self, triton: FakeTriton) -> None:
-        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
-
-        async def run() -> bool:
-            async with AsyncTridentClient(triton.url) as client:
-                async with aclosing(client.stream("a")) as chunks:
-                    await anext(chunks)
-                return await asyncio.to_thread(triton.cancelled.wait, 5)
-
-        assert asyncio.run(run())
-
-    def test_cancelling_the_task_cancels_the_request(self, triton: FakeTriton) -> None:
-        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
-
-        async def run() -> bool:
-            async with AsyncTridentClient(triton.url) as client:
-                task = asyncio.create_task(client.generate("a", stream=True))
-                while not triton.requests:
-                    await asyncio.sleep(0.01)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                return await asyncio.to_thread(triton.cancelled.wait, 5)
-
-        assert asyncio.run(run())
-
-    def test_closing_the_client_is_no_task_cancellation(self, triton: FakeTriton) -> None:
-        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
-
-        async def run() -> None:
-            client = AsyncTridentClient(triton.url)
-            task = asyncio.create_task(client.generate("a", stream=True))
-            while not triton.requests:
-                await asyncio.sleep(0.01)
-            await client.close()
-            with pytest.raises(RequestCancelledError):
-                await task
-
-        asyncio.run(run())
-
-    def test_is_ready(self, triton: FakeTriton) -> None:
-        async def run(url: str) -> bool:
-            async with AsyncTridentClient(url) as client:
-                return await client.is_ready(timeout=1)
-
-        assert asyncio.run(run(triton.url))
-        assert not asyncio.run(run("localhost:9"))

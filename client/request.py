@@ -1,0 +1,150 @@
+"""Requests as they go over the wire: tensors of one element each, in protobuf."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from client.errors import InvalidRequestError
+from client.protocol import Message
+
+ENSEMBLE = "ensemble"
+ENGINE = "engine"
+
+# The server's deadline, which frees what a request holds when its client has vanished unnoticed.
+# It is that much later than the client's own, so that one side alone decides how a request ends.
+_GRACE_S = 1.0
+_MAX_TIMEOUT_US = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One value: `datatype` is Triton's name, `content` its little-endian bytes."""
+
+    name: str
+    datatype: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked, without what depends on the attempt.
+
+    Attributes:
+        model: which of the server's models is asked.
+        tensors: its inputs.
+        id: the request id, or empty.
+        has_deadline: whether the server is told of the timeout.
+    """
+
+    model: str
+    tensors: tuple[Tensor, ...]
+    id: str = ""
+    has_deadline: bool = False
+
+    def message(self, *, batched: bool, timeout: float | None) -> service_pb2.ModelInferRequest:
+        """Return the protobuf of one attempt.
+
+        Args:
+            batched: whether the server's models take a batch dimension.
+            timeout: seconds that are left, or None.
+        """
+        message = service_pb2.ModelInferRequest(model_name=self.model, id=self.id)
+        deadline = (_timeout(timeout),) if self.has_deadline and timeout is not None else ()
+        for tensor in (*self.tensors, *deadline):
+            shape = [1, 1] if batched else [1]
+            message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+            message.raw_input_contents.append(tensor.content)
+        # The FINAL flag may come with the last data or alone after it: ask for both.
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        return message
+
+
+def completion(
+    prompt: str | None,
+    messages: Sequence[Message] | None,
+    sampling: Mapping[str, Any],
+    *,
+    stream: bool,
+    request_id: str,
+) -> Request:
+    """Return the request to complete a prompt or to answer messages.
+
+    Raises:
+        InvalidRequestError: not exactly one of the two is given, or an argument cannot be sent.
+    """
+    if (prompt is None) == (messages is None):
+        raise InvalidRequestError("give either a prompt or messages")
+    asked = (
+        _string("text_input", prompt)
+        if prompt is not None
+        else _string("messages", _json("messages", messages))
+    )
+    flags = {
+        "stream": stream,
+        "exclude_input_in_output": True,
+        "return_finish_reason": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    tensors = (
+        _string("sampling_parameters", _json("sampling options", sampling)),
+        asked,
+        *(_boolean(name, value) for name, value in flags.items()),
+    )
+    return Request(ENSEMBLE, tensors, _checked_id(request_id), has_deadline=True)
+
+
+def stop(request_id: str) -> Request:
+    """Return the request to end those of that id: TensorRT-LLM's convention.
+
+    Raises:
+        InvalidRequestError: the id is empty or cannot be sent.
+    """
+    if not request_id:
+        raise InvalidRequestError("request_id: must not be empty")
+    return Request(ENSEMBLE, (_boolean("stop", True),), _checked_id(request_id))
+
+
+def health() -> Request:
+    """Return the request for the engine's health."""
+    return Request(ENGINE, (_boolean("health", True),))
+
+
+def _string(name: str, text: str) -> Tensor:
+    content = _utf8(name, text)
+    return Tensor(name, "BYTES", struct.pack("<I", len(content)) + content)
+
+
+def _boolean(name: str, value: bool) -> Tensor:
+    return Tensor(name, "BOOL", struct.pack("<?", value))
+
+
+def _timeout(seconds: float) -> Tensor:
+    microseconds = min(math.ceil((seconds + _GRACE_S) * 1e6), _MAX_TIMEOUT_US)
+    return Tensor("timeout", "UINT64", struct.pack("<Q", microseconds))
+
+
+def _json(what: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{what}: cannot be written as JSON: {error}") from None
+
+
+def _checked_id(request_id: str) -> str:
+    _utf8("request_id", request_id)
+    return request_id
+
+
+def _utf8(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{name}: is not valid Unicode: {error.reason}") from None

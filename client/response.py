@@ -1,0 +1,106 @@
+"""Responses as they come over the wire, and what they add up to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from tritonclient.grpc import InferResult, service_pb2
+
+from client.errors import ServerError
+from client.protocol import Chunk, Completion, CompletionOutput, Health
+
+
+def read_chunks(response: service_pb2.ModelInferResponse) -> Iterator[Chunk]:
+    """Yield the pieces of the request's sequences in one response; none in an empty final one."""
+    result = InferResult(response)
+    texts = _values(result, "text_output")
+    columns = [
+        _values(result, name) or [default] * len(texts)
+        for name, default in (
+            ("sequence_index", 0),
+            ("finish_reason", b""),
+            ("num_output_tokens", 0),
+        )
+    ]
+    num_input_tokens = int((_values(result, "num_input_tokens") or [0])[0])
+    for text, index, reason, num_output_tokens in zip(texts, *columns, strict=True):
+        yield Chunk(
+            text=text.decode(),
+            index=int(index),
+            finish_reason=_finish_reason(reason),
+            num_output_tokens=int(num_output_tokens),
+            num_input_tokens=num_input_tokens,
+        )
+
+
+def read_health(response: service_pb2.ModelInferResponse) -> Iterator[Health]:
+    """Yield what one response says of the engine.
+
+    Raises:
+        ServerError: it is not what this client understands.
+    """
+    for content in _values(InferResult(response), "health"):
+        try:
+            yield msgspec.json.decode(content, type=Health)
+        except msgspec.DecodeError as error:
+            raise ServerError(f"health: the answer cannot be read: {error}") from None
+
+
+def read_nothing(response: service_pb2.ModelInferResponse) -> Iterator[None]:
+    """Yield nothing, whatever the response says."""
+    return iter(())
+
+
+@dataclass
+class Collector:
+    """Puts the chunks of one request together again."""
+
+    streamed: bool
+    _started: float = field(default_factory=time.perf_counter)
+    _ttft: float | None = None
+    _chunks: dict[int, list[Chunk]] = field(default_factory=dict)
+
+    def add(self, chunk: Chunk) -> None:
+        """Take the next chunk."""
+        if self.streamed and self._ttft is None:
+            self._ttft = time.perf_counter() - self._started
+        self._chunks.setdefault(chunk.index, []).append(chunk)
+
+    def completion(self) -> Completion:
+        """Return the whole; to be called once, when the last chunk is in.
+
+        Raises:
+            ServerError: there is no chunk.
+        """
+        if not self._chunks:
+            raise ServerError("the server ended the request without an answer")
+        outputs = tuple(
+            CompletionOutput(
+                text="".join(chunk.text for chunk in chunks),
+                index=index,
+                finish_reason=chunks[-1].finish_reason,
+                num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
+            )
+            for index, chunks in sorted(self._chunks.items())
+        )
+        prompt = max(c.num_input_tokens for chunks in self._chunks.values() for c in chunks)
+        return Completion(outputs, prompt, self._ttft, time.perf_counter() - self._started)
+
+
+def takes_batches(config: service_pb2.ModelConfigResponse) -> bool:
+    """Tell from the ensemble's configuration whether its inputs have a batch dimension."""
+    return bool(config.config.max_batch_size > 0)
+
+
+def _values(result: InferResult, name: str) -> list[Any]:
+    array = result.as_numpy(name)
+    return [] if array is None else list(array.reshape(-1))
+
+
+def _finish_reason(value: bytes) -> str | None:
+    # "None" is vllm_backend's word for a sequence that goes on.
+    return None if value in (b"", b"None") else value.decode()

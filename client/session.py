@@ -1,0 +1,103 @@
+"""Session: what a client knows of its server, and the exchanges that it has with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tritonclient.grpc import service_pb2
+
+from client import request, response
+from client.connection import Connection
+from client.errors import ServerError, UnavailableError
+from client.exchange import Exchange
+from client.protocol import Chunk, Health, Message
+from client.request import Request
+from client.retry import RetryPolicy
+
+T = TypeVar("T")
+
+
+@dataclass
+class Session:
+    """What both clients share, without any I/O.
+
+    Attributes:
+        connection: with the server.
+        retry: None never tries again.
+        batched: whether the server's models take a batch dimension; None as long as unknown.
+    """
+
+    connection: Connection
+    retry: RetryPolicy | None
+    batched: bool | None = None
+
+    def completion(
+        self,
+        prompt: str | None,
+        messages: Sequence[Message] | None,
+        sampling: Mapping[str, Any],
+        *,
+        stream: bool,
+        timeout: float | None,
+        request_id: str,
+    ) -> Exchange[Chunk]:
+        """Return the exchange that completes a prompt or answers messages.
+
+        Raises:
+            InvalidRequestError: an argument cannot be sent.
+        """
+        asked = request.completion(prompt, messages, sampling, stream=stream, request_id=request_id)
+        return self._exchange(asked, response.read_chunks, timeout, self.retry)
+
+    def stop(self, request_id: str, timeout: float | None) -> Exchange[None]:
+        """Return the exchange that ends the requests of that id.
+
+        Raises:
+            InvalidRequestError: the id is empty or cannot be sent.
+        """
+        return self._exchange(request.stop(request_id), response.read_nothing, timeout, self.retry)
+
+    def health(self, timeout: float | None) -> Exchange[Health]:
+        """Return the exchange that asks the engine how it is: now, so without another try."""
+        return self._exchange(request.health(), response.read_health, timeout, None)
+
+    def config_request(self) -> service_pb2.ModelConfigRequest:
+        """Return the question whose answer `learn` wants."""
+        return service_pb2.ModelConfigRequest(name=request.ENSEMBLE)
+
+    def learn(self, config: service_pb2.ModelConfigResponse) -> bool:
+        """Remember and return whether the server's models take a batch dimension."""
+        self.batched = response.takes_batches(config)
+        return self.batched
+
+    def ready_request(self) -> service_pb2.ModelReadyRequest:
+        """Return the question for a server without a health input."""
+        return service_pb2.ModelReadyRequest(name=request.ENSEMBLE)
+
+    def health_of(self, ready: service_pb2.ModelReadyResponse) -> Health:
+        """Return what a server without a health input says.
+
+        Raises:
+            UnavailableError: it is not ready.
+        """
+        if not ready.ready:
+            raise UnavailableError(f"the model {request.ENSEMBLE} is not ready")
+        return Health("ready")
+
+    def _exchange(
+        self,
+        asked: Request,
+        read: Callable[[service_pb2.ModelInferResponse], Iterable[T]],
+        timeout: float | None,
+        retry: RetryPolicy | None,
+    ) -> Exchange[T]:
+        return Exchange(asked, read, url=self.connection.url, timeout=timeout, retry=retry)
+
+
+def only(answers: Sequence[T]) -> T:
+    """Return the answer; raise `ServerError` if there is none."""
+    if not answers:
+        raise ServerError("the server ended the request without an answer")
+    return answers[-1]

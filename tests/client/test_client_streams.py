@@ -1,0 +1,137 @@
+"""Streams: what is particular to each of the two clients, their ends before the end above all."""
+
+import asyncio
+import threading
+import time
+from contextlib import aclosing
+
+import pytest
+
+from client import AsyncTridentClient, Chunk, Completion, TridentClient
+from client.errors import RequestCancelledError
+from tests.client.fake_triton import HELLO, FakeTriton, Piece
+
+
+class TestSyncStream:
+    def test_yields_typed_chunks(self, triton: FakeTriton) -> None:
+        triton.pieces = HELLO
+        with TridentClient(triton.url) as client:
+            chunks = list(client.stream("a"))
+        assert chunks[0] == Chunk("Hel", 0, None, 1, 7)
+        assert chunks[-1] == Chunk("ld", 0, "stop", 1, 7)
+
+    def test_leaving_the_loop_cancels(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+        with TridentClient(triton.url) as client:
+            for _ in client.stream("a"):
+                break
+            assert triton.cancelled.wait(5)
+
+    def test_closing_the_client_cancels(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+        client = TridentClient(triton.url)
+        chunks = client.stream("a")
+        next(chunks)
+        threading.Timer(0.1, client.close).start()
+        with pytest.raises(RequestCancelledError):
+            next(chunks)
+
+    def test_many_threads_share_a_client(self, triton: FakeTriton) -> None:
+        triton.pieces = HELLO
+        texts: list[str] = []
+        with TridentClient(triton.url) as client:
+            client.generate("a")
+            threads = [
+                threading.Thread(target=lambda: texts.append(client.generate("a").text))
+                for _ in range(8)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert texts == ["Hello world"] * 8
+        assert triton.num_config_calls == 1
+
+    def test_leaves_no_threads(self, triton: FakeTriton) -> None:
+        triton.pieces = HELLO
+        _generate(triton.url)  # whatever gRPC starts once
+        before = _client_threads()
+        for _ in range(5):
+            _generate(triton.url)
+        deadline = time.monotonic() + 5
+        while len(_client_threads()) > len(before) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(_client_threads()) <= len(before)
+
+
+def _generate(url: str) -> None:
+    with TridentClient(url) as client:
+        client.generate("a")
+
+
+def _client_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if "ThreadPoolExecutor" not in t.name]
+
+
+class TestAsyncStream:
+    def test_answers_requests_side_by_side(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, (0,), final=True, delay_s=0.3)]
+
+        async def run() -> list[Completion]:
+            async with AsyncTridentClient(triton.url) as client:
+                return await asyncio.gather(*(client.generate("a") for _ in range(8)))
+
+        completions = asyncio.run(run())
+        assert [each.text for each in completions] == ["ab"] * 8
+        assert max(each.duration for each in completions) < 8 * 0.3
+
+    def test_leaving_the_loop_cancels(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+
+        async def run() -> bool:
+            async with AsyncTridentClient(triton.url) as client:
+                async for _ in client.stream("a"):
+                    break
+                return await asyncio.to_thread(triton.cancelled.wait, 5)
+
+        assert asyncio.run(run())
+
+    def test_closing_the_stream_cancels_at_once(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+
+        async def run() -> bool:
+            async with AsyncTridentClient(triton.url) as client:
+                async with aclosing(client.stream("a")) as chunks:
+                    await anext(chunks)
+                return await asyncio.to_thread(triton.cancelled.wait, 5)
+
+        assert asyncio.run(run())
+
+    def test_cancelling_the_task_cancels_the_request(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+
+        async def run() -> bool:
+            async with AsyncTridentClient(triton.url) as client:
+                task = asyncio.create_task(client.generate("a", stream=True))
+                while not triton.requests:
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                return await asyncio.to_thread(triton.cancelled.wait, 5)
+
+        assert asyncio.run(run())
+
+    def test_closing_the_client_is_no_task_cancellation(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+
+        async def run() -> None:
+            client = AsyncTridentClient(triton.url)
+            task = asyncio.create_task(client.generate("a", stream=True))
+            while not triton.requests:
+                await asyncio.sleep(0.01)
+            await client.close()
+            with pytest.raises(RequestCancelledError):
+                await task
+
+        asyncio.run(run())
