@@ -59,6 +59,57 @@ def test_a_full_queue_refuses_the_next_one_only(checkpoint: Path) -> None:
     assert {output.uid for output in run(core)} == {1, 2}
 
 
+def test_waiting_prompt_tokens_are_bounded_and_the_first_is_always_let_in(
+    checkpoint: Path,
+) -> None:
+    core = make_core(checkpoint, max_num_queued_tokens=5)
+    core.add_request(AddRequest(1, [5] * 20, {"max_tokens": 2}))
+    with pytest.raises(QueueFullError, match="Maximum queue size of 5 prompt tokens"):
+        core.add_request(request(2))
+    core.step()  # 1 runs and waits no more
+    core.add_request(request(3))
+    with pytest.raises(QueueFullError, match="Maximum queue size of 5 prompt tokens"):
+        core.add_request(request(4))
+    assert {output.uid for output in run(core)} == {1, 3}
+
+
+@pytest.mark.parametrize("uid", [1, 2])
+def test_a_deadline_is_answered_before_the_next_step(checkpoint: Path, uid: int) -> None:
+    """Whether the request runs or waits; it counts from arrival, wherever the request was then."""
+    core = make_core(checkpoint, max_num_seqs=1)
+    begin = time.monotonic()
+    for each in (1, 2):
+        late = {"arrival_time": begin - 9.8, "timeout_s": 10.0} if each == uid else {}
+        core.add_request(AddRequest(each, [5, 6], {"max_tokens": 99, "ignore_eos": True}, **late))
+    core.step()
+    time.sleep(max(0.0, begin + 0.21 - time.monotonic()))
+    (output,) = core.step()
+    assert (output.uid, output.finish_reason) == (uid, "abort")
+    other = 3 - uid
+    core.abort(other)
+    assert not core.has_unfinished_requests()
+    assert core.scheduler.kv_cache.pool.num_free == core.scheduler.kv_cache.pool.num_usable
+
+
+def test_the_timeout_of_the_settings_holds_for_all_and_none_may_exceed_it(
+    checkpoint: Path,
+) -> None:
+    core = make_core(checkpoint, request_timeout_s=5)
+    arrival = time.monotonic() - 4
+    for uid, timeout_s, age in ((1, None, 0), (2, 100.0, 0), (3, 3.0, 0), (4, None, 2)):
+        core.add_request(
+            AddRequest(
+                uid,
+                [5, 6],
+                {"max_tokens": 4, "ignore_eos": True},
+                arrival_time=arrival - age,
+                timeout_s=timeout_s,
+            )
+        )
+    finished = {o.uid: o.finish_reason for o in run(core) if o.finish_reason is not None}
+    assert finished == {1: "length", 2: "length", 3: "abort", 4: "abort"}
+
+
 def test_a_deadline_ends_what_waits_and_what_runs(checkpoint: Path) -> None:
     core = make_core(checkpoint, max_num_seqs=1)
     params = {"max_tokens": 100, "ignore_eos": True}
