@@ -92,6 +92,9 @@ class EngineConfig(BaseModel):
         20, description="largest `logprobs` of a request"
     )
     stream_interval: Annotated[int, Field(ge=1)] = Field(1, description="tokens per streamed chunk")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="of Trident's own log lines; json: one object per line"
+    )
     heartbeat_timeout_s: Annotated[float, Field(ge=2)] = Field(
         10.0, description="silence of the engine process after which it counts as hung"
     )

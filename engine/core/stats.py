@@ -18,6 +18,10 @@ _LATENCY_BOUNDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_TOKEN_BOUNDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
 _LENGTH_BOUNDS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))
 
 # Upper bounds of the buckets, by the metric's name without its prefix; seconds or tokens.
@@ -26,10 +30,8 @@ HISTOGRAM_BOUNDS: dict[str, tuple[float, ...]] = {
         *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
         *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
     ),
-    "inter_token_latency_seconds": (
-        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
-        *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    ),
+    "inter_token_latency_seconds": _TOKEN_BOUNDS,
+    "request_time_per_output_token_seconds": _TOKEN_BOUNDS,
     "e2e_request_latency_seconds": _LATENCY_BOUNDS,
     "request_queue_time_seconds": _LATENCY_BOUNDS,
     "request_inference_time_seconds": _LATENCY_BOUNDS,
@@ -154,5 +156,10 @@ class StatsRecorder:
         self._observe("request_inference_time_seconds", last_token - scheduled)
         self._observe("request_prefill_time_seconds", first_token - scheduled)
         self._observe("request_decode_time_seconds", last_token - first_token)
+        if request.num_output_tokens > 1:
+            self._observe(
+                "request_time_per_output_token_seconds",
+                (last_token - first_token) / (request.num_output_tokens - 1),
+            )
         self._observe("request_prompt_tokens", request.num_prompt_tokens)
         self._observe("request_generation_tokens", request.num_output_tokens)

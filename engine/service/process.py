@@ -121,20 +121,22 @@ class EngineLoop:
         if isinstance(message, AddRequest):
             self._add(message)
         elif isinstance(message, Abort):
-            log.info("request %d: aborted", message.uid)
+            log.info("request aborted", extra={"fields": {"uid": message.uid}})
             if outputs := self._core.abort(message.uid):
                 self._put(Outputs(outputs))
 
     def _add(self, request: AddRequest) -> None:
         """Add one request; whatever is wrong with it ends this request only."""
+        fields = {"uid": request.uid, "request_id": request.request_id}
         try:
             self._core.add_request(request)
         except TridentError as error:
             if not isinstance(error, RequestError):
-                log.warning("request %d: refused: %s", request.uid, error)
+                refused = {**fields, "error": str(error)}
+                log.warning("request refused", extra={"fields": refused})
             self._put(RequestFailed(request.uid, error.code, str(error)))
         except Exception:
-            log.exception("request %d: could not be added", request.uid)
+            log.exception("request could not be added", extra={"fields": fields})
             self._put(RequestFailed(request.uid, TridentError.code, "internal error"))
 
 
@@ -166,7 +168,9 @@ def read_into(inbox: Inbox, channel: EngineChannel) -> None:
 def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
     """Build the engine as `first` says; None, and `StartFailed` sent, if that fails."""
     try:
-        core = make_core(EngineConfig.parse(first.config), lambda text: writer.put(Starting(text)))
+        config = EngineConfig.parse(first.config)
+        configure_logging(config.log_format)
+        core = make_core(config, lambda text: writer.put(Starting(text)))
     except TridentError as error:
         writer.put(StartFailed(error.code, str(error)))
         return None

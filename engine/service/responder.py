@@ -9,13 +9,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.service.cancellation import CancelListener, CancelPoller
-from engine.service.client import EngineClient, Unobserved
+from engine.service.client import EngineClient
 from engine.service.engine_inputs import EngineInputs, parse_engine_inputs, parse_options
 from engine.service.messages import Chunk, DetokenizerInput, ResponseOptions
+from engine.service.metrics import EngineMetrics
+from engine.service.request_log import RequestLog
 from engine.service.sinks import FINAL, Encode, ForClient, ForDetokenizer, Sink
 from engine.service.tensors import InputReader, Tensors
 from engine.service.triton import Stage, input_tensors, request_parameters
@@ -27,7 +30,12 @@ class Responder:
     def __init__(self, config: EngineConfig, stage: Stage) -> None:
         """Start the engine process; raises `TridentError` if its engine cannot start."""
         self._stage = stage
-        self._client = EngineClient(config, Unobserved(), stage.log.info)
+        self._metrics = EngineMetrics(
+            config, pb_utils.MetricFamily, model=stage.model, version=stage.version
+        )
+        self._log = RequestLog(self._metrics.request_refused)
+        self._client = EngineClient(config, self._metrics, stage.log.info)
+        self._metrics.describe_cache(self._client.ready)
         self._listener = CancelListener(self._client.abort)
         self._poller = CancelPoller(self._client.abort)
 
@@ -49,7 +57,11 @@ class Responder:
         elif control.boolean("stop"):
             self._stop(request, tensors, sender)
         else:
-            self._generate(request, tensors, sender)
+            try:
+                self._generate(request, tensors, sender)
+            except Exception as error:
+                self._log.refused(request.request_id(), error)
+                raise
 
     def send_error(self, sender: Any, error: Exception) -> None:
         """Answer with `error` alone."""
@@ -60,6 +72,7 @@ class Responder:
         self._poller.close()
         self._listener.close()
         self._client.close()
+        self._metrics.close()
 
     def _answer_health(self, sender: Any) -> None:
         self._client.check_ready()
@@ -96,7 +109,9 @@ class Responder:
             self._poller.watch(uid, sender.is_cancelled)
             return Sink(self._stage, sender, encode, lambda: self._poller.forget(uid))
 
-        self._client.submit(inputs.request, make_sink)
+        self._client.submit(
+            inputs.request, lambda uid: self._log.logged(uid, inputs.request, make_sink(uid))
+        )
 
     def _template(self, uid: int, inputs: EngineInputs) -> DetokenizerInput:
         return DetokenizerInput(

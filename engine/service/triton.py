@@ -31,7 +31,8 @@ class Stage:
     def __init__(self, args: Mapping[str, str]) -> None:
         """Read `args` of `initialize`; logs go to the server's stderr from here on."""
         configure_logging()
-        self.log = logging.getLogger(f"trident.{args['model_name']}")
+        self.model, self.version = args["model_name"], args["model_version"]
+        self.log = logging.getLogger(f"trident.{self.model}")
         self._settings = Path(args["model_repository"]).parent / "engine" / "1" / "engine.json"
         self._batched = json.loads(args["model_config"])["max_batch_size"] > 0
 
@@ -42,7 +43,9 @@ class Stage:
             pb_utils.TritonModelException: the one line that says why it cannot be made.
         """
         try:
-            return make(EngineConfig.load(self._settings))
+            config = EngineConfig.load(self._settings)
+            configure_logging(config.log_format)
+            return make(config)
         except TridentError as error:
             raise pb_utils.TritonModelException(shown(str(error))) from None
         except Exception as error:

@@ -144,6 +144,8 @@ def test_the_reports_add_up_to_what_happened(events: list[object], num_blocks: i
     assert sums["request_generation_tokens"] == sum(r.num_output_tokens for r in completed)
     for name in ("e2e_request_latency", "request_queue_time", "request_decode_time"):
         assert counts[f"{name}_seconds"] == len(completed)
+    several = sum(r.num_output_tokens > 1 for r in completed)
+    assert counts["request_time_per_output_token_seconds"] == several
     parts = ("request_queue_time", "request_prefill_time", "request_decode_time")
     whole = sums["e2e_request_latency_seconds"]
     assert abs(sum(sums[f"{part}_seconds"] for part in parts) - whole) < 1e-6
