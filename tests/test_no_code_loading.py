@@ -1,0 +1,78 @@
+"""No source of ours can run code that comes with data."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(
+    path
+    for package in ("engine", "kernels", "client", "model_repository")
+    for path in (ROOT / package).rglob("*.py")
+)
+
+MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+CALLS = {
+    *("torch.load", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"),
+    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load"),
+    *("os.system", "os.popen"),
+}
+KEYWORDS = {"trust_remote_code", "allow_pickle", "shell"}  # anything but a literal False
+
+
+def offences(source: str) -> Iterator[str]:
+    """Yield what in `source` could run code of others."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names):
+                yield from (n.name for n in names if n.name.partition(".")[0] in MODULES)
+            case ast.ImportFrom(module=str(module), names=names):
+                if module.partition(".")[0] in MODULES:
+                    yield module
+                yield from (each for n in names if (each := f"{module}.{n.name}") in CALLS)
+            case ast.Attribute():
+                if (name := ast.unparse(node)) in CALLS:
+                    yield name
+            case ast.Call(func=ast.Name(name)) if name in BUILTINS:
+                yield name
+            case ast.keyword(arg=str(name), value=value) if name in KEYWORDS:
+                if not (isinstance(value, ast.Constant) and value.value is False):
+                    yield name
+            case ast.Dict(keys=keys):  # of keyword arguments
+                constants = (key.value for key in keys if isinstance(key, ast.Constant))
+                yield from (name for name in constants if name in KEYWORDS)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_source_runs_code_of_others(path: Path) -> None:
+    assert list(offences(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import torch, pickle as p",
+        "from pickle import loads",
+        "from torch import load",
+        "import torch\ntorch.load('m.bin')",
+        "load = torch.load",
+        "yaml.load(text)",
+        "eval(text)",
+        "numpy.load(f, allow_pickle=True)",
+        "AutoModel.from_pretrained(p, trust_remote_code=True)",
+        "AutoModel.from_pretrained(p, trust_remote_code=config.trust)",
+        "AutoModel.from_pretrained(p, **{'trust_remote_code': True})",
+        "subprocess.run(line, shell=True)",
+    ],
+)
+def test_it_would_be_seen(source: str) -> None:
+    assert list(offences(source))
+
+
+def test_harmless_is_left_alone() -> None:
+    source = "model.eval()\nAutoModel.from_pretrained(p, trust_remote_code=False)\nre.compile('a')"
+    assert list(offences(source)) == []
