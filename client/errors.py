@@ -117,6 +117,27 @@ def from_status(status: str, message: str) -> TridentClientError:
     return _BY_STATUS.get(status, ServerError)(message or status)
 
 
+def from_connection(message: str, url: str) -> TridentClientError:
+    """Return the error for the status UNAVAILABLE: words of the server at `url`, or of gRPC.
+
+    gRPC's own are full of addresses and of what OpenSSL calls its functions.
+    """
+    if "Hostname Verification" in message:
+        return TLSError(f"no TLS with {url}: its certificate is for another name")
+    if routine := re.search(r"SSL routines:\w+:([A-Z_]+)", message):
+        return TLSError(f"no TLS with {url}: {routine[1].lower().replace('_', ' ')}")
+    if re.search(r"failed to connect.*Socket closed", message):
+        return UnavailableError(
+            f"the server at {url} closes the connection: it may want TLS, or a client certificate"
+        )
+    if re.search(r"failed to connect|errors resolving", message, re.IGNORECASE):
+        return UnavailableError(f"no server answers at {url}")
+    error = from_status("UNAVAILABLE", message)
+    if type(error) is UnavailableError:
+        return UnavailableError(f"the server at {url} is unavailable: {message}")
+    return error
+
+
 def from_text(message: str) -> TridentClientError:
     """Return the error for the text of one that came inside a stream."""
     own_words = re.sub(r"^in ensemble '\w+', ", "", message)

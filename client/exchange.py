@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
@@ -16,9 +15,9 @@ from client.errors import (
     InvalidRequestError,
     RequestCancelledError,
     RequestTimeoutError,
-    TLSError,
     TridentClientError,
     UnavailableError,
+    from_connection,
     from_status,
     from_text,
 )
@@ -136,7 +135,7 @@ class Exchange(Generic[T]):
         if status == "CANCELLED" or self._seconds_left() <= 0:
             return self.ended_here()
         if status == "UNAVAILABLE":
-            return _unavailable(details, self._url)
+            return from_connection(details, self._url)
         return from_status(status, details)
 
     def ended_here(self) -> TridentClientError:
@@ -151,17 +150,3 @@ class Exchange(Generic[T]):
 
 def _timed_out() -> RequestTimeoutError:
     return RequestTimeoutError("the request took longer than its timeout")
-
-
-def _unavailable(details: str, url: str) -> TridentClientError:
-    """Return the error for the status UNAVAILABLE: the server's own words, or gRPC's."""
-    if "handshake failed" in details.lower():
-        # "...: SSL_ERROR_SSL: error:1000007d:SSL routines:...:CERTIFICATE_VERIFY_FAILED: ..."
-        reason = re.search(r"[A-Z_]+_[A-Z_]+(?:: [\w -]+)?$", details)
-        return TLSError(f"no TLS with {url}: {reason[0] if reason else details}")
-    if re.search(r"failed to connect|errors resolving", details, re.IGNORECASE):
-        return UnavailableError(f"no server answers at {url}")  # gRPC's are full of addresses
-    error = from_status("UNAVAILABLE", details)
-    if type(error) is UnavailableError:
-        return UnavailableError(f"the server at {url} is unavailable: {details}")
-    return error
