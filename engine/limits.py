@@ -39,7 +39,7 @@ MAX_LOGPROBS_AT_ONCE = 2**18
 MAX_PREFIX_BYTES = 2**24
 # Tokens at the end of a prompt that have no text of their own (special and byte tokens): they are
 # decoded again with each output.
-MAX_PROMPT_WINDOW = 1024
+MAX_PROMPT_WINDOW = 256
 
 # A token is 2 to 5 characters of text; more than this in the mean only in endless repetitions.
 _CHARACTERS_PER_TOKEN = 8

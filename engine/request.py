@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.sampling_params import SamplingParams
 from engine.service.messages import TokenLogprobs
@@ -106,6 +110,11 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still to be computed before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @cached_property
+    def allowed_token_ids(self) -> NDArray[np.int64]:
+        """Those of the sampling parameters, in a form that need not be converted each step."""
+        return np.array(self.sampling_params.allowed_token_ids, dtype=np.int64)
 
     def mark_scheduled(self) -> None:
         """Note that the sequence runs for the first time, on what it found in the prefix cache."""

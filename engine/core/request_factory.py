@@ -61,7 +61,7 @@ class RequestFactory:
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
         bad_words = self._tokenize_bad_words(params.bad_words)
-        stop = StopAutomaton(params.stop) if params.stop else None
+        stop_checker = self._stop_checker(window, params) if params.stop else None
         return [
             Request(
                 message.uid,
@@ -74,7 +74,7 @@ class RequestFactory:
                 priority=message.priority,
                 arrival_time=message.arrival_time,
                 stream=message.stream,
-                stop_checker=self._stop_checker(window, params, stop) if stop else None,
+                stop_checker=stop_checker and stop_checker.twin(),
                 bad_words=bad_words,
             )
             for index in range(params.n)
@@ -95,9 +95,11 @@ class RequestFactory:
             raise RequestError(
                 f"logprobs: {params.logprobs} exceeds max_logprobs ({self._max_logprobs})"
             )
-        check_size(
-            f"n: {params.n} times the prompt", params.n * len(prompt), MAX_PROMPT_TOKENS, "tokens"
-        )
+        if (total := params.n * len(prompt)) > MAX_PROMPT_TOKENS:
+            raise RequestError(
+                f"n: {params.n} sequences of a prompt of {len(prompt)} tokens make {total}; at "
+                f"most {MAX_PROMPT_TOKENS} are allowed"
+            )
 
     def _max_tokens(self, message: AddRequest, params: SamplingParams) -> int:
         """Return the output tokens of each sequence: what was asked for, what fits at most.
@@ -128,13 +130,11 @@ class RequestFactory:
         check_size("input_ids: the end without any text", len(window), MAX_PROMPT_WINDOW, "tokens")
         return window
 
-    def _stop_checker(
-        self, window: list[int], params: SamplingParams, stop: StopAutomaton
-    ) -> StopChecker:
+    def _stop_checker(self, window: list[int], params: SamplingParams) -> StopChecker:
         return StopChecker(
             self._detokenizer,
             window,
-            stop,
+            StopAutomaton(params.stop),
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,

@@ -18,7 +18,7 @@ def process_logits(logits: Tensor, requests: Sequence[Request]) -> None:
     for row, request in zip(logits, requests, strict=True):
         params = request.sampling_params
         if params.allowed_token_ids is not None:
-            _allow_only(row, params.allowed_token_ids)
+            _allow_only(row, torch.from_numpy(request.allowed_token_ids).to(row.device))
         if request.bad_words:
             _forbid(row, _ends_of_bad_words(request))
         if request.num_output_tokens < params.min_tokens:
@@ -33,10 +33,10 @@ def process_logits(logits: Tensor, requests: Sequence[Request]) -> None:
             row.nan_to_num_(nan=-torch.inf, posinf=_LARGEST, neginf=-torch.inf)
 
 
-def _allow_only(row: Tensor, token_ids: Sequence[int]) -> None:
-    allowed = row[list(token_ids)].clone()
+def _allow_only(row: Tensor, token_ids: Tensor) -> None:
+    allowed = row[token_ids]
     row.fill_(-torch.inf)
-    row[list(token_ids)] = allowed
+    row[token_ids] = allowed
 
 
 def _forbid(row: Tensor, token_ids: Sequence[int]) -> None:

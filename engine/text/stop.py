@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 from engine.text.detokenizer import Detokenizer, IncrementalDecoder
@@ -98,6 +99,14 @@ class StopChecker:
         self._num_tokens = 0
         self._num_characters = 0
         self._unreleased: deque[int] = deque()  # characters of text after each token held back
+
+    def twin(self) -> StopChecker:
+        """Return a checker for another sequence after the same prompt; nothing was appended yet."""
+        assert self._num_tokens == 0
+        twin = copy(self)
+        twin._decoder = copy(self._decoder)
+        twin._unreleased = deque()
+        return twin
 
     def append(self, token_id: int) -> str | None:
         """Add one output token; return the stop string that it completes, which ends the sequence.
