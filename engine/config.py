@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -134,7 +135,8 @@ class EngineConfig(BaseModel):
         """Read `engine.json` at `path` and lay `TRIDENT_*` variables of `environ` over it.
 
         Raises:
-            ConfigError: the file is missing or no JSON object, or a value is wrong.
+            ConfigError: the file is missing or no JSON object, a value is wrong, or a variable is
+                misspelt.
         """
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
@@ -157,9 +159,29 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def overrides(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings that `TRIDENT_<FIELD>` variables give; an empty one is unset."""
+        """Return the settings that `TRIDENT_<FIELD>` variables give; an empty one is unset.
+
+        Variables that resemble no setting are somebody else's: Kubernetes makes `TRIDENT_PORT` and
+        more of the like for a service that is named trident.
+
+        Raises:
+            ConfigError: a variable is a setting misspelt, which would otherwise have no effect.
+        """
+        given = {
+            name.removeprefix(ENV_PREFIX).lower(): value
+            for name, value in environ.items()
+            if name.startswith(ENV_PREFIX) and value
+        }
+        names = {field: cls.names(field) for field in cls.model_fields}
+        known = [name for aliases in names.values() for name in aliases]
+        for name in given.keys() - set(known):
+            if similar := get_close_matches(name, known, n=1, cutoff=0.85):
+                raise ConfigError(
+                    f"{ENV_PREFIX}{name.upper()}: there is no such setting; did you mean "
+                    f"{ENV_PREFIX}{similar[0].upper()}?"
+                )
         return {
-            name: environ[ENV_PREFIX + name.upper()]
-            for name in cls.model_fields
-            if environ.get(ENV_PREFIX + name.upper())
+            field: next(given[name] for name in aliases if name in given)
+            for field, aliases in names.items()
+            if given.keys() & set(aliases)
         }

@@ -40,3 +40,35 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str
         EngineConfig.load(path, {})
     with pytest.raises(ConfigError, match=r"other\.json: cannot be read"):
         EngineConfig.load(tmp_path / "other.json", {})
+
+
+def test_variables_have_the_peers_names_too_and_the_own_one_wins() -> None:
+    environ = {"TRIDENT_MAX_BATCH_SIZE": "3"}
+    assert EngineConfig.overrides(environ) == {"max_num_seqs": "3"}
+    environ["TRIDENT_MAX_NUM_SEQS"] = "5"
+    assert EngineConfig.overrides(environ) == {"max_num_seqs": "5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MAX_NUM_QUEUED_REQ", "MAX_NUM_QUEUED_REQS"),
+        ("MAX_QUEUED_TOKENS", "MAX_NUM_QUEUED_TOKENS"),
+        ("REQUEST_TIMEOUT", "REQUEST_TIMEOUT_S"),
+        ("MODELS", "MODEL"),
+        ("BLOCKSIZE", "BLOCK_SIZE"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^TRIDENT_{name}: .* did you mean TRIDENT_{meant}\?$"):
+        EngineConfig.overrides({f"TRIDENT_{name}": "1"})
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    others = [
+        *("RUN_ID", "ADMIN_KEY", "ADMIN_KEY_FILE", "SSL_CERTFILE", "SSL_KEYFILE", "SSL_CA_CERTS"),
+        # What Kubernetes sets for a service named trident.
+        *("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "SERVICE_PORT_GRPC", "PORT"),
+        *("PORT_8000_TCP", "PORT_8000_TCP_ADDR", "PORT_8000_TCP_PORT", "PORT_8000_TCP_PROTO"),
+    ]
+    assert EngineConfig.overrides({f"TRIDENT_{name}": "1" for name in others}) == {}
