@@ -5,16 +5,20 @@ import os
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from client.arguments import setting_flags
 from client.bench.cli import app as bench
+from client.connection_options import connected
 from client.errors import ServerStartError, TridentClientError
 from client.protocol import SamplingOptions
 from engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from client.client import TridentClient
 
 app = typer.Typer(
     name="trident",
@@ -33,7 +37,6 @@ MaxTokens = Annotated[
 Temperature = Annotated[
     float | None, typer.Option(help="0 is greedy; default: what the model's makers chose.")
 ]
-Url = Annotated[str, typer.Option("--url", help="gRPC address of the server, host:port.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -101,46 +104,58 @@ app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown
 
 
 @app.command()
+@connected
 def generate(
+    client: "TridentClient",
     prompt: Annotated[str, typer.Argument(help="The question, or with --raw the text to go on.")],
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Through the model's chat template, or not.")
     ] = True,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = None,
-    url: Url = "localhost:8001",
 ) -> None:
     """Print what the model answers to a prompt, as it comes."""
     from client.chat import generate
-    from client.client import TridentClient
 
+    client.health()  # which says at once what is wrong, where a request would be tried again
     sampling = _sampling(max_tokens, temperature)
-    with TridentClient(url) as client:
-        if chat:
-            chunks = client.stream(messages=[{"role": "user", "content": prompt}], **sampling)
-        else:
-            chunks = client.stream(prompt, **sampling)
-        generate(chunks, Console())
+    if chat:
+        chunks = client.stream(messages=[{"role": "user", "content": prompt}], **sampling)
+    else:
+        chunks = client.stream(prompt, **sampling)
+    generate(chunks, Console())
 
 
 @app.command()
+@connected
 def chat(
+    client: "TridentClient",
     system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
-    url: Url = "localhost:8001",
 ) -> None:
     """Talk with the model: Ctrl-C stops an answer, Ctrl-D or /exit ends."""
     import readline  # noqa: F401 (gives input() editing and history)
 
     from client.chat import Chat
-    from client.client import TridentClient
-    from client.errors import UnavailableError
 
-    with TridentClient(url) as client:
-        if not client.is_ready():
-            raise UnavailableError(f"no server answers at {url}: start one with trident serve")
-        Chat(client, Console(), system=system, sampling=_sampling(max_tokens, temperature)).run()
+    client.health()
+    Chat(client, Console(), system=system, sampling=_sampling(max_tokens, temperature)).run()
+
+
+@app.command()
+@connected
+def health(
+    client: "TridentClient",
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Generate a token, through all stages.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for all of it.")] = 10,
+) -> None:
+    """Say in one line whether the server is well; the exit status is 1 if it is not."""
+    from client.health_command import check
+
+    typer.echo(check(client, generate=generate, timeout=timeout))
 
 
 @app.command()

@@ -46,8 +46,9 @@ class Answer:
 
 @dataclass
 class Call:
-    """What came beside the inputs: `seconds` is the deadline as gRPC tells of it."""
+    """All that came with a request: `seconds` is the deadline as gRPC tells of it."""
 
+    inputs: dict[str, Any]
     model: str
     request_id: str
     headers: dict[str, str]
@@ -59,7 +60,8 @@ class Call:
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
     """Attributes: what it answers, `first` to the first requests; and what it has seen.
 
-    `health` is the JSON of the engine's health, or empty for a server without such an input.
+    `requests` are the inputs of what the ensemble was asked, `calls` are all calls. `health` is the
+    JSON of the engine's health, or empty for a server without such an input.
     """
 
     url: str = ""
@@ -108,8 +110,6 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
             context.abort(*answer.error)
 
     def _note(self, request: Any, context: grpc.ServicerContext) -> dict[str, Any]:
-        headers = dict(context.invocation_metadata())
-        call = Call(request.model_name, request.id, headers, context.time_remaining())
         values: dict[str, Any] = {}
         for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
             if tensor.datatype == "BYTES":
@@ -121,8 +121,11 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
             self.shapes.append(list(tensor.shape))
         if "sampling_parameters" in values:
             values["sampling_parameters"] = json.loads(values["sampling_parameters"])
-        self.calls.append(call)
-        self.requests.append(values)
+        headers = dict(context.invocation_metadata())
+        seconds = context.time_remaining()
+        self.calls.append(Call(values, request.model_name, request.id, headers, seconds))
+        if request.model_name == "ensemble":
+            self.requests.append(values)
         return values
 
     def _health(self) -> Any:

@@ -72,6 +72,8 @@ class TritonPythonModel:
             error = pb_utils.TritonError("max_tokens: is wrong", pb_utils.TritonError.INVALID_ARG)
             sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
             return
+        if words[0] == "!wait":
+            time.sleep(float(words[1]))
         pause = float(os.environ.get("SCRIPT_PAUSE_S", "0.01"))
         chunks = [word if i == 0 else " " + word for i, word in enumerate(words)]
         if not inputs.get("stream", False):

@@ -20,18 +20,10 @@ from client.client import TridentClient
 from client.demo_display import Question, answers, figures, frame
 from client.protocol import Chunk
 from engine.config import EngineConfig
+from tests.client.command import main
 from tests.client.fake_triton import FakeTriton, Piece
 
 ANSWER = [Piece({0: "Hel"}), Piece({0: "lo 🚀"}, finished=(0,), final=True)]
-
-
-def _main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command as installed; return its exit status."""
-    monkeypatch.setattr(sys, "argv", ["trident", *arguments])
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
 
 
 class TestServe:
@@ -89,7 +81,7 @@ class TestServe:
         arguments: list[str],
         text: str,
     ) -> None:
-        assert _main(monkeypatch, "serve", *arguments) == 1
+        assert main(monkeypatch, "serve", *arguments) == 1
         lines = capsys.readouterr().err.strip().splitlines()
         assert lines[0].startswith("trident: ")
         assert len(lines) <= 2
@@ -99,7 +91,7 @@ class TestServe:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         arguments = ["--model", "/nonexistent/model", "--http-port=0", "--grpc-port=0"]
-        assert _main(monkeypatch, "serve", *arguments, "--metrics-port=0") == 1
+        assert main(monkeypatch, "serve", *arguments, "--metrics-port=0") == 1
         assert "/nonexistent/model" in capsys.readouterr().err
 
 
@@ -128,13 +120,13 @@ class TestGenerate:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         triton.error = (grpc.StatusCode.INVALID_ARGUMENT, "max_tokens: [must] be positive")
-        assert _main(monkeypatch, "generate", "a", "--url", triton.url) == 1
+        assert main(monkeypatch, "generate", "a", "--url", triton.url) == 1
         assert capsys.readouterr().err == "trident: max_tokens: [must] be positive\n"
 
     def test_usage_errors_are_status_2(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert _main(monkeypatch, "generate") == 2
-        assert _main(monkeypatch, "generate", "a", "--max-tokens", "x") == 2
-        assert _main(monkeypatch, "nonsense") == 2
+        assert main(monkeypatch, "generate") == 2
+        assert main(monkeypatch, "generate", "a", "--max-tokens", "x") == 2
+        assert main(monkeypatch, "nonsense") == 2
 
 
 class TestChat:

@@ -166,7 +166,7 @@ class TestHealth:
         with connect(triton.url) as client:
             assert client.health() == Health("ready", num_in_flight=3)
             assert client.is_ready()
-        assert triton.requests[0] == {"health": True}
+        assert triton.calls[0].inputs == {"health": True}
         assert triton.calls[0].model == "engine"
 
     def test_not_ready(self, triton: FakeTriton, connect: Connect) -> None:

@@ -174,6 +174,7 @@ class TestServerThatIsAway:
             assert client.generate("a", timeout=20).text == "Hello world"
         server.stop(grace=None).wait()
 
+    @pytest.mark.slow
     def test_is_found_again_soon(self, connect: Connect, free_url: str) -> None:
         with connect(free_url, retry=None) as client:
             until = time.monotonic() + 3  # in which gRPC's back-off would grow beyond its bound

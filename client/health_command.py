@@ -1,0 +1,37 @@
+"""`trident health`: whether a server does its work."""
+
+import time
+
+from client.client import TridentClient
+from client.errors import QueueFullError, UnavailableError
+
+
+def check(client: TridentClient, *, generate: bool, timeout: float) -> str:
+    """Return one line on a server that is well.
+
+    Args:
+        generate: have it generate a token too, through all its stages. A full queue is no illness.
+        timeout: seconds for all of it.
+
+    Raises:
+        TridentClientError: it is not well, or cannot be asked.
+    """
+    deadline = time.monotonic() + timeout
+    health = client.health(timeout)
+    if not health.is_ready:
+        raise UnavailableError(health.detail or f"the engine is {health.state}")
+    line = f"healthy: {health.num_in_flight} requests in flight"
+    if health.num_restarts:
+        line += f", the engine process was restarted {health.num_restarts} times"
+    return line + _generated(client, deadline) if generate else line
+
+
+def _generated(client: TridentClient, deadline: float) -> str:
+    started = time.monotonic()
+    try:
+        answer = client.generate("Hello", max_tokens=1, timeout=deadline - started)
+    except QueueFullError:
+        return ", the queue is full"
+    if not answer.num_output_tokens:
+        raise UnavailableError(f"no token came: the request ended with {answer.finish_reason!r}")
+    return f", a token took {time.monotonic() - started:.2f} s"
