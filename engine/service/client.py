@@ -215,7 +215,9 @@ class EngineClient:
                 if not self._started.is_set():
                     self._start_error = error
                     break
-                self._set_health("restarting", f"the engine process could not be started: {error}")
+                log.error("the engine process could not be started: %s", error)
+                # Clients see this: they need not know our paths.
+                self._set_health("restarting", "the engine process could not be started again")
             else:
                 self._serve(process, ready)
             if not self._closing.is_set():

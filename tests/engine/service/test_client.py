@@ -195,6 +195,25 @@ def test_a_dead_process_is_started_again_in_the_background() -> None:
     assert client.health.state == "closed"
 
 
+def test_what_keeps_it_from_starting_again_is_for_the_log_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    config = EngineConfig(model="fake")
+    client = EngineClient(config, Unobserved(), python=str(python), module=FAKE)
+    python.unlink()
+    kill(client)
+    deadline = time.monotonic() + 10
+    while "could not be started" not in client.health.detail:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(EngineDeadError, match=r"^the engine process could not be started again$"):
+        submit(client, 1)
+    assert str(tmp_path) in caplog.text
+    client.close()
+
+
 def test_it_says_why_the_process_died(
     client: EngineClient, caplog: pytest.LogCaptureFixture
 ) -> None:
