@@ -1,13 +1,15 @@
 """Reads tritonserver's log: what the engine says, and why a start failed."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _TRITON = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+):\d+\] ?(.*)", re.DOTALL)
-# What our models log, through Python's logging.
+# What our models log, through Python's logging, with log_format=text.
 _TRIDENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ([A-Z])[A-Z]+ (trident[\w.]*): (.*)")
+_JSON_START = '{"ts":'  # and with log_format=json
 
 # What tritonserver says at each start on a machine without a GPU or NVIDIA's tools.
 _HARMLESS = (
@@ -62,6 +64,8 @@ class LogLine:
 
 def parse(line: str) -> LogLine:
     """Split one raw line."""
+    if line.startswith(_JSON_START):
+        return _parse_json(line)
     if found := _TRIDENT.match(line):
         return LogLine(found[1], found[2], found[3].strip())
     found = _TRITON.match(line)
@@ -73,11 +77,27 @@ def parse(line: str) -> LogLine:
     return LogLine(found[1], found[2], text)
 
 
+def _parse_json(line: str) -> LogLine:
+    """Split a line of ours with log_format=json; a traceback follows the message, as in text."""
+    try:
+        record = json.loads(line)
+        fields = {name: str(value) for name, value in record["fields"].items()}
+        exception = fields.pop("exception", "")
+        words = [record["event"], *(f"{name}={value}" for name, value in fields.items())]
+        text = "\n".join(filter(None, [" ".join(words), exception]))
+        return LogLine(record["level"][0], record["logger"], text)
+    except (ValueError, LookupError, AttributeError, TypeError):
+        return LogLine("", "", line.strip())  # somebody else's JSON
+
+
 def failure(log: str) -> tuple[str, str]:
     """Return why the server did not start or died, and what to do about it (may be empty)."""
     reason = _failure(log)
     # Where a process of ours could not say it itself, Python did: the end of a traceback.
-    exceptions = re.findall(r"^(?:\w+\.)*\w+(?:Error|Exception): .+$", log, re.MULTILINE)
+    said = "\n".join(
+        parse(each).text if each.startswith(_JSON_START) else each for each in log.splitlines()
+    )
+    exceptions = re.findall(r"^(?:\w+\.)*\w+(?:Error|Exception): .+$", said, re.MULTILINE)
     if "its log says why" in reason and exceptions:
         reason = f"{reason}:\n{exceptions[-1]}"
     for pattern, hint in _HINTS:

@@ -83,17 +83,18 @@ class MetricBoard:
         while not self._closing.is_set():
             self._pending.wait()
             self._pending.clear()
-            try:
-                self._publish()
-            except Exception:
-                log.exception("the metrics could not be updated")
+            self._publish()
             self._closing.wait(self._interval_s)
+        self._publish()  # what came in that last interval
 
     def _publish(self) -> None:
         with self._lock:
             added, self._added = self._added, {}
             values, self._set = self._set, {}
-        for counter, amount in added.items():
-            counter.increment(amount)
-        for gauge, value in values.items():
-            gauge.set(value)
+        try:
+            for counter, amount in added.items():
+                counter.increment(amount)
+            for gauge, value in values.items():
+                gauge.set(value)
+        except Exception:
+            log.exception("the metrics could not be updated")

@@ -373,6 +373,31 @@ class TestServerLog:
         assert ours.is_problem
         assert server_log.parse("| a | b |").severity == ""
 
+    def test_parse_our_lines_in_json(self) -> None:
+        line = (
+            '{"ts":"2026-11-20T16:55:43.370Z","level":"WARNING","logger":"trident.engine",'
+            '"event":"low memory","fields":{"uid":7}}'
+        )
+        ours = server_log.parse(line)
+        assert (ours.severity, ours.source, ours.text) == (
+            "W",
+            "trident.engine",
+            "low memory uid=7",
+        )
+        for theirs in ('{"ts":1}', '{"ts":"cut off', '{"ts":[],"level":[],"fields":{},"event":1}'):
+            assert server_log.parse(theirs) == server_log.LogLine("", "", theirs)
+
+    def test_an_exception_in_json_is_shown(self) -> None:
+        log = (
+            '{"ts":"2026-11-20T16:55:43.370Z","level":"ERROR","logger":"trident.engine",'
+            '"event":"start-up failed","fields":{"exception":"Traceback (most recent call last):'
+            '\\n  File \\"/x.py\\", line 1\\nKeyError: \'torch\'"}}\n'
+            "E1120 17:00:00.000000 7 model_lifecycle.cc:642] \"failed to load 'engine' version 1: "
+            "Internal: TritonModelException: the engine process ended with status 1 before it was "
+            'ready; its log says why"\n'
+        )
+        assert server_log.failure(log)[0].endswith("its log says why:\nKeyError: 'torch'")
+
     def test_what_a_machine_without_gpu_says_is_no_problem(self) -> None:
         line = server_log.parse('E1120 16:36:57.3 1 server.cc:241] "CudaDriverHelper has not been"')
         assert not line.is_problem
