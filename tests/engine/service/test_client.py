@@ -199,7 +199,8 @@ def test_what_keeps_it_from_starting_again_is_for_the_log_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     python = tmp_path / "python"
-    python.symlink_to(sys.executable)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     config = EngineConfig(model="fake")
     client = EngineClient(config, Unobserved(), python=str(python), module=FAKE)
     python.unlink()
