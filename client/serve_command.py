@@ -78,7 +78,7 @@ def _announce(server: TritonServer, description: str, console: Console) -> None:
         "grpc": (
             "gRPC",
             f"{{}}{' with TLS' if server.tls else ''}  "
-            f'[dim](model "{MODEL}"; TridentClient("{{}}"))[/]',
+            f'[dim](model "{MODEL}"; TridentClient("{{}}"{", ssl=True" if server.tls else ""}))[/]',
         ),
         "http": ("HTTP", f"http://{{}}/v2/models/{MODEL}/generate [dim]and[/] /generate_stream"),
         "metrics": ("metrics", "http://{}/metrics"),

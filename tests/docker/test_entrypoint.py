@@ -204,6 +204,10 @@ class TestServer:
         key, chain = stranger.private_key_pem.bytes(), stranger.cert_chain_pems[0].bytes()
         assert not container.is_live(grpc.ssl_channel_credentials(container.authority, key, chain))
 
+    def test_the_health_check_needs_no_certificate(self, container: Container) -> None:
+        command = [sys.executable, DOCKER / "healthcheck", f"http://localhost:{container.http}"]
+        assert subprocess.run(command, timeout=60, stdout=subprocess.DEVNULL).returncode == 0
+
     def test_sigterm_ends_it_cleanly(self, container: Container) -> None:
         """Must be the last."""
         container.process.send_signal(signal.SIGTERM)

@@ -22,6 +22,7 @@ COMPOSE = ("compose.yaml", "compose.gpu.yaml")
     [
         ["hadolint", "docker/Dockerfile"],
         ["shellcheck", "docker/entrypoint"],
+        ["ruff", "check", "docker/healthcheck"],
         [
             *("check-jsonschema", "--builtin-schema", "vendor.compose-spec"),
             *(f"docker/{name}" for name in COMPOSE),
