@@ -1,0 +1,112 @@
+"""Our clients against the real server: health, cancellation by id, deadlines."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner
+
+from client import Completion, RetryPolicy, TridentClient, cli
+from client.errors import InvalidRequestError, RequestTimeoutError, UnavailableError
+from client.serve import TritonServer
+from tests.client.clients import BOTH, AnyClient
+from tests.server.test_control_requests import engine_process
+
+pytestmark = pytest.mark.server
+
+LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
+
+
+@pytest.fixture(params=BOTH, ids=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Callable[..., AnyClient]:
+    return request.param
+
+
+def _in_flight(client: TridentClient, number: int) -> None:
+    deadline = time.monotonic() + 30
+    while (seen := client.health().num_in_flight) != number:
+        assert time.monotonic() < deadline, f"{seen} requests in flight"
+        time.sleep(0.02)
+
+
+def test_health(server: TritonServer, connect: Callable[..., AnyClient]) -> None:
+    with connect(server.grpc_url) as client:
+        health = client.health()
+        assert client.is_ready()
+        assert (health.state, health.detail) == ("ready", "")
+
+
+def test_health_counts_what_is_in_flight(server: TritonServer) -> None:
+    with TridentClient(server.grpc_url) as client:
+        stream = client.stream("a", **LONG)
+        next(stream)
+        assert client.health().num_in_flight == 1
+        stream.close()
+        _in_flight(client, 0)
+
+
+def test_the_command(server: TritonServer) -> None:
+    arguments = ["health", "--generate", "--url", server.grpc_url]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    pattern = r"healthy: \d+ requests in flight(, the engine .* times)?, a token took [\d.]+ s\n"
+    assert re.fullmatch(pattern, result.output)
+
+
+def test_cancel_ends_a_request_with_what_it_has(
+    server: TritonServer, connect: Callable[..., AnyClient]
+) -> None:
+    answers: list[Completion] = []
+
+    def generate() -> None:
+        with TridentClient(server.grpc_url) as other:
+            answers.append(other.generate("a", stream=True, request_id="to-stop", **LONG))
+
+    with TridentClient(server.grpc_url) as watcher, connect(server.grpc_url) as client:
+        thread = threading.Thread(target=generate)
+        thread.start()
+        _in_flight(watcher, 1)
+        client.cancel("another")
+        assert watcher.health().num_in_flight == 1
+        client.cancel("to-stop")
+        thread.join(timeout=30)
+        (answer,) = answers
+        assert answer.finish_reason == "abort"
+        assert answer.num_output_tokens < LONG["max_tokens"]
+        _in_flight(watcher, 0)
+
+
+def test_a_timeout_is_an_error_and_frees_the_engine(
+    server: TritonServer, connect: Callable[..., AnyClient]
+) -> None:
+    with connect(server.grpc_url) as client, TridentClient(server.grpc_url) as watcher:
+        client.health()
+        with pytest.raises(RequestTimeoutError):
+            client.generate("a", timeout=0.1, **LONG)
+        _in_flight(watcher, 0)
+
+
+def test_a_restart_of_the_engine_is_waited_for_by_what_has_not_begun(
+    server: TritonServer, connect: Callable[..., AnyClient]
+) -> None:
+    patient = RetryPolicy(attempts=100, first_delay_s=0.3, factor=1)
+    with connect(server.grpc_url, retry=patient) as client:
+        solo = client.generate("a", max_tokens=8, temperature=0.0).text
+        begun = client.stream("a", **LONG)
+        next(begun)
+        os.kill(engine_process(server).pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="the engine process has died"):
+            list(begun)
+        with pytest.raises(UnavailableError, match="the engine process"):
+            client.health()
+        assert client.generate("a", max_tokens=8, temperature=0.0, timeout=30).text == solo
+        assert client.is_ready()
+
+
+def test_request_ids_that_the_server_refuses(server: TritonServer) -> None:
+    with TridentClient(server.grpc_url) as client, pytest.raises(InvalidRequestError):
+        client.generate("a", request_id="x" * 10_000, max_tokens=1)
