@@ -91,7 +91,8 @@ class StageBenchmark:
     async def _load(self, number: int, server: TritonServer, say: Callable[[str], None]) -> Waves:
         waves: Waves = {}
         meter = CpuMeter(server.pid)
-        async with AsyncTridentClient(server.grpc_url) as client:
+        # A request that is tried again would be a slow one: here it is to be an error.
+        async with AsyncTridentClient(server.grpc_url, retry=None) as client:
             for streams in self._workload.streams:
                 say(f"{streams} streams")
                 await run_wave(client, *self._warm_up(number, streams), meter)
