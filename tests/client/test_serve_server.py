@@ -229,6 +229,7 @@ class TestServeCommand:
         launcher = launch()
         output = launcher.wait_for("Ctrl-C stops")
         assert "Trident is ready. ready: script, KV cache for 0 tokens" in output
+        assert "Administration is closed; to open it, set TRIDENT_ADMIN_KEY" in output
         (curl,) = re.findall(r"^curl .*$", output, re.MULTILINE)
         assert shutil.which("curl"), "curl is needed to try the line"
         answer = subprocess.run(curl, shell=True, capture_output=True, check=True, text=True)
