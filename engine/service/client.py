@@ -240,6 +240,8 @@ class EngineClient:
             self._observer.engine_restarted()
         self._on_progress(ready.description)
         self._started.set()
+        if self._closing.is_set():  # `close` may have told the process before this one
+            process.send(Shutdown())
         for message in process.messages():
             self._dispatch(message)
         lost = self._lose_all()
