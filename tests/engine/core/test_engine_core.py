@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,30 @@ def test_statistics_of_a_request(checkpoint: Path) -> None:
             stats.finished_time,
         ]
         assert times == sorted(times)
+
+
+def test_chunks_are_larger_where_each_carries_a_long_window(checkpoint: Path) -> None:
+    """Special tokens have no text, so that the window of those after them reaches before them."""
+    core = make_core(checkpoint)
+    core.add_request(
+        AddRequest(1, [9], {"max_tokens": 120, "allowed_token_ids": [1], "ignore_eos": True})
+    )
+    outputs = run(core)
+    assert [len(output.token_ids) for output in outputs[:40]] == [1] * 40
+    assert sum(len(output.token_ids) for output in outputs) == 120
+    for before, output in pairwise(outputs[:-1]):
+        assert len(output.token_ids) == max(1, before.window // 32)
+    assert outputs[-2].window > 100
+
+
+def test_logprobs_are_kept_until_they_are_handed_out(checkpoint: Path) -> None:
+    core = make_core(checkpoint, stream_interval=3)
+    core.add_request(request(1, logprobs=2))
+    (sequence,) = core.scheduler.queued
+    outputs = []
+    while core.has_unfinished_requests():
+        outputs += core.step()
+        assert len(sequence.logprobs) < 3
+    for output in outputs:
+        assert output.logprobs is not None
+        assert [entry.token_ids[0] for entry in output.logprobs] == output.token_ids
