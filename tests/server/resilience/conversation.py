@@ -10,7 +10,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -18,6 +17,7 @@ from tests.server.caller import read_outputs
 from tests.server.resilience.link import Link
 
 COMPLETE = ("stop", "length")
+_LINE_BYTES = 2**22  # the longest answer, well above what a model can say
 
 
 @dataclass
@@ -52,8 +52,9 @@ class Answer:
 
     def take(self, outputs: Mapping[str, Any]) -> str:
         """Add one response and return its piece."""
-        ids = outputs.get("token_ids")
-        piece = _first(outputs.get("text_output", "")) or "".join(f"{i} " for i in ids or [])
+        ids = outputs.get("token_ids", [])
+        ids = ids if isinstance(ids, list) else [ids]  # as JSON has a single one
+        piece = _first(outputs.get("text_output", "")) or "".join(f"{i} " for i in ids)
         self.pieces.append(piece)
         reason = _first(outputs.get("finish_reason", ""))
         if reason not in ("", "None"):
@@ -80,7 +81,7 @@ class Conversation(ABC):
                 async for outputs in responses:
                     yield self.answer.take(outputs)
             self.answer.ended = not self._gone
-        except (aiohttp.ClientError, OSError, grpc.RpcError, asyncio.CancelledError) as error:
+        except (OSError, grpc.RpcError, asyncio.CancelledError) as error:
             if not self._gone:  # what the connection says to who has left is no answer
                 if isinstance(error, asyncio.CancelledError):
                     raise
@@ -183,33 +184,34 @@ class LostConversation(GrpcConversation):
 class HttpConversation(Conversation):
     """`generate_stream`, or `generate` for what is not streamed; leaving closes the connection."""
 
-    def __init__(
-        self, url: str, model: str, inputs: Mapping[str, Any], request_id: str, timeout_s: float
-    ) -> None:
+    def __init__(self, url: str, model: str, inputs: Mapping[str, Any], timeout_s: float) -> None:
         super().__init__()
+        self._host, port = url.rsplit(":", 1)
+        self._port = int(port)
+        self._timeout_s = timeout_s
         action = "generate_stream" if inputs.get("stream") else "generate"
-        self._url = f"http://{url}/v2/models/{model}/{action}"
-        self._body = {**inputs, "id": request_id} if request_id else dict(inputs)
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        body = json.dumps(inputs).encode()
+        self._request = (
+            f"POST /v2/models/{model}/{action} HTTP/1.1\r\nHost: {self._host}\r\n"
+            f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
 
     async def _responses(self) -> AsyncGenerator[Mapping[str, Any], None]:
-        self._session = aiohttp.ClientSession(timeout=self._timeout)
-        asyncio.get_running_loop().call_soon(self._sent.set)
-        try:
-            async with self._session.post(self._url, json=self._body) as response:
-                if response.status != 200:
-                    self.answer.error = (await response.text()) or str(response.status)
-                    return
-                async for line in response.content:
-                    if event := line.decode().removeprefix("data: ").strip():
-                        outputs = json.loads(event)
-                        self.answer.error = self.answer.error or outputs.get("error", "")
-                        yield outputs
-        except RuntimeError as error:  # aiohttp's, after its own session was closed
-            raise ConnectionAbortedError(str(error)) from None
+        reader, self._writer = await asyncio.open_connection(
+            self._host, self._port, limit=_LINE_BYTES
+        )
+        self._writer.write(self._request)
+        self._sent.set()
+        async with asyncio.timeout(self._timeout_s):
+            # Each event, or the whole answer, is one line that begins so; chunk sizes do not.
+            async for line in reader:
+                if line.startswith((b"data: {", b"{")):
+                    outputs = json.loads(line.removeprefix(b"data: "))
+                    self.answer.error = self.answer.error or outputs.get("error", "")
+                    yield outputs
 
     async def _leave(self) -> None:
-        await self._session.close()
+        self._writer.transport.abort()
 
     async def _close(self) -> None:
-        await self._session.close()
+        self._writer.transport.abort()

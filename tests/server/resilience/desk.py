@@ -46,13 +46,9 @@ class Desk:
         message = self._builder.request(model, request_id=request_id, **_asked(model, inputs))
         return LostConversation(self.server.grpc_url, message, self._timeout_s)
 
-    def http(
-        self, inputs: Mapping[str, Any], *, model: str = "ensemble", request_id: str = ""
-    ) -> HttpConversation:
-        """An HTTP request."""
-        return HttpConversation(
-            self.server.http_url, model, _asked(model, inputs), request_id, self._timeout_s
-        )
+    def http(self, inputs: Mapping[str, Any], *, model: str = "ensemble") -> HttpConversation:
+        """An HTTP request; these have no id in release 24.10."""
+        return HttpConversation(self.server.http_url, model, _asked(model, inputs), self._timeout_s)
 
     async def __aenter__(self) -> Desk:
         return self

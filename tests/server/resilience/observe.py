@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 import urllib.request
@@ -65,7 +66,8 @@ async def not_idle(server: TritonServer, seconds: float = 10.0) -> list[str]:
 
     async def idle() -> bool:
         answer = await asyncio.to_thread(health, server)
-        state["num_in_flight"] = answer["num_in_flight"] if answer else float("nan")
+        state["num_in_flight"] = answer["num_in_flight"] if answer else math.nan
+        state.update(await asyncio.to_thread(gauges, server))
         return not any(state.values())
 
     if await until(idle, seconds, 0.1):

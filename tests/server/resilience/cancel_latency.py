@@ -1,0 +1,177 @@
+"""How long from a cancellation until the engine has dropped the request and freed its blocks.
+
+The engine process says in its log, to the millisecond, when it drops a request; it runs on this
+machine, by the same clock. A timeout ends with an answer: there it is the time from the deadline
+until the client has it, which is later than the blocks' release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from client.serve import TritonServer
+from tests.server.resilience import report
+from tests.server.resilience.conversation import Conversation
+from tests.server.resilience.desk import Desk
+from tests.server.resilience.observe import until
+from tests.server.resilience.service import MAX_MODEL_LEN
+from tests.server.resilience.ways import PROMPT, WAYS, Leaving, Timeout, Way
+
+SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "num_gpu_blocks_override": 2000}
+LIMIT_S = 0.1
+_GIVE_UP_S = 1.5
+_TIMEOUT_S = 3.0  # of each request, in case that its cancellation is not noticed
+_DROPPED = re.compile(r"^(\S+ \S+)\.(\d{3}) INFO trident\.engine: request aborted ", re.M)
+_LONG = json.dumps({"ignore_eos": True, "max_tokens": MAX_MODEL_LEN - 20})
+
+
+@dataclass(frozen=True)
+class State:
+    """What a request is doing when it is cancelled."""
+
+    waiting: bool
+    streamed: bool
+
+    def __str__(self) -> str:
+        return f"{'waiting' if self.waiting else 'running'}{'' if self.streamed else ', unary'}"
+
+
+STATES = [State(w, s) for s in (True, False) for w in (False, True)]
+
+
+@dataclass
+class Result:
+    """Seconds by way and state; infinite where nothing happened within `_GIVE_UP_S`."""
+
+    seconds: dict[tuple[Way, State], list[float]] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[str]:
+        """What misses the limit, where it can be known in time."""
+        return [
+            f"{way.name}, {state}: {_ms(median(values))} ms"
+            for (way, state), values in self.seconds.items()
+            if median(values) > LIMIT_S and not gap(way, state)
+        ]
+
+    def show(self) -> None:
+        """Print the table."""
+        rows = []
+        for (way, state), values in self.seconds.items():
+            figures = (_ms(median(values)), _ms(max(values)), gap(way, state))
+            rows.append((way.name, state, len(values), *figures))
+        columns = ("way", "state", "times", "median ms", "max ms", "")
+        report.show("From the cancellation until the blocks are free", columns, rows)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f}" if math.isfinite(seconds) else "never"
+
+
+def gap(way: Way, state: State) -> str:
+    """Return why nobody can notice in this state that the client has gone; empty if one can."""
+    if not isinstance(way, Leaving) or state == State(waiting=False, streamed=True):
+        return ""
+    if way.over_http:
+        return "Triton does not look before it sends"
+    # Triton tells the step that works on the request then, which waits for the engine's answer.
+    return "no step is told before the first token" if way.model == "ensemble" else ""
+
+
+async def measure(server: TritonServer, *, rounds: int, gaps: bool = True) -> Result:
+    """Cancel `rounds` requests of each kind, one at a time, beside others that run.
+
+    Args:
+        gaps: try also, once, what cannot be noticed.
+    """
+    result = Result()
+    async with Desk(server) as desk:
+        for state in STATES:
+            async with _occupied(desk, server.config.max_num_seqs - (not state.waiting)):
+                for way in WAYS:
+                    times = int(gaps) if gap(way, state) else rounds
+                    if not times:
+                        continue
+                    result.seconds[way, state] = [
+                        await _once(desk, way, state, f"victim-{i}") for i in range(times)
+                    ]
+    return result
+
+
+@asynccontextmanager
+async def _occupied(desk: Desk, count: int) -> AsyncIterator[None]:
+    """Keep `count` sequences running in the block."""
+    inputs = {**PROMPT["engine"], "stream": True, "sampling_parameters": _LONG}
+    tasks = [asyncio.create_task(_again_and_again(desk, inputs)) for _ in range(count)]
+    await asyncio.sleep(0.2)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _again_and_again(desk: Desk, inputs: dict[str, object]) -> None:
+    while True:
+        answer = await desk.grpc(inputs, model="engine").run()
+        assert answer.outcome == "complete", answer
+
+
+async def _once(desk: Desk, way: Way, state: State, request_id: str) -> float:
+    """Return the seconds that one cancellation took."""
+    inputs: dict[str, object] = {"stream": state.streamed, "sampling_parameters": _LONG}
+    if not isinstance(way, Timeout):
+        inputs["timeout"] = round(_TIMEOUT_S * 1e6)
+    conversation = way.open(desk, inputs, request_id)
+    started = time.time()
+    running = asyncio.create_task(conversation.run())
+    if isinstance(way, Timeout):
+        await running
+        assert conversation.answer.outcome == "abort", conversation.answer
+        return time.time() - started - way.seconds
+    await _established(conversation, state)
+    log_length = len(desk.server.log)
+    begin = time.time()
+    await way.end(desk, conversation, request_id)
+    seconds = await _dropped(desk, log_length) - begin
+    await running
+    if not math.isfinite(seconds):  # lest it go on beside the next ones
+        await asyncio.sleep(_TIMEOUT_S - (time.time() - started) + 0.1)
+    return seconds
+
+
+async def _established(conversation: Conversation, state: State) -> None:
+    """Wait until the request is surely in `state`."""
+
+    async def pieces_have_come() -> bool:
+        return len(conversation.answer.pieces) >= 3
+
+    if state.streamed and not state.waiting:
+        assert await until(pieces_have_come, 10), conversation.answer
+    else:
+        await asyncio.sleep(0.15)
+        assert not conversation.answer.pieces
+
+
+async def _dropped(desk: Desk, log_length: int) -> float:
+    """Return when, by the wall clock, the engine dropped the next request; inf if it did not."""
+    found: list[re.Match[str]] = []
+
+    async def says_so() -> bool:
+        found.extend(_DROPPED.finditer(desk.server.log, log_length))
+        return bool(found)
+
+    if not await until(says_so, _GIVE_UP_S, 0.01):
+        return math.inf
+    seconds = time.mktime(time.strptime(found[0][1], "%Y-%m-%d %H:%M:%S"))
+    return seconds + int(found[0][2]) / 1000

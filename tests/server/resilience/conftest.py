@@ -1,0 +1,15 @@
+"""A server for the short forms: few sequences at once, so that requests wait."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from client.serve import TritonServer
+from tests.server.resilience.service import serving
+
+
+@pytest.fixture(scope="package")
+def resilient() -> Iterator[TritonServer]:
+    with serving(max_num_seqs=8, num_gpu_blocks_override=2400) as server:
+        yield server
+    assert "Exit timeout expired" not in server.log  # a request that Triton never released

@@ -1,0 +1,54 @@
+"""Cancellations free what they end and touch nothing else: short forms of `cancel`."""
+
+import asyncio
+
+import pytest
+
+from client.serve import TritonServer
+from tests.server.resilience.cancel import storm
+from tests.server.resilience.cancel_latency import STATES, Result, State, gap, measure
+from tests.server.resilience.conversation import Answer
+from tests.server.resilience.ways import WAYS, Leaving
+
+GENEROUS_S = 1.0  # for the slowest of few, on a machine that does other things as well
+
+
+@pytest.mark.server
+def test_a_third_of_64_streams_ends_early_and_the_others_never_notice(
+    resilient: TritonServer,
+) -> None:
+    assert asyncio.run(storm(resilient, seed=1, max_tokens=60)) == []
+
+
+@pytest.mark.server
+def test_every_cancellation_that_can_be_noticed_is(resilient: TritonServer) -> None:
+    result = asyncio.run(measure(resilient, rounds=1, gaps=False))
+    slow = {key: values for key, values in result.seconds.items() if max(values) > GENEROUS_S}
+    assert not slow
+    assert len(result.seconds) == sum(not gap(way, state) for way in WAYS for state in STATES)
+
+
+def test_a_slow_cancellation_is_a_problem() -> None:
+    running = State(waiting=False, streamed=True)
+    assert not Result({(WAYS[0], running): [0.05, 3.0, 0.04]}).problems
+    assert Result({(WAYS[0], running): [0.5, 3.0, 0.04]}).problems
+
+
+def test_who_leaves_a_running_stream_is_always_noticed() -> None:
+    leaving = [way for way in WAYS if isinstance(way, Leaving)]
+    assert len(leaving) == 6
+    assert not any(gap(way, State(waiting=False, streamed=True)) for way in leaving)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (Answer(["a"], "length", "", ended=True), "complete"),
+        (Answer(["a"], "", "", ended=True), "cut off"),
+        (Answer(["a"], "abort", "", ended=True), "abort"),
+        (Answer(["a"], "stop", "lost", ended=True), "error"),
+        (Answer(["a"], "stop", "", ended=False), "left"),
+    ],
+)
+def test_a_truncated_answer_does_not_look_complete(answer: Answer, outcome: str) -> None:
+    assert answer.outcome == outcome

@@ -1,0 +1,104 @@
+"""The ways in which a request may come to an early end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from tests.server.resilience.conversation import Conversation
+from tests.server.resilience.desk import Desk
+
+PROMPT: Mapping[str, dict[str, Any]] = {
+    "ensemble": {"text_input": "Hello 你好"},
+    "engine": {"input_ids": [5, 6, 7, 8]},
+}
+
+
+class Way(ABC):
+    """One way; `model` is the one that its requests go to.
+
+    Attributes:
+        ends: the outcomes of a request that ended in this way, or before it could.
+    """
+
+    name: str
+    model = "ensemble"
+    ends: tuple[str, ...] = ("left", "complete")
+
+    def open(self, desk: Desk, inputs: Mapping[str, Any], request_id: str) -> Conversation:
+        """Return a conversation about the model's prompt and `inputs`, not yet sent."""
+        return self._open(desk, {**PROMPT[self.model], **inputs}, request_id)
+
+    def _open(self, desk: Desk, inputs: Mapping[str, Any], request_id: str) -> Conversation:
+        return desk.grpc(inputs, model=self.model, request_id=request_id)
+
+    @abstractmethod
+    async def end(self, desk: Desk, conversation: Conversation, request_id: str) -> None:
+        """End the request now."""
+
+
+class Leaving(Way):
+    """The client goes away."""
+
+    def __init__(self, name: str, transport: str, model: str = "ensemble") -> None:
+        self.name = name
+        self.model = model
+        self.over_http = transport == "http"
+        self._transport = transport
+
+    def _open(self, desk: Desk, inputs: Mapping[str, Any], request_id: str) -> Conversation:
+        if self.over_http:
+            return desk.http(inputs, model=self.model)
+        make = desk.lost if self._transport == "lost" else desk.grpc
+        return make(inputs, model=self.model, request_id=request_id)
+
+    async def end(self, desk: Desk, conversation: Conversation, request_id: str) -> None:
+        await conversation.leave()
+
+
+class Stop(Way):
+    """A second request with the same id and `stop`, as TensorRT-LLM's clients send."""
+
+    ends = ("abort", "complete")
+
+    def __init__(self, name: str, model: str) -> None:
+        self.name = name
+        self.model = model
+
+    async def end(self, desk: Desk, conversation: Conversation, request_id: str) -> None:
+        answer = await desk.grpc({"stop": True}, model=self.model, request_id=request_id).run()
+        assert answer.outcome == "abort", answer
+        assert not answer.text
+
+
+class Timeout(Way):
+    """The request brings a `timeout`; nothing is to be done."""
+
+    ends = ("abort", "complete")
+
+    def __init__(self, name: str, seconds: float, model: str = "ensemble") -> None:
+        self.name = name
+        self.model = model
+        self.seconds = seconds
+
+    def _open(self, desk: Desk, inputs: Mapping[str, Any], request_id: str) -> Conversation:
+        timeout = {"timeout": round(self.seconds * 1e6)}
+        return super()._open(desk, {**inputs, **timeout}, request_id)
+
+    async def end(self, desk: Desk, conversation: Conversation, request_id: str) -> None:
+        pass
+
+
+WAYS: tuple[Way, ...] = (
+    Leaving("gRPC stream cancelled", "grpc"),
+    Leaving("gRPC connection lost", "lost"),
+    Leaving("HTTP client gone", "http"),
+    Leaving("engine: gRPC stream cancelled", "grpc", "engine"),
+    Leaving("engine: gRPC connection lost", "lost", "engine"),
+    Leaving("engine: HTTP client gone", "http", "engine"),
+    Stop("stop request", "ensemble"),
+    Stop("engine: stop request", "engine"),
+    Timeout("timeout", 0.4),
+    Timeout("engine: timeout", 0.4, "engine"),
+)
