@@ -51,7 +51,7 @@ class Observer(Protocol):
         """Count a start of the process after the first."""
 
     def requests_lost(self, count: int) -> None:
-        """Count requests that ended with the process."""
+        """Count sequences that ended with the process."""
 
 
 class Unobserved:
@@ -284,7 +284,7 @@ class EngineClient:
         for stream in streams:
             self._fail(stream, EngineDeadError("the engine process has died; the request is lost"))
         self._observer.engine_up(False)
-        self._observer.requests_lost(len(streams))
+        self._observer.requests_lost(sum(stream.num_unfinished for stream in streams))
         return streams
 
     def _set_health(self, state: State, detail: str) -> None:

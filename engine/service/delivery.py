@@ -109,14 +109,14 @@ class RequestStream:
         self._sink = sink
         self._lock = threading.Lock()
         self._sequences = [_Sequence() for _ in range(request.num_sequences)]
-        self._num_unfinished = request.num_sequences
+        self.num_unfinished = request.num_sequences  # sequences that go on
         self._error: TridentError | None = None
         self.answered = False
 
     @property
     def finished(self) -> bool:
         """Whether every sequence has finished; the last response may still be pending."""
-        return self._num_unfinished == 0
+        return self.num_unfinished == 0
 
     @property
     def is_urgent(self) -> bool:
@@ -128,7 +128,7 @@ class RequestStream:
         with self._lock:
             self._sequences[output.index].append(output)
             if output.finish_reason is not None:
-                self._num_unfinished -= 1
+                self.num_unfinished -= 1
             return self.request.stream or self.finished
 
     def fail(self, error: TridentError) -> None:
