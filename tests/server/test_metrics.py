@@ -126,9 +126,7 @@ def test_sums_are_exact_over_streams_samples_and_repeated_prompts(
     assert seen["prefix_cache_hits_total"] == 2 * ((num_prompt - 1) // 16 * 16) > 0
     for name in HISTOGRAMS:
         assert seen[f"{name}_bucket +Inf"] == seen[f"{name}_count"]
-    # What is longest takes part in no bucket below it.
-    assert seen["request_generation_tokens_bucket 10.0"] == num_sequences - 1
-    assert seen["request_generation_tokens_bucket 20.0"] == num_sequences
+    assert seen["request_generation_tokens_bucket 10.0"] == num_sequences - 1  # but the one of 12
     assert_idle(server)
 
 
