@@ -26,6 +26,7 @@ from tests.server.resilience.fuzzing import grpc_cases, http_cases
 from tests.server.resilience.fuzzing.case import Case
 from tests.server.resilience.fuzzing.judge import GOOD, Judge
 from tests.server.resilience.fuzzing.wire import Reply, Wire
+from tests.server.resilience.gate import Gate
 from tests.server.resilience.good_streams import GoodStreams
 from tests.server.resilience.observe import complaints, not_idle
 from tests.server.resilience.processes import Tree, is_alive
@@ -70,7 +71,7 @@ async def fuzz(server: TritonServer, *, seed: int, requests: int) -> Result:
     before = Tree.of(server.pid).members()
     judge = Judge([model_repository(), server.log_path.parent, Path(server.config.model)])
     async with Desk(server) as desk, Wire(server.grpc_url, server.http_url) as wire:
-        good = GoodStreams(desk, NUM_GOOD_STREAMS)
+        good = GoodStreams(desk, NUM_GOOD_STREAMS, Gate())
         async with good.running():
             start = time.monotonic()
             run = _Run(seed, requests, wire, judge, result)

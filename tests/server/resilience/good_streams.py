@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.server.resilience.desk import Desk
+from tests.server.resilience.gate import Gate
 
 _INPUTS = {"stream": True, "sampling_parameters": json.dumps({"ignore_eos": True})}
 
@@ -20,8 +21,9 @@ class GoodStreams:
         problems: answers that differ from what the same request gave when it ran alone.
     """
 
-    def __init__(self, desk: Desk, count: int, *, max_tokens: int = 100) -> None:
+    def __init__(self, desk: Desk, count: int, gate: Gate, *, max_tokens: int = 100) -> None:
         self._desk = desk
+        self._gate = gate
         self._asks = [
             {
                 **_INPUTS,
@@ -37,22 +39,25 @@ class GoodStreams:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Ask each alone first; then all go round and round until the block ends."""
+        """Ask each alone first; then all go round and round, as the gate lets them.
+
+        The end of the block ends the gate.
+        """
         for ask in self._asks:
             answer = await self._desk.grpc(ask).run()
             assert answer.outcome == "complete", answer
             self._alone.append(answer.text)
-        stop = asyncio.Event()
-        tasks = [asyncio.create_task(self._repeat(i, stop)) for i in range(len(self._asks))]
+        tasks = [asyncio.create_task(self._repeat(i)) for i in range(len(self._asks))]
         try:
             yield
         finally:
-            stop.set()
+            self._gate.end()
             await asyncio.gather(*tasks)
 
-    async def _repeat(self, index: int, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            answer = await self._desk.grpc(self._asks[index]).run()
+    async def _repeat(self, index: int) -> None:
+        while not self._gate.ended:
+            async with self._gate.round():
+                answer = await self._desk.grpc(self._asks[index]).run()
             if answer.outcome != "complete" or answer.text != self._alone[index]:
                 self.problems.append(
                     f"good stream {index}: {answer.outcome} {answer.error} after "

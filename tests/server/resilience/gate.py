@@ -1,0 +1,46 @@
+"""Lets many workers go round, stop together, and go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Gate:
+    """Open at first.
+
+    Attributes:
+        ended: whether no further round shall begin.
+    """
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._inside = 0
+        self.ended = False
+
+    @asynccontextmanager
+    async def round(self) -> AsyncIterator[None]:
+        """Wait until the gate is open, and count as inside during the block."""
+        await self._open.wait()
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    async def close(self) -> None:
+        """Let nobody in, and return when nobody is inside."""
+        self._open.clear()
+        while self._inside:
+            await asyncio.sleep(0.02)
+
+    def open(self) -> None:
+        """Let all go on."""
+        self._open.set()
+
+    def end(self) -> None:
+        """Let this be the last round."""
+        self.ended = True
+        self._open.set()

@@ -1,0 +1,135 @@
+"""Keeps a server at full load, and measures whether anything grows.
+
+    python -m tests.server.resilience.soak --minutes 20 --csv soak.csv
+
+Requests of random length and sampling, over gRPC, HTTP and to the engine; a quarter ends early in
+one of the ways, a tenth is malformed. Once a minute everything is answered, and then all blocks
+must be free. A series is flat if a straight line through it, after a quarter of the time to warm
+up, rises by no more than `trend.allowed_growth` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from client.serve import TritonServer
+from tests.server.resilience import report
+from tests.server.resilience.cancel import aftermath
+from tests.server.resilience.desk import Desk
+from tests.server.resilience.fuzzing.wire import Wire
+from tests.server.resilience.gate import Gate
+from tests.server.resilience.good_streams import GoodStreams
+from tests.server.resilience.load import Load
+from tests.server.resilience.observe import not_idle
+from tests.server.resilience.processes import Tree
+from tests.server.resilience.samples import Samples
+from tests.server.resilience.service import serving
+from tests.server.resilience.trend import MIB, Trend
+
+SETTINGS: dict[str, Any] = {"max_num_seqs": 64, "num_gpu_blocks_override": 1200}
+_WORKERS = 72  # more than run at once, so that some always wait
+_GOOD_STREAMS = 4
+_BETWEEN_SAMPLES_S = 5.0
+_BETWEEN_PAUSES_S = 60.0
+_WARM_UP = 0.25  # of the time
+
+
+@dataclass
+class Result:
+    """What was sent, what grew, and what went wrong."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    trends: list[tuple[str, str, Trend]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def leaks(self) -> list[str]:
+        """The series that are not flat."""
+        return [
+            f"{role}: {measure} grows by {trend.per_hour:,.0f} per hour"
+            for role, measure, trend in self.trends
+            if not trend.is_flat
+        ]
+
+    def show(self) -> None:
+        """Print the tables."""
+        report.show("Requests", ("kind: outcome", "count"), sorted(self.outcomes.items()))
+        columns = ("process", "measure", "start", "middle", "end", "per hour", "verdict")
+        rows = [_row(*each) for each in self.trends]
+        report.show("After the warm-up (sizes in MiB)", columns, rows)
+
+
+def _row(role: str, measure: str, trend: Trend) -> tuple[object, ...]:
+    scale = 1 if measure in ("descriptors", "threads") else MIB
+    figures = (trend.start, trend.middle, trend.end, trend.per_hour)
+    return role, measure, *(f / scale for f in figures), "flat" if trend.is_flat else "GROWS"
+
+
+async def soak(
+    server: TritonServer,
+    *,
+    seconds: float,
+    seed: int = 0,
+    workers: int = _WORKERS,
+    between_samples_s: float = _BETWEEN_SAMPLES_S,
+    between_pauses_s: float = _BETWEEN_PAUSES_S,
+    csv: Path | None = None,
+) -> Result:
+    """Keep `server` under load for so long."""
+    result = Result()
+    samples = Samples(Tree.of(server.pid))
+    async with Desk(server) as desk, Wire(server.grpc_url, server.http_url) as wire:
+        gate = Gate()
+        good = GoodStreams(desk, _GOOD_STREAMS, gate)
+        load = Load(desk, wire, gate, seed=seed)
+        async with good.running(), load.running(workers):
+            end = time.monotonic() + seconds
+            next_pause = time.monotonic() + between_pauses_s
+            while time.monotonic() < end:
+                await asyncio.sleep(between_samples_s)
+                await asyncio.to_thread(samples.take)
+                if time.monotonic() > next_pause:
+                    next_pause = time.monotonic() + between_pauses_s
+                    result.problems += await _idle_moment(server, gate)
+    result.outcomes = load.outcomes
+    result.trends = list(samples.trends(_WARM_UP * seconds))
+    result.problems += [*load.problems, *good.problems, *await aftermath(server)]
+    if csv is not None:
+        samples.write(csv)
+    return result
+
+
+async def _idle_moment(server: TritonServer, gate: Gate) -> list[str]:
+    """Have everything answered; return what is then not as it should be."""
+    await gate.close()
+    problems = await not_idle(server)
+    gate.open()
+    return problems
+
+
+def main() -> int:
+    """Run as a command; return its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--csv", type=Path, help="write every measurement to this file")
+    arguments = parser.parse_args()
+    with serving(**SETTINGS) as server:
+        run = soak(server, seconds=60 * arguments.minutes, seed=arguments.seed, csv=arguments.csv)
+        result = asyncio.run(run)
+    result.show()
+    stuck = ["Exit timeout expired"] if "Exit timeout expired" in server.log else []
+    return report.verdict([*result.problems, *result.leaks, *stuck])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

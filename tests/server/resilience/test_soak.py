@@ -1,0 +1,112 @@
+"""Load for long leaves nothing behind: a short form of `soak`, and how it judges."""
+
+import asyncio
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.serve import TritonServer
+from tests.server.resilience.gate import Gate
+from tests.server.resilience.observe import until
+from tests.server.resilience.processes import Tree
+from tests.server.resilience.soak import soak
+from tests.server.resilience.trend import MIB, Trend, allowed_growth
+
+SECONDS = 6.0  # too short to judge memory, which is still warming up
+
+
+def descriptors(server: TritonServer) -> int:
+    return sum(process.num_fds() for process in Tree.of(server.pid).members().values())
+
+
+@pytest.mark.server
+def test_load_of_every_kind_is_answered_and_leaves_no_descriptor_or_thread(
+    resilient: TritonServer, tmp_path: Path
+) -> None:
+    async def back_to_normal() -> bool:
+        return descriptors(resilient) <= before
+
+    file = tmp_path / "soak.csv"
+    before = descriptors(resilient)
+    run = soak(
+        resilient,
+        seconds=SECONDS,
+        workers=24,
+        between_samples_s=0.5,
+        between_pauses_s=2,
+        csv=file,
+    )
+    result = asyncio.run(run)
+    assert result.problems == []
+    assert result.outcomes["request: complete"] > 20
+    assert sum(result.outcomes.values()) > result.outcomes["request: complete"]
+    assert not [leak for leak in result.leaks if "threads" in leak]
+    assert asyncio.run(until(back_to_normal, 10))
+    with file.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    processes = {"tritonserver", "tokenizer", "engine", "detokenizer", "engine process"}
+    assert {row["process"] for row in rows} == processes
+    assert all(int(row["rss"]) >= int(row["pss"]) > MIB for row in rows)
+
+
+@given(
+    st.floats(-1e6, 1e6), st.floats(0, 1e9), st.lists(st.integers(0, 10), min_size=3, max_size=60)
+)
+def test_the_slope_of_a_line_is_found(slope: float, start: float, steps: list[int]) -> None:
+    seconds = [sum(steps[:i]) + i for i in range(len(steps))]
+    trend = Trend.of(seconds, [start + slope * s for s in seconds], 0)
+    assert trend.growth == pytest.approx(slope * seconds[-1], rel=1e-3, abs=1e-3 + 1e-9 * start)
+    assert trend.per_hour == pytest.approx(trend.growth / seconds[-1] * 3600, rel=1e-3, abs=1e-3)
+
+
+def leaky(per_hour: float) -> Trend:
+    """Return the trend of 15 minutes of a process of 300 MiB that also goes up and down."""
+    seconds = list(range(0, 900, 5))
+    values = [300 * MIB + per_hour * s / 3600 + MIB * (s % 7) for s in seconds]
+    return Trend.of(seconds, values, allowed_growth("rss", values[0]))
+
+
+def test_a_leak_is_told_from_ups_and_downs() -> None:
+    assert leaky(0).is_flat
+    assert leaky(5 * MIB).is_flat
+    assert not leaky(40 * MIB).is_flat
+
+
+def test_three_descriptors_more_are_a_leak() -> None:
+    values = [50, 50, 51, 51, 52, 52, 53, 53, 54, 54]
+    assert not Trend.of(range(10), values, allowed_growth("descriptors", 50)).is_flat
+
+
+def test_a_closed_gate_waits_for_those_inside_and_lets_nobody_in() -> None:
+    async def scenario() -> list[str]:
+        gate = Gate()
+        events: list[str] = []
+
+        async def work() -> None:
+            while not gate.ended:
+                async with gate.round():
+                    events.append("in")
+                    await asyncio.sleep(0.01)
+                    events.append("out")
+
+        worker = asyncio.create_task(work())
+        await asyncio.sleep(0.03)
+        await gate.close()
+        events.append("closed")
+        await asyncio.sleep(0.05)
+        events.append("opened")
+        gate.open()
+        await asyncio.sleep(0.03)
+        gate.end()
+        await worker
+        return events
+
+    events = asyncio.run(scenario())
+    closed = events.index("closed")
+    assert events[closed - 1] == "out"
+    assert events[closed + 1] == "opened"
+    assert events[closed + 2] == "in"
+    assert events.count("in") == events.count("out")
