@@ -37,10 +37,6 @@ MAX_OUTPUT_TOKENS = 2**22
 MAX_LOGPROBS_AT_ONCE = 2**18
 # A prompt given back goes before the text of each sequence.
 MAX_PREFIX_BYTES = 2**24
-# Tokens at the end of a prompt that have no text of their own (special and byte tokens): they are
-# decoded again with each output.
-MAX_PROMPT_WINDOW = 256
-
 # A token is 2 to 5 characters of text; more than this in the mean only in endless repetitions.
 _CHARACTERS_PER_TOKEN = 8
 _MIN_CHARACTERS = 2**16

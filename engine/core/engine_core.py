@@ -198,19 +198,15 @@ class EngineCore:
         start, end = request.num_released_tokens, request.num_releasable_tokens
         request.num_released_tokens = end
         begin = request.num_prompt_tokens + start
-        window_start = self.detokenizer.window_start(
-            request.token_ids,
-            begin,
-            skip_special_tokens=request.sampling_params.skip_special_tokens,
-        )
-        request.window = begin - window_start
+        window_ids = request.token_ids[begin - request.window : begin]
         new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
-        finished = request.finish_reason is not None
-        text_cut = (
-            self._text_cut(request, request.token_ids[window_start:begin], new_ids)
-            if finished
-            else 0
+        ids = [*window_ids, *new_ids]
+        next_window_start = self.detokenizer.window_start(
+            ids, len(ids), skip_special_tokens=request.sampling_params.skip_special_tokens
         )
+        window, request.window = request.window, len(ids) - next_window_start
+        finished = request.finish_reason is not None
+        text_cut = self._text_cut(request, window_ids, new_ids) if finished else 0
         with_logprobs = request.sampling_params.logprobs is not None
         logprobs, request.logprobs = (
             request.logprobs[: end - start],
@@ -220,7 +216,7 @@ class EngineCore:
             uid=request.uid,
             index=request.index,
             token_ids=new_ids,
-            window=request.window,
+            window=window,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             text_cut=text_cut,

@@ -10,9 +10,7 @@ from engine.limits import (
     MAX_LOGPROBS_AT_ONCE,
     MAX_OUTPUT_TOKENS,
     MAX_PROMPT_TOKENS,
-    MAX_PROMPT_WINDOW,
     check_length,
-    check_size,
 )
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -56,7 +54,9 @@ class RequestFactory:
         prompt = message.prompt_token_ids
         self._check(prompt, params)
         max_tokens = self._max_tokens(message, params)
-        window = self._window(prompt, params)
+        window = self._detokenizer.prompt_window(
+            prompt, skip_special_tokens=params.skip_special_tokens
+        )
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
@@ -76,6 +76,7 @@ class RequestFactory:
                 stream=message.stream,
                 stop_checker=stop_checker and stop_checker.twin(),
                 bad_words=bad_words,
+                window=len(window),
             )
             for index in range(params.n)
         ]
@@ -120,15 +121,6 @@ class RequestFactory:
                 f"{params.n}{logprobs}; at most {limit} are allowed"
             )
         return min(params.max_tokens, room)
-
-    def _window(self, prompt: list[int], params: SamplingParams) -> list[int]:
-        """Return the end of the prompt that the text of the output depends on."""
-        start = self._detokenizer.window_start(
-            prompt, len(prompt), skip_special_tokens=params.skip_special_tokens
-        )
-        window = prompt[start:]
-        check_size("input_ids: the end without any text", len(window), MAX_PROMPT_WINDOW, "tokens")
-        return window
 
     def _stop_checker(self, window: list[int], params: SamplingParams) -> StopChecker:
         return StopChecker(

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from engine.text.tokenizer import Tokenizer
 from engine.text.visible_text import text_rule
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MAX_PROMPT_WINDOW = 256  # tokens
+_MAX_BYTES_OF_CHARACTER = 4
+
 
 class Detokenizer:
     """Turns chunks of token ids into pieces of text, given a window of the ids before each.
@@ -51,6 +55,25 @@ class Detokenizer:
         assert 0 <= end <= len(ids)
         return self._rule.window_start(ids, end, skip_special_tokens)
 
+    def prompt_window(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> list[int]:
+        """Return the end of a prompt that the text of its output may depend on.
+
+        A run of special or byte tokens that ends the prompt is decoded with every piece of the
+        output, so of a long one only the last whole characters count.
+        """
+        end = len(prompt_ids)
+        start = self.window_start(prompt_ids, end, skip_special_tokens=skip_special_tokens)
+        if end - start > _MAX_PROMPT_WINDOW:
+            start = end - _MAX_PROMPT_WINDOW
+            for whole in range(start, start + _MAX_BYTES_OF_CHARACTER):
+                text = self.tokenizer.decode(prompt_ids[whole:], skip_special_tokens)
+                if not text.startswith(_REPLACEMENT):
+                    start = whole
+                    break
+        return list(prompt_ids[start:])
+
 
 class IncrementalDecoder:
     """The text of one growing sequence; it keeps the window itself."""
@@ -64,10 +87,9 @@ class IncrementalDecoder:
     ) -> None:
         self._detokenizer = detokenizer
         self._skip_special_tokens = skip_special_tokens
-        start = detokenizer.window_start(
-            prompt_ids, len(prompt_ids), skip_special_tokens=skip_special_tokens
+        self._window_ids = detokenizer.prompt_window(
+            prompt_ids, skip_special_tokens=skip_special_tokens
         )
-        self._window_ids = list(prompt_ids[start:])
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Add output tokens; return the text that is final now and was not before."""

@@ -178,3 +178,18 @@ def test_space_is_stripped_if_only_skipped_tokens_came_before(
 ) -> None:
     the = byte_fallback.tokenizer.hf_tokenizer.convert_tokens_to_ids("▁the")
     assert stream(byte_fallback, prompt, [[1], [the], [the]], skip=True) == "the the"
+
+
+def test_of_a_long_run_that_ends_a_prompt_only_the_last_whole_characters_count(
+    byte_fallback: Detokenizer,
+) -> None:
+    tokenizer = byte_fallback.tokenizer
+    emoji = tokenizer.encode("🦊", add_special_tokens=False)[-4:]
+    assert set(emoji) <= tokenizer.byte_fallback_ids
+    prompt = tokenizer.encode("a", add_special_tokens=False) + emoji * 1000
+    for cut in range(4):  # the prompt may end inside a character
+        ids, rest = prompt[: len(prompt) - cut], emoji[4 - cut :]
+        window = byte_fallback.prompt_window(ids)
+        assert 252 < len(window) <= 256
+        assert ids[-len(window) :] == window
+        assert tokenizer.decode([*window, *rest]) == "🦊" * ((len(window) + cut) // 4)
