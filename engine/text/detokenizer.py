@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from engine.text.tokenizer import Tokenizer
 from engine.text.visible_text import text_rule
@@ -67,10 +68,11 @@ class Detokenizer:
         start = self.window_start(prompt_ids, end, skip_special_tokens=skip_special_tokens)
         if end - start > _MAX_PROMPT_WINDOW:
             start = end - _MAX_PROMPT_WINDOW
-            for whole in range(start, start + _MAX_BYTES_OF_CHARACTER):
-                text = self.tokenizer.decode(prompt_ids[whole:], skip_special_tokens)
-                if not text.startswith(_REPLACEMENT):
-                    start = whole
+            # One incomplete character spoils a run of bytes, and both ends may be inside one.
+            for first, last in product(range(_MAX_BYTES_OF_CHARACTER), repeat=2):
+                ids = prompt_ids[start + first : end - last]
+                if not self.tokenizer.decode(ids, skip_special_tokens).startswith(_REPLACEMENT):
+                    start += first
                     break
         return list(prompt_ids[start:])
 
