@@ -71,8 +71,9 @@ class Responder:
         """End the engine process."""
         self._poller.close()
         self._listener.close()
-        self._client.close()
+        # First: after a reload, the metrics are already those of the next one.
         self._metrics.close()
+        self._client.close()
 
     def _answer_health(self, sender: Any) -> None:
         self._client.check_ready()
