@@ -17,7 +17,7 @@ from client.exchange import Exchange
 from client.protocol import Chunk, Completion, Health, Message, SamplingOptions
 from client.response import Collector
 from client.retry import DEFAULT_RETRY, RetryPolicy
-from client.session import Session, only
+from client.session import WITHDRAWAL_TIMEOUT_S, Session, only
 
 T = TypeVar("T")
 
@@ -149,16 +149,36 @@ class AsyncTridentClient:
                 raise exchange.unfinished()
             except (grpc.RpcError, TridentClientError) as error:
                 delay = exchange.delay_before_retry(error)
+            except GeneratorExit:
+                if call is not None:
+                    await self._withdraw(exchange, call)
+                raise
             except (grpc.aio.UsageError, asyncio.CancelledError):
                 # gRPC raises them for a call that ended under it, by close() or by a deadline that
                 # struck while the request was being written.
                 if (task := asyncio.current_task()) is not None and task.cancelling():
+                    if call is not None:
+                        await self._withdraw(exchange, call)
                     raise
                 raise exchange.ended_here() from None
             finally:
                 if call is not None:
                     await _end(call, answered, exchange.complete)
             await self._pause(delay, exchange)
+
+    async def _withdraw(self, exchange: Exchange[Any], call: Any) -> None:
+        """Nobody wants the answer any more: have the server end it, if that is soon done."""
+        withdrawal = self._session.withdraw(exchange)
+        if withdrawal is None or self._closed.is_set():
+            return
+        with suppress(grpc.RpcError, grpc.aio.UsageError, TridentClientError, TimeoutError):
+            async with asyncio.timeout(WITHDRAWAL_TIMEOUT_S):
+                async for _ in self._run(withdrawal):
+                    pass
+                async for reply in call:
+                    exchange.read(reply)
+                    if exchange.complete:
+                        break
 
     async def _pause(self, seconds: float, exchange: Exchange[Any]) -> None:
         try:

@@ -17,7 +17,7 @@ from client.exchange import Exchange
 from client.protocol import Chunk, Completion, Health, Message, SamplingOptions
 from client.response import Collector
 from client.retry import DEFAULT_RETRY, RetryPolicy
-from client.session import Session, only
+from client.session import WITHDRAWAL_TIMEOUT_S, Session, only
 
 T = TypeVar("T")
 
@@ -171,6 +171,10 @@ class TridentClient:
                 raise exchange.unfinished()
             except (grpc.RpcError, TridentClientError) as error:
                 delay = exchange.delay_before_retry(error)
+            except (GeneratorExit, KeyboardInterrupt):
+                if call is not None:
+                    self._withdraw(exchange, call)
+                raise
             except ValueError:
                 if self._closed.is_set():  # which gRPC calls a ValueError
                     raise exchange.ended_here() from None
@@ -180,6 +184,21 @@ class TridentClient:
                     _end(call, answered, exchange.complete)
             if self._closed.wait(delay):
                 raise exchange.ended_here()
+
+    def _withdraw(self, exchange: Exchange[Any], call: grpc.Call) -> None:
+        """Nobody wants the answer any more: have the server end it, if that is soon done."""
+        withdrawal = self._session.withdraw(exchange)
+        if withdrawal is None:
+            return
+        giving_up = threading.Timer(WITHDRAWAL_TIMEOUT_S, call.cancel)
+        giving_up.start()
+        with suppress(grpc.RpcError, TridentClientError):
+            list(self._run(withdrawal))
+            for reply in call:
+                exchange.read(reply)
+                if exchange.complete:
+                    break
+        giving_up.cancel()
 
     def _takes_batches(self, exchange: Exchange[Any]) -> bool:
         if self._session.batched is not None:

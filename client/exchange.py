@@ -38,6 +38,8 @@ class Exchange(Generic[T]):
 
     Attributes:
         complete: nothing more follows in this attempt.
+        is_open: an attempt has begun and may still be answered.
+        withdrawal: the request that takes this one back, if that cannot meet another.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Exchange(Generic[T]):
         if timeout is not None and math.isnan(timeout):
             raise InvalidRequestError("timeout: must be a number of seconds")
         self.complete = False
+        self.is_open = False
+        self.withdrawal: Request | None = None
         self._request = request
         self._read = read
         self._url = url
@@ -93,6 +97,7 @@ class Exchange(Generic[T]):
             RequestTimeoutError: there is no time left for it.
         """
         self.complete = False
+        self.is_open = True
         return self._request.message(batched=batched, timeout=self.time_left())
 
     def read(self, response: service_pb2.ModelStreamInferResponse) -> list[T]:
@@ -102,10 +107,11 @@ class Exchange(Generic[T]):
             TridentClientError: it is an error.
         """
         if response.error_message:
-            self.complete = True
+            self.complete, self.is_open = True, False
             raise from_text(response.error_message)
         inner = response.infer_response
         self.complete = inner.parameters["triton_final_response"].bool_param
+        self.is_open = not self.complete
         self._has_begun |= bool(inner.outputs)
         return list(self._read(inner))
 
@@ -119,6 +125,7 @@ class Exchange(Generic[T]):
         Raises:
             TridentClientError: `error`, in our words, is the end of it.
         """
+        self.is_open = False
         known = self.error(error) if isinstance(error, grpc.RpcError) else error
         if isinstance(known, UnavailableError) and not self._has_begun:
             delay = next(self._delays, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from tritonclient.grpc import service_pb2
 
@@ -17,6 +18,8 @@ from client.request import Request
 from client.retry import RetryPolicy
 
 T = TypeVar("T")
+
+WITHDRAWAL_TIMEOUT_S = 1.0
 
 
 @dataclass
@@ -48,8 +51,22 @@ class Session:
         Raises:
             InvalidRequestError: an argument cannot be sent.
         """
-        asked = request.completion(prompt, messages, sampling, stream=stream, request_id=request_id)
-        return self._exchange(asked, response.read_chunks, timeout, self.retry)
+        own_id = request_id or uuid4().hex
+        asked = request.completion(prompt, messages, sampling, stream=stream, request_id=own_id)
+        exchange = self._exchange(asked, response.read_chunks, timeout, self.retry)
+        if not request_id:  # no other request can have the same id
+            exchange.withdrawal = request.stop(own_id)
+        return exchange
+
+    def withdraw(self, exchange: Exchange[Any]) -> Exchange[None] | None:
+        """Return the exchange that tells the server to drop what is asked; None: just hang up.
+
+        To hang up is noticed only as the engine answers, not while the request waits to run.
+        """
+        if exchange.withdrawal is None or not exchange.is_open:
+            return None
+        stop = exchange.withdrawal
+        return self._exchange(stop, response.read_nothing, WITHDRAWAL_TIMEOUT_S, None)
 
     def stop(self, request_id: str, timeout: float | None) -> Exchange[None]:
         """Return the exchange that ends the requests of that id.

@@ -75,6 +75,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
     shapes: list[list[int]] = field(default_factory=list)
     num_config_calls: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
+    stopped: set[str] = field(default_factory=set)
 
     def ModelReady(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return service_pb2.ModelReadyResponse(ready=self.ready)
@@ -88,9 +89,14 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
     def ModelStreamInfer(  # noqa: N802
         self, request_iterator: Iterator[Any], context: grpc.ServicerContext
     ) -> Iterator[Any]:
-        inputs = self._note(next(request_iterator), context)
+        request = next(request_iterator)
+        inputs = self._note(request, context)
         if inputs.get("health"):
             yield self._health()
+            return
+        if inputs.get("stop") and not (self.error or self.error_message):
+            self.stopped.add(request.id)
+            yield _response(Piece({0: ""}, finished=(0,), final=True))
             return
         answer = self.first.pop(0) if self.first else self
         answered = threading.Event()
@@ -99,6 +105,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
         for piece in answer.pieces:
             deadline = time.monotonic() + piece.delay_s
             while time.monotonic() < deadline and context.is_active():
+                if request.id in self.stopped:
+                    self.cancelled.set()
+                    yield _response(Piece({0: ""}, finished=(0,), final=True))
+                    return
                 time.sleep(0.005)
             if not context.is_active():
                 return

@@ -27,6 +27,32 @@ class TestSyncStream:
                 break
             assert triton.cancelled.wait(5)
 
+    def test_leaving_the_loop_takes_the_request_back(self, triton: FakeTriton) -> None:
+        """A cancelled call alone is noticed only when the engine answers next."""
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+        with TridentClient(triton.url) as client:
+            for _ in client.stream("a"):
+                break
+            assert triton.stopped == {triton.calls[0].request_id}
+
+    def test_an_id_that_others_may_have_is_only_hung_up_on(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+        with TridentClient(triton.url) as client:
+            for _ in client.stream("a", request_id="1"):
+                break
+            assert triton.cancelled.wait(5)
+            assert not triton.stopped
+
+    def test_a_finished_request_is_not_taken_back(self, triton: FakeTriton) -> None:
+        triton.pieces = HELLO
+        with TridentClient(triton.url) as client:
+            chunks = client.stream("a")
+            for chunk in chunks:
+                if chunk.finish_reason:
+                    break
+            chunks.close()
+            assert not triton.stopped
+
     def test_closing_the_client_cancels(self, triton: FakeTriton) -> None:
         triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
         client = TridentClient(triton.url)
@@ -106,6 +132,21 @@ class TestAsyncStream:
                 return await asyncio.to_thread(triton.cancelled.wait, 5)
 
         assert asyncio.run(run())
+
+    def test_cancelling_the_task_takes_back_a_request_that_waits(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}, delay_s=30)]
+
+        async def run() -> None:
+            async with AsyncTridentClient(triton.url) as client:
+                task = asyncio.create_task(client.generate("a"))
+                while not triton.requests:
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert triton.stopped == {triton.calls[0].request_id}
+
+        asyncio.run(run())
 
     def test_cancelling_the_task_cancels_the_request(self, triton: FakeTriton) -> None:
         triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
