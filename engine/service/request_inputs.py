@@ -68,6 +68,7 @@ _FLAGS = {
 # Request parameters that Triton and its clients set for themselves.
 _TRITON_PARAMETERS = frozenset(
     {
+        "id",  # of the request, from HTTP's generate: see `engine.service.triton.request_id`
         "triton_enable_empty_final_response",
         "binary_data_output",
         "sequence_id",

@@ -21,7 +21,7 @@ from engine.service.metrics import EngineMetrics
 from engine.service.request_log import RequestLog
 from engine.service.sinks import FINAL, Encode, ForClient, ForDetokenizer, Sink
 from engine.service.tensors import InputReader, Tensors
-from engine.service.triton import Stage, input_tensors, request_parameters
+from engine.service.triton import Stage, input_tensors, request_id, request_parameters
 
 
 class Responder:
@@ -83,11 +83,11 @@ class Responder:
 
     def _stop(self, request: Any, tensors: Tensors, sender: Any) -> None:
         """End the requests of the same id early; the request to stop gets an empty answer."""
-        request_id = request.request_id()
-        if not request_id:
+        name = request_id(request)
+        if not name:
             raise RequestError("stop: needs the request id of what to stop as its own")
-        count = self._client.stop(request_id)
-        self._stage.log.info("stop: ends %d requests of id %r", count, request_id)
+        count = self._client.stop(name)
+        self._stage.log.info("stop: ends %d requests of id %r", count, name)
         encode = _encoder(request, parse_options(tensors, 0), DetokenizerInput(0, []))
         nothing = Chunk(index=0, window_ids=[], token_ids=[], finish_reason="abort")
         Sink(self._stage, sender, encode).send([nothing], last=True)
@@ -99,7 +99,7 @@ class Responder:
             request_parameters(request),
             request.timeout(),
             self._client.ready,
-            request_id=request.request_id(),
+            request_id=request_id(request),
         )
 
         def make_sink(uid: int) -> Sink:

@@ -80,6 +80,14 @@ def input_tensors(request: Any) -> Tensors:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
+def request_id(request: Any) -> str:
+    """Return the request's id; empty if it has none.
+
+    Over HTTP's generate, release 24.10 hands on an `id` as a parameter.
+    """
+    return request.request_id() or str(request_parameters(request).get("id", ""))
+
+
 def request_parameters(request: Any) -> dict[str, Any]:
     """Return the request parameters; raises `RequestError` if they are not acceptable."""
     try:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -91,3 +92,15 @@ def test_stop_needs_an_id(caller: Caller, model: str) -> None:
 def test_a_request_to_the_engine_needs_ids(caller: Caller) -> None:
     with pytest.raises(InferError, match="input_ids: is missing"):
         caller.one("engine", stream=True)
+
+
+def test_http_has_ids_too(caller: Caller) -> None:
+    body = {"sampling_parameters": '{"ignore_eos": true}', "id": "over http", **LONG}
+    with ThreadPoolExecutor() as pool:
+        events = pool.submit(caller.generate_stream, body)
+        while not json.loads(caller.one("engine", health=True)["health"][0])["num_in_flight"]:
+            time.sleep(0.001)
+        status, answer = caller.generate({"stop": True, "id": "over http"})
+        assert (status, answer["text_output"]) == (200, "")
+        reasons = [event["finish_reason"] for event in events.result()]
+    assert reasons[-1] == "abort"
