@@ -181,6 +181,7 @@ class TritonServer:
         while (status := self._process.poll()) is None:
             self._report()
             if watch is not None and watch.has_lost_one():
+                self._ready = False  # what is in flight will never end: `stop` need not wait for it
                 raise StageDiedError("a model stage of tritonserver has died")
             time.sleep(_POLL_S)
         self._report()

@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
 from engine.limits import shown
 from engine.service.logs import configure_logging
+from engine.service.parent import end_with_parent
 from engine.service.request_inputs import decode_parameters
 from engine.service.tensors import Tensors
 
@@ -29,8 +30,12 @@ class Stage:
     """What one model of the repository was started with."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
-        """Read `args` of `initialize`; logs go to the server's stderr from here on."""
+        """Read `args` of `initialize`; logs go to the server's stderr from here on.
+
+        The process ends with the server, even if that is killed.
+        """
         configure_logging()
+        end_with_parent()
         self.model, self.version = args["model_name"], args["model_version"]
         self.log = logging.getLogger(f"trident.{self.model}")
         self._settings = Path(args["model_repository"]).parent / "engine" / "1" / "engine.json"
