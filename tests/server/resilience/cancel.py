@@ -14,11 +14,13 @@ import json
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from client.serve import TritonServer
 from tests.server.resilience import cancel_latency, report
-from tests.server.resilience.conversation import Answer, Conversation
+from tests.server.resilience.chorus import Chorus
+from tests.server.resilience.conversation import Answer
 from tests.server.resilience.desk import Desk
 from tests.server.resilience.observe import complaints, health, not_idle
 from tests.server.resilience.service import serving
@@ -29,69 +31,31 @@ from tests.server.resilience.ways import WAYS, Way
 SETTINGS: dict[str, Any] = {"max_num_seqs": 40, "num_gpu_blocks_override": 400}
 
 
-def survivor(index: int, max_tokens: int) -> tuple[str, dict[str, Any]]:
-    """Return model and inputs of a request that nobody cancels; every other one is seeded.
-
-    The seeds are such that no draw falls within rounding of the border between two tokens: in a
-    batch of another size the last bits of a logit differ, and there a token may.
-    """
-    model = "engine" if index % 4 == 3 else "ensemble"
-    sampling: dict[str, Any] = {"ignore_eos": True, "max_tokens": max_tokens + index % 7}
-    sampling |= {"temperature": 0.9, "seed": 1000 + index} if index % 2 else {"temperature": 0.0}
-    prompt: dict[str, Any] = {"input_ids": [3 + index, 5, 6]}
-    if model == "ensemble":
-        prompt = {"text_input": f"Survivor {index}: 你好"}
-    return model, {**prompt, "stream": True, "sampling_parameters": json.dumps(sampling)}
-
-
-def _survive(desk: Desk, index: int, max_tokens: int) -> Conversation:
-    model, inputs = survivor(index, max_tokens)
-    over_http = index % 8 == 4
-    return desk.http(inputs) if over_http else desk.grpc(inputs, model=model)
-
-
 async def storm(
     server: TritonServer, *, seed: int, streams: int = 64, max_tokens: int = 300
 ) -> list[str]:
     """Run `streams` at once and end a third early; return what went wrong."""
     rng = random.Random(seed)
     num_victims = streams // 3
-    num_survivors = streams - num_victims
+    chorus = Chorus(streams - num_victims, max_tokens)
     async with Desk(server) as desk:
-        alone = [await _survive(desk, i, max_tokens).run() for i in range(num_survivors)]
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(_survive(desk, i, max_tokens).run()) for i in range(num_survivors)
-            ]
-            victims = [
-                group.create_task(_victim(desk, WAYS[i % len(WAYS)], f"victim-{i}", rng))
-                for i in range(num_victims)
-            ]
-    problems = [
-        f"survivor {i}: {difference}"
-        for i, task in enumerate(tasks)
-        if (difference := _difference(task.result(), alone[i]))
-    ]
-    problems += [problem for victim in victims for problem in victim.result()[1]]
-    _show_outcomes(victim.result()[0] for victim in victims)
+        await chorus.learn(desk)
+        survivors = chorus.sing(desk)
+        ways = [WAYS[i % len(WAYS)] for i in range(num_victims)]
+        ended = await asyncio.gather(
+            *(_victim(desk, way, f"victim-{i}", rng) for i, way in enumerate(ways))
+        )
+        answers = await asyncio.gather(*survivors)
+    _show_outcomes([(way.name, answer.outcome) for way, answer in zip(ways, ended, strict=True)])
+    problems = chorus.wrong(answers)
+    for way, answer in zip(ways, ended, strict=True):
+        if answer.outcome not in way.ends:
+            problems.append(f"{way.name}: {answer}")
     return problems + await aftermath(server)
 
 
-def _difference(together: Answer, alone: Answer) -> str:
-    """Say how an answer differs from what the same request was answered alone."""
-    if together.outcome != "complete":
-        return f"{together.outcome} {together.error}"
-    if together.text == alone.text:
-        return ""
-    pairs = zip(together.text, alone.text, strict=False)
-    common = next((i for i, (a, b) in enumerate(pairs) if a != b), "the end")
-    return f"differs from character {common} on, of {len(alone.text)}"
-
-
-async def _victim(
-    desk: Desk, way: Way, request_id: str, rng: random.Random
-) -> tuple[tuple[str, str], list[str]]:
-    """Let one request end early; return (way, outcome) and what went wrong."""
+async def _victim(desk: Desk, way: Way, request_id: str, rng: random.Random) -> Answer:
+    """Send a request and end it early, at a random moment."""
     sampling = json.dumps({"ignore_eos": True, "max_tokens": 1000})
     inputs = {"stream": True, "sampling_parameters": sampling}
     moment = rng.uniform(0.0, 1.5)
@@ -100,12 +64,10 @@ async def _victim(
     await asyncio.wait([running], timeout=moment)
     if not running.done():
         await way.end(desk, conversation, request_id)
-    answer = await running
-    wrong = answer.outcome not in way.ends
-    return (way.name, answer.outcome), [f"{way.name}: {answer}"] if wrong else []
+    return await running
 
 
-def _show_outcomes(victims: Any) -> None:
+def _show_outcomes(victims: Iterable[tuple[str, str]]) -> None:
     rows = [(*key, count) for key, count in sorted(Counter(victims).items())]
     report.show("Requests that ended early", ("way", "outcome", "count"), rows)
 

@@ -102,7 +102,7 @@ async def measure(server: TritonServer, *, rounds: int, gaps: bool = True) -> Re
                     if not times:
                         continue
                     result.seconds[way, state] = [
-                        await _once(desk, way, state, f"victim-{i}") for i in range(times)
+                        await _once(server, desk, way, state, f"victim-{i}") for i in range(times)
                     ]
     return result
 
@@ -127,7 +127,7 @@ async def _again_and_again(desk: Desk, inputs: dict[str, object]) -> None:
         assert answer.outcome == "complete", answer
 
 
-async def _once(desk: Desk, way: Way, state: State, request_id: str) -> float:
+async def _once(server: TritonServer, desk: Desk, way: Way, state: State, request_id: str) -> float:
     """Return the seconds that one cancellation took."""
     inputs: dict[str, object] = {"stream": state.streamed, "sampling_parameters": _LONG}
     if not isinstance(way, Timeout):
@@ -140,10 +140,10 @@ async def _once(desk: Desk, way: Way, state: State, request_id: str) -> float:
         assert conversation.answer.outcome == "abort", conversation.answer
         return time.time() - started - way.seconds
     await _established(conversation, state)
-    log_length = len(desk.server.log)
+    log_length = len(server.log)
     begin = time.time()
     await way.end(desk, conversation, request_id)
-    seconds = await _dropped(desk, log_length) - begin
+    seconds = await _dropped(server, log_length) - begin
     await running
     if not math.isfinite(seconds):  # lest it go on beside the next ones
         await asyncio.sleep(_TIMEOUT_S - (time.time() - started) + 0.1)
@@ -163,12 +163,12 @@ async def _established(conversation: Conversation, state: State) -> None:
         assert not conversation.answer.pieces
 
 
-async def _dropped(desk: Desk, log_length: int) -> float:
+async def _dropped(server: TritonServer, log_length: int) -> float:
     """Return when, by the wall clock, the engine dropped the next request; inf if it did not."""
     found: list[re.Match[str]] = []
 
     async def says_so() -> bool:
-        found.extend(_DROPPED.finditer(desk.server.log, log_length))
+        found.extend(_DROPPED.finditer(server.log, log_length))
         return bool(found)
 
     if not await until(says_so, _GIVE_UP_S, 0.01):

@@ -184,13 +184,16 @@ class LostConversation(GrpcConversation):
 class HttpConversation(Conversation):
     """`generate_stream`, or `generate` for what is not streamed; leaving closes the connection."""
 
-    def __init__(self, url: str, model: str, inputs: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(
+        self, url: str, model: str, inputs: Mapping[str, Any], request_id: str, timeout_s: float
+    ) -> None:
         super().__init__()
         self._host, port = url.rsplit(":", 1)
         self._port = int(port)
         self._timeout_s = timeout_s
+        self._writer: asyncio.StreamWriter | None = None
         action = "generate_stream" if inputs.get("stream") else "generate"
-        body = json.dumps(inputs).encode()
+        body = json.dumps({**inputs, **({"id": request_id} if request_id else {})}).encode()
         self._request = (
             f"POST /v2/models/{model}/{action} HTTP/1.1\r\nHost: {self._host}\r\n"
             f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -202,16 +205,21 @@ class HttpConversation(Conversation):
         )
         self._writer.write(self._request)
         self._sent.set()
+        whole = False
         async with asyncio.timeout(self._timeout_s):
             # Each event, or the whole answer, is one line that begins so; chunk sizes do not.
             async for line in reader:
-                if line.startswith((b"data: {", b"{")):
+                if line.startswith((b"data: {", b"{")) and line.endswith(b"\n"):
                     outputs = json.loads(line.removeprefix(b"data: "))
                     self.answer.error = self.answer.error or outputs.get("error", "")
                     yield outputs
+                whole = whole or line == b"0\r\n"
+        if not (whole or self.answer.error or self._gone):
+            self.answer.error = "the connection was closed before the last chunk"
 
     async def _leave(self) -> None:
-        self._writer.transport.abort()
+        await self._close()
 
     async def _close(self) -> None:
-        self._writer.transport.abort()
+        if self._writer is not None:
+            self._writer.transport.abort()

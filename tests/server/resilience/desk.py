@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import grpc
 
-from client.serve import TritonServer
 from tests.server.caller import Caller
 from tests.server.resilience.conversation import (
-    Conversation,
     GrpcConversation,
     HttpConversation,
     LostConversation,
 )
 
 TIMEOUT_S = 120.0
-Open = Callable[..., Conversation]
+
+
+class Addresses(Protocol):
+    """Where a server listens, `host:port`."""
+
+    @property
+    def grpc_url(self) -> str: ...
+    @property
+    def http_url(self) -> str: ...
 
 
 class Desk:
@@ -26,8 +32,8 @@ class Desk:
     Each method makes a conversation with `model` about `inputs`, not yet sent.
     """
 
-    def __init__(self, server: TritonServer, *, timeout_s: float = TIMEOUT_S) -> None:
-        self.server = server
+    def __init__(self, server: Addresses, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._server = server
         self._timeout_s = timeout_s
         self._builder = Caller(server.grpc_url, server.http_url)
         self._channel = grpc.aio.insecure_channel(server.grpc_url)
@@ -44,11 +50,14 @@ class Desk:
     ) -> LostConversation:
         """A gRPC stream on a connection that can be cut."""
         message = self._builder.request(model, request_id=request_id, **_asked(model, inputs))
-        return LostConversation(self.server.grpc_url, message, self._timeout_s)
+        return LostConversation(self._server.grpc_url, message, self._timeout_s)
 
-    def http(self, inputs: Mapping[str, Any], *, model: str = "ensemble") -> HttpConversation:
-        """An HTTP request; these have no id in release 24.10."""
-        return HttpConversation(self.server.http_url, model, _asked(model, inputs), self._timeout_s)
+    def http(
+        self, inputs: Mapping[str, Any], *, model: str = "ensemble", request_id: str = ""
+    ) -> HttpConversation:
+        """An HTTP request."""
+        url, asked = self._server.http_url, _asked(model, inputs)
+        return HttpConversation(url, model, asked, request_id, self._timeout_s)
 
     async def __aenter__(self) -> Desk:
         return self

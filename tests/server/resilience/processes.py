@@ -59,10 +59,10 @@ class Tree:
 class Footprint:
     """Processes, regions in /dev/shm, names of unix sockets and TCP ports listened on."""
 
-    processes: frozenset[psutil.Process]
-    regions: frozenset[Path]
-    sockets: frozenset[str]
-    ports: frozenset[int]
+    processes: frozenset[psutil.Process] = frozenset()
+    regions: frozenset[Path] = frozenset()
+    sockets: frozenset[str] = frozenset()
+    ports: frozenset[int] = frozenset()
 
     def __or__(self, other: Footprint) -> Footprint:
         return Footprint(

@@ -5,7 +5,7 @@
 Requests of random length and sampling, over gRPC, HTTP and to the engine; a quarter ends early in
 one of the ways, a tenth is malformed. Once a minute everything is answered, and then all blocks
 must be free. A series is flat if a straight line through it, after a quarter of the time to warm
-up, rises by no more than `trend.allowed_growth` says.
+up, rises by no more than `trend.allowed_growth` says; `trend.Trend` says which line.
 """
 
 from __future__ import annotations

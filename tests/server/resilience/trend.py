@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Trend:
-    """A straight line through what was measured after the warm-up, by least squares.
+    """A straight line through what was measured after the warm-up.
+
+    By the estimator of Theil and Sen, the median of the slopes between all pairs, which the peaks
+    of the moment do not move (Sen, "Estimates of the regression coefficient based on Kendall's
+    tau", 1968).
 
     Attributes:
         start, middle, end: the median of the first, middle and last tenth of the measurements.
@@ -32,26 +38,21 @@ class Trend:
 
     @classmethod
     def of(cls, seconds: Sequence[float], values: Sequence[float], allowed: float) -> Trend:
-        """Fit a line; there must be two measurements at least, at different times."""
+        """Fit a line; there must be two measurements at least, one after the other."""
         count = len(seconds)
-        mean_time, mean = sum(seconds) / count, sum(values) / count
-        pairs = list(zip(seconds, values, strict=True))
-        covariance = sum((s - mean_time) * (v - mean) for s, v in pairs)
-        slope = covariance / sum((s - mean_time) ** 2 for s in seconds)
+        points = list(zip(seconds, values, strict=True))
+        pairs = combinations(points, 2)
+        slope = median([(v - u) / (t - s) for (s, u), (t, v) in pairs])
         tenth = max(1, count // 10)
         centre = count // 2
         return cls(
-            start=_median(values[:tenth]),
-            middle=_median(values[centre : centre + tenth]),
-            end=_median(values[-tenth:]),
+            start=median(values[:tenth]),
+            middle=median(values[centre : centre + tenth]),
+            end=median(values[-tenth:]),
             growth=slope * (seconds[-1] - seconds[0]),
             per_hour=slope * 3600,
             allowed=allowed,
         )
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def allowed_growth(measure: str, start: float) -> float:

@@ -48,9 +48,7 @@ class Leaving(Way):
         self._transport = transport
 
     def _open(self, desk: Desk, inputs: Mapping[str, Any], request_id: str) -> Conversation:
-        if self.over_http:
-            return desk.http(inputs, model=self.model)
-        make = desk.lost if self._transport == "lost" else desk.grpc
+        make = {"grpc": desk.grpc, "lost": desk.lost, "http": desk.http}[self._transport]
         return make(inputs, model=self.model, request_id=request_id)
 
     async def end(self, desk: Desk, conversation: Conversation, request_id: str) -> None:
@@ -62,12 +60,17 @@ class Stop(Way):
 
     ends = ("abort", "complete")
 
-    def __init__(self, name: str, model: str) -> None:
+    def __init__(self, name: str, transport: str, model: str = "ensemble") -> None:
         self.name = name
         self.model = model
+        self._transport = transport
+
+    def _open(self, desk: Desk, inputs: Mapping[str, Any], request_id: str) -> Conversation:
+        make = desk.http if self._transport == "http" else desk.grpc
+        return make(inputs, model=self.model, request_id=request_id)
 
     async def end(self, desk: Desk, conversation: Conversation, request_id: str) -> None:
-        answer = await desk.grpc({"stop": True}, model=self.model, request_id=request_id).run()
+        answer = await self._open(desk, {"stop": True}, request_id).run()
         assert answer.outcome == "abort", answer
         assert not answer.text
 
@@ -97,8 +100,9 @@ WAYS: tuple[Way, ...] = (
     Leaving("engine: gRPC stream cancelled", "grpc", "engine"),
     Leaving("engine: gRPC connection lost", "lost", "engine"),
     Leaving("engine: HTTP client gone", "http", "engine"),
-    Stop("stop request", "ensemble"),
-    Stop("engine: stop request", "engine"),
+    Stop("stop request", "grpc"),
+    Stop("HTTP: stop request", "http"),
+    Stop("engine: stop request", "grpc", "engine"),
     Timeout("timeout", 0.4),
     Timeout("engine: timeout", 0.4, "engine"),
 )
