@@ -178,16 +178,16 @@ class LLM:
         return RequestOutput(
             prompt=text,
             prompt_token_ids=prompt,
-            outputs=[self._completion(prompt, output, skip_special_tokens) for output in outputs],
+            outputs=[self._completion(output, skip_special_tokens) for output in outputs],
             metrics=outputs[0].stats,
         )
 
-    def _completion(
-        self, prompt: list[int], output: SequenceOutput, skip_special_tokens: bool
-    ) -> CompletionOutput:
-        window = prompt[len(prompt) - output.window :]
+    def _completion(self, output: SequenceOutput, skip_special_tokens: bool) -> CompletionOutput:
         text = self._core.detokenizer.delta(
-            window, output.token_ids, final=True, skip_special_tokens=skip_special_tokens
+            output.window_ids,
+            output.token_ids,
+            final=True,
+            skip_special_tokens=skip_special_tokens,
         )
         assert output.finish_reason is not None
         return CompletionOutput(

@@ -50,7 +50,7 @@ class Request:
         stream: bool = True,
         stop_checker: StopChecker | None = None,
         bad_words: Sequence[Sequence[int]] = (),
-        window: int = 0,
+        window_ids: Sequence[int] = (),
     ) -> None:
         """Start a sequence with nothing computed.
 
@@ -63,7 +63,7 @@ class Request:
             index: which of the request's `n` sequences.
             arrival_time: `time.monotonic()` second; None: now.
             bad_words: token sequences that must not be produced.
-            window: so many tokens before the next to be released decide their text with them.
+            window_ids: stand for the prompt where the output is decoded.
         """
         self.uid = uid
         self.index = index
@@ -96,7 +96,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_released_tokens = 0  # output tokens handed out to the client
-        self.window = window
+        self.window_ids = list(window_ids)  # for what has been released, from then on
 
     @property
     def num_tokens(self) -> int:

@@ -192,19 +192,19 @@ class EngineCore:
         if request.num_released_tokens == 0:
             return 1  # the first token is never kept waiting
         # A window becomes long only while there is no text to send, and each chunk carries it.
-        return max(self.config.stream_interval, request.window // _WINDOW_PER_TOKEN)
+        return max(self.config.stream_interval, len(request.window_ids) // _WINDOW_PER_TOKEN)
 
     def _release(self, request: Request) -> SequenceOutput:
         start, end = request.num_released_tokens, request.num_releasable_tokens
         request.num_released_tokens = end
         begin = request.num_prompt_tokens + start
-        window_ids = request.token_ids[begin - request.window : begin]
         new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
+        window_ids = request.window_ids
         ids = [*window_ids, *new_ids]
-        next_window_start = self.detokenizer.window_start(
+        window_start = self.detokenizer.window_start(
             ids, len(ids), skip_special_tokens=request.sampling_params.skip_special_tokens
         )
-        window, request.window = request.window, len(ids) - next_window_start
+        request.window_ids = ids[window_start:]
         finished = request.finish_reason is not None
         text_cut = self._text_cut(request, window_ids, new_ids) if finished else 0
         with_logprobs = request.sampling_params.logprobs is not None
@@ -216,7 +216,7 @@ class EngineCore:
             uid=request.uid,
             index=request.index,
             token_ids=new_ids,
-            window=window,
+            window_ids=window_ids,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             text_cut=text_cut,

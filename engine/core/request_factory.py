@@ -76,7 +76,7 @@ class RequestFactory:
                 stream=message.stream,
                 stop_checker=stop_checker and stop_checker.twin(),
                 bad_words=bad_words,
-                window=len(window),
+                window_ids=window,
             )
             for index in range(params.n)
         ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,31 +49,30 @@ class NewRequest:
 
 @dataclass
 class _Sequence:
-    """The output of one sequence: what was sent, then what is pending."""
+    """What one sequence has brought since its last chunk."""
 
     token_ids: list[int] = field(default_factory=list)
-    num_sent: int = 0
-    started: bool = False
-    window: int = 0
+    window_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    pending: SequenceOutput | None = None  # the newest one
+    newest: SequenceOutput | None = None
+    started: bool = False
 
     def append(self, output: SequenceOutput) -> None:
-        if self.pending is None:
-            self.window = output.window
+        if self.newest is None:
+            self.window_ids = output.window_ids
         self.token_ids.extend(output.token_ids)
         self.logprobs.extend(output.logprobs or ())
-        self.pending = output
+        self.newest = output
 
-    def take(self, prompt: Sequence[int], text_prefix: str) -> Chunk | None:
-        """Return what came since the last call as one chunk."""
-        newest, self.pending = self.pending, None
+    def take(self, text_prefix: str) -> Chunk | None:
+        """Return it as one chunk."""
+        newest = self.newest
         if newest is None:
             return None
         chunk = Chunk(
             index=newest.index,
-            window_ids=_window(prompt, self.token_ids, self.num_sent, self.window),
-            token_ids=self.token_ids[self.num_sent :],
+            window_ids=self.window_ids,
+            token_ids=self.token_ids,
             finish_reason=newest.finish_reason,
             text_cut=newest.text_cut,
             logprobs=self.logprobs or None,
@@ -82,15 +80,8 @@ class _Sequence:
             stats=newest.stats,
             text_prefix="" if self.started else text_prefix,
         )
-        self.num_sent, self.logprobs, self.started = len(self.token_ids), [], True
+        self.token_ids, self.logprobs, self.newest, self.started = [], [], None, True
         return chunk
-
-
-def _window(prompt: Sequence[int], output: list[int], end: int, length: int) -> list[int]:
-    """Return the `length` ids (fewer at the start) before position `end` of the output."""
-    from_output = output[max(0, end - length) : end]
-    from_prompt = length - len(from_output)
-    return [*prompt[max(0, len(prompt) - from_prompt) :], *from_output]
 
 
 class RequestStream:
@@ -146,8 +137,8 @@ class RequestStream:
                 return
             error, last = self._error, self.finished
             self.answered = last or error is not None
-            prompt, prefix = self.request.prompt_token_ids, self.request.text_prefix
-            chunks = [c for s in self._sequences if (c := s.take(prompt, prefix)) is not None]
+            prefix = self.request.text_prefix
+            chunks = [c for s in self._sequences if (c := s.take(prefix)) is not None]
         if error is not None:
             self._sink.fail(error)
         elif chunks:

@@ -117,7 +117,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     uid: int
     index: int  # which of the request's `n` sequences
     token_ids: list[int]
-    window: int  # so many ids before `token_ids` (output, then prompt) suffice to decode them
+    window_ids: list[int]  # stand for all before `token_ids` where these are decoded
     finish_reason: str | None = None  # "stop", "length", "abort"; None while it goes on
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
     text_cut: int = 0  # characters to drop from the end of the final text

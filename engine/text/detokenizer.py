@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 
 from engine.text.tokenizer import Tokenizer
 from engine.text.visible_text import text_rule
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_MAX_PROMPT_WINDOW = 256  # tokens
-_MAX_BYTES_OF_CHARACTER = 4
 
 
 class Detokenizer:
     """Turns chunks of token ids into pieces of text, given a window of the ids before each.
 
-    However a sequence is cut into chunks, with windows from `window_start`, its pieces join to
-    the same text; after an empty prompt that is `Tokenizer.decode` of the whole sequence.
+    However a sequence is cut into chunks, with windows from `prompt_window` and `window_start`, its
+    pieces join to the same text; after an empty prompt that is `Tokenizer.decode` of the whole.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -59,22 +54,18 @@ class Detokenizer:
     def prompt_window(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> list[int]:
-        """Return the end of a prompt that the text of its output may depend on.
+        """Return a few ids that stand for a prompt where its output is decoded.
 
-        A run of special or byte tokens that ends the prompt is decoded with every piece of the
-        output, so of a long one only the last whole characters count.
+        All their text is final, but for a character that the prompt leaves incomplete.
         """
         end = len(prompt_ids)
         start = self.window_start(prompt_ids, end, skip_special_tokens=skip_special_tokens)
-        if end - start > _MAX_PROMPT_WINDOW:
-            start = end - _MAX_PROMPT_WINDOW
-            # One incomplete character spoils a run of bytes, and both ends may be inside one.
-            for first, last in product(range(_MAX_BYTES_OF_CHARACTER), repeat=2):
-                ids = prompt_ids[start + first : end - last]
-                if not self.tokenizer.decode(ids, skip_special_tokens).startswith(_REPLACEMENT):
-                    start += first
-                    break
-        return list(prompt_ids[start:])
+        visible = [
+            token_id
+            for token_id in prompt_ids[start:]
+            if self.tokenizer.is_visible(token_id, skip_special_tokens)
+        ]
+        return self._rule.closed(visible, skip_special_tokens)
 
 
 class IncrementalDecoder:

@@ -8,6 +8,7 @@ so that `Detokenizer` can be exact on a short window of ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 from engine.text.tokenizer import Tokenizer
@@ -25,6 +26,12 @@ class TextRule(Protocol):
         """Return a start such that `ids[start:end]` decides the text after it as `ids[:end]` does.
 
         The window holds all text before `end` that is not final yet.
+        """
+
+    def closed(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        """Return `ids`, a window of visible tokens, such that no later one changes their text.
+
+        Only an incomplete character at the end stays open.
         """
 
 
@@ -65,6 +72,9 @@ class ByteLevelRule:
     def window_start(self, ids: Sequence[int], end: int, skip_special_tokens: bool) -> int:
         start, _ = self._synchronise(ids, end, skip_special_tokens)
         return start
+
+    def closed(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        return list(ids)  # no whole character is ever open
 
     def _synchronise(self, ids: Sequence[int], end: int, skip: bool) -> tuple[int, bytes]:
         """Go back from `end` until the bytes passed tell the state of a UTF-8 reader.
@@ -114,6 +124,32 @@ class TokenwiseRule:
                 break
         return start
 
+    def closed(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        start = self._open_run(ids, len(ids), skip_special_tokens)
+        before, run = list(ids[:start]), list(ids[start:])
+        if not run:
+            return before
+        tail = _incomplete_end(bytes(map(self._byte, run[-3:])))
+        if len(tail) < len(run) and not self._tokenizer.decode(before, skip_special_tokens):
+            before = [self._any_text]  # for what was before the tail: a text has begun
+        return [*before, *run[len(run) - len(tail) :]]
+
+    def _byte(self, token_id: int) -> int:
+        token = self._tokenizer.id_to_token(token_id)
+        assert token is not None
+        return int(token[1:-1], 16)  # "<0x0A>"
+
+    @cached_property
+    def _any_text(self) -> int:
+        """A token that is text wherever it stands."""
+        tokenizer = self._tokenizer
+        return next(
+            token_id
+            for token_id in range(tokenizer.vocab_size)
+            if token_id not in tokenizer.special_ids | tokenizer.byte_fallback_ids
+            and tokenizer.decode([token_id], False).strip()
+        )
+
     def _open_run(self, ids: Sequence[int], end: int, skip: bool) -> int:
         """Return where the run of byte tokens that reaches `end` starts; `end` if there is none."""
         run = end
@@ -150,6 +186,9 @@ class UnknownRule:
                 break
         return start
 
+    def closed(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        return list(ids)
+
 
 def _bytes_of_characters() -> dict[str, int]:
     """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the rest follows at 256."""
@@ -168,11 +207,16 @@ def _is_continuation(byte: int) -> bool:
 
 def _is_incomplete(tail: bytes) -> bool:
     """Whether UTF-8 text that ends in `tail` ends inside a character that may still complete."""
+    return bool(_incomplete_end(tail))
+
+
+def _incomplete_end(tail: bytes) -> bytes:
+    """Return the bytes of the character that is open at the end of UTF-8 text; empty if none is."""
     for length in range(1, min(3, len(tail)) + 1):
         if not _is_continuation(tail[-length]):
             try:
                 tail[-length:].decode("utf-8")
             except UnicodeDecodeError as error:
-                return error.reason == "unexpected end of data"
-            return False
-    return False
+                return tail[-length:] if error.reason == "unexpected end of data" else b""
+            break
+    return b""

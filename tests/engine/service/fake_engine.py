@@ -44,7 +44,9 @@ class FakeCore:
     def abort(self, uid: int) -> list[SequenceOutput]:
         if self._running.pop(uid, None) is None:
             return []
-        return [SequenceOutput(uid=uid, index=0, token_ids=[], window=0, finish_reason="abort")]
+        return [
+            SequenceOutput(uid=uid, index=0, token_ids=[], window_ids=[], finish_reason="abort")
+        ]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._running)
@@ -67,7 +69,7 @@ class FakeCore:
                     uid=uid,
                     index=index,
                     token_ids=[first + index + position],
-                    window=min(2, position + len(request.prompt_token_ids)),
+                    window_ids=[first],
                     finish_reason="length" if last else None,
                 )
                 for index in range(params.get("n", 1))

@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given
@@ -28,18 +29,18 @@ class Recorder:
 
 
 def out(
-    index: int, *token_ids: int, window: int = 0, finish: str | None = None, **more: Any
+    index: int, *token_ids: int, window: Sequence[int] = (), finish: str | None = None, **more: Any
 ) -> SequenceOutput:
-    return SequenceOutput(1, index, list(token_ids), window, finish, **more)
+    return SequenceOutput(1, index, list(token_ids), list(window), finish, **more)
 
 
 def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
     sink = Recorder()
     stream = RequestStream(1, NewRequest([1, 2, 3], {}, num_sequences=2, text_prefix="P"), sink)
     one, two, three = (TokenLogprobs([i], [-1.0], [1]) for i in (10, 11, 20))
-    assert stream.append(out(0, 10, window=2, logprobs=[one], cumulative_logprob=-1.0))
-    assert stream.append(out(1, 20, window=2, logprobs=[three]))
-    assert stream.append(out(0, 11, window=1, logprobs=[two], cumulative_logprob=-2.0))
+    assert stream.append(out(0, 10, window=[2, 3], logprobs=[one], cumulative_logprob=-1.0))
+    assert stream.append(out(1, 20, window=[2, 3], logprobs=[three]))
+    assert stream.append(out(0, 11, window=[10], logprobs=[two], cumulative_logprob=-2.0))
     stream.deliver()
     stream.deliver()  # with nothing new
     assert sink.responses == [
@@ -48,12 +49,12 @@ def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
             Chunk(1, [2, 3], [20], None, 0, [three], text_prefix="P"),
         ]
     ]
-    assert stream.append(out(0, 12, window=3, finish="stop", text_cut=4))
+    assert stream.append(out(0, 12, window=[3, 10, 11], finish="stop", text_cut=4))
     assert not stream.is_urgent
     stream.deliver()
     assert sink.responses[1:] == [[Chunk(0, [3, 10, 11], [12], "stop", 4)]]
     assert not sink.ended.is_set()
-    assert stream.append(out(1, window=0, finish="length"))
+    assert stream.append(out(1, finish="length"))
     assert stream.is_urgent
     stream.deliver()
     assert sink.responses[2:] == [[Chunk(1, [], [], "length")]]
@@ -98,24 +99,24 @@ def test_nothing_follows_the_last_response() -> None:
 
 
 @given(
-    prompt=st.lists(st.integers(0, 9), max_size=4),
     pieces=st.lists(st.lists(st.integers(10, 19), max_size=3), min_size=1, max_size=8),
     turns=st.lists(st.booleans(), min_size=8, max_size=8),
-    window=st.integers(0, 6),
 )
 def test_any_coalescing_gives_the_same_tokens_and_true_windows(
-    prompt: list[int], pieces: list[list[int]], turns: list[bool], window: int
+    pieces: list[list[int]], turns: list[bool]
 ) -> None:
     sink = Recorder()
-    stream = RequestStream(1, NewRequest(prompt, {}), sink)
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    before: list[int] = []
     for number, (piece, turn) in enumerate(zip(pieces, turns, strict=False), start=1):
         finish = "stop" if number == len(pieces) else None
-        stream.append(out(0, *piece, window=window, finish=finish))
+        stream.append(out(0, *piece, window=list(before), finish=finish))
+        before += piece
         if turn or finish:
             stream.deliver()
-    seen = list(prompt)
+    seen: list[int] = []
     for chunks in sink.responses:
         for chunk in chunks:
-            assert chunk.window_ids == seen[max(0, len(seen) - window) :]
+            assert chunk.window_ids == seen
             seen += chunk.token_ids
-    assert seen == prompt + [i for piece in pieces for i in piece]
+    assert seen == before

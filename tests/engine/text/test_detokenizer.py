@@ -12,7 +12,7 @@ def stream(
     detokenizer: Detokenizer, prompt: list[int], chunks: list[list[int]], *, skip: bool
 ) -> str:
     """Decode as the server does: each chunk with a window of its own and nothing else."""
-    ids = list(prompt)
+    ids = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
     text = ""
     for place, chunk in enumerate(chunks, start=1):
         start = detokenizer.window_start(ids, len(ids), skip_special_tokens=skip)
@@ -29,7 +29,8 @@ def test_any_chunking_joins_to_the_one_shot_text(
 ) -> None:
     prompt, output, skip = data.draw(sequences(detokenizer))
     chunks = data.draw(chunkings(output))
-    whole = detokenizer.delta(prompt, output, final=True, skip_special_tokens=skip)
+    window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
+    whole = detokenizer.delta(window, output, final=True, skip_special_tokens=skip)
     assert stream(detokenizer, prompt, chunks, skip=skip) == whole
 
 
@@ -65,7 +66,8 @@ def test_the_incremental_decoder_gives_the_same_text(
     decoder = IncrementalDecoder(detokenizer, prompt, skip_special_tokens=skip)
     pieces = [decoder.append(chunk) for chunk in data.draw(chunkings(output))]
     pieces.append(decoder.finish())
-    whole = detokenizer.delta(prompt, output, final=True, skip_special_tokens=skip)
+    window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
+    whole = detokenizer.delta(window, output, final=True, skip_special_tokens=skip)
     assert "".join(pieces) == whole
 
 
@@ -180,16 +182,30 @@ def test_space_is_stripped_if_only_skipped_tokens_came_before(
     assert stream(byte_fallback, prompt, [[1], [the], [the]], skip=True) == "the the"
 
 
-def test_of_a_long_run_that_ends_a_prompt_only_the_last_whole_characters_count(
+def test_of_a_run_that_ends_a_prompt_only_an_incomplete_character_is_open(
     byte_fallback: Detokenizer,
 ) -> None:
     tokenizer = byte_fallback.tokenizer
     emoji = tokenizer.encode("🦊", add_special_tokens=False)[-4:]
     assert set(emoji) <= tokenizer.byte_fallback_ids
-    prompt = tokenizer.encode("a", add_special_tokens=False) + emoji * 1000
-    for cut in range(4):  # the prompt may end inside a character
-        ids, rest = prompt[: len(prompt) - cut], emoji[4 - cut :]
-        window = byte_fallback.prompt_window(ids)
-        assert 252 < len(window) <= 256
-        assert ids[-len(window) :] == window
-        assert tokenizer.decode([*window, *rest]) == "🦊" * ((len(window) + cut) // 4)
+    text = tokenizer.encode("a", add_special_tokens=False)
+    for before in (text, []):
+        prompt = before + emoji * 1000
+        for cut in range(4):  # the prompt may end inside a character
+            ids, rest = prompt[: len(prompt) - cut], emoji[4 - cut :]
+            assert len(byte_fallback.prompt_window(ids)) <= 4
+            decoder = IncrementalDecoder(byte_fallback, ids)
+            pieces = decoder.append([*rest, *emoji, *text]) + decoder.finish()
+            assert pieces == "🦊" * (1 + bool(cut)) + tokenizer.decode([*emoji, *text])[1:]
+
+
+@given(prompt=st.text(min_size=1), output=st.text())
+def test_after_a_prompt_of_whole_text_comes_what_the_full_decode_adds(
+    byte_fallback: Detokenizer, prompt: str, output: str
+) -> None:
+    tokenizer = byte_fallback.tokenizer
+    ids, more = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, output))
+    before, both = tokenizer.decode(ids), tokenizer.decode(ids + more)
+    if before:
+        decoder = IncrementalDecoder(byte_fallback, ids)
+        assert decoder.append(more) + decoder.finish() == both[len(before) :]

@@ -78,7 +78,9 @@ def stoppings(draw: st.DrawFn, text: str) -> Stopping:
 def test_client_text_is_the_full_decode_cut_at_the_first_match(
     detokenizer: Detokenizer, data: st.DataObject
 ) -> None:
-    prompt, output, skip = data.draw(sequences(detokenizer))
+    drawn, output, skip = data.draw(sequences(detokenizer))
+    prompt = detokenizer.prompt_window(drawn, skip_special_tokens=skip)
+    assert detokenizer.prompt_window(prompt, skip_special_tokens=skip) == prompt
     text = detokenizer.delta(prompt, output, final=True, skip_special_tokens=skip)
     stopping = data.draw(stoppings(text))
     checker = StopChecker(
