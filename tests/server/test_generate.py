@@ -25,7 +25,7 @@ def test_one_response_unless_streamed_with_the_prompt_before_it(caller: Caller) 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_deltas_join_to_the_whole_text(caller: Caller, seed: int) -> None:
-    inputs = {"text_input": PROMPT, "max_tokens": 100, "temperature": 1.0, "seed": seed, **LONG}
+    inputs = {"text_input": PROMPT, "max_tokens": 400, "temperature": 1.0, "seed": seed, **LONG}
     whole = caller.one(**inputs, exclude_input_in_output=True)["text_output"][0]
     responses = caller.collect(**inputs, stream=True)
     assert "".join(r["text_output"][0] for r in responses) == whole
