@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 log = logging.getLogger("trident.parent")
 
 _INTERVAL_S = 0.5
 _SHARED_MEMORY = Path("/dev/shm")
-_REGION_ARGUMENT = 2  # of the stub's command line: program, model.py, name of its region, ...
+
+# Places on the command line of a stub, as release 24.10 starts it.
+_PROGRAM, _REGION, _PARENT = 0, 2, 5
+_STUB = "triton_python_backend_stub"
 
 
 def end_with_parent() -> None:
     """Watch, in a thread, for the death of the parent process; then exit at once.
 
-    A killed tritonserver leaves each stub's shared-memory region behind; the stub removes its own.
+    With it go the other stubs of that parent and their shared-memory regions. A stub that was
+    just answering tritonserver waits for it for ever, and lets no thread of Python's run.
     """
     # Not PR_SET_PDEATHSIG: that strikes already when the thread that started the stub ends.
     parent = os.getppid()
@@ -29,14 +37,24 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_INTERVAL_S)
     log.warning("tritonserver has gone: this stage ends")
-    remove_region(Path("/proc/self/cmdline").read_bytes())
+    for stub in _stubs_of(parent):
+        with contextlib.suppress(psutil.Error, OSError):
+            _remove_region(stub.cmdline()[_REGION])
+            if stub.pid != os.getpid():
+                stub.kill()
     os._exit(1)
 
 
-def remove_region(command_line: bytes, shared_memory: Path = _SHARED_MEMORY) -> None:
-    """Delete the region that a stub's `command_line`, of arguments that end with NUL, names."""
-    arguments = command_line.split(b"\0")
-    if len(arguments) > _REGION_ARGUMENT and (name := arguments[_REGION_ARGUMENT].decode()):
-        region = shared_memory / name
-        if region.parent == shared_memory and region.is_file():
-            region.unlink()
+def _stubs_of(parent: int) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            is_stub = len(words) > _PARENT and Path(words[_PROGRAM]).name == _STUB
+            if is_stub and words[_PARENT] == str(parent):
+                yield process
+
+
+def _remove_region(name: str) -> None:
+    region = _SHARED_MEMORY / name
+    if region.parent == _SHARED_MEMORY and region.is_file():
+        region.unlink()

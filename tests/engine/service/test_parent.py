@@ -1,58 +1,88 @@
-"""A stage ends with its server, and takes its shared memory along."""
+"""A stage ends with its server, and takes along what else the server leaves."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
 
-from engine.service.parent import remove_region
-
-CHILD = """
+WATCHING = """
 import time
 from engine.service.parent import end_with_parent
 end_with_parent()
 print("watching", flush=True)
 time.sleep(60)
 """
-PARENT = f"""
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE)
-child.stdout.readline()
-print(child.pid, flush=True)
+STUCK = "import time; print('stuck', flush=True); time.sleep(60)"
+
+# Starts one process per script, with the command line of a stub, and then waits.
+SERVER = """
+import os, subprocess, sys, time
+for script, region in zip(sys.argv[1::2], sys.argv[2::2]):
+    line = ["/x/triton_python_backend_stub", script, region, "1", "1", str(os.getpid())]
+    stub = subprocess.Popen(line, executable=sys.executable, stdout=subprocess.PIPE)
+    stub.stdout.readline()
+    print(stub.pid, flush=True)
 time.sleep(60)
 """
 
 
-def test_a_child_ends_when_its_parent_is_killed_and_not_before() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    with parent.stdout:
-        child = psutil.Process(int(parent.stdout.readline()))
-        time.sleep(1.2)
-        assert child.is_running()
-        parent.kill()
-        parent.wait()
-    psutil.wait_procs([child], timeout=5)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
-def test_the_region_of_the_command_line_is_removed_and_no_other(tmp_path: Path) -> None:
-    for name in ("mine", "other"):
-        (tmp_path / name).touch()
-    remove_region(b"stub\0model.py\0mine\x001048576\0", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+def wait_for(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not all(map(is_gone, processes)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
-@pytest.mark.parametrize(
-    "line", [b"", b"stub\0model.py\0", b"a\0b\0../x\0", b"a\0b\0\0", b"a\0b\0."]
-)
-def test_a_command_line_that_names_no_region_removes_nothing(tmp_path: Path, line: bytes) -> None:
-    shared_memory = tmp_path / "shm"
-    shared_memory.mkdir()
-    (tmp_path / "x").touch()
-    remove_region(line, shared_memory)
-    assert (tmp_path / "x").exists()
-    assert shared_memory.exists()
+@pytest.fixture
+def regions() -> list[Path]:
+    return [Path("/dev/shm") / f"trident-test-{uuid4()}" for _ in range(3)]
+
+
+def test_all_stubs_of_a_killed_server_end_and_their_regions_go(
+    tmp_path: Path, regions: list[Path]
+) -> None:
+    arguments = []
+    for code, region in zip((WATCHING, STUCK), regions, strict=False):
+        script = tmp_path / f"{region.name}.py"
+        script.write_text(code)
+        arguments += [str(script), region.name]
+    for region in regions:
+        region.touch()
+    command = [sys.executable, "-c", SERVER, *arguments]
+    # Under another name, Python does not know its virtual environment.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    assert server.stdout is not None
+    stubs = []
+    try:
+        with server.stdout:
+            stubs = [psutil.Process(int(server.stdout.readline())) for _ in range(2)]
+            stubs[1].send_signal(signal.SIGSTOP)
+            time.sleep(1.2)
+            assert not any(map(is_gone, stubs))
+            server.kill()
+        assert wait_for(stubs)
+        assert [region.exists() for region in regions] == [False, False, True]
+    finally:
+        server.kill()
+        server.wait()
+        for stub in stubs:
+            if not is_gone(stub):
+                stub.kill()
+        for region in regions:
+            region.unlink(missing_ok=True)

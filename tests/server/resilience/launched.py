@@ -24,7 +24,7 @@ from client.serve import model_repository
 from client.tritonserver import find_tritonserver
 from tests.server.resilience.processes import Footprint, Tree
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
