@@ -6,7 +6,6 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec import structs
 
@@ -20,7 +19,6 @@ from engine.service.engine_process import MODULE, EngineProcess, error_of
 from engine.service.health import Health, State
 from engine.service.messages import (
     Abort,
-    AddRequest,
     FromEngine,
     Outputs,
     Ready,
@@ -29,6 +27,7 @@ from engine.service.messages import (
     Shutdown,
     Stats,
 )
+from engine.service.observer import Observer
 from engine.service.senders import Senders
 from engine.service.suspects import Suspects
 from engine.service.watchdog import Watchdog
@@ -36,33 +35,6 @@ from engine.service.watchdog import Watchdog
 log = logging.getLogger("trident.client")
 
 _CLOSE_TIMEOUT_S = 3.0
-
-
-class Observer(Protocol):
-    """Hears what happens to the engine; its methods return at once."""
-
-    def update(self, stats: Stats) -> None:
-        """Take what the engine did since the last time."""
-
-    def engine_up(self, up: bool) -> None:
-        """Take whether requests are served from now on."""
-
-    def engine_restarted(self) -> None:
-        """Count a start of the process after the first."""
-
-    def requests_lost(self, count: int) -> None:
-        """Count sequences that ended with the process."""
-
-
-class Unobserved:
-    """An `Observer` that forgets."""
-
-    def update(self, stats: Stats) -> None:
-        """Do nothing, as the others."""
-
-    def engine_up(self, up: bool) -> None: ...
-    def engine_restarted(self) -> None: ...
-    def requests_lost(self, count: int) -> None: ...
 
 
 class EngineClient:
@@ -99,7 +71,7 @@ class EngineClient:
         self._suspects = Suspects()
         self._backoff = Backoff()
         self._uids = itertools.count(1)
-        self._submit_lock = threading.Lock()
+        self._send_lock = threading.Lock()  # what follows a request must not overtake it
         self._lock = threading.Lock()  # of the five below
         self._health = Health("starting")
         self._process: EngineProcess | None = None
@@ -139,8 +111,9 @@ class EngineClient:
 
     def check_ready(self) -> None:
         """Raise `EngineDeadError` unless the engine takes requests."""
-        if self._health.state != "ready":
-            raise EngineDeadError(self._health.detail)
+        health = self._health  # another thread may replace it between two looks
+        if health.state != "ready":
+            raise EngineDeadError(health.detail)
 
     def submit(self, request: NewRequest, make_sink: Callable[[int], ResponseSink]) -> int:
         """Hand `request` to the engine and return its uid.
@@ -153,7 +126,7 @@ class EngineClient:
             SuspectRequestError: the engine died of this request before.
         """
         self._suspects.check(request)
-        with self._submit_lock:  # uids reach the engine in order
+        with self._send_lock:  # uids reach the engine in order
             with self._lock:
                 self.check_ready()
                 self._admission.enter(request)
@@ -162,7 +135,7 @@ class EngineClient:
                 stream = self._streams[uid] = RequestStream(uid, request, make_sink(uid))
             assert process is not None
             try:
-                process.send(_add_request(uid, request))
+                process.send(request.message(uid))
             except ChannelError as error:
                 if self._pop(uid) is not None:
                     self._fail(stream, RequestError(f"the request is too large: {error}"))
@@ -195,37 +168,45 @@ class EngineClient:
         self._closing.set()
         self._watchdog.close()
         if (process := self._process) is not None:
-            process.send(Shutdown())
-            self._supervisor.join(_CLOSE_TIMEOUT_S)
-            if self._supervisor.is_alive():
-                process.kill("did not end when it was told to")
+            # One that hangs may not even take the message, and one that loads does not hear it.
+            patience_s = _CLOSE_TIMEOUT_S if process.is_ready else 0.0
+            kill = threading.Timer(patience_s, process.kill, ["did not end when it was told to"])
+            kill.start()
+            if process.is_ready:
+                process.send(Shutdown())
+            self._supervisor.join()
+            kill.cancel()
         self._supervisor.join()
         self._senders.close()
 
     def _supervise(self, python: str | None, module: str) -> None:
         """Start the process, serve, and begin again when it has died, until `close`."""
         while not self._closing.is_set():
-            process = None
             try:
-                process = self._process = EngineProcess(python, module)
-                ready = process.start(self._config, self._on_progress)
+                self._serve(*self._start(python, module))
             except TridentError as error:
-                if process is not None:
-                    process.end()
                 if not self._started.is_set():
                     self._start_error = error
                     break
-                log.error("the engine process could not be started: %s", error)
-                # Clients see this: they need not know our paths.
                 self._set_health("restarting", "the engine process could not be started again")
-            else:
-                self._serve(process, ready)
+                if not self._closing.is_set():  # clients need not know our paths: for the log
+                    log.error("the engine process could not be started: %s", error)
             if not self._closing.is_set():
                 delay = self._backoff.next_delay()
                 log.warning("%s; starting it again in %g s", self._health.detail, delay)
                 self._closing.wait(delay)
         self._set_health("closed", "the engine process has been shut down")
         self._started.set()
+
+    def _start(self, python: str | None, module: str) -> tuple[EngineProcess, Ready]:
+        process = self._process = EngineProcess(python, module)
+        if self._closing.is_set():  # `close` may have seen only the process before this one
+            process.kill("is not needed any more")
+        try:
+            return process, process.start(self._config, self._on_progress)
+        except TridentError:
+            process.end()
+            raise
 
     def _serve(self, process: EngineProcess, ready: Ready) -> None:
         """Dispatch what one process sends until it has gone; fail what it leaves."""
@@ -240,10 +221,11 @@ class EngineClient:
             self._observer.engine_restarted()
         self._on_progress(ready.description)
         self._started.set()
-        if self._closing.is_set():  # `close` may have told the process before this one
-            process.send(Shutdown())
-        for message in process.messages():
-            self._dispatch(message)
+        try:
+            for message in process.messages():
+                self._dispatch(message)
+        except Exception:  # a fault of ours: without this thread, nobody would ever be answered
+            log.exception("what the engine process sent could not be handled; ending it")
         lost = self._lose_all()
         death = process.end()
         if not self._closing.is_set():
@@ -292,8 +274,10 @@ class EngineClient:
             self._health = structs.replace(self._health, state=state, detail=detail)
 
     def _send_abort(self, uid: int) -> None:
-        if (process := self._process) is not None:
-            process.send(Abort(uid))
+        with self._send_lock:
+            process = self._process
+            if process is not None and process.is_ready:  # a new one has nothing to abort
+                process.send(Abort(uid))
 
     def _fail(self, stream: RequestStream, error: TridentError) -> None:
         stream.fail(error)
@@ -310,16 +294,3 @@ class EngineClient:
         """Nobody can be answered any more: free what the request holds."""
         if self._pop(stream.uid) is not None:
             self._send_abort(stream.uid)
-
-
-def _add_request(uid: int, request: NewRequest) -> AddRequest:
-    return AddRequest(
-        uid=uid,
-        prompt_token_ids=request.prompt_token_ids,
-        sampling_params=request.sampling_params,
-        stream=request.stream,
-        priority=request.priority,
-        arrival_time=request.arrival_time,
-        timeout_s=request.timeout_s,
-        request_id=request.request_id,
-    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.errors import TridentError
-from engine.service.messages import Chunk, SequenceOutput, TokenLogprobs
+from engine.service.messages import AddRequest, Chunk, SequenceOutput, TokenLogprobs
 
 
 class ResponseSink(Protocol):
@@ -45,6 +45,19 @@ class NewRequest:
     text_prefix: str = ""
     request_id: str = ""
     arrival_time: float = field(default_factory=time.monotonic)
+
+    def message(self, uid: int) -> AddRequest:
+        """Return what tells the engine process of it."""
+        return AddRequest(
+            uid=uid,
+            prompt_token_ids=self.prompt_token_ids,
+            sampling_params=self.sampling_params,
+            stream=self.stream,
+            priority=self.priority,
+            arrival_time=self.arrival_time,
+            timeout_s=self.timeout_s,
+            request_id=self.request_id,
+        )
 
 
 @dataclass

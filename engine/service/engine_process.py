@@ -71,21 +71,24 @@ class EngineProcess:
             module: what the process runs.
 
         Raises:
-            ConfigError: there is no such interpreter.
+            ConfigError: there is no such interpreter, or nothing left to start it with.
         """
         python = python or shutil.which("python3") or "python3"
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [python, "-m", module, "--fd", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env=engine_environment(os.environ),
-                )
-            except OSError as error:
-                ours.close()
-                raise ConfigError(f"{python}: cannot be started: {error.strerror}") from None
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    self._process = subprocess.Popen(
+                        [python, "-m", module, "--fd", str(theirs.fileno())],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        env=engine_environment(os.environ),
+                    )
+                except OSError:
+                    ours.close()
+                    raise
+        except OSError as error:  # no such program, or no process or file descriptor left
+            raise ConfigError(f"{python}: cannot be started: {error.strerror}") from None
         self._channel: Channel[ToEngine, FromEngine] = Channel(ours, FromEngine)
         self._num_oom_kills = _num_oom_kills()
         self.num_heartbeats = 0

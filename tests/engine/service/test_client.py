@@ -22,9 +22,10 @@ from engine.errors import (
     TridentError,
 )
 from engine.service import channel
-from engine.service.client import EngineClient, Observer, Unobserved
+from engine.service.client import EngineClient
 from engine.service.delivery import NewRequest
 from engine.service.messages import Stats
+from engine.service.observer import Observer, Unobserved
 from tests.engine.service.fake_engine import BAD_REQUEST, BUG, DIES, FULL, HANGS, STEP_FAILS
 from tests.engine.service.test_delivery import Recorder
 
