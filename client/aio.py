@@ -216,8 +216,8 @@ async def _end(call: Any, answered: asyncio.Event, complete: bool) -> None:
     """Cancel what is not complete; let the server end what is, for a late cancel disturbs it."""
     if not complete:
         call.cancel()
-        return
-    answered.set()
-    with suppress(grpc.RpcError):
-        async for _ in call:
-            pass
+    answered.set()  # releases the task that sends the requests
+    if complete:
+        with suppress(grpc.RpcError):
+            async for _ in call:
+                pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -188,17 +189,20 @@ class TridentClient:
     def _withdraw(self, exchange: Exchange[Any], call: grpc.Call) -> None:
         """Nobody wants the answer any more: have the server end it, if that is soon done."""
         withdrawal = self._session.withdraw(exchange)
-        if withdrawal is None:
+        # While the interpreter ends, no thread is left that could bring an answer.
+        if withdrawal is None or sys.is_finalizing():
             return
         giving_up = threading.Timer(WITHDRAWAL_TIMEOUT_S, call.cancel)
         giving_up.start()
-        with suppress(grpc.RpcError, TridentClientError):
-            list(self._run(withdrawal))
-            for reply in call:
-                exchange.read(reply)
-                if exchange.complete:
-                    break
-        giving_up.cancel()
+        try:
+            with suppress(grpc.RpcError, TridentClientError):
+                list(self._run(withdrawal))
+                for reply in call:
+                    exchange.read(reply)
+                    if exchange.complete:
+                        break
+        finally:
+            giving_up.cancel()
 
     def _takes_batches(self, exchange: Exchange[Any]) -> bool:
         if self._session.batched is not None:

@@ -1,14 +1,18 @@
 """Streams: what is particular to each of the two clients, their ends before the end above all."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from typing import Any
 
+import grpc
 import pytest
 
-from client import AsyncTridentClient, Chunk, Completion, TridentClient
-from client.errors import RequestCancelledError
+from client import AsyncTridentClient, Chunk, Completion, RetryPolicy, TridentClient
+from client.errors import RequestCancelledError, UnavailableError
 from tests.client.fake_triton import HELLO, FakeTriton, Piece
 
 
@@ -61,6 +65,19 @@ class TestSyncStream:
         threading.Timer(0.1, client.close).start()
         with pytest.raises(RequestCancelledError):
             next(chunks)
+
+    def test_a_program_may_end_with_a_stream_open(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+        script = (
+            "import sys\n"
+            "from client import TridentClient\n"
+            "chunks = TridentClient(sys.argv[1]).stream('a')\n"
+            "print(next(chunks).text)\n"
+        )
+        command = [sys.executable, "-c", script, triton.url]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=15, check=True)
+        assert (ended.stdout, ended.stderr) == ("a\n", "")
+        assert triton.cancelled.wait(5)
 
     def test_many_threads_share_a_client(self, triton: FakeTriton) -> None:
         triton.pieces = HELLO
@@ -162,6 +179,22 @@ class TestAsyncStream:
                 return await asyncio.to_thread(triton.cancelled.wait, 5)
 
         assert asyncio.run(run())
+
+    def test_failed_attempts_leave_no_tasks(self, triton: FakeTriton) -> None:
+        triton.error = (grpc.StatusCode.UNAVAILABLE, "away")
+        retry = RetryPolicy(attempts=3, first_delay_s=0.01)
+
+        async def run() -> set[Any]:
+            async with AsyncTridentClient(triton.url, retry=retry) as client:
+                with suppress(UnavailableError):
+                    await client.generate("a")
+                deadline = time.monotonic() + 5
+                while len(asyncio.all_tasks()) > 1 and time.monotonic() < deadline:
+                    await asyncio.sleep(0.01)
+                return asyncio.all_tasks() - {asyncio.current_task()}
+
+        assert not asyncio.run(run())
+        assert len(triton.requests) == 3
 
     def test_closing_the_client_is_no_task_cancellation(self, triton: FakeTriton) -> None:
         triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
