@@ -139,6 +139,8 @@ def run(
     Raises:
         ServerStartError, BenchError: with what to do about it.
     """
+    if json_file is not None:
+        _require_writable(json_file)
     with stopped_by_signals():
         rows, rounds = StageBenchmark(model, workload, console, repository=repository).run()
     console.print(throughput_table(rows))
@@ -153,3 +155,11 @@ def run(
     )
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(rows, rounds), indent=1), encoding="utf-8")
+
+
+def _require_writable(path: Path) -> None:
+    """Create the file now: what is measured takes minutes, and must not be lost at the end."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise BenchError(f"--json: cannot write {path}: {error.strerror}") from None

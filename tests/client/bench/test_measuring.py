@@ -179,3 +179,12 @@ def test_wrong_streams_are_named(streams: str) -> None:
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(BenchError, match="/nonexistent/model"):
         StageBenchmark("/nonexistent/model", Workload(), Console(file=io.StringIO()))
+
+
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "missing" / "figures.json"
+    result = CliRunner().invoke(cli.app, ["bench", "stages", "--json", str(path)])
+    assert isinstance(result.exception, BenchError)
+    assert str(result.exception) == f"--json: cannot write {path}: No such file or directory"
