@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,11 @@ def curl_line(server: TritonServer) -> str:
     return f"curl -s {url} -d {shlex.quote(json.dumps(body))}"
 
 
+def own_name() -> str:
+    """Return what starts this command in the user's shell, whose PATH need not have it."""
+    return "trident" if shutil.which("trident") else shlex.quote(sys.argv[0])
+
+
 def _announce(server: TritonServer, description: str, console: Console) -> None:
     def line(text: str = "") -> None:
         console.print(text, soft_wrap=True, highlight=False)
@@ -95,7 +102,7 @@ def _announce(server: TritonServer, description: str, console: Console) -> None:
         line("Try it:")
         console.out(curl_line(server), highlight=False)
     if "grpc" in server.endpoints and not server.tls:
-        console.out(f"trident chat --url {server.grpc_url}", highlight=False)
+        console.out(f"{own_name()} chat --url {server.grpc_url}", highlight=False)
     line()
     line("[dim]Ctrl-C stops the server.[/]")
 

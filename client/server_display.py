@@ -37,6 +37,8 @@ class ServerLog:
         if parsed.from_engine:
             if "KV cache for" in parsed.text:
                 self.description = parsed.text
+                if self.is_loaded and not self._everything:
+                    self._console.print("[green]The engine is ready again.[/]")
             self._on_words(parsed.text)
         if self.is_loaded and parsed.is_problem and not self._everything:
             self._console.print(f"[yellow]{escape(parsed.text)}[/]")

@@ -1,6 +1,7 @@
 """Finding tritonserver, preparing its directory and environment, reading its log."""
 
 import fcntl
+import io
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from rich.console import Console
 
 from client import processes, run_directory, serve, server_log
 from client.environment import (
@@ -25,6 +27,8 @@ from client.libpython import find_libpython, library_name
 from client.ports import Endpoint, pick_free, require_free
 from client.processes import kill_all
 from client.run_directory import RunDirectory, remove_stale
+from client.serve_command import own_name
+from client.server_display import ServerLog
 from client.tritonserver import (
     STUB,
     Installation,
@@ -350,6 +354,34 @@ class TestRemoveEnvironment:
         monkeypatch.setattr(psutil, "process_iter", lambda attributes: [other])
         processes.remove_environment(started)
         assert folder.exists()
+
+
+class TestServerDisplay:
+    DIED = "2026-11-20 16:56:00.000 WARNING trident.engine: the engine process hung; starting it"
+    READY = "2026-11-20 16:56:09.000 INFO trident.engine: demo, KV cache for 64 tokens"
+
+    def test_a_restart_is_shown_from_its_reason_to_its_end(self) -> None:
+        console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+        log = ServerLog(console)
+        with log.loading("Starting"):
+            log.show(self.READY)
+        assert isinstance(console.file, io.StringIO)
+        console.file.truncate(0)
+        log.show(self.DIED)
+        log.show(self.READY)
+        shown = console.file.getvalue().strip("\0").splitlines()
+        assert shown == ["the engine process hung; starting it", "The engine is ready again."]
+
+
+class TestOwnName:
+    def test_is_a_path_where_the_shell_does_not_know_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", [".venv/bin/trident", "serve"])
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert own_name() == ".venv/bin/trident"
+        _touch(tmp_path / "trident").chmod(0o755)
+        assert own_name() == "trident"
 
 
 LOAD_FAILURE = r"""
