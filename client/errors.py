@@ -128,7 +128,8 @@ def from_connection(message: str, url: str) -> TridentClientError:
         return TLSError(f"no TLS with {url}: {routine[1].lower().replace('_', ' ')}")
     if re.search(r"failed to connect.*Socket closed", message):
         return UnavailableError(
-            f"the server at {url} closes the connection: it may want TLS, or a client certificate"
+            f"the server at {url} closes the connection: it may want TLS, or a client certificate, "
+            "or that is not its gRPC port"
         )
     if re.search(r"failed to connect|errors resolving", message, re.IGNORECASE):
         return UnavailableError(f"no server answers at {url}")
