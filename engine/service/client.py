@@ -112,6 +112,10 @@ class EngineClient:
     def check_ready(self) -> None:
         """Raise `EngineDeadError` unless the engine takes requests."""
         health = self._health  # another thread may replace it between two looks
+        if health.state == "restarting":
+            raise EngineDeadError(
+                f"{health.detail}; another one is being started, try again in a few seconds"
+            )
         if health.state != "ready":
             raise EngineDeadError(health.detail)
 
@@ -260,7 +264,7 @@ class EngineClient:
     def _lose_all(self) -> list[RequestStream]:
         """Refuse what comes from now on, and fail what is in flight; return that."""
         with self._lock:
-            text = "the engine process has died and is being restarted; try again in a few seconds"
+            text = "the engine process has died"  # why is known when its end has been awaited
             self._health = structs.replace(self._health, state="restarting", detail=text)
             streams, self._streams = list(self._streams.values()), {}
         for stream in streams:

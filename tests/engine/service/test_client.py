@@ -210,7 +210,10 @@ def test_what_keeps_it_from_starting_again_is_for_the_log_only(
     while "could not be started" not in client.health.detail:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    with pytest.raises(EngineDeadError, match=r"^the engine process could not be started again$"):
+    with pytest.raises(
+        EngineDeadError,
+        match=r"^the engine process could not be started again; another one is being started, try",
+    ):
         submit(client, 1)
     assert str(tmp_path) in caplog.text
     client.close()
