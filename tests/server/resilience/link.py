@@ -38,7 +38,8 @@ class Link:
         while self._writers:
             writer = self._writers.pop()
             if (sock := writer.get_extra_info("socket")).family != socket.AF_UNIX:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                with suppress(OSError):  # gone already
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             writer.transport.abort()
 
     async def close(self) -> None:

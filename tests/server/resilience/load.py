@@ -53,7 +53,8 @@ class Load:
             yield
         finally:
             self._gate.end()
-            await asyncio.gather(*tasks)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            self.problems += [f"a worker ended: {error!r}" for error in ended if error is not None]
 
     async def _work(self) -> None:
         while not self._gate.ended:

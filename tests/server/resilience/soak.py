@@ -98,6 +98,10 @@ async def soak(
                 if time.monotonic() > next_pause:
                     next_pause = time.monotonic() + between_pauses_s
                     result.problems += await _idle_moment(server, gate)
+                    if csv is not None:
+                        samples.write(csv)
+                    left = (end - time.monotonic()) / 60
+                    print(f"{load.outcomes.total()} requests; {left:.0f} min to go", flush=True)
     result.outcomes = load.outcomes
     result.trends = list(samples.trends(_WARM_UP * seconds))
     result.problems += [*load.problems, *good.problems, *await aftermath(server)]
