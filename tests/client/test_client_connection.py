@@ -100,7 +100,9 @@ class TestTLS:
         ssl = SSLOptions(pem / "ca.pem", server_name="inference.example.org")
         with (
             connect(mutual.url, ssl=ssl, retry=None) as client,
-            pytest.raises(UnavailableError, match="want TLS, or a client certificate, or that is not its gRPC"),
+            pytest.raises(
+                UnavailableError, match="want TLS, or a client certificate, or that is not its gRPC"
+            ),
         ):
             client.generate("a")
         assert not mutual.calls
