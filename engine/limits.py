@@ -94,6 +94,6 @@ def check_length(
 
 
 def shown(text: str) -> str:
-    """Return the text of an error as a client gets it: of bounded length, and valid Unicode."""
+    """Return a text as clients and logs get it: of bounded length, and valid Unicode."""
     cut = text if len(text) <= _MAX_ERROR_CHARACTERS else text[: _MAX_ERROR_CHARACTERS - 3] + "..."
     return cut.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -26,7 +26,8 @@ class RequestLog:
     def refused(self, request_id: str, error: Exception) -> None:
         """Log a request that never reached the engine process."""
         text = shown(str(error)) if isinstance(error, TridentError) else "internal error"
-        log.info("request refused", extra={"fields": {"request_id": request_id, "error": text}})
+        fields = {"request_id": shown(request_id), "error": text}  # it may be refused for its id
+        log.info("request refused", extra={"fields": fields})
         self._on_refused(error)
 
     def logged(self, uid: int, request: NewRequest, sink: ResponseSink) -> ResponseSink:

@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
+from engine.limits import MAX_REQUEST_ID_CHARACTERS, check_size
 from engine.service.cancellation import CancelListener, CancelPoller
 from engine.service.client import EngineClient
 from engine.service.engine_inputs import EngineInputs, parse_engine_inputs, parse_options
@@ -57,10 +58,12 @@ class Responder:
         elif control.boolean("stop"):
             self._stop(request, tensors, sender)
         else:
+            name = ""
             try:
-                self._generate(request, tensors, sender)
+                name = request_id(request)
+                self._generate(request, name, tensors, sender)
             except Exception as error:
-                self._log.refused(request.request_id(), error)
+                self._log.refused(name, error)
                 raise
 
     def send_error(self, sender: Any, error: Exception) -> None:
@@ -86,20 +89,21 @@ class Responder:
         name = request_id(request)
         if not name:
             raise RequestError("stop: needs the request id of what to stop as its own")
+        check_size("request id", len(name), MAX_REQUEST_ID_CHARACTERS, "characters")
         count = self._client.stop(name)
         self._stage.log.info("stop: ends %d requests of id %r", count, name)
         encode = _encoder(request, parse_options(tensors, 0), DetokenizerInput(0, []))
         nothing = Chunk(index=0, window_ids=[], token_ids=[], finish_reason="abort")
         Sink(self._stage, sender, encode).send([nothing], last=True)
 
-    def _generate(self, request: Any, tensors: Tensors, sender: Any) -> None:
+    def _generate(self, request: Any, name: str, tensors: Tensors, sender: Any) -> None:
         self._client.check_ready()
         inputs = parse_engine_inputs(
             tensors,
             request_parameters(request),
             request.timeout(),
             self._client.ready,
-            request_id=request_id(request),
+            request_id=name,
         )
 
         def make_sink(uid: int) -> Sink:

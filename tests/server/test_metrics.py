@@ -1,6 +1,7 @@
 """What an operator sees: /metrics, log lines and traces of one server, around known requests."""
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -216,16 +217,21 @@ def test_each_request_is_found_in_the_log_by_its_id_without_its_text(
     caller.collect(request_id="plain", text_input=SECRET, stream=True, **inputs)
     with pytest.raises(InferError, match="max_model_len"):
         caller.collect("engine", request_id="long", input_ids=[1] * MAX_MODEL_LEN)
-    change.becomes(requests_refused_total__invalid=1, request_params_n_count=1)
+    body = json.dumps({"id": "over-http", "input_ids": [1] * MAX_MODEL_LEN})
+    url = f"http://{server.http_url}/v2/models/engine/generate"
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(url, body.encode(), timeout=10)
+    change.becomes(requests_refused_total__invalid=2, request_params_n_count=1)
 
     (line,) = request_lines(server, "plain")
     assert line["event"] == "request finished"
     fields = line["fields"]
     assert (fields["finish_reason"], fields["output_tokens"]) == ("length", 6)
     assert 0 <= fields["queue_s"] <= fields["ttft_s"] <= fields["e2e_s"]
-    (line,) = request_lines(server, "long")
-    assert line["event"] == "request refused"
-    assert "max_model_len" in line["fields"]["error"]
+    for request_id in ("long", "over-http"):
+        (line,) = request_lines(server, request_id)
+        assert line["event"] == "request refused"
+        assert "max_model_len" in line["fields"]["error"]
     assert SECRET not in server.log
 
 

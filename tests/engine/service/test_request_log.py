@@ -3,7 +3,13 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineDeadError, QueueFullError, RequestCancelledError, TridentError
+from engine.errors import (
+    EngineDeadError,
+    QueueFullError,
+    RequestCancelledError,
+    RequestError,
+    TridentError,
+)
 from engine.service.delivery import NewRequest
 from engine.service.messages import Chunk, RequestStats
 from engine.service.request_log import RequestLog
@@ -106,6 +112,14 @@ def test_one_line_for_each_other_end(
     assert fields["request_id"] == "mine"
     assert fields.get("error") == (None if reason == "abort" else str(error))
     assert fields["e2e_s"] > 0
+
+
+def test_a_refused_id_does_not_fill_the_log(
+    request_log: RequestLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    request_log.refused("x" * 10**6, RequestError("request id: is too long"))
+    ((_, fields),) = lines(caplog)
+    assert len(fields["request_id"]) < 10_000
 
 
 def test_an_internal_error_keeps_its_words_to_itself(
