@@ -150,4 +150,9 @@ class CancelPoller:
     def _is_cancelled(self, uid: int) -> bool:
         with self._lock:  # `forget` waits for the answer
             is_cancelled = self._watched.get(uid)
-            return is_cancelled is not None and is_cancelled()
+            try:
+                return is_cancelled is not None and is_cancelled()
+            except Exception:  # one that cannot be asked must not keep others from being asked
+                log.exception("request %d cannot be asked whether it was cancelled", uid)
+                self._watched.pop(uid, None)
+                return False

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine.errors import SuspectRequestError
 from engine.service.delivery import NewRequest
 
 _MAX_DEATHS = 2
+_MEMORY_S = 600.0  # then a request may try again: it may have been a bystander both times
 _MAX_REMEMBERED = 16_384  # fingerprints; the oldest are forgotten first
 
 
 class Suspects:
     """Remembers deaths per request, known by its content, for a client tries again.
 
-    A request that was in flight at two of them in a row is refused the third time. One that
-    finishes in between is cleared, which soon tells bystanders from the culprit. Thread-safe.
+    A request that was in flight at two of them in a row is refused for a while. One that finishes
+    in between is cleared, which soon tells bystanders from the culprit. Thread-safe.
     """
 
-    def __init__(self) -> None:
-        self._deaths: OrderedDict[bytes, int] = OrderedDict()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._deaths: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # how many, the last
         self._lock = threading.Lock()
 
     def check(self, request: NewRequest) -> None:
@@ -30,7 +33,8 @@ class Suspects:
         if not self._deaths:  # nearly always: spare the hash
             return
         with self._lock:
-            deaths = self._deaths.get(_fingerprint(request), 0)
+            self._forget()
+            deaths, _ = self._deaths.get(_fingerprint(request), (0, 0.0))
         if deaths >= _MAX_DEATHS:
             raise SuspectRequestError(
                 f"refused: the engine died each of the {deaths} times that it worked on this "
@@ -42,15 +46,22 @@ class Suspects:
         fingerprints = {_fingerprint(request) for request in requests}
         with self._lock:
             for fingerprint in fingerprints:
-                self._deaths[fingerprint] = self._deaths.pop(fingerprint, 0) + 1
-            while len(self._deaths) > _MAX_REMEMBERED:
-                self._deaths.popitem(last=False)
+                deaths, _ = self._deaths.pop(fingerprint, (0, 0.0))
+                self._deaths[fingerprint] = (deaths + 1, self._clock())
+            self._forget()
 
     def clear(self, request: NewRequest) -> None:
         """Take `request`, which has finished, off the list."""
         if self._deaths:
             with self._lock:
                 self._deaths.pop(_fingerprint(request), None)
+
+    def _forget(self) -> None:
+        oldest = self._clock() - _MEMORY_S
+        while self._deaths and (
+            len(self._deaths) > _MAX_REMEMBERED or next(iter(self._deaths.values()))[1] < oldest
+        ):
+            self._deaths.popitem(last=False)
 
 
 def _fingerprint(request: NewRequest) -> bytes:
