@@ -81,6 +81,9 @@ class Conversation(ABC):
                 async for outputs in responses:
                     yield self.answer.take(outputs)
             self.answer.ended = not self._gone
+        except UnicodeDecodeError as error:
+            when = "after leaving" if self._gone else "while receiving"
+            self.answer.error = f"{when}, no UTF-8 came: {error.object!r}"
         except (OSError, grpc.RpcError, asyncio.CancelledError) as error:
             if not self._gone:  # what the connection says to who has left is no answer
                 if isinstance(error, asyncio.CancelledError):
@@ -128,6 +131,7 @@ class GrpcConversation(Conversation):
         self._request = request
         self._timeout_s = timeout_s
         self._answered = asyncio.Event()
+        self._call: Any = None
 
     async def _responses(self) -> AsyncGenerator[Mapping[str, Any], None]:
         self._call = self._stub.ModelStreamInfer(self._held_open(), timeout=self._timeout_s)
@@ -153,7 +157,7 @@ class GrpcConversation(Conversation):
         self._call.cancel()
 
     async def _close(self) -> None:
-        if not self._answered.is_set():
+        if self._call is not None and not self._answered.is_set():
             self._call.cancel()
         self._answered.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import random
@@ -117,7 +118,9 @@ async def kill_client(server: TritonServer, chorus: Chorus, rng: random.Random) 
 async def poison(server: TritonServer, chorus: Chorus) -> Round:
     """Let the engine process crash twice over one request: the third time it is refused."""
     result = Round("engine process: SIGSEGV, one request")
-    inputs = {"text_input": f"Poison {time.time()}", "max_tokens": 3000, "stream": True}
+    sampling = json.dumps({"ignore_eos": True, "max_tokens": 3000})
+    prompt = f"Poison {time.time()}"
+    inputs = {"text_input": prompt, "stream": True, "sampling_parameters": sampling}
     async with Desk(server) as desk:
         for _ in range(2):
             conversation = desk.grpc(inputs)
