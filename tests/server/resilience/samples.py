@@ -14,7 +14,7 @@ import psutil
 from tests.server.resilience.processes import Tree, shared_memory_bytes
 from tests.server.resilience.trend import Trend, allowed_growth
 
-MEASURES = ("rss", "pss", "shared memory", "descriptors", "threads")
+MEASURES = ("rss", "uss", "pss", "shared memory", "descriptors", "threads")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Samples:
             own = [sample for sample in later if sample.role == role]
             for place, measure in enumerate(MEASURES):
                 values = [sample.values[place] for sample in own]
-                if any(values):
+                if len(own) > 1 and any(values):
                     yield role, measure, _trend([s.seconds for s in own], values, measure)
 
     def write(self, path: Path) -> None:
@@ -73,6 +73,7 @@ def _measure(process: psutil.Process) -> tuple[int, ...]:
     memory = process.memory_full_info()
     return (
         memory.rss,
+        memory.uss,
         memory.pss,
         shared_memory_bytes(process),
         process.num_fds(),

@@ -4,14 +4,15 @@
 
 Requests of random length and sampling, over gRPC, HTTP and to the engine; a quarter ends early in
 one of the ways, a tenth is malformed. Once a minute everything is answered, and then all blocks
-must be free. A series is flat if a straight line through it, after a quarter of the time to warm
-up, rises by no more than `trend.allowed_growth` says; `trend.Trend` says which line.
+must be free. A series is flat if a straight line through it, after half of the time to warm up,
+rises by no more than `trend.allowed_growth` says; `trend.Trend` says which line.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 import time
 from collections import Counter
@@ -38,7 +39,7 @@ _WORKERS = 72  # more than run at once, so that some always wait
 _GOOD_STREAMS = 4
 _BETWEEN_SAMPLES_S = 5.0
 _BETWEEN_PAUSES_S = 60.0
-_WARM_UP = 0.25  # of the time
+_WARM_UP = 0.5  # of the time
 
 
 @dataclass
@@ -69,7 +70,13 @@ class Result:
 def _row(role: str, measure: str, trend: Trend) -> tuple[object, ...]:
     scale = 1 if measure in ("descriptors", "threads") else MIB
     figures = (trend.start, trend.middle, trend.end, trend.per_hour)
-    return role, measure, *(f / scale for f in figures), "flat" if trend.is_flat else "GROWS"
+    return role, measure, *(f / scale for f in figures), _verdict(trend)
+
+
+def _verdict(trend: Trend) -> str:
+    if math.isinf(trend.allowed):
+        return "not judged"
+    return "flat" if trend.is_flat else "GROWS"
 
 
 async def soak(

@@ -49,7 +49,7 @@ def test_load_of_every_kind_is_answered_and_leaves_no_descriptor_or_thread(
         rows = list(csv.DictReader(opened))
     processes = {"tritonserver", "tokenizer", "engine", "detokenizer", "engine process"}
     assert {row["process"] for row in rows} == processes
-    assert all(int(row["rss"]) >= int(row["pss"]) > MIB for row in rows)
+    assert all(int(row["rss"]) >= int(row["pss"]) >= int(row["uss"]) > MIB for row in rows)
 
 
 @given(
@@ -73,6 +73,10 @@ def test_a_leak_is_told_from_ups_and_downs() -> None:
     assert leaky(0).is_flat
     assert leaky(5 * MIB).is_flat
     assert not leaky(40 * MIB).is_flat
+
+
+def test_what_depends_on_other_programs_is_not_judged() -> None:
+    assert Trend.of(range(10), [i * MIB * 100 for i in range(10)], allowed_growth("pss", 0)).is_flat
 
 
 def test_three_descriptors_more_are_a_leak() -> None:
