@@ -90,7 +90,7 @@ def test_when_the_engine_dies_everybody_hears_of_it(
     for stream in streams:
         with pytest.raises(InferError, match="the engine process has died; the request is lost"):
             list(stream)
-    with pytest.raises(InferError, match="the engine process has died"):
+    with pytest.raises(InferError, match="the engine process"):
         vllm_caller.one(text_input="Hi")
 
 
