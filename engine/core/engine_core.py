@@ -200,11 +200,9 @@ class EngineCore:
         begin = request.num_prompt_tokens + start
         new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
         window_ids = request.window_ids
-        ids = [*window_ids, *new_ids]
-        window_start = self.detokenizer.window_start(
-            ids, len(ids), skip_special_tokens=request.sampling_params.skip_special_tokens
+        request.window_ids = self.detokenizer.next_window(
+            window_ids, new_ids, skip_special_tokens=request.sampling_params.skip_special_tokens
         )
-        request.window_ids = ids[window_start:]
         finished = request.finish_reason is not None
         text_cut = self._text_cut(request, window_ids, new_ids) if finished else 0
         with_logprobs = request.sampling_params.logprobs is not None

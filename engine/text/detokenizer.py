@@ -51,6 +51,18 @@ class Detokenizer:
         assert 0 <= end <= len(ids)
         return self._rule.window_start(ids, end, skip_special_tokens)
 
+    def next_window(
+        self,
+        window_ids: Sequence[int],
+        new_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> list[int]:
+        """Return the window of what follows `new_ids`, whose own window was `window_ids`."""
+        ids = [*window_ids, *new_ids]
+        start = self.window_start(ids, len(ids), skip_special_tokens=skip_special_tokens)
+        return ids[start:]
+
     def prompt_window(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> list[int]:
@@ -58,8 +70,9 @@ class Detokenizer:
 
         All their text is final, but for a character that the prompt leaves incomplete.
         """
-        end = len(prompt_ids)
-        start = self.window_start(prompt_ids, end, skip_special_tokens=skip_special_tokens)
+        start = self.window_start(
+            prompt_ids, len(prompt_ids), skip_special_tokens=skip_special_tokens
+        )
         visible = [
             token_id
             for token_id in prompt_ids[start:]
@@ -92,11 +105,9 @@ class IncrementalDecoder:
             final=False,
             skip_special_tokens=self._skip_special_tokens,
         )
-        ids = [*self._window_ids, *token_ids]
-        start = self._detokenizer.window_start(
-            ids, len(ids), skip_special_tokens=self._skip_special_tokens
+        self._window_ids = self._detokenizer.next_window(
+            self._window_ids, token_ids, skip_special_tokens=self._skip_special_tokens
         )
-        self._window_ids = ids[start:]
         return piece
 
     def finish(self) -> str:

@@ -15,7 +15,7 @@ from client import Completion, RetryPolicy, TridentClient, cli
 from client.errors import InvalidRequestError, RequestTimeoutError, UnavailableError
 from client.serve import TritonServer
 from tests.client.clients import BOTH, AnyClient
-from tests.server.test_control_requests import engine_process
+from tests.server.engine_process import engine_process
 
 pytestmark = pytest.mark.server
 

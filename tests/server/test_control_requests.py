@@ -6,24 +6,15 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 
 from client.serve import TritonServer
 from tests.server.caller import Caller, InferError
+from tests.server.engine_process import engine_process
 
 pytestmark = pytest.mark.server
 
 LONG = {"text_input": "ab", "max_tokens": 400, "stream": True, "return_finish_reason": True}
-
-
-def engine_process(server: TritonServer) -> psutil.Process:
-    (process,) = (
-        child
-        for child in psutil.Process(server.pid).children(recursive=True)
-        if "engine.service.process" in child.cmdline()
-    )
-    return process
 
 
 def test_health_tells_that_the_engine_is_ready(caller: Caller) -> None:

@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from client import server_log
 from client.serve import TritonServer
 from tests.server.caller import Caller, InferError
 from tests.server.conftest import MAX_MODEL_LEN
+from tests.server.engine_process import engine_process
 from tests.server.otlp import Collector, Span
 from tests.server.scraping import Change, scrape, wait_for
 
@@ -277,12 +277,7 @@ def test_the_death_of_the_engine_counts_what_it_took_along(
     server: TritonServer, caller: Caller
 ) -> None:
     change = Change(server)
-    (process,) = [
-        child
-        for child in psutil.Process(server.pid).children(recursive=True)
-        if "engine.service.process" in child.cmdline()
-    ]
-
+    process = engine_process(server)
     inputs = {"stream": True, **long_inputs(max_tokens=480)}
     streams = [caller.stream("engine", input_ids=[9, i], **inputs) for i in range(NUM_SEQS)]
     for stream in streams:

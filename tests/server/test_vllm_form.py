@@ -12,6 +12,7 @@ import pytest
 from client.serve import TritonServer
 from engine.demo.prompts import DEMO_PROMPTS
 from tests.server.caller import Caller, InferError
+from tests.server.engine_process import engine_process
 
 pytestmark = pytest.mark.server
 
@@ -86,33 +87,9 @@ def test_when_the_engine_dies_everybody_hears_of_it(
     ]
     for stream in streams:
         next(stream)
-    os.kill(engine_process(vllm_server.pid), signal.SIGKILL)
+    os.kill(engine_process(vllm_server).pid, signal.SIGKILL)
     for stream in streams:
         with pytest.raises(InferError, match="the engine process has died; the request is lost"):
             list(stream)
     with pytest.raises(InferError, match="the engine process"):
         vllm_caller.one(text_input="Hi")
-
-
-def engine_process(server_pid: int) -> int:
-    """Return the pid of the engine process below a tritonserver."""
-    children: dict[int, list[int]] = {}
-    commands: dict[int, str] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                with open(f"/proc/{entry.name}/stat") as stat:
-                    parent = int(stat.read().rpartition(")")[2].split()[1])
-                with open(f"/proc/{entry.name}/cmdline") as cmdline:
-                    commands[int(entry.name)] = cmdline.read()
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    below, found = [server_pid], []
-    while below:
-        pid = below.pop()
-        below += children.get(pid, [])
-        if "engine.service.process" in commands[pid]:
-            found.append(pid)
-    (engine,) = found
-    return engine

@@ -34,15 +34,21 @@ READY = Ready(MAX_MODEL_LEN, VOCAB, 10, 16, "")
 TOKENIZER = Tokenizer(byte_level_tokenizer())
 DEFAULTS = GenerationDefaults((0,), 0, do_sample=False, sampling={})
 PREPROCESS = Preprocessor(TOKENIZER, DEFAULTS, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB)
-FACTORY = RequestFactory(
-    TOKENIZER,
-    Detokenizer(TOKENIZER),
-    eos_token_ids=[0],
-    vocab_size=VOCAB,
-    max_model_len=MAX_MODEL_LEN,
-    max_logprobs=20,
-    seeds=random.Random(0),
-)
+
+
+def make_factory(max_model_len: int) -> RequestFactory:
+    return RequestFactory(
+        TOKENIZER,
+        Detokenizer(TOKENIZER),
+        eos_token_ids=[0],
+        vocab_size=VOCAB,
+        max_model_len=max_model_len,
+        max_logprobs=20,
+        seeds=random.Random(0),
+    )
+
+
+FACTORY = make_factory(MAX_MODEL_LEN)
 
 DTYPES = {
     model_config_pb2.TYPE_BOOL: np.bool_,
@@ -200,17 +206,8 @@ def test_what_is_no_input_is_bounded_too() -> None:
 
 
 def build(prompt: list[int], max_model_len: int = 2**20, **fields: Any) -> list[Request]:
-    factory = RequestFactory(
-        TOKENIZER,
-        Detokenizer(TOKENIZER),
-        eos_token_ids=[0],
-        vocab_size=VOCAB,
-        max_model_len=max_model_len,
-        max_logprobs=20,
-        seeds=random.Random(0),
-    )
     stream = fields.pop("stream", True)
-    return factory.build(AddRequest(1, prompt, fields, stream=stream))
+    return make_factory(max_model_len).build(AddRequest(1, prompt, fields, stream=stream))
 
 
 @pytest.mark.parametrize(
