@@ -6,8 +6,9 @@ import psutil
 
 from client.tritonserver import STUB
 
-# A server that is told to end lets its stages go first, and then waits for requests in flight.
-_GRACE_S = 10.0
+# A server that is told to end lets its stages go first, and then waits 5 s at most (its
+# --exit-timeout-secs) for requests in flight.
+_GRACE_S = 6.0
 
 
 class StageWatch:

@@ -37,21 +37,26 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_INTERVAL_S)
     log.warning("tritonserver has gone: this stage ends")
-    for stub in _stubs_of(parent):
-        with contextlib.suppress(psutil.Error, OSError):
-            _remove_region(stub.cmdline()[_REGION])
-            if stub.pid != os.getpid():
+    # All regions first, then all processes in one go: the other stubs are doing the same.
+    stubs = list(_stubs_of(parent))
+    for _, region in stubs:
+        with contextlib.suppress(OSError):
+            _remove_region(region)
+    for stub, _ in stubs:
+        if stub.pid != os.getpid():
+            with contextlib.suppress(psutil.Error):
                 stub.kill()
     os._exit(1)
 
 
-def _stubs_of(parent: int) -> Iterator[psutil.Process]:
+def _stubs_of(parent: int) -> Iterator[tuple[psutil.Process, str]]:
+    """Yield each stub that `parent` started, and the name of its shared-memory region."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
             is_stub = len(words) > _PARENT and Path(words[_PROGRAM]).name == _STUB
             if is_stub and words[_PARENT] == str(parent):
-                yield process
+                yield process, words[_REGION]
 
 
 def _remove_region(name: str) -> None:
