@@ -17,12 +17,14 @@ serve: install  ## Start the server and keep it up; ARGS="--model PATH --http-po
 
 test: install  ## All tests, the real tritonserver included
 	$(BIN)/python -m pytest
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
 
 check: install  ## Format, lint, types and the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not server and not slow"
+	$(BIN)/python -m pytest -m "not server and not slow" --ignore=tests/aot
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not slow" tests/kernels
 
 install: $(INSTALLED)
 

@@ -35,3 +35,17 @@ def check_like(name: str, tensor: Tensor, other: Tensor) -> None:
     """Raise unless `tensor` has the dtype and the device of `other`."""
     check_dtype(name, tensor, other.dtype)
     check_device(name, tensor, other.device)
+
+
+def check_last_stride(name: str, tensor: Tensor) -> None:
+    """Raise unless the last dimension of `tensor` is contiguous: kernels read it in wide loads."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: the last dimension must be contiguous (got strides {list(tensor.stride())})"
+        )
+
+
+def check_contiguous(name: str, tensor: Tensor) -> None:
+    """Raise unless `tensor` is contiguous; a copy would be written to in its place."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: must be contiguous (got strides {list(tensor.stride())})")

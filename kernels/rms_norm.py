@@ -1,56 +1,161 @@
-"""RMS normalisation (Zhang and Sennrich, 2019), alone and fused with the residual addition."""
+"""RMS normalisation (Zhang and Sennrich, 2019), alone and fused with the residual addition.
+
+One program normalises one row: the row is read once, held in registers and reduced in float32.
+"""
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import FLOATS, check_dtype, check_like, check_shape
+from kernels import device
+from kernels.checks import FLOATS, check_dtype, check_last_stride, check_like, check_shape
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
     """Return `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 
     Args:
-        x: float [..., H].
-        weight: [H], of the dtype of `x`.
+        x: float [..., H]; the last dimension is contiguous.
+        weight: [H], contiguous, of the dtype of `x`.
         eps: added to the mean square.
+        unit_offset: Gemma's form: scale by `1 + weight`, and round after that only.
 
     Returns:
-        [..., H] in the dtype of `x`; normalised in float32, rounded, then weighted.
+        [..., H] in the dtype of `x`, contiguous; normalised in float32, rounded, then weighted.
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype or device.
+        ValueError: an argument has a wrong shape, dtype, stride or device.
     """
     _check(x, weight)
-    return _reference(x, weight, eps)
+    if not device.runs_triton(x):
+        return _torch(x, weight, eps, unit_offset)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, None, weight, out, None, eps, unit_offset)
+    return out
 
 
-def rms_norm_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_add(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return `rms_norm(x + residual)` and `x + residual`; changes neither argument.
 
     Args:
-        x, residual: float [..., H], alike.
-        weight: [H], of the dtype of `x`.
-        eps: added to the mean square.
+        x, residual: float [..., H], alike; the last dimension is contiguous.
+        weight, eps, unit_offset: as in `rms_norm`.
+
+    Returns:
+        Two tensors [..., H] in the dtype of `x`; the sum is rounded before it is normalised.
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype or device.
+        ValueError: an argument has a wrong shape, dtype, stride or device.
     """
     _check(x, weight)
     check_shape("residual", residual, tuple(x.shape))
     check_like("residual", residual, x)
-    total = residual + x
-    return _reference(total, weight, eps), total
+    check_last_stride("residual", residual)
+    if not device.runs_triton(x):
+        total = residual + x
+        return _torch(total, weight, eps, unit_offset), total
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = torch.empty_like(out)
+    _launch(x, residual, weight, out, total, eps, unit_offset)
+    return out, total
 
 
-def _reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def reference(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
+    """Return the norm computed in float32 throughout."""
+    wide, scale = x.float(), weight.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return normed * (1 + scale if unit_offset else scale)
+
+
+def _torch(x: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
     wide = x.float()
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if unit_offset:
+        return (normed * (1 + weight.float())).to(x.dtype)
+    return weight * normed.to(x.dtype)
+
+
+@triton.jit
+def _kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    total_ptr,
+    x_stride,
+    residual_stride,
+    size,
+    eps,
+    ADD: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    o = tl.arange(0, BLOCK)
+    m = o < size
+    b_x = tl.load(x_ptr + i_row * x_stride + o, mask=m, other=0.0)  # [BLOCK]
+    b_w = tl.load(weight_ptr + o, mask=m, other=0.0)
+    if ADD:
+        b_x += tl.load(residual_ptr + i_row * residual_stride + o, mask=m, other=0.0)
+        tl.store(total_ptr + i_row * size + o, b_x, mask=m)
+    b_wide = b_x.to(tl.float32)
+    b_normed = b_wide * tl.rsqrt(tl.sum(b_wide * b_wide) / size + eps)
+    if UNIT_OFFSET:
+        b_out = b_normed * (1.0 + b_w.to(tl.float32))
+    else:
+        b_out = b_normed.to(b_w.dtype) * b_w
+    tl.store(out_ptr + i_row * size + o, b_out.to(b_x.dtype), mask=m)
+
+
+def settings(size: int) -> dict[str, int]:
+    """Return tile and warps for rows of `size`: at most 16 values per thread stay in registers.
+
+    More warps than 16 cannot be had; rows beyond 8192 take more values each.
+    """
+    block = triton.next_power_of_2(size)
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+
+
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    out: Tensor,
+    total: Tensor | None,
+    eps: float,
+    unit_offset: bool,
+) -> None:
+    size = x.shape[-1]
+    flat = x.reshape(-1, size)
+    residual = None if residual is None else residual.reshape(-1, size)
+    if not flat.shape[0]:
+        return
+    _kernel[(flat.shape[0],)](
+        x_ptr=flat,
+        residual_ptr=residual,
+        weight_ptr=weight,
+        out_ptr=out,
+        total_ptr=total,
+        x_stride=flat.stride(0),
+        residual_stride=0 if residual is None else residual.stride(0),
+        size=size,
+        eps=eps,
+        ADD=residual is not None,
+        UNIT_OFFSET=unit_offset,
+        **settings(size),
+    )
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
     check_dtype("x", x, *FLOATS)
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"x: the last dimension must not be empty (got shape {list(x.shape)})")
+    check_last_stride("x", x)
     check_shape("weight", weight, (x.shape[-1],))
     check_like("weight", weight, x)
+    check_last_stride("weight", weight)

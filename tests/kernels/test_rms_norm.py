@@ -1,60 +1,69 @@
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
-from kernels.rms_norm import rms_norm, rms_norm_add
+from kernels.rms_norm import reference, rms_norm, rms_norm_add
+from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
 
-
-def _oracle(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.double()
-    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+SHAPES = [(1, 1), (5, 63), (3, 2, 100), (2, 896), (1, 4097)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float32, 1e-6), (torch.bfloat16, 1.6e-2), (torch.float16, 2e-3)],
-    ids=str,
-)
-@pytest.mark.parametrize("shape", [(1, 1), (5, 63), (3, 2, 100)], ids=str)
-def test_matches_the_formula(shape: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator).to(dtype) * 3
-    weight = torch.randn(shape[-1], generator=generator).to(dtype)
-    out = rms_norm(x, weight, 1e-5)
+def test_the_reference_is_torchs_own() -> None:
+    x, weight = randn(5, 63) * 3, randn(63, seed=1)
+    assert_close(reference(x, weight, 1e-5), F.rms_norm(x, (63,), weight, 1e-5))
+    gemma = reference(x, weight, 1e-5, unit_offset=True)
+    assert_close(gemma, F.rms_norm(x, (63,), 1 + weight, 1e-5))
+
+
+@each_dtype
+@pytest.mark.parametrize("unit_offset", [False, True], ids=["weight", "1+weight"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norm(shape: tuple[int, ...], unit_offset: bool, dtype: torch.dtype) -> None:
+    x, weight = randn(*shape, dtype=dtype) * 3, randn(shape[-1], dtype=dtype, seed=1)
+    out = rms_norm(x, weight, 1e-5, unit_offset=unit_offset)
     assert out.dtype == dtype
-    torch.testing.assert_close(
-        out.double(), _oracle(x, weight, 1e-5), rtol=tolerance, atol=tolerance
-    )
+    assert_close(out, reference(x, weight, 1e-5, unit_offset=unit_offset))
+
+
+@each_dtype
+@pytest.mark.parametrize("unit_offset", [False, True], ids=["weight", "1+weight"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_fused_addition(shape: tuple[int, ...], unit_offset: bool, dtype: torch.dtype) -> None:
+    x, residual = padded(randn(*shape, dtype=dtype)), padded(randn(*shape, dtype=dtype, seed=2))
+    weight = randn(shape[-1], dtype=dtype, seed=1)
+    before = x.clone(), residual.clone()
+    normed, total = rms_norm_add(x, residual, weight, 1e-5, unit_offset=unit_offset)
+    assert torch.equal(total, x + residual)
+    assert_close(normed, reference(total, weight, 1e-5, unit_offset=unit_offset))
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
 
 
 def test_large_half_precision_values_do_not_overflow() -> None:
-    x = torch.full((1, 8), 60000.0, dtype=torch.float16)
-    assert torch.equal(rms_norm(x, torch.ones(8, dtype=torch.float16), 1e-6), torch.ones_like(x))
+    x = torch.full((1, 8), 60000.0, dtype=torch.float16, device=DEVICE)
+    ones = torch.ones(8, dtype=torch.float16, device=DEVICE)
+    assert torch.equal(rms_norm(x, ones, 1e-6), torch.ones_like(x))
 
 
-def test_fused_addition_returns_the_sum_and_its_norm_and_changes_nothing() -> None:
-    x, residual, weight = torch.randn(4, 6), torch.randn(4, 6), torch.randn(6)
-    before = x.clone(), residual.clone()
-    normed, total = rms_norm_add(x, residual, weight, 1e-5)
-    assert torch.equal(x, before[0])
-    assert torch.equal(residual, before[1])
-    assert torch.equal(total, x + residual)
-    torch.testing.assert_close(normed, rms_norm(x + residual, weight, 1e-5), rtol=0, atol=0)
+def test_no_rows() -> None:
+    x, weight = randn(0, 8), randn(8)
+    normed, total = rms_norm_add(x, x, weight, 1e-5)
+    assert rms_norm(x, weight, 1e-5).shape == normed.shape == total.shape == (0, 8)
 
 
-@pytest.mark.parametrize(
-    ("x", "residual", "weight", "message"),
-    [
-        (torch.ones(2, 4, dtype=torch.int64), torch.ones(2, 4), torch.ones(4), "x: must be"),
-        (torch.ones(2, 4), torch.ones(2, 4), torch.ones(5), r"weight: must have shape \[4\]"),
-        (torch.ones(2, 4), torch.ones(2, 4), torch.ones(4).half(), "weight: must be torch.float32"),
-        (torch.ones(2, 4), torch.ones(1, 4), torch.ones(4), r"residual: must have shape \[2, 4\]"),
-        (torch.ones(2, 4), torch.ones(2, 4).half(), torch.ones(4), "residual: must be"),
-        (torch.ones(2, 4), torch.ones(2, 4, device="meta"), torch.ones(4), "residual: .* cpu"),
-    ],
-)
-def test_wrong_arguments_are_named(
-    x: Tensor, residual: Tensor, weight: Tensor, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        rms_norm_add(x, residual, weight, 1e-5)
+def test_wrong_arguments_are_named() -> None:
+    x, weight = randn(2, 8), randn(8)
+    with pytest.raises(ValueError, match="x: must be"):
+        rms_norm(x.int(), weight, 1e-5)
+    with pytest.raises(ValueError, match="x: the last dimension must not be empty"):
+        rms_norm(x[:, :0], weight[:0], 1e-5)
+    with pytest.raises(ValueError, match="x: the last dimension must be contiguous"):
+        rms_norm(x.t(), weight[:2], 1e-5)
+    with pytest.raises(ValueError, match=r"weight: must have shape \[8\]"):
+        rms_norm(x, weight[:4], 1e-5)
+    with pytest.raises(ValueError, match=r"weight: must be torch\.float32"):
+        rms_norm(x, weight.half(), 1e-5)
+    with pytest.raises(ValueError, match="weight: must be on"):
+        rms_norm(x, weight.to("meta"), 1e-5)
+    with pytest.raises(ValueError, match="residual: must have shape"):
+        rms_norm_add(x, x[:1], weight, 1e-5)

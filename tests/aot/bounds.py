@@ -1,0 +1,19 @@
+"""What every compiled kernel is held to."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.aot.compiler import GPUS, Compiled
+
+each_gpu = pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100"])
+# Where a choice depends on the shared memory: also those that have less of it.
+every_gpu = pytest.mark.parametrize("gpu", list(GPUS))
+
+
+def check(kernels: Sequence[Compiled], *, stack: int = 0) -> None:
+    """Assert that something was compiled, fits its GPU, and keeps everything in registers."""
+    assert kernels, "nothing was launched"
+    for kernel in kernels:
+        assert kernel.stack <= stack, kernel
+        assert kernel.shared <= GPUS[kernel.gpu].shared_memory, kernel

@@ -1,0 +1,39 @@
+"""What holds for the tests of kernels: they run where Triton does, on a GPU or interpreted.
+
+    TRITON_INTERPRET=1 pytest tests/kernels     # without a GPU
+    pytest tests/kernels                        # on one
+
+Nothing here needs more than torch, triton, numpy and pytest.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.device import INTERPRETED
+from tests.kernels.support import poison
+
+RUNS = INTERPRETED or torch.cuda.is_available()
+_ALLOCATORS = ("empty", "empty_like")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return None if RUNS else True
+
+
+def pytest_report_header() -> str | None:
+    return None if RUNS else "tests/kernels: left out, TRITON_INTERPRET=1 pytest tests/kernels"
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have fresh memory hold NaN or a large number: what a kernel leaves unwritten shows."""
+
+    def poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *args, **kwargs: poison(allocate(*args, **kwargs))
+
+    for name in _ALLOCATORS:
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
