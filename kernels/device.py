@@ -32,12 +32,17 @@ class DeviceLimits:
 HOPPER = DeviceLimits(num_sms=132, shared_memory=232_448, capability=(9, 0))
 
 
-def runs_triton(tensor: Tensor) -> bool:
-    """Tell whether the Triton kernel serves `tensor`; elsewhere the torch form does.
+def has_triton(where: torch.device) -> bool:
+    """Tell whether Triton kernels run on that device.
 
-    Tensors on the meta device have it compiled, for they cannot be computed with.
+    On the meta device, where nothing can be computed, they are only compiled.
     """
-    return INTERPRETED or tensor.device.type != "cpu"
+    return INTERPRETED or where.type != "cpu"
+
+
+def runs_triton(tensor: Tensor) -> bool:
+    """Tell whether the Triton kernel serves `tensor`; elsewhere the torch form does."""
+    return has_triton(tensor.device)
 
 
 @cache

@@ -27,7 +27,11 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: copy these blocks, then compute these tokens."""
+    """One step: copy these blocks, then compute these tokens.
+
+    Rows of one token come first: decode and prefill are different kernels, and each then has one
+    range of the step's tokens.
+    """
 
     rows: list[ScheduledRequest]
     copies: list[BlockCopy]
@@ -135,6 +139,7 @@ class Scheduler:
         if self.num_preemptions == num_preemptions:
             self._admit(rows, copies, budget)
             assert rows or not self.num_waiting, "a request that can never fit was let in"
+        rows.sort(key=lambda row: row.num_tokens > 1)
         return Schedule(rows, copies)
 
     def _admit(self, rows: list[ScheduledRequest], copies: list[BlockCopy], budget: int) -> None:

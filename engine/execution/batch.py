@@ -14,7 +14,8 @@ class Batch:
     """One forward pass over B sequences with T tokens in all, decode and prefill mixed.
 
     Sequence i owns tokens `query_start_loc[i]:query_start_loc[i + 1]`. They are the last ones of
-    its `seq_lens[i]` tokens; the KV of those before them is in the cache already.
+    its `seq_lens[i]` tokens; the KV of those before them is in the cache already. Sequences with
+    one token come first.
 
     Attributes:
         token_ids: int64 [T].
@@ -46,7 +47,10 @@ class BatchRow:
 
 
 def build_batch(rows: Sequence[BatchRow], *, block_size: int, device: torch.device) -> Batch:
-    """Lay the rows out as one `Batch` with its token tensors on `device`."""
+    """Lay the rows out as one `Batch` with its token tensors on `device`.
+
+    Rows with one token must come first.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
