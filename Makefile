@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo serve test check install clean
+.PHONY: demo serve test check kernels install clean
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -25,6 +25,9 @@ check: install  ## Format, lint, types and the fast tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not server and not slow" --ignore=tests/aot
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not slow" tests/kernels
+
+kernels: install  ## Test and measure all kernels on this machine's GPU; ARGS="--json results.json"
+	$(BIN)/python -m kernels.bench $(ARGS)
 
 install: $(INSTALLED)
 

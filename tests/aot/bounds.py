@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.aot import resources
 from tests.aot.compiler import GPUS, Compiled
 
 each_gpu = pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100"])
@@ -17,3 +18,4 @@ def check(kernels: Sequence[Compiled], *, stack: int = 0) -> None:
     for kernel in kernels:
         assert kernel.stack <= stack, kernel
         assert kernel.shared <= GPUS[kernel.gpu].shared_memory, kernel
+        resources.collected.append(kernel)

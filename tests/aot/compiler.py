@@ -25,6 +25,9 @@ from kernels import device
 
 _BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
+# The instructions of the matrix units, as they stand in PTX.
+_MATRIX = {"tcgen05": "tcgen05.mma", "wgmma": "wgmma.mma_async", "mma": "mma.sync"}
+
 # Of A100, L4, H100 / H200, B200 and RTX 5090; shared memory as CUDA's programming guide has it.
 GPUS = {
     "sm_80": device.DeviceLimits(num_sms=108, shared_memory=166_912, capability=(8, 0)),
@@ -41,21 +44,29 @@ class Compiled:
 
     Attributes:
         kernel: name of the function.
+        module: where it stands, kernels.rms_norm.
+        constants: what it was specialised to, by parameter.
+        dtypes: those of its pointers, each once, as Triton names them.
         gpu: key of GPUS.
         num_warps, num_stages: as launched.
         registers: per thread.
         stack: bytes per thread that did not fit into registers: arrays and spills.
         shared: bytes per block of threads.
+        matrix: the instructions of the matrix units that it has: mma, wgmma, tcgen05 or none.
         cubin: the machine code.
     """
 
     kernel: str
+    module: str
+    constants: dict[str, Any]
+    dtypes: tuple[str, ...]
     gpu: str
     num_warps: int
     num_stages: int
     registers: int
     stack: int
     shared: int
+    matrix: str
     cubin: bytes
 
     @functools.cached_property
@@ -94,11 +105,12 @@ def compiling_for(gpu: str) -> Iterator[list[Compiled]]:
     found: list[Compiled] = []
     run = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         if id(kernel) not in compiled:
             compiled[id(kernel)] = _measure(gpu, kernel)
             found.append(compiled[id(kernel)])
+        return kernel
 
     with (
         mock.patch.object(JITFunction, "run", compile_only),
@@ -131,14 +143,19 @@ def _active(driver: _Driver) -> Iterator[None]:
 def _measure(gpu: str, kernel: Any) -> Compiled:
     usage = _cuobjdump("-res-usage", kernel.asm["cubin"])
     figures = {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", usage)}
+    names, types = kernel.src.fn.arg_names, kernel.src.signature.values()
     return Compiled(
         kernel=kernel.metadata.name,
+        module=kernel.src.fn.module,
+        constants={names[path[0]]: value for path, value in kernel.src.constants.items()},
+        dtypes=tuple(dict.fromkeys(kind[1:] for kind in types if str(kind).startswith("*"))),
         gpu=gpu,
         num_warps=kernel.metadata.num_warps,
         num_stages=kernel.metadata.num_stages,
         registers=figures["REG"],
         stack=figures["STACK"] + figures["LOCAL"],
         shared=kernel.metadata.shared,
+        matrix=next((name for name, found in _MATRIX.items() if found in kernel.asm["ptx"]), ""),
         cubin=kernel.asm["cubin"],
     )
 

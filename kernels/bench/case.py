@@ -1,0 +1,154 @@
+"""What a case of the benchmark is: the shapes of a real model, ours, and torch's forms of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Call = partial[Any]
+
+# Relative RMS difference of two forms that round in their own order, by the coarser dtype of both.
+_TOLERANCES = {
+    torch.float32: 1e-5,
+    torch.float16: 4e-3,
+    torch.bfloat16: 2e-2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The shapes of a model whose kernels are measured."""
+
+    label: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+
+
+LLAMA = Model("8B", 4096, 32, 8, 128, 14336, 128256)  # Llama-3.1-8B
+QWEN = Model("0.5B", 896, 14, 2, 64, 4864, 151936)  # Qwen2.5-0.5B
+MODELS = (LLAMA, QWEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a case is to reach: a share of the ceiling at least, or a time at most."""
+
+    share: float | None = None
+    micros: float | None = None
+
+    def met(self, micros: float, share: float | None) -> bool:
+        """Tell whether a measured case reaches it."""
+        if self.micros is not None:
+            return micros <= self.micros
+        return share is not None and self.share is not None and share >= self.share
+
+    def __str__(self) -> str:
+        return f"<= {self.micros:.0f} us" if self.micros is not None else f">= {self.share:.0%}"
+
+
+ELEMENTWISE = Aim(share=0.85)  # of the copy bandwidth, at 8192 tokens
+
+
+def differs(ours: Any, theirs: Any) -> str | None:
+    """Return what sets two results apart beyond rounding, None if nothing does."""
+    mine, yours = list(_tensors(ours)), list(_tensors(theirs))
+    if [tuple(tensor.shape) for tensor in mine] != [tuple(tensor.shape) for tensor in yours]:
+        shapes = [[list(tensor.shape) for tensor in found] for found in (mine, yours)]
+        return f"shapes {shapes[0]} and {shapes[1]}"
+    for index, (a, b) in enumerate(zip(mine, yours, strict=True)):
+        if not a.is_floating_point():
+            wrong = int((a != b).sum())
+            if wrong:
+                return f"{wrong} of {a.numel()} values of output {index}"
+            continue
+        tolerance = max(_TOLERANCES[a.dtype], _TOLERANCES[b.dtype])
+        scale = b.float().square().mean().sqrt().clamp(min=1e-12)
+        error = float((a.float() - b.float()).square().mean().sqrt() / scale)
+        if not error <= tolerance:  # NaN is no agreement either
+            return f"relative RMS {error:.1e} of output {index}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The calls of one case, on tensors that exist.
+
+    Attributes:
+        ours: the wrapper of our kernel.
+        peers: forms of the same in torch, by name.
+        compiled: those that torch.compile is to make; given as they are without it.
+        bytes: the least that must be read and written.
+        flops: counts in place of the bytes where arithmetic bounds the operation.
+        written: tensors that every call changes, compared like its result.
+        differs: compares two results.
+    """
+
+    ours: Call
+    peers: dict[str, Call] = field(default_factory=dict)
+    compiled: dict[str, Call] = field(default_factory=dict)
+    bytes: int = 0
+    flops: int = 0
+    written: tuple[Tensor, ...] = ()
+    differs: Callable[[Any, Any], str | None] = differs
+
+    def outcome(self, call: Call) -> tuple[Any, ...]:
+        """Return the result of `call` with copies of what it wrote over cleared tensors."""
+        for tensor in self.written:
+            tensor.zero_()
+        result = call()
+        return (result, *(tensor.clone() for tensor in self.written))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the report.
+
+    Attributes:
+        operation: whose tests must be green.
+        name: what sets it apart from the other cases of the operation.
+        build: makes the tensors and the calls out of `shape`, on a device.
+        shape: what `build` takes.
+        tiny: what of `shape` is smaller where the interpreter runs it.
+        aim: what it is to reach.
+        compile: measure the peers that torch.compile makes, which take it seconds each.
+    """
+
+    operation: str
+    name: str
+    build: Callable[..., Work]
+    shape: dict[str, Any]
+    tiny: dict[str, Any]
+    aim: Aim | None = None
+    compile: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.operation} {self.name}"
+
+
+def numel_bytes(*tensors: Tensor) -> int:
+    """Return the bytes that reading or writing each of `tensors` once moves."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def randn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
+    """Return normal random numbers: zeros would flatter the matrix units."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, dtype=dtype, device=device, generator=generator)
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for part in result:
+            yield from _tensors(part)

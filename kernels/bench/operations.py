@@ -1,0 +1,45 @@
+"""The operations, the tests that each must pass, and the cases of each."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.bench.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A kernel that is measured once its tests are green.
+
+    Attributes:
+        name: its file in kernels/ and in kernels/bench/; its tests are test_<name>*.py.
+        requires: operations whose tests must be green too, for it launches them.
+        shards: processes that share its tests; compiling the kernels is what takes time.
+    """
+
+    name: str
+    requires: tuple[str, ...] = ()
+    shards: int = 1
+
+    def cases(self) -> list[Case]:
+        """Return the cases, the most telling first."""
+        cases: list[Case] = importlib.import_module(f"kernels.bench.{self.name}").CASES
+        return cases
+
+
+OPERATIONS = (Operation("rms_norm", shards=2),)
+
+
+def all_cases() -> list[Case]:
+    """Return every case, those with an aim first: they are measured even if time runs out."""
+    cases = [case for operation in OPERATIONS for case in operation.cases()]
+    return sorted(cases, key=lambda case: case.aim is None)
+
+
+def owner(file: Path, names: list[str]) -> str:
+    """Return the operation that a test file belongs to, or what the file itself is named after."""
+    stem = file.stem.removeprefix("test_")
+    fitting = [name for name in names if stem == name or stem.startswith(f"{name}_")]
+    return max(fitting, key=len, default=stem)

@@ -1,0 +1,169 @@
+"""Hands cases to a measuring process, and starts another when one faults or hangs."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from kernels.bench.worker import MARK
+
+WORKER = (sys.executable, "-m", "kernels.bench.worker")
+# Longer than any case takes, the compilation of its kernels and of torch's forms included.
+_SILENCE_SECONDS = 100.0
+_GIVE_UP_AFTER = 2  # processes in a row that end before they began a case
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was measured: the ceilings, and each case's figures by its key."""
+
+    ceilings: dict[str, float | None] = field(default_factory=dict)
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def measure(
+    keys: Sequence[str],
+    deadline: float,
+    *,
+    say: Callable[[str], None],
+    command: Sequence[str] = WORKER,
+    silence: float = _SILENCE_SECONDS,
+) -> Figures:
+    """Measure the cases named by `keys`, those first that stand first.
+
+    Args:
+        deadline: as of time.time(); no case begins after it.
+        say: is told of every case as it begins.
+        command: starts the measuring process.
+        silence: seconds without a word after which that process counts as hung.
+
+    Returns:
+        The figures of every case: one that takes its process down counts as failed.
+    """
+    figures = Figures()
+    left = list(keys)
+    fruitless = 0
+    while left and fruitless < _GIVE_UP_AFTER:
+        before = len(figures.cases)
+        end = _run(left, deadline, figures, say, command, silence)
+        left = [key for key in left if key not in figures.cases]
+        fruitless = 0 if len(figures.cases) > before else fruitless + 1
+        if left and not fruitless:
+            say(f"measuring goes on in a new process: {end}")
+        elif fruitless == _GIVE_UP_AFTER:
+            for key in left:
+                figures.cases[key] = {"status": "failed", "reason": end}
+    return figures
+
+
+@contextmanager
+def compiling(
+    groups: Iterable[Sequence[str]], deadline: float, *, command: Sequence[str] = WORKER
+) -> Iterator[None]:
+    """Meanwhile, have a process for each group of cases compile their kernels; wait for them.
+
+    Triton compiles in the process that launches, one kernel after the other: measuring, which
+    cannot be shared out, then finds them in the cache.
+
+    Args:
+        deadline: as of time.time(); processes that have not ended by then are ended.
+    """
+    processes = []
+    for keys in groups:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stdin is not None
+        _request(process.stdin, {"cases": list(keys), "compile_only": True})
+    try:
+        yield
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.time(), 0))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _run(
+    keys: list[str],
+    deadline: float,
+    figures: Figures,
+    say: Callable[[str], None],
+    command: Sequence[str],
+    silence: float,
+) -> str:
+    """Have one process measure cases until it ends; return how it ended."""
+    request = {
+        "cases": keys,
+        "compile_only": False,
+        "deadline": deadline,
+        "ceilings": not figures.ceilings,
+    }
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines: queue.Queue[str | None] = queue.Queue()
+        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+        reader.start()
+        _request(process.stdin, request)
+        running: str | None = None
+        try:
+            while (line := lines.get(timeout=silence)) is not None:
+                if not line.startswith(MARK):
+                    continue
+                message = json.loads(line.removeprefix(MARK))
+                if "ceilings" in message:
+                    figures.ceilings = message["ceilings"]
+                elif "begins" in message:
+                    running = message["begins"]
+                    say(f"measuring {running}")
+                else:
+                    key, running = message.pop("case"), None
+                    figures.cases[key] = message
+            process.wait()
+            end = f"the measuring process ended with code {process.returncode}{_last_line(log)}"
+        except queue.Empty:
+            end = f"nothing was heard for {silence:.0f} s"
+        finally:
+            process.kill()
+    if running is not None:
+        figures.cases[running] = {"status": "failed", "reason": end}
+    return end
+
+
+def _request(stdin: IO[str], request: dict[str, Any]) -> None:
+    with suppress(BrokenPipeError), stdin:  # it has ended, which its output tells too
+        json.dump(request, stdin)
+
+
+def _read(stdout: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+def _last_line(log: IO[str]) -> str:
+    log.seek(0)
+    lines = [line for line in log.read().splitlines() if line.strip()]
+    return f": {lines[-1][:200]}" if lines else ""

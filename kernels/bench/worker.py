@@ -1,0 +1,150 @@
+"""Measures cases in a process of its own, which a faulty kernel can take down.
+
+Reads one request from standard input, and writes one line of JSON after the other: the ceilings,
+then each case as it begins and as it ends. A request to compile only is answered by its end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+
+from kernels.bench import timing
+from kernels.bench.case import Call, Case, Work
+from kernels.bench.operations import all_cases
+from kernels.bench.resources import Multiprocessor, describe, launches
+
+MARK = "@@ "  # what else prints to standard output is no message
+# Seconds for what torch.compile makes, all together: it is the slowest part, and not ours.
+_COMPILE_SECONDS = 60.0
+
+
+class Watch(Protocol):
+    """Times a call that has been called before."""
+
+    def micros(self, call: Call) -> float: ...
+
+
+class Bench:
+    """Measures cases one by one on `device`.
+
+    Args:
+        processor: of the device, None where kernels are interpreted.
+    """
+
+    def __init__(
+        self, watch: Watch, device: torch.device, processor: Multiprocessor | None = None
+    ) -> None:
+        self._watch, self._device, self._processor = watch, device, processor
+        self._compile_seconds = _COMPILE_SECONDS
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """Return the figures of `case`, or why there are none; raises nothing."""
+        try:
+            return self._measure(case)
+        except torch.OutOfMemoryError as error:
+            return {"status": "skipped", "reason": _line(error)}
+        except Exception as error:
+            return {"status": "failed", "reason": _line(error)}
+        finally:
+            gc.collect()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _measure(self, case: Case) -> dict[str, Any]:
+        work = case.build(**case.shape, device=self._device)
+        with launches() as kernels:
+            result = work.outcome(work.ours)
+        figures: dict[str, Any] = {
+            "status": "measured",
+            "micros": self._watch.micros(work.ours),
+            "bytes": work.bytes,
+            "flops": work.flops,
+            "kernels": describe(kernels, self._processor) if self._processor else [],
+        }
+        peers = {name: self._peer(work, call, result) for name, call in work.peers.items()}
+        if case.compile:
+            for name, call in work.compiled.items():
+                peers[name] = self._compiled(work, call, result)
+        return {**figures, "peers": peers}
+
+    def _peer(self, work: Work, call: Call, ours: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the time of a form in torch, unless it fails or computes something else."""
+        try:
+            difference = work.differs(ours, work.outcome(call))
+            if difference:
+                return {"differs": difference}
+            return {"micros": self._watch.micros(call)}
+        except Exception as error:
+            return {"reason": _line(error)}
+
+    def _compiled(self, work: Work, call: Call, ours: tuple[Any, ...]) -> dict[str, Any]:
+        if self._compile_seconds <= 0:
+            return {"reason": f"{_COMPILE_SECONDS:.0f} s of compilation were over"}
+        start = time.monotonic()
+        torch._dynamo.reset()
+        compiled = Call(torch.compile(call.func, dynamic=False), *call.args, **call.keywords)
+        try:
+            return self._peer(work, compiled, ours)
+        finally:
+            self._compile_seconds -= time.monotonic() - start
+
+
+def compile_kernels(cases: Sequence[Case], device: torch.device) -> None:
+    """Run every case once, to have its kernels in Triton's cache on disk; raises nothing."""
+    for case in cases:
+        with suppress(Exception):  # to be reported when it is measured
+            case.build(**case.shape, device=device).ours()
+
+
+def usable() -> bool:
+    """Tell whether the GPU still answers: after a fault it does not, to the process concerned."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Measure the cases named in the request until its deadline."""
+    request = json.load(sys.stdin)
+    device = torch.device("cuda")
+    cases = {case.key: case for case in all_cases()}
+    if request["compile_only"]:
+        compile_kernels([cases[key] for key in request["cases"]], device)
+        return
+    watch = timing.Stopwatch()
+    gc.freeze()  # every capture of a graph collects garbage
+    if request["ceilings"]:
+        _say({"ceilings": timing.ceilings(watch)})
+    bench = Bench(watch, device, Multiprocessor.of(device))
+    for key in request["cases"]:
+        if time.time() > request["deadline"]:
+            _say({"case": key, "status": "left out", "reason": "no time was left"})
+            continue
+        _say({"begins": key})
+        _say({"case": key, **bench.measure(cases[key])})
+        if not usable():
+            sys.exit("the GPU is of no use to this process any more")
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(MARK + json.dumps(message), flush=True)
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error, with its kind."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:200] if text else ''}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The table of what every compiled kernel takes: `pytest tests/aot --resources FILE.md`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import date
+from typing import NamedTuple
+
+import torch
+import triton
+
+from tests.aot.compiler import GPUS, Compiled
+
+collected: list[Compiled] = []  # everything that a test checked
+
+
+class _Form(NamedTuple):
+    """What the rows of the table are: a kernel as one launch of it is configured."""
+
+    kernel: str
+    configuration: str
+    num_warps: int
+    num_stages: int
+
+
+def markdown(kernels: Iterable[Compiled]) -> str:
+    """Return the table: a row per kernel and configuration, a column per GPU."""
+    rows: dict[_Form, dict[str, Compiled]] = {}
+    for kernel in kernels:
+        row = rows.setdefault(_form(kernel), {})
+        # Specialised twice, to other divisibilities say: the larger one is what counts.
+        row[kernel.gpu] = max(row.get(kernel.gpu, kernel), kernel, key=lambda k: k.registers)
+    gpus = [gpu for gpu in GPUS if any(gpu in row for row in rows.values())]
+    lines = [
+        f"Compiled on {date.today().isoformat()} by Triton {triton.__version__} with torch "
+        f"{torch.__version__}.",
+        "A cell: registers per thread / KiB of shared memory per block, bytes of stack if any",
+        "value did not fit into registers, and the instructions of the matrix units.",
+        "",
+        f"| kernel | configuration | warps, stages | {' | '.join(gpus)} |",
+        f"|---|---|---|{'---|' * len(gpus)}",
+    ]
+    for form, row in sorted(rows.items(), key=lambda item: _order(item[0])):
+        cells = " | ".join(_cell(row[gpu]) if gpu in row else "" for gpu in gpus)
+        launch = f"{form.num_warps}, {form.num_stages}"
+        lines.append(f"| {form.kernel} | {form.configuration} | {launch} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _form(kernel: Compiled) -> _Form:
+    module = kernel.module.removeprefix("kernels.")
+    return _Form(
+        f"{module}.{kernel.kernel}", _configuration(kernel), kernel.num_warps, kernel.num_stages
+    )
+
+
+def _order(form: _Form) -> list[tuple[str, int]]:
+    """Return a key that sorts numbers in a text by value."""
+    words = re.findall(r"(\D*)(\d*)", f"{form.kernel} {form.configuration}")
+    return [(text, int(number or 0)) for text, number in words]
+
+
+def _configuration(kernel: Compiled) -> str:
+    """Return the constants that are set, and the dtypes of what is read and written."""
+    named = {name: value for name, value in kernel.constants.items() if name.isupper()}
+    words = [
+        name if value is True else f"{name} {value}"
+        for name, value in named.items()
+        if value is not False and value is not None
+    ]
+    return ", ".join([*words, " ".join(kernel.dtypes)])
+
+
+def _cell(kernel: Compiled) -> str:
+    shared = f"{kernel.shared / 1024:.1f}".removesuffix(".0")
+    stack = f", stack {kernel.stack}" if kernel.stack else ""
+    return f"{kernel.registers} / {shared}{stack} {kernel.matrix}".strip()
