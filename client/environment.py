@@ -61,6 +61,9 @@ def server_environment(
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(
         [*map(str, libraries), *filter(None, [base.get("LD_LIBRARY_PATH")])]
     )
+    # glibc gives each of tritonserver's many threads an arena that never shrinks: its memory crept
+    # up under mixed load by 30 MiB an hour, and is flat with two arenas.
+    environment.setdefault("MALLOC_ARENA_MAX", "2")
     return {**environment, **settings, RUN_ID: run_id}
 
 

@@ -271,9 +271,15 @@ class TestEnvironment:
             "PATH": f"{Path(sys.executable).parent}:/usr/bin",
             "LD_LIBRARY_PATH": "/one:/two:/mine",
             "A": "b",
+            "MALLOC_ARENA_MAX": "2",
             "TRIDENT_SEED": "1",
             RUN_ID: "trident-x",
         }
+
+    def test_the_users_own_allocator_settings_stay(self) -> None:
+        base = {"MALLOC_ARENA_MAX": "8"}
+        environment = server_environment(base, run_id="r", libraries=(), settings={})
+        assert environment["MALLOC_ARENA_MAX"] == "8"
 
     def test_the_admin_key_is_kept_from_the_models(self) -> None:
         base = {"TRIDENT_ADMIN_KEY": "0123456789abcdef", "HOME": "/h"}
