@@ -1,0 +1,20 @@
+"""Numbers of the host for a kernel, brought to the device without waiting for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device) -> Tensor:
+    """Return `values` as a tensor on `device`, in the order of the current stream.
+
+    They may be changed at once: the copy starts from pinned memory of its own, which torch reuses
+    only when the stream has passed it.
+    """
+    tensor = torch.from_numpy(values)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
