@@ -6,7 +6,6 @@ place of a launch the kernel is compiled with the very arguments of it.
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import tempfile
@@ -69,7 +68,7 @@ class Compiled:
     matrix: str
     cubin: bytes
 
-    @functools.cached_property
+    @property
     def sass(self) -> str:
         """The machine code as text."""
         return _cuobjdump("-sass", self.cubin)
