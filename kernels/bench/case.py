@@ -17,6 +17,7 @@ _TOLERANCES = {
     torch.float32: 1e-5,
     torch.float16: 4e-3,
     torch.bfloat16: 2e-2,
+    torch.float8_e4m3fn: 4e-2,
 }
 
 
@@ -78,7 +79,7 @@ def differs(ours: Any, theirs: Any) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
     """The calls of one case, on tensors that exist.
 
@@ -90,6 +91,7 @@ class Work:
         flops: counts in place of the bytes where arithmetic bounds the operation.
         written: tensors that every call changes, compared like its result.
         differs: compares two results.
+        graph: whether the calls can be captured in a CUDA graph; if not, torch's cannot either.
     """
 
     ours: Call
@@ -99,13 +101,18 @@ class Work:
     flops: int = 0
     written: tuple[Tensor, ...] = ()
     differs: Callable[[Any, Any], str | None] = differs
+    graph: bool = True
+    _before: list[Tensor] = field(init=False)
 
-    def outcome(self, call: Call) -> tuple[Any, ...]:
-        """Return the result of `call` with copies of what it wrote over cleared tensors."""
-        for tensor in self.written:
-            tensor.zero_()
+    def __post_init__(self) -> None:
+        self._before = [tensor.clone() for tensor in self.written]
+
+    def outcome(self, call: Call) -> tuple[Tensor, ...]:
+        """Return copies of the result of `call` and of what it wrote, `written` being as made."""
+        for tensor, before in zip(self.written, self._before, strict=True):
+            tensor.copy_(before)
         result = call()
-        return (result, *(tensor.clone() for tensor in self.written))
+        return tuple(tensor.clone() for tensor in (*_tensors(result), *self.written))
 
 
 @dataclass(frozen=True, slots=True)

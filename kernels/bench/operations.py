@@ -14,7 +14,8 @@ class Operation:
     """A kernel that is measured once its tests are green.
 
     Attributes:
-        name: its file in kernels/ and in kernels/bench/; its tests are test_<name>*.py.
+        name: its file in kernels/ and in kernels/bench/; its tests are test_<name>*.py or those
+            in the folder <name>.
         requires: operations whose tests must be green too, for it launches them.
         shards: processes that share its tests; compiling the kernels is what takes time.
     """
@@ -29,7 +30,10 @@ class Operation:
         return cases
 
 
-OPERATIONS = (Operation("rms_norm", shards=2),)
+OPERATIONS = (
+    Operation("rms_norm", shards=2),
+    Operation("block_copy"),
+)
 
 
 def all_cases() -> list[Case]:
@@ -39,7 +43,11 @@ def all_cases() -> list[Case]:
 
 
 def owner(file: Path, names: list[str]) -> str:
-    """Return the operation that a test file belongs to, or what the file itself is named after."""
-    stem = file.stem.removeprefix("test_")
+    """Return the operation that a test file belongs to, or what the file itself is named after.
+
+    Args:
+        file: relative to the folder of the tests; the files of a folder in it belong together.
+    """
+    stem = file.parts[0].removesuffix(".py").removeprefix("test_")
     fitting = [name for name in names if stem == name or stem.startswith(f"{name}_")]
     return max(fitting, key=len, default=stem)

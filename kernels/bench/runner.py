@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -79,13 +80,7 @@ def compiling(
     """
     processes = []
     for keys in groups:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        process = _start(command, subprocess.DEVNULL, subprocess.DEVNULL)
         processes.append(process)
         assert process.stdin is not None
         _request(process.stdin, {"cases": list(keys), "compile_only": True})
@@ -117,9 +112,7 @@ def _run(
     }
     with (
         tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        ) as process,
+        _start(command, subprocess.PIPE, log) as process,
     ):
         assert process.stdin is not None
         assert process.stdout is not None
@@ -150,6 +143,14 @@ def _run(
     if running is not None:
         figures.cases[running] = {"status": "failed", "reason": end}
     return end
+
+
+def _start(command: Sequence[str], stdout: int, stderr: int | IO[str]) -> subprocess.Popen[str]:
+    # Torch's compiler would start a pool of processes for the one or two kernels of a case.
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, text=True, env=environment
+    )
 
 
 def _request(stdin: IO[str], request: dict[str, Any]) -> None:

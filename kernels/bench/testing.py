@@ -84,7 +84,8 @@ def run(
     files: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("test_*.py")):
         if not file.stem.startswith(_NOT_OURS):
-            files.setdefault(owner(file, list(shards)), []).append(file)
+            name = owner(file.relative_to(folder), list(shards))
+            files.setdefault(name, []).append(file)
     # Those with the most to compile begin first.
     names = sorted(files, key=lambda name: -shards.get(name, 1))
     started = time.time()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
@@ -10,41 +12,55 @@ import torch
 
 from kernels.bench.case import Call, randn
 
-# Four times the L2 of an H200 (60 MB). Reading it takes about 75 us, in which the host gets ahead.
+# Four times the L2 of an H200 (60 MB).
 _FLUSH_BYTES = 256 * 2**20
+_FLUSH_US = 60.0  # reading them, at the data sheet's 4.8 TB/s at best
 _BUDGET_MS = 60.0
 _REPEATS = (10, 150)
 
 
 class Stopwatch:
-    """Times calls by CUDA events: the median over replays of a graph, with a cold L2.
+    """Times calls by CUDA events: the median over many, each with a cold L2.
 
-    The replays of a graph leave out what the host takes to launch, as in a decode step of the
-    engine. The cache is emptied by reading: written lines would have to be stored during the call.
+    Calls are captured in a graph and replayed, as a decode step of the engine is: that leaves out
+    what the host takes to launch. For a call that cannot be captured, the GPU is kept busy until
+    the host has launched it. The cache is emptied by reading, which does both: written lines
+    would have to be stored during the call.
     """
 
     def __init__(self) -> None:
         self._lines = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
-    def micros(self, call: Call) -> float:
-        """Return the microseconds that `call` takes; it has been called before."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    def micros(self, call: Call, *, graph: bool = True) -> float:
+        """Return the microseconds that `call` takes on the GPU; it has been called before."""
+        if not graph:
+            start = time.perf_counter()
             call()
-        estimate = median(self._replay(graph, 3))
-        repeats = int(_BUDGET_MS / (estimate + 0.1))
-        times = self._replay(graph, min(max(repeats, _REPEATS[0]), _REPEATS[1]))
-        graph.reset()
-        return 1000 * median(times)
+            host_us = 1e6 * (time.perf_counter() - start)
+            return self._median(call, 1 + int(2 * host_us / _FLUSH_US))
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, capture_error_mode="thread_local"):
+            call()
+        try:
+            return self._median(captured.replay, 1)
+        finally:
+            captured.reset()
 
-    def _replay(self, graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
-        """Return the milliseconds of `count` replays."""
+    def _median(self, call: Callable[[], Any], flushes: int) -> float:
+        estimate = median(self._times(call, 3, flushes))
+        repeats = int(_BUDGET_MS / (estimate + flushes * _FLUSH_US / 1000))
+        least, most = _REPEATS
+        return 1000 * median(self._times(call, min(max(repeats, least), most), flushes))
+
+    def _times(self, call: Callable[[], Any], count: int, flushes: int) -> list[float]:
+        """Return the milliseconds of `count` calls, each after `flushes` readings of the lines."""
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         for start, end in zip(starts, ends, strict=True):
-            self._lines.amax()
+            for _ in range(flushes):
+                self._lines.amax()
             start.record()
-            graph.replay()
+            call()
             end.record()
         torch.cuda.synchronize()
         return [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from kernels.bench import timing
 from kernels.bench.case import Call, Case, Work
@@ -29,7 +30,7 @@ _COMPILE_SECONDS = 60.0
 class Watch(Protocol):
     """Times a call that has been called before."""
 
-    def micros(self, call: Call) -> float: ...
+    def micros(self, call: Call, *, graph: bool) -> float: ...
 
 
 class Bench:
@@ -64,7 +65,7 @@ class Bench:
             result = work.outcome(work.ours)
         figures: dict[str, Any] = {
             "status": "measured",
-            "micros": self._watch.micros(work.ours),
+            "micros": self._watch.micros(work.ours, graph=work.graph),
             "bytes": work.bytes,
             "flops": work.flops,
             "kernels": describe(kernels, self._processor) if self._processor else [],
@@ -75,17 +76,17 @@ class Bench:
                 peers[name] = self._compiled(work, call, result)
         return {**figures, "peers": peers}
 
-    def _peer(self, work: Work, call: Call, ours: tuple[Any, ...]) -> dict[str, Any]:
+    def _peer(self, work: Work, call: Call, ours: tuple[Tensor, ...]) -> dict[str, Any]:
         """Return the time of a form in torch, unless it fails or computes something else."""
         try:
             difference = work.differs(ours, work.outcome(call))
             if difference:
                 return {"differs": difference}
-            return {"micros": self._watch.micros(call)}
+            return {"micros": self._watch.micros(call, graph=work.graph)}
         except Exception as error:
             return {"reason": _line(error)}
 
-    def _compiled(self, work: Work, call: Call, ours: tuple[Any, ...]) -> dict[str, Any]:
+    def _compiled(self, work: Work, call: Call, ours: tuple[Tensor, ...]) -> dict[str, Any]:
         if self._compile_seconds <= 0:
             return {"reason": f"{_COMPILE_SECONDS:.0f} s of compilation were over"}
         start = time.monotonic()
