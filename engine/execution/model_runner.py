@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from engine.core.kv_cache_manager import BlockCopy
 from engine.core.scheduler import Schedule
 from engine.execution.attention import LayerCache, allocate_kv_cache, attention_backend
 from engine.execution.batch import BatchRow, build_batch
@@ -18,6 +17,7 @@ from engine.models.config import ModelConfig
 from engine.models.registry import build_model
 from engine.request import SampledToken
 from engine.weights import load_weights
+from kernels.block_copy import BlockCopier
 
 
 class ModelRunner:
@@ -51,17 +51,22 @@ class ModelRunner:
         load_weights(self.model, checkpoint, on_progress=on_progress)
         self.attention = attention_backend(device, block_size=block_size)
         self.kv_cache: list[LayerCache] = []
+        self._block_copier: BlockCopier | None = None
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache, `num_blocks` blocks in every layer."""
         self.kv_cache = allocate_kv_cache(
             self.model_config, num_blocks, self.block_size, dtype=self.dtype, device=self.device
         )
+        self._block_copier = BlockCopier([cache for layer in self.kv_cache for cache in layer])
 
     @torch.inference_mode()
     def execute(self, schedule: Schedule) -> list[SampledToken]:
         """Run one step; return a token for each row that wants one, in order."""
-        self._copy_blocks(schedule.copies)
+        if schedule.copies:
+            assert self._block_copier is not None
+            sources, destinations = zip(*schedule.copies, strict=True)
+            self._block_copier.copy(sources, destinations)
         batch = build_batch(
             [
                 BatchRow(
@@ -84,14 +89,3 @@ class ModelRunner:
             return []
         logits = self.model.compute_logits(hidden[batch.logits_rows])
         return sample(logits, requests)
-
-    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        if not copies:
-            return
-        sources = torch.tensor([copy.source for copy in copies], device=self.device)
-        destinations = torch.tensor([copy.destination for copy in copies], device=self.device)
-        for layer in self.kv_cache:
-            # Every source is read before any destination is written: a block that one request
-            # gave up may be the destination of another within the step.
-            for cache in layer:
-                cache[destinations] = cache[sources]
