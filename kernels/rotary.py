@@ -1,11 +1,30 @@
-"""Rotary embedding of queries and keys, fused with writing keys and values to the paged cache."""
+"""What lies between the qkv projection and attention, in one pass over the heads.
+
+Queries and keys are normalised (QK-norm, Dehghani et al., 2023; optional), rotated by their
+positions (RoPE, Su et al., 2021), and keys and values written to the paged cache, possibly as
+float8. The kernel is in `kernels.rotary_kernel`.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kernels.checks import FLOATS, check_device, check_dtype, check_like, check_shape
+from kernels import device
+from kernels.checks import (
+    FLOATS,
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_like,
+    check_shape,
+)
+from kernels.rms_norm import reference as norm_reference
+from kernels.rms_norm import rms_norm
+from kernels.rotary_kernel import num_programs, rotary_kernel, settings
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
 
 
 def rotary_and_cache(
@@ -17,77 +36,209 @@ def rotary_and_cache(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    *,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    interleaved: bool = False,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
 ) -> Tensor:
     """Rotate queries and keys, and write the keys and values to their slots of the cache.
 
-    Changes `key_cache` and `value_cache` in place, nothing else. Dimension i is rotated with
-    i + D / 2, the convention of Hugging Face checkpoints.
+    Changes `key_cache` and `value_cache` in place, nothing else, and there only the slots named.
+    Slots must be distinct and within the cache: that is not checked.
 
     Args:
-        query: float [T, H, D].
+        query: float [T, H, D], D even. The heads of a token lie side by side; tokens may lie
+            apart, as in views of one fused projection. The same holds for `key` and `value`.
         key, value: [T, Hkv, D], of the dtype of `query`.
-        cos, sin: float32 [T, D / 2], the rows of the rotary table at the tokens' positions.
-        key_cache, value_cache: [num_blocks, block_size, Hkv, D], of the dtype of `query`.
-        slot_mapping: int64 [T], block id * block_size + offset of each token.
+        cos, sin: float32 [T, R / 2], contiguous: the rows of the rotary table at the tokens'
+            positions. The first R <= D dimensions are rotated, the others pass through.
+        key_cache, value_cache: [num_blocks, block_size, Hkv, D], contiguous, of the dtype of
+            `query` or float8_e4m3fn.
+        slot_mapping: int64 [T], block id * block_size + offset of each token, or -1: padding,
+            of which nothing is cached.
+        query_norm, key_norm: [D], of the dtype of `query`: the weights of an RMS norm over each
+            head, before the rotation; computed in float32, rounded, then weighted.
+        norm_eps: added to the mean squares.
+        interleaved: rotate dimension 2i with 2i + 1 (GPT-J, the original Llama), not i with
+            i + R / 2 (GPT-NeoX and the checkpoints of Hugging Face).
+        key_scale, value_scale: float32 [Hkv], with float8 caches only: what is cached is the
+            float32 value / scale, saturated to +-448 and rounded to nearest even.
 
     Returns:
-        The rotated queries [T, H, D].
+        The rotated queries [T, H, D], contiguous; those of padding tokens too.
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype or device.
+        ValueError: an argument has a wrong shape, dtype, stride or device, or is missing.
     """
-    _check(query, key, value, cos, sin, key_cache, value_cache, slot_mapping)
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, _rotate(key, cos, sin))
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
-    return _rotate(query, cos, sin)
+    _check_heads(query, key, value)
+    _check_angles(query, cos, sin)
+    _check_norms(query, query_norm, key_norm)
+    _check_caches(key, key_cache, value_cache, slot_mapping)
+    _check_scales(key, key_cache, key_scale, value_scale)
+    if not device.runs_triton(query):
+        if query_norm is not None:
+            query = rms_norm(query, query_norm, norm_eps)
+        if key_norm is not None:
+            key = rms_norm(key, key_norm, norm_eps)
+        if key_scale is not None:  # rounded once, from float32
+            key, value = key.float(), value.float()
+        _write(key_cache, slot_mapping, _rotate(key, cos, sin, interleaved), key_scale)
+        _write(value_cache, slot_mapping, value, value_scale)
+        return _rotate(query, cos, sin, interleaved)
+    tokens, heads, dim = query.shape
+    kv_heads, rotary_dim = key.shape[1], 2 * cos.shape[1]
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    tiles = settings(heads, kv_heads, dim, rotary_dim)
+    if not tokens:
+        return out
+    rotary_kernel[(num_programs(tokens, heads, kv_heads, tiles),)](
+        query_ptr=query,
+        key_ptr=key,
+        value_ptr=value,
+        cos_ptr=cos,
+        sin_ptr=sin,
+        slot_ptr=slot_mapping,
+        query_norm_ptr=query_norm,
+        key_norm_ptr=key_norm,
+        key_scale_ptr=key_scale,
+        value_scale_ptr=value_scale,
+        out_ptr=out,
+        key_cache_ptr=_storage(key_cache),
+        value_cache_ptr=_storage(value_cache),
+        num_tokens=tokens,
+        query_stride=query.stride(0),
+        key_stride=key.stride(0),
+        value_stride=value.stride(0),
+        eps=norm_eps,
+        H=heads,
+        HKV=kv_heads,
+        D=dim,
+        R=rotary_dim,
+        INTERLEAVED=interleaved,
+        NATIVE=device.limits(query.device).capability >= (8, 9) and not device.INTERPRETED,
+        **tiles,
+    )
+    return out
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, heads, D] by the angles of [T, D / 2]; float32 inside."""
-    first, second = x.float().chunk(2, dim=-1)
+def reference(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    norm: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    interleaved: bool = False,
+) -> Tensor:
+    """Return the heads `x` [T, heads, D] normalised and rotated, in float32 throughout."""
+    wide = x.float() if norm is None else norm_reference(x, norm, norm_eps)
+    return _rotate(wide, cos, sin, interleaved)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate [T, heads, D] by the angles of [T, R / 2]; float32 inside."""
+    size = 2 * cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     rotated = x.new_empty(x.shape)
-    half = x.shape[-1] // 2
-    rotated[..., :half] = first * cos - second * sin
-    rotated[..., half:] = second * cos + first * sin
+    first, second = _pairs(x.float(), size, interleaved)
+    left, right = _pairs(rotated, size, interleaved)
+    left.copy_(first * cos - second * sin)
+    right.copy_(second * cos + first * sin)
+    if size < x.shape[-1]:
+        rotated[..., size:] = x[..., size:]
     return rotated
 
 
-def _check(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-) -> None:
+def _pairs(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, ...]:
+    """Return views of both members of each pair among the first `size` dimensions."""
+    x = x[..., :size] if size < x.shape[-1] else x
+    return x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, dim=-1)
+
+
+def _write(cache: Tensor, slots: Tensor, rows: Tensor, scale: Tensor | None) -> None:
+    """Write [T, Hkv, D] to the slots of a cache that lies on the CPU."""
+    if scale is not None:
+        rows = (rows / scale[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+    if slots.numel() and int(slots.min()) < 0:
+        real = slots >= 0
+        slots, rows = slots[real], rows[real]
+    _storage(cache).flatten(0, 1).index_copy_(0, slots, rows)
+
+
+def _storage(cache: Tensor) -> Tensor:
+    """Return the cache as bytes if it is of float8, which not every GPU knows."""
+    return cache.view(torch.uint8) if cache.dtype == FP8 else cache
+
+
+def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
     check_dtype("query", query, *FLOATS)
     check_shape("query", query, (None, None, None))
-    tokens, _, dim = query.shape
-    if dim % 2:
-        raise ValueError(f"query: the last dimension must be even (got {dim})")
+    tokens, heads, dim = query.shape
+    if dim % 2 or not dim:
+        raise ValueError(f"query: the last dimension must be even and positive (got {dim})")
     check_shape("key", key, (tokens, None, dim))
-    kv_heads = key.shape[1]
-    check_shape("value", value, (tokens, kv_heads, dim))
-    check_shape("key_cache", key_cache, (None, None, kv_heads, dim))
-    check_shape("value_cache", value_cache, tuple(key_cache.shape))
-    for name, tensor in (
-        ("key", key),
-        ("value", value),
-        ("key_cache", key_cache),
-        ("value_cache", value_cache),
-    ):
-        check_like(name, tensor, query)
+    if not heads or not key.shape[1]:
+        raise ValueError(f"{'key' if heads else 'query'}: must have heads")
+    check_shape("value", value, (tokens, key.shape[1], dim))
+    check_like("key", key, query)
+    check_like("value", value, query)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        stride = tensor.stride()
+        if stride[2] != 1 or (stride[1] != dim and tensor.shape[1] > 1):
+            raise ValueError(
+                f"{name}: the heads of a token must lie side by side, each contiguous"
+                f" (got strides {list(stride)})"
+            )
+
+
+def _check_angles(query: Tensor, cos: Tensor, sin: Tensor) -> None:
+    tokens, _, dim = query.shape
+    check_shape("cos", cos, (tokens, None))
+    if not 2 <= 2 * cos.shape[1] <= dim:
+        raise ValueError(f"cos: must have 1 to {dim // 2} columns (got shape {list(cos.shape)})")
+    check_shape("sin", sin, tuple(cos.shape))
     for name, tensor in (("cos", cos), ("sin", sin)):
         check_dtype(name, tensor, torch.float32)
-        check_shape(name, tensor, (tokens, dim // 2))
         check_device(name, tensor, query.device)
-    # A copy would be written to instead of the cache.
-    for name, tensor in (("key_cache", key_cache), ("value_cache", value_cache)):
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name}: must be contiguous")
+        check_contiguous(name, tensor)
+
+
+def _check_norms(query: Tensor, query_norm: Tensor | None, key_norm: Tensor | None) -> None:
+    for name, weight in (("query_norm", query_norm), ("key_norm", key_norm)):
+        if weight is not None:
+            check_shape(name, weight, (query.shape[2],))
+            check_like(name, weight, query)
+            check_contiguous(name, weight)
+
+
+def _check_caches(
+    key: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    tokens, kv_heads, dim = key.shape
+    check_dtype("key_cache", key_cache, key.dtype, FP8)
+    check_dtype("value_cache", value_cache, key_cache.dtype)
+    check_shape("key_cache", key_cache, (None, None, kv_heads, dim))
+    check_shape("value_cache", value_cache, tuple(key_cache.shape))
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check_device(name, cache, key.device)
+        check_contiguous(name, cache)
     check_dtype("slot_mapping", slot_mapping, torch.int64)
     check_shape("slot_mapping", slot_mapping, (tokens,))
-    check_device("slot_mapping", slot_mapping, query.device)
+    check_device("slot_mapping", slot_mapping, key.device)
+    check_contiguous("slot_mapping", slot_mapping)
+
+
+def _check_scales(
+    key: Tensor, cache: Tensor, key_scale: Tensor | None, value_scale: Tensor | None
+) -> None:
+    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
+        if (scale is not None) != (cache.dtype == FP8):
+            raise ValueError(f"{name}: goes with float8 caches, and only with them")
+        if scale is not None:
+            check_dtype(name, scale, torch.float32)
+            check_shape(name, scale, (key.shape[1],))
+            check_device(name, scale, key.device)
+            check_contiguous(name, scale)

@@ -53,7 +53,7 @@ class Attention(nn.Module):
             dtype=dtype,
             device=device,
         )
-        eps = config.rms_norm_eps
+        self._norm_eps = eps = config.rms_norm_eps
         self.q_norm = RMSNorm(dim, eps, dtype=dtype, device=device) if qk_norm else None
         self.k_norm = RMSNorm(dim, eps, dtype=dtype, device=device) if qk_norm else None
 
@@ -73,9 +73,18 @@ class Attention(nn.Module):
         q = q.unflatten(-1, (self._num_heads, self._head_dim))
         k = k.unflatten(-1, (self._num_kv_heads, self._head_dim))
         v = v.unflatten(-1, (self._num_kv_heads, self._head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q = rotary_and_cache(q, k, v, *rotary, cache.key, cache.value, slot_mapping)
+        q = rotary_and_cache(
+            q,
+            k,
+            v,
+            *rotary,
+            cache.key,
+            cache.value,
+            slot_mapping,
+            query_norm=None if self.q_norm is None else self.q_norm.weight,
+            key_norm=None if self.k_norm is None else self.k_norm.weight,
+            norm_eps=self._norm_eps,
+        )
         mixed = attention.attend(q, cache, scale=self._scale, sliding_window=self._sliding_window)
         out: Tensor = self.o_proj(mixed.flatten(1))
         return out

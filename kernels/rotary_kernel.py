@@ -1,0 +1,264 @@
+"""The kernel of `kernels.rotary`: each program moves one tile, several heads of several tokens.
+
+The first programs turn queries, the next ones keys, and the last ones copy values. A tile has ROWS
+heads, those of a token side by side, so that a token's angles are read once or twice in all.
+Each value of a head is read once and written once, and stays in registers between.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TILE = 4096  # values per program, 32 heads of 128
+# 16 values per thread: their loads are all under way at once, at no more than 40 registers.
+NUM_WARPS = 8
+
+
+@triton.jit
+def _e4m3(x, NATIVE: tl.constexpr):
+    """Return the bits of float32 `x` as float8 e4m3: to nearest even, saturated, NaN kept."""
+    if NATIVE:
+        b_code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        b_bits = x.to(tl.uint32, bitcast=True)
+        b_size = tl.minimum(b_bits & 0x7FFFFFFF, 0x43E00000)  # at most 448
+        # Exponent 127 becomes 7. Half of the last place is added, less one bit if that is even.
+        b_normal = (b_size - (120 << 23) + 0x7FFFF + ((b_size >> 20) & 1)) >> 20
+        # Below 2^-6 values are multiples of 2^-9, the last place of 2^14: the addition rounds.
+        b_sum = b_size.to(tl.float32, bitcast=True) + 16384.0
+        b_small = b_sum.to(tl.uint32, bitcast=True) & 0xFF
+        b_code = tl.where(b_size < (121 << 23), b_small, b_normal)
+        b_code = tl.where(x == x, b_code, 0x7F) | ((b_bits >> 24) & 0x80)
+        b_code = b_code.to(tl.uint8)
+    return b_code
+
+
+@triton.jit
+def _store(p, b_x, m, b_factor, NATIVE: tl.constexpr):
+    """Write `b_x` [ROWS, any]; where rows have a factor, times that in float32 and as float8."""
+    if b_factor is not None:
+        tl.store(p, _e4m3(b_x.to(tl.float32) * b_factor[:, None], NATIVE), mask=m)
+    else:
+        tl.store(p, b_x.to(p.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _load_pairs(p, m, R: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return what is rotated of the rows that start at `p`: both members of each pair."""
+    if INTERLEAVED:
+        o = tl.arange(0, 2 * HALF)
+        b = tl.load(p[:, None] + o[None, :], m[:, None] & (o < R)[None, :], 0.0)
+        b_a, b_b = tl.split(b.reshape(b.shape[0], HALF, 2))
+    else:
+        o = tl.arange(0, HALF)
+        m = m[:, None] & (o < R // 2)[None, :]
+        b_a = tl.load(p[:, None] + o[None, :], m, 0.0)
+        b_b = tl.load(p[:, None] + (R // 2 + o)[None, :], m, 0.0)
+    return b_a, b_b  # [ROWS, HALF] each
+
+
+@triton.jit
+def _store_pairs(
+    p,
+    b_a,
+    b_b,
+    m,
+    b_factor,
+    R: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    ROWS: tl.constexpr = b_a.shape[0]
+    HALF: tl.constexpr = b_a.shape[1]
+    if INTERLEAVED:
+        o = tl.arange(0, 2 * HALF)
+        b = tl.join(b_a, b_b).reshape(ROWS, 2 * HALF)
+        _store(p[:, None] + o[None, :], b, m[:, None] & (o < R)[None, :], b_factor, NATIVE)
+    else:
+        o = tl.arange(0, HALF)
+        m = m[:, None] & (o < R // 2)[None, :]
+        _store(p[:, None] + o[None, :], b_a, m, b_factor, NATIVE)
+        _store(p[:, None] + (R // 2 + o)[None, :], b_b, m, b_factor, NATIVE)
+
+
+@triton.jit
+def _load_rest(p, m, D: tl.constexpr, R: tl.constexpr, REST: tl.constexpr):
+    """Return what is not rotated of the rows that start at `p`."""
+    o = R + tl.arange(0, REST)
+    return tl.load(p[:, None] + o[None, :], m[:, None] & (o < D)[None, :], 0.0)
+
+
+@triton.jit
+def _store_rest(p, b_x, m, b_factor, D: tl.constexpr, R: tl.constexpr, NATIVE: tl.constexpr):
+    o = R + tl.arange(0, b_x.shape[1])
+    _store(p[:, None] + o[None, :], b_x, m[:, None] & (o < D)[None, :], b_factor, NATIVE)
+
+
+@triton.jit
+def _weighted(b_x, b_scale, b_w):
+    """Apply the norm with the roundings of the model: the normalised value, then the product."""
+    return ((b_x * b_scale[:, None]).to(b_w.dtype) * b_w).to(tl.float32)
+
+
+@triton.jit
+def _turn(
+    p_in,
+    p_out,
+    p_cos,
+    p_sin,
+    norm_ptr,
+    eps,
+    m_in,
+    m_out,
+    b_factor,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Normalise, rotate and write heads; the pointers are those of the rows, [ROWS]."""
+    b_a, b_b = _load_pairs(p_in, m_in, R, HALF, INTERLEAVED)
+    b_a, b_b = b_a.to(tl.float32), b_b.to(tl.float32)
+    o = tl.arange(0, HALF)
+    m = m_in[:, None] & (o < R // 2)[None, :]
+    b_cos = tl.load(p_cos[:, None] + o[None, :], m, 0.0)  # [ROWS, HALF]
+    b_sin = tl.load(p_sin[:, None] + o[None, :], m, 0.0)
+    if R < D:
+        b_rest = _load_rest(p_in, m_in, D, R, REST).to(tl.float32)  # [ROWS, REST]
+    if norm_ptr is not None:
+        b_sum = tl.sum(b_a * b_a + b_b * b_b, 1)  # [ROWS]
+        if R < D:
+            b_sum += tl.sum(b_rest * b_rest, 1)
+        b_scale = tl.rsqrt(b_sum / D + eps)
+        p_norm = norm_ptr + tl.arange(0, 1)
+        m_norm = tl.full([1], 1, tl.int1)
+        b_wa, b_wb = _load_pairs(p_norm, m_norm, R, HALF, INTERLEAVED)
+        b_a, b_b = _weighted(b_a, b_scale, b_wa), _weighted(b_b, b_scale, b_wb)
+        if R < D:
+            b_rest = _weighted(b_rest, b_scale, _load_rest(p_norm, m_norm, D, R, REST))
+    b_left = b_a * b_cos - b_b * b_sin
+    b_right = b_b * b_cos + b_a * b_sin
+    _store_pairs(p_out, b_left, b_right, m_out, b_factor, R, INTERLEAVED, NATIVE)
+    if R < D:
+        _store_rest(p_out, b_rest, m_out, b_factor, D, R, NATIVE)
+
+
+@triton.jit
+def _rows(i_tile, num_tokens, HEADS: tl.constexpr, BH: tl.constexpr, ROWS: tl.constexpr):
+    """Return token and head of the rows of a tile, BH heads of each of ROWS / BH tokens."""
+    GROUPS: tl.constexpr = (HEADS + BH - 1) // BH
+    o = tl.arange(0, ROWS)
+    o_token = (i_tile // GROUPS).to(tl.int64) * (ROWS // BH) + o // BH
+    o_head = i_tile % GROUPS * BH + o % BH
+    return o_token, o_head, (o_token < num_tokens) & (o_head < HEADS)
+
+
+@triton.jit
+def _factor(scale_ptr, o_head, m):
+    """Return what values are multiplied by before they are cached, None where caches are wide."""
+    if scale_ptr is not None:
+        b_factor = 1.0 / tl.load(scale_ptr + o_head, m, 1.0)
+    else:
+        b_factor = None
+    return b_factor
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def rotary_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    cos_ptr,
+    sin_ptr,
+    slot_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
+    out_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    num_tokens,
+    query_stride,
+    key_stride,
+    value_stride,
+    eps,
+    H: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    NATIVE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BH: tl.constexpr,
+    BHKV: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    i_tile = tl.program_id(0)
+    i_key = i_tile - tl.cdiv(num_tokens, ROWS // BH) * tl.cdiv(H, BH)
+    i_value = i_key - tl.cdiv(num_tokens, ROWS // BHKV) * tl.cdiv(HKV, BHKV)
+    if i_key < 0:
+        o_token, o_head, m = _rows(i_tile, num_tokens, H, BH, ROWS)
+        p_query = query_ptr + o_token * query_stride + o_head * D
+        p_out = out_ptr + (o_token * H + o_head) * D
+        p_cos, p_sin = cos_ptr + o_token * (R // 2), sin_ptr + o_token * (R // 2)
+        _turn(
+            p_query, p_out, p_cos, p_sin, query_norm_ptr, eps, m, m, None,
+            D, R, HALF, REST, INTERLEAVED, NATIVE,
+        )  # fmt: skip
+    elif i_value < 0:
+        o_token, o_head, m = _rows(i_key, num_tokens, HKV, BHKV, ROWS)
+        b_slot = tl.load(slot_ptr + o_token, m, -1)
+        p_key = key_ptr + o_token * key_stride + o_head * D
+        p_cache = key_cache_ptr + (b_slot * HKV + o_head) * D
+        p_cos, p_sin = cos_ptr + o_token * (R // 2), sin_ptr + o_token * (R // 2)
+        _turn(
+            p_key, p_cache, p_cos, p_sin, key_norm_ptr, eps, m, m & (b_slot >= 0),
+            _factor(key_scale_ptr, o_head, m), D, R, HALF, REST, INTERLEAVED, NATIVE,
+        )  # fmt: skip
+    else:
+        o_token, o_head, m = _rows(i_value, num_tokens, HKV, BHKV, ROWS)
+        b_slot = tl.load(slot_ptr + o_token, m, -1)
+        p_value = value_ptr + o_token * value_stride + o_head * D
+        p_cache = value_cache_ptr + (b_slot * HKV + o_head) * D
+        b_value = _load_rest(p_value, m, D, 0, DIM)
+        _store_rest(
+            p_cache, b_value, m & (b_slot >= 0), _factor(value_scale_ptr, o_head, m), D, 0, NATIVE
+        )
+
+
+def settings(query_heads: int, kv_heads: int, head_dim: int, rotary_dim: int) -> dict[str, int]:
+    """Return the tiles: as many heads of a token as fill ROWS, and then as many tokens."""
+    dim = triton.next_power_of_2(head_dim)
+    rows = max(TILE // dim, 1)
+    return {
+        "ROWS": rows,
+        "BH": _heads_per_tile(query_heads, rows),
+        "BHKV": _heads_per_tile(kv_heads, rows),
+        "HALF": triton.next_power_of_2(rotary_dim // 2),
+        "REST": triton.next_power_of_2(head_dim - rotary_dim) if rotary_dim < head_dim else 0,
+        "DIM": dim,
+        "num_warps": NUM_WARPS,
+    }
+
+
+def _heads_per_tile(heads: int, rows: int) -> int:
+    """Return the largest power of two that leaves at most a quarter of the rows without a head."""
+    block: int = min(triton.next_power_of_2(heads), rows)
+    while 4 * heads < 3 * -(-heads // block) * block:
+        block //= 2
+    return block
+
+
+def num_programs(tokens: int, heads: int, kv_heads: int, tiles: dict[str, int]) -> int:
+    """Return how many tiles there are: of queries, then of keys, then of values."""
+
+    def count(heads: int, block: int) -> int:
+        return -(-tokens // (tiles["ROWS"] // block)) * -(-heads // block)
+
+    return count(heads, tiles["BH"]) + 2 * count(kv_heads, tiles["BHKV"])
