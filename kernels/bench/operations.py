@@ -32,6 +32,7 @@ class Operation:
 
 OPERATIONS = (
     Operation("rms_norm", shards=2),
+    Operation("rotary", shards=2),
     Operation("block_copy"),
 )
 
