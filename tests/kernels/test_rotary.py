@@ -15,6 +15,8 @@ from tests.kernels.rotary_cases import (
 )
 from tests.kernels.support import DEVICE, assert_close, each_dtype, randn
 
+_CACHES = ("key_cache", "value_cache")
+
 
 @pytest.fixture(params=["triton", "torch"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -76,12 +78,16 @@ def test_norms_round_as_the_model_does(dtype: torch.dtype, path: str) -> None:
 def test_padding_is_not_written() -> None:
     given = arguments((40, 6, 2, 16, 16))
     given["slot_mapping"][[0, 7, 8, 39]] = -1
+    # What lies before the caches, where a slot of -1 would be, is watched too.
+    before = {name: torch.cat((given[name][:1], given[name])) for name in _CACHES}
+    given |= {name: cache[1:] for name, cache in before.items()}
     rotated = rotary_and_cache(**given)
     assert_close(rotated, turned(given, "query"))
     real = given["slot_mapping"] >= 0
     slots = given["slot_mapping"][real]
     check_slots(given["key_cache"], slots, turned(given, "key")[real])
     check_slots(given["value_cache"], slots, given["value"][real], 0.0)
+    assert all((cache[0] == 7).all() for cache in before.values())
 
 
 def test_only_padding_and_no_tokens() -> None:
