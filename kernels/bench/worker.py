@@ -25,6 +25,7 @@ from kernels.bench.resources import Multiprocessor, describe, launches
 MARK = "@@ "  # what else prints to standard output is no message
 # Seconds for what torch.compile makes, all together: it is the slowest part, and not ours.
 _COMPILE_SECONDS = 60.0
+_COMPILE_MEMORY = 0.1  # of the GPU's, while only compiling
 
 
 class Watch(Protocol):
@@ -55,9 +56,7 @@ class Bench:
         except Exception as error:
             return {"status": "failed", "reason": _line(error)}
         finally:
-            gc.collect()
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
+            _release(self._device)
 
     def _measure(self, case: Case) -> dict[str, Any]:
         work = case.build(**case.shape, device=self._device)
@@ -103,6 +102,7 @@ def compile_kernels(cases: Sequence[Case], device: torch.device) -> None:
     for case in cases:
         with suppress(Exception):  # to be reported when it is measured
             case.build(**case.shape, device=device).ours()
+        _release(device)
 
 
 def usable() -> bool:
@@ -114,12 +114,21 @@ def usable() -> bool:
     return True
 
 
-def main() -> None:
-    """Measure the cases named in the request until its deadline."""
-    request = json.load(sys.stdin)
-    device = torch.device("cuda")
+def _release(device: torch.device) -> None:
+    """Give back the memory of the case before."""
+    gc.collect()
+    if device.type == "cuda":
+        with suppress(RuntimeError):  # after a fault
+            torch.cuda.empty_cache()
+
+
+def serve(request: dict[str, Any], device: torch.device) -> None:
+    """Measure the cases named in `request` until its deadline, or compile their kernels."""
     cases = {case.key: case for case in all_cases()}
     if request["compile_only"]:
+        # The tests need memory at the same time. Kernels do not depend on how many rows there are,
+        # so that those of a case which is too large are those of a smaller one.
+        torch.cuda.set_per_process_memory_fraction(_COMPILE_MEMORY)
         compile_kernels([cases[key] for key in request["cases"]], device)
         return
     watch = timing.Stopwatch()
@@ -148,4 +157,4 @@ def _line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(json.load(sys.stdin), torch.device("cuda"))
