@@ -143,8 +143,8 @@ def test_swapping_out_and_in(dtype: torch.dtype) -> None:
     caches = random_caches(2, shape, dtype)
     host = random_caches(2, shape, dtype, num_blocks=5, seed=1, pinned=True)
     expected = [cache.clone() for cache in host]
-    # Block numbers that would depend on each other within one memory.
-    sources, destinations = [2, 3, 11], [3, 2, 0]
+    # Numbers that would depend on each other, or name the same block, within one memory.
+    sources, destinations = [2, 3, 11, 4], [3, 2, 0, 4]
     for there, here in zip(expected, caches, strict=True):
         there.view(torch.uint8)[destinations] = here.view(torch.uint8)[sources].cpu()
     before = [cache.clone() for cache in caches]

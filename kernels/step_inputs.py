@@ -1,0 +1,231 @@
+"""Inputs of a step, built on the device from the tables of the sequences that run.
+
+The host names the sequences and how many tokens of each the step computes; which tokens these are,
+and whether a sequence has ended with the last of them, only the device knows when the step starts.
+The grid depends on the number of rows alone, so a step can be captured in a CUDA graph.
+
+One program builds one row: it walks over the row's tokens, then over its blocks. One more program
+fills the tokens behind the last row. So each counter is read and advanced by one program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from kernels import device
+from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
+from kernels.slot_tables import RUNNING, SlotTables
+from kernels.step_inputs_kernel import prepare_inputs_kernel, settings
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What B rows with T tokens in all, padding among them, are computed from.
+
+    A row is idle if its slot is -1, its sequence has ended, or the step asks for no tokens of it or
+    for more than are known. Nothing is read or written for it: its tokens are padding.
+
+    Attributes:
+        token_ids: int64 [T]; 0 where there is padding.
+        positions: int64 [T], place of each token in its sequence, from 0; 0 where there is padding.
+        slot_mapping: int64 [T], where its KV goes: block id * block_size + offset; -1 where there
+            is padding.
+        seq_lens: int32 [B], tokens of the sequence with those of this step; 0 of an idle row.
+        block_tables: int32 [B, max_blocks]; of each row the blocks of its `seq_lens` tokens. The
+            entries behind them are ids of earlier steps, or 0.
+        logits_rows: int64 [B], each row's last token; 0 of an idle row.
+        sample_slots: int32 [B], the slot whose next token the logits of that row decide; -1 if the
+            row is idle or its prompt goes on.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    logits_rows: Tensor
+    sample_slots: Tensor
+
+    @classmethod
+    def allocate(
+        cls, num_rows: int, num_tokens: int, *, max_blocks: int, device: torch.device
+    ) -> StepInputs:
+        """Return room for `num_rows` rows and `num_tokens` tokens; only its block ids are valid."""
+        return cls(
+            token_ids=torch.empty(num_tokens, dtype=torch.int64, device=device),
+            positions=torch.empty(num_tokens, dtype=torch.int64, device=device),
+            slot_mapping=torch.empty(num_tokens, dtype=torch.int64, device=device),
+            seq_lens=torch.empty(num_rows, dtype=torch.int32, device=device),
+            block_tables=torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device),
+            logits_rows=torch.empty(num_rows, dtype=torch.int64, device=device),
+            sample_slots=torch.empty(num_rows, dtype=torch.int32, device=device),
+        )
+
+
+def prepare_inputs(
+    tables: SlotTables,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    num_tokens_padded: int,
+    block_size: int,
+    *,
+    out: StepInputs | None = None,
+) -> StepInputs:
+    """Return the inputs of a step; advance `tables.num_computed_tokens` of the rows in it.
+
+    Row i computes the next `query_start_loc[i + 1] - query_start_loc[i]` tokens of `slots[i]`: a
+    piece of its prompt, or the token that was sampled last.
+
+    Args:
+        tables: the sequences that run.
+        slots: int32 [B], each at most once; -1 for a row of padding.
+        query_start_loc: int32 [B + 1], from 0 up, at most `num_tokens_padded`.
+        num_tokens_padded: T.
+        block_size: tokens in a KV block.
+        out: written to and returned; by default inputs are allocated.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, stride or device, or the blocks that a
+            table has room for hold fewer tokens than a sequence can have.
+    """
+    _check(tables, slots, query_start_loc, num_tokens_padded, block_size)
+    num_rows, max_blocks = slots.shape[0], tables.block_tables.shape[1]
+    if out is None:
+        out = StepInputs.allocate(
+            num_rows, num_tokens_padded, max_blocks=max_blocks, device=slots.device
+        )
+    else:
+        _check_out(out, slots, num_tokens_padded, max_blocks)
+    if not device.runs_triton(slots):
+        inputs, num_computed_tokens = reference(
+            tables, slots, query_start_loc, num_tokens_padded, block_size
+        )
+        for field in fields(inputs):
+            getattr(out, field.name).copy_(getattr(inputs, field.name))
+        tables.num_computed_tokens.copy_(num_computed_tokens)
+        return out
+    _launch(tables, slots, query_start_loc, block_size, out)
+    return out
+
+
+def reference(
+    tables: SlotTables,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    num_tokens_padded: int,
+    block_size: int,
+) -> tuple[StepInputs, Tensor]:
+    """Return the inputs and the advanced `num_computed_tokens`; block ids that no row has are 0."""
+    starts, ends = query_start_loc[:-1].long(), query_start_loc[1:].long()
+    slot = slots.long().clamp(min=0)
+    computed = tables.num_computed_tokens[slot].long()
+    seq_lens = computed + ends - starts
+    known = tables.num_tokens[slot]
+    live = (slots >= 0) & (tables.finish_reasons[slot] == RUNNING)
+    live &= (ends > starts) & (seq_lens <= known)
+
+    place = torch.arange(num_tokens_padded, device=slots.device)  # [T]
+    row = torch.searchsorted(ends, place, right=True)
+    inside = row < len(slots)
+    row = row.clamp(max=max(len(slots) - 1, 0))
+    if len(slots):
+        inside &= live[row]
+        position = torch.where(inside, computed[row] + place - starts[row], 0)
+        token_ids = torch.where(inside, tables.token_ids[slot[row], position].long(), 0)
+        block = tables.block_tables[slot[row], position // block_size].long()
+    else:
+        position = token_ids = block = torch.zeros_like(place)
+
+    num_blocks = torch.where(live, (seq_lens + block_size - 1) // block_size, 0)
+    entry = torch.arange(tables.block_tables.shape[1], device=slots.device)
+    owned = entry < num_blocks[:, None]  # [B, max_blocks]
+    num_computed_tokens = tables.num_computed_tokens.clone()
+    num_computed_tokens[slot[live]] = seq_lens[live].int()
+    inputs = StepInputs(
+        token_ids=token_ids,
+        positions=position,
+        slot_mapping=torch.where(inside, block * block_size + position % block_size, -1),
+        seq_lens=torch.where(live, seq_lens, 0).int(),
+        block_tables=torch.where(owned, tables.block_tables[slot], 0),
+        logits_rows=torch.where(live, ends - 1, 0),
+        sample_slots=torch.where(live & (seq_lens == known), slots, -1),
+    )
+    return inputs, num_computed_tokens
+
+
+def _launch(
+    tables: SlotTables,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    block_size: int,
+    out: StepInputs,
+) -> None:
+    num_rows = slots.shape[0]
+    prepare_inputs_kernel[(num_rows + 1,)](
+        all_token_ids_ptr=tables.token_ids,
+        all_block_tables_ptr=tables.block_tables,
+        num_tokens_ptr=tables.num_tokens,
+        num_computed_ptr=tables.num_computed_tokens,
+        finish_reasons_ptr=tables.finish_reasons,
+        slots_ptr=slots,
+        query_start_loc_ptr=query_start_loc,
+        token_ids_ptr=out.token_ids,
+        positions_ptr=out.positions,
+        slot_mapping_ptr=out.slot_mapping,
+        seq_lens_ptr=out.seq_lens,
+        block_tables_ptr=out.block_tables,
+        logits_rows_ptr=out.logits_rows,
+        sample_slots_ptr=out.sample_slots,
+        max_model_len=tables.max_model_len,
+        max_blocks=tables.block_tables.shape[1],
+        num_rows=num_rows,
+        num_tokens_padded=out.token_ids.shape[0],
+        RUNNING=RUNNING,
+        BLOCK_SIZE=block_size,
+        **settings(),
+    )
+
+
+def _check(
+    tables: SlotTables,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    num_tokens_padded: int,
+    block_size: int,
+) -> None:
+    check_shape("slots", slots, (None,))
+    check_shape("query_start_loc", query_start_loc, (slots.shape[0] + 1,))
+    for name, tensor in (("slots", slots), ("query_start_loc", query_start_loc)):
+        check_dtype(name, tensor, torch.int32)
+        check_device(name, tensor, tables.buffer.device)
+        check_contiguous(name, tensor)
+    if num_tokens_padded < 0:
+        raise ValueError(f"num_tokens_padded: must not be negative (got {num_tokens_padded})")
+    if block_size < 1:
+        raise ValueError(f"block_size: must be positive (got {block_size})")
+    max_blocks = tables.block_tables.shape[1]
+    if max_blocks * block_size < tables.max_model_len:
+        raise ValueError(
+            f"tables: {max_blocks} blocks of {block_size} tokens are too few for max_model_len "
+            f"{tables.max_model_len}"
+        )
+
+
+def _check_out(out: StepInputs, slots: Tensor, num_tokens_padded: int, max_blocks: int) -> None:
+    rows, tokens = (slots.shape[0],), (num_tokens_padded,)
+    for name, tensor, shape, dtype in (
+        ("token_ids", out.token_ids, tokens, torch.int64),
+        ("positions", out.positions, tokens, torch.int64),
+        ("slot_mapping", out.slot_mapping, tokens, torch.int64),
+        ("seq_lens", out.seq_lens, rows, torch.int32),
+        ("block_tables", out.block_tables, (*rows, max_blocks), torch.int32),
+        ("logits_rows", out.logits_rows, rows, torch.int64),
+        ("sample_slots", out.sample_slots, rows, torch.int32),
+    ):
+        check_shape(f"out.{name}", tensor, shape)
+        check_dtype(f"out.{name}", tensor, dtype)
+        check_device(f"out.{name}", tensor, slots.device)
+        check_contiguous(f"out.{name}", tensor)

@@ -1,0 +1,24 @@
+import pytest
+import torch
+
+from kernels.slot_tables import SlotTables
+from kernels.token_scatter import scatter_tokens
+from tests.aot.bounds import check, each_gpu
+from tests.aot.compiler import compile_call
+
+META = torch.device("meta")
+
+
+@each_gpu
+@pytest.mark.parametrize("max_stop_token_ids", [8, 1000])
+def test_tokens(max_stop_token_ids: int, gpu: str) -> None:
+    tables = SlotTables.allocate(
+        256,
+        max_model_len=32771,
+        max_blocks=2049,
+        max_stop_token_ids=max_stop_token_ids,
+        device=META,
+    )
+    slots = torch.empty(256, dtype=torch.int32, device=META)
+    token_ids = torch.empty(256, dtype=torch.int64, device=META)
+    check(compile_call(gpu, scatter_tokens, tables, slots, token_ids))

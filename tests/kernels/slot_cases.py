@@ -1,0 +1,79 @@
+"""Tables of sequences for the tests of what reads and changes them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
+from tests.kernels.support import DEVICE
+from tests.kernels.vast_memory import vast_zeros
+
+
+def random_tables(
+    num_slots: int,
+    *,
+    max_model_len: int = 60,
+    block_size: int = 16,
+    max_stop_token_ids: int = 4,
+    vocab: int = 50,
+    seed: int = 0,
+) -> SlotTables:
+    """Return tables in which each slot holds a sequence at some point of its life."""
+    tables = SlotTables.allocate(
+        num_slots,
+        max_model_len=max_model_len,
+        max_blocks=-(-max_model_len // block_size),
+        max_stop_token_ids=max_stop_token_ids,
+        device=torch.device("cpu"),
+    )
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    tables.token_ids.random_(0, vocab, generator=generator)
+    tables.block_tables.random_(1, 10_000, generator=generator)
+    tables.stop_token_ids.random_(0, vocab, generator=generator)
+    for slot in range(num_slots):
+        num_tokens = rng.randint(1, max_model_len)
+        tables.stop_token_ids[slot, rng.randint(0, max_stop_token_ids) :] = -1
+        tables.num_tokens[slot] = num_tokens
+        tables.num_computed_tokens[slot] = rng.randint(0, num_tokens)
+        tables.num_prompt_tokens[slot] = max(1, num_tokens - rng.randint(0, 4))
+        tables.min_tokens[slot] = rng.randint(0, 4)
+        tables.max_tokens[slot] = rng.randint(1, 6)
+        tables.finish_reasons[slot] = rng.choice([RUNNING, RUNNING, RUNNING, STOP, LENGTH])
+    found = SlotTables.allocate(
+        num_slots,
+        max_model_len=max_model_len,
+        max_blocks=tables.block_tables.shape[1],
+        max_stop_token_ids=max_stop_token_ids,
+        device=DEVICE,
+    )
+    found.buffer.copy_(tables.buffer)
+    return found
+
+
+def vast_tables(monkeypatch: pytest.MonkeyPatch) -> SlotTables:
+    """Return three slots of which the last begins beyond 2**31 tokens; hardly any is there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", lambda size, **_: vast_zeros(4 * size).view(torch.int32))
+        return SlotTables.allocate(
+            3, max_model_len=2**30 + 64, max_blocks=2**24 + 1, max_stop_token_ids=1, device=DEVICE
+        )
+
+
+def assert_tables_equal(found: SlotTables, expected: SlotTables) -> None:
+    for field in fields(SlotTables):
+        left, right = getattr(found, field.name), getattr(expected, field.name)
+        assert torch.equal(left, right), field.name
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def longs(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=DEVICE)
