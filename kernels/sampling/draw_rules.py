@@ -1,0 +1,43 @@
+"""What the kernels of `draw` must agree on: which rows are filtered, and what a token weighs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Masses are integers, so that sums are exact whatever their order: a weight of 1 counts 2^40, and
+# what weighs less than 2^-40 counts nothing. 2^22 weights fit into an int64.
+UNIT = tl.constexpr(2.0**40)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_COLDEST, _HOTTEST = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
+
+
+@triton.jit
+def rules_of(i_row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab):
+    """Return a row's temperature, top_k (0 if it keeps all), top_p, min_p, and if it is filtered.
+
+    Filtered are rows with a filter that can drop a token, and a temperature: 0 takes the first.
+    """
+    temperature = tl.load(temperature_ptr + i_row)
+    top_k = tl.load(top_k_ptr + i_row)
+    top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
+    top_p, min_p = tl.load(top_p_ptr + i_row), tl.load(min_p_ptr + i_row)
+    filtered = (temperature > 0.0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0))
+    return temperature, top_k, top_p, min_p, filtered
+
+
+@triton.jit
+def inverse_temperature(temperature):
+    """Return log2(e) / temperature; beyond 2^-100 and 2^100 a temperature changes nothing more."""
+    return _LOG2_E / tl.minimum(tl.maximum(temperature, _COLDEST), _HOTTEST)
+
+
+@triton.jit
+def weight(b_logits, peak, rate):
+    """Return exp((logit - peak) / temperature): 1 at the peak, 0 where forbidden."""
+    return tl.exp2((b_logits - tl.where(peak == float("-inf"), 0.0, peak)) * rate)
+
+
+@triton.jit
+def mass(b_weights):
+    return (b_weights * UNIT).to(tl.int64)

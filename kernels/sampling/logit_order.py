@@ -1,0 +1,58 @@
+"""How logits are compared, in every kernel that looks for the largest ones."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+LOWEST_KEY = tl.constexpr(-0x7F800001)  # of -inf
+
+# The maxima of a row's groups have to fit into the registers of one program.
+_MAX_GROUPS = 2**14
+
+
+def group_size(vocab: int) -> int:
+    """Return how many neighbouring tokens make a group, of which the maximum is kept.
+
+    The k groups that come first, by falling maximum and rising index, hold the k tokens that come
+    first by logit and index: each of k groups before another has a token before all of its.
+    16 tokens are 64 bytes, two sectors of memory.
+    """
+    smallest: int = triton.next_power_of_2(triton.cdiv(vocab, _MAX_GROUPS))
+    return max(16, smallest)
+
+
+@triton.jit
+def cleaned(b_logits):
+    """Make NaN -inf and infinity the largest float: comparisons then order all logits."""
+    b_logits = tl.where(b_logits != b_logits, float("-inf"), b_logits)
+    return tl.minimum(b_logits, LARGEST)
+
+
+@triton.jit
+def to_key(b_logits):
+    """Return int32 keys that sort as float32 does; both zeros have key 0."""
+    b_bits = b_logits.to(tl.int32, bitcast=True)
+    b_bits = tl.where(b_logits == 0.0, 0, b_bits)
+    return b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def from_key(b_keys):
+    """Return the float32 numbers that have these keys."""
+    b_bits = b_keys ^ ((b_keys >> 31) & 0x7FFFFFFF)
+    return b_bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def first_of(o_tokens, b_scores, best):
+    """Return the lowest token that has the best score."""
+    return tl.min(tl.where(b_scores == best, o_tokens, 0x7FFFFFFF))
+
+
+def reference(logits: Tensor) -> Tensor:
+    """Return `logits` as `cleaned` has them."""
+    return logits.nan_to_num(nan=-torch.inf, posinf=LARGEST.value, neginf=-torch.inf)
