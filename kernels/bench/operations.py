@@ -33,6 +33,9 @@ class Operation:
 OPERATIONS = (
     Operation("rms_norm", shards=2),
     Operation("rotary", shards=2),
+    Operation("sampling", shards=4),
+    Operation("step_inputs", requires=("slot_tables",)),
+    Operation("token_scatter", requires=("slot_tables",)),
     Operation("block_copy"),
 )
 

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from kernels.bench import sampling
 from kernels.bench.case import Case, Work, differs
 from kernels.bench.operations import OPERATIONS, all_cases
 from tests.kernels.support import DEVICE, randn
@@ -63,3 +64,18 @@ def test_results_that_differ_are_told_apart() -> None:
     assert differs((x, ids), (x, ids + (ids == 3))) == "1 of 5 values of output 1"
     assert "shapes" in str(differs(x, (x, x)))
     assert "shapes" in str(differs(x, x[:3]))
+
+
+def test_what_is_drawn_must_be_what_the_filters_keep() -> None:
+    """Where a case draws numbers of its own, as on a GPU, other tokens must still be noticed."""
+    shape = {"rows": 12, "vocab": 50, "temperature": 0.7, "same_numbers": False}
+    work = sampling.draw(**shape, top_k=5, top_p=0.9, device=DEVICE)
+    tokens = work.outcome(work.ours)
+    for form in work.peers.values():
+        drawn = work.outcome(form)
+        assert work.differs(tokens, drawn) is None
+        assert not torch.equal(tokens[0], drawn[0])
+    unfiltered = sampling.draw(**shape, top_k=0, top_p=1.0, device=DEVICE)
+    wrong = unfiltered.outcome(unfiltered.ours)
+    assert "of torch that the filters drop" in str(work.differs(tokens, wrong))
+    assert "of ours that the filters drop" in str(work.differs(wrong, tokens))

@@ -1,0 +1,158 @@
+"""The sampler: drawing with filters, beside the sort of torch that most engines began with.
+
+Torch's forms race with exponential times, as ours: torch.multinomial waits for the device. Which
+token is drawn is random, so that results agree if both are among those that the filters keep; at
+the tiny shapes of the tests, both are given the same random numbers and must draw the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.bench.case import LLAMA, QWEN, Aim, Call, Case, Work, differs, numel_bytes, randn
+from kernels.sampling.draw import sample_tokens
+from kernels.sampling.philox import exponentials_reference
+
+_SPREAD = 3.0  # standard deviation of the logits, about what a model's have
+_AIM = Aim(micros=250)
+
+
+def draw(
+    rows: int,
+    vocab: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    same_numbers: bool,
+    device: torch.device,
+) -> Work:
+    """Return a draw from random logits; `same_numbers` gives torch's forms our random numbers."""
+    logits = randn(rows, vocab, dtype=torch.float32, device=device) * _SPREAD
+    kelvin = torch.full((rows,), temperature, device=device)
+    mass = torch.full((rows,), top_p, device=device)
+    seeds = torch.arange(1000, 1000 + rows, device=device)
+    positions = torch.arange(rows, device=device)
+    times = exponentials_reference(seeds, positions, vocab).float() if same_numbers else None
+    peers: dict[str, Call] = {}
+    compiled: dict[str, Call] = {}
+    if not temperature:
+        peers["argmax"] = partial(torch.argmax, logits, -1)
+    elif top_k or top_p < 1:
+        if top_k:
+            peers["topk, cumsum, race"] = partial(_topk, logits, kelvin, top_k, mass, times)
+        peers["sort, cumsum, race"] = partial(_sort, logits, kelvin, top_k, mass, times)
+    else:
+        peers["softmax, race"] = partial(_softmax, logits, kelvin, times)
+        compiled["compiled"] = partial(_softmax, logits, kelvin, times)
+    compare: Callable[[Any, Any], str | None] = differs
+    if temperature and not same_numbers:
+        compare = partial(_outside, _kept(logits, kelvin, top_k, top_p))
+    return Work(
+        ours=partial(
+            sample_tokens,
+            logits,
+            kelvin,
+            torch.full((rows,), top_k, dtype=torch.int32, device=device),
+            mass,
+            torch.zeros(rows, device=device),
+            seeds,
+            positions,
+        ),
+        peers=peers,
+        compiled=compiled,
+        bytes=numel_bytes(logits),
+        differs=compare,
+    )
+
+
+def _softmax(logits: Tensor, temperature: Tensor, times: Tensor | None) -> Tensor:
+    return _race((logits / temperature[:, None]).softmax(-1), times)
+
+
+def _topk(
+    logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor, times: Tensor | None
+) -> Tensor:
+    """Draw where all rows have one top_k, which the host knows."""
+    values, order = (logits / temperature[:, None]).topk(top_k)
+    return _nucleus(values, order, top_p, times)
+
+
+def _sort(
+    logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor, times: Tensor | None
+) -> Tensor:
+    values, order = (logits / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
+    if top_k:
+        rank = torch.arange(logits.shape[1], device=logits.device)
+        values = values.masked_fill(rank >= top_k, float("-inf"))
+    return _nucleus(values, order, top_p, times)
+
+
+def _nucleus(values: Tensor, order: Tensor, top_p: Tensor, times: Tensor | None) -> Tensor:
+    probs = values.softmax(-1)
+    before = probs.cumsum(-1) - probs
+    probs = probs.masked_fill(before >= top_p[:, None], 0.0)
+    place = _race(probs, None if times is None else times.gather(-1, order))
+    return order.gather(-1, place[:, None])[:, 0]
+
+
+def _race(probs: Tensor, times: Tensor | None) -> Tensor:
+    if times is None:
+        times = torch.empty_like(probs).exponential_()
+    return (probs / times).argmax(-1)
+
+
+def _kept(logits: Tensor, temperature: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Return bool [R, V]: the tokens that the filters keep, or sums in another order might."""
+    probs, order = (logits / temperature[:, None]).double().softmax(-1).sort(-1, descending=True)
+    if top_k:
+        probs[:, top_k:] = 0
+    before = probs.cumsum(-1) - probs
+    kept = (probs > 0) & (before <= top_p * probs.sum(-1, keepdim=True) * (1 + 1e-4))
+    return torch.zeros_like(kept).scatter_(1, order, kept)
+
+
+def _outside(kept: Tensor, ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> str | None:
+    """Return whose tokens are not among those `kept`, None if all are."""
+    for name, (tokens,) in (("ours", ours), ("torch", theirs)):
+        outside = int((~kept.gather(1, tokens[:, None])).sum())
+        if outside:
+            return f"{outside} tokens of {name} that the filters drop"
+    return None
+
+
+def _case(name: str, rows: int, vocab: int, temperature: float, top_k: int, top_p: float) -> Case:
+    filtered = bool(top_k)
+    return Case(
+        operation="sampling",
+        name=name,
+        build=draw,
+        shape={
+            "rows": rows,
+            "vocab": vocab,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "same_numbers": False,
+        },
+        tiny={"rows": 4, "vocab": 300, "top_k": 7 if filtered else 0, "same_numbers": True},
+        aim=_AIM if filtered and rows == 64 else None,
+        compile=temperature > 0 and rows == 64,
+    )
+
+
+CASES = [
+    _case(f"{name} {model.label} {rows}", rows, model.vocab, temperature, top_k, top_p)
+    for name, temperature, top_k, top_p in (
+        ("top-k top-p", 0.7, 50, 0.9),
+        ("top-p", 0.7, 0, 0.9),
+        ("unfiltered", 0.7, 0, 1.0),
+        ("greedy", 0.0, 0, 1.0),
+    )
+    for model, rows in ((LLAMA, 64), (LLAMA, 256), (LLAMA, 1), (QWEN, 64))
+    if model is LLAMA or name == "top-k top-p"
+]
