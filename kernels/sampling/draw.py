@@ -151,7 +151,7 @@ def settings(vocab: int) -> Settings:
     registers of sm_80; fewer warps spill on sm_100.
     """
     group = group_size(vocab)
-    return Settings(group, chunk=max(2048, 4 * group), tile=8192 // group, fewest=512)
+    return Settings(group, chunk=max(2048, 16 * group), tile=8192 // group, fewest=512)
 
 
 def _launch(
@@ -168,7 +168,8 @@ def _launch(
     if not num_rows:
         return
     division = settings(vocab)
-    num_groups = triton.cdiv(vocab, division.group)
+    # Rows of a multiple of 16 maxima are read in wide loads. What is beyond the vocabulary is -inf.
+    num_groups = 16 * triton.cdiv(vocab, 16 * division.group)
     num_chunks = triton.cdiv(vocab, division.chunk)
 
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
