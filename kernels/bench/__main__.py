@@ -39,19 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(text: str) -> None:
         print(f"[{time.time() - started:5.1f} s] {text}", flush=True)
 
-    cases = all_cases()
     tests_end = started + _TEST_SHARE * seconds
     groups = [[case.key for case in operation.cases()] for operation in OPERATIONS]
     with runner.compiling(groups, tests_end):
         tests = testing.run(OPERATIONS, tests_end, say=say)
     refused = refusals(tests)
-    keys = [case.key for case in cases if case.operation not in refused]
+    keys = [case.key for case in all_cases() if case.operation not in refused]
     figures = runner.measure(keys, started + seconds, say=say)
     report = Report(
         machine=machine(),
         ceilings=figures.ceilings,
         tests=tests,
-        cases=in_order(cases, refused, figures.cases),
+        cases=in_order(refused, figures.cases),
     )
     if options.json:
         report.write_json(options.json)
@@ -66,15 +65,15 @@ def refusals(tests: dict[str, testing.Outcome]) -> dict[str, str]:
 
 
 def in_order(
-    cases: Sequence[Case], refused: dict[str, str], figures: dict[str, dict[str, Any]]
+    refused: dict[str, str], figures: dict[str, dict[str, Any]]
 ) -> list[tuple[Case, dict[str, Any]]]:
-    """Return the cases operation by operation with their figures, or why there are none."""
-    names = [operation.name for operation in OPERATIONS]
+    """Return all cases as they are listed, with their figures, or why there are none."""
     return [
-        (case, {"status": "refused", "reason": refused[case.operation]})
-        if case.operation in refused
+        (case, {"status": "refused", "reason": refused[operation.name]})
+        if operation.name in refused
         else (case, figures[case.key])
-        for case in sorted(cases, key=lambda case: names.index(case.operation))
+        for operation in OPERATIONS
+        for case in operation.cases()
     ]
 
 

@@ -26,6 +26,7 @@ class Model:
     """The shapes of a model whose kernels are measured."""
 
     label: str
+    name: str
     hidden: int
     heads: int
     kv_heads: int
@@ -34,8 +35,8 @@ class Model:
     vocab: int
 
 
-LLAMA = Model("8B", 4096, 32, 8, 128, 14336, 128256)  # Llama-3.1-8B
-QWEN = Model("0.5B", 896, 14, 2, 64, 4864, 151936)  # Qwen2.5-0.5B
+LLAMA = Model("8B", "Llama-3.1-8B", 4096, 32, 8, 128, 14336, 128256)
+QWEN = Model("0.5B", "Qwen2.5-0.5B", 896, 14, 2, 64, 4864, 151936)
 MODELS = (LLAMA, QWEN)
 
 

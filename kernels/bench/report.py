@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.bench.case import Case
+from kernels.bench.case import MODELS, Case
 from kernels.bench.testing import Outcome
 
-_HEADER = ("operation", "case", "us", "rate", "share", "best of torch", "us", "ratio", "aim", "")
+_HEADER = ("", "us", "rate", "share", "best of torch", "us", "ratio", "aim", "")
 _SHOWN = 6  # failures of an operation; the file has all
-_LEFT = (0, 1, 5, 8, 9)  # columns of text; those of numbers are aligned to the right
+_LEFT = (0, 4, 7, 8)  # columns of text; those of numbers are aligned to the right
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,18 @@ class Report:
                 f"{kernel['resident_warps']} of {kernel['most_warps']} warps resident"
                 for kernel in figures.get("kernels", [])
             ]
-        return ["", "kernels of missed aims:" if not profile else "kernels:", *lines]
+        return ["", "kernels:", *lines] if lines else []
 
     def _case_lines(self) -> list[str]:
+        """Return what has no figures and why, then the table: under each operation its cases."""
         rows: list[tuple[str, ...]] = [_HEADER]
         others: list[str] = []
+        operation = None
         for case, figures in self.cases:
             if figures["status"] == "measured":
+                if case.operation != operation:
+                    operation = case.operation
+                    rows.append((operation, *[""] * (len(_HEADER) - 1)))
                 rows.append(self._row(case, figures))
                 others += [
                     f"{case.key}: {name}: {peer.get('differs') or peer.get('reason')}"
@@ -113,7 +118,9 @@ class Report:
                 ]
             else:
                 others.append(f"{case.key}: {figures['status']}: {figures['reason']}")
-        return ["", *_aligned(rows, _LEFT), *_grouped(others), *self._summary()]
+        models = ", ".join(f"{model.label}: {model.name}" for model in MODELS)
+        title = f"{models}; median times, each with a cold L2 cache"
+        return ["", *others, "", title, *_aligned(rows, _LEFT), *self._summary()]
 
     def _row(self, case: Case, figures: dict[str, Any]) -> tuple[str, ...]:
         judged = self._judged(case, figures)
@@ -121,8 +128,7 @@ class Report:
         peer = judged["best_peer"]
         theirs = figures["peers"][peer]["micros"] if peer else None
         return (
-            case.operation,
-            case.name,
+            f"  {case.name}",
             _number(figures["micros"]),
             f"{judged['rate']:.0f} {unit}" if judged["rate"] else "",
             f"{judged['share']:.0%}" if judged["share"] is not None else "",
@@ -177,10 +183,6 @@ def _disputed(figures: dict[str, Any]) -> bool:
 
 def _number(micros: float) -> str:
     return f"{micros:.1f}" if micros < 1000 else f"{micros:.0f}"
-
-
-def _grouped(lines: list[str]) -> list[str]:
-    return ["", *lines] if lines else []
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], left: Sequence[int]) -> list[str]:
