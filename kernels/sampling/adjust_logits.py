@@ -1,0 +1,239 @@
+"""Biases and penalties, applied to the logits before a token is drawn from them.
+
+The biases of a row are a list of tokens in rising order; one program adds a block of the list, and
+where a token comes several times, the first of them adds up all. Penalties look up every token of
+the vocabulary in tables of what was said: a program takes a block of a row, and rows that ask for
+nothing are left at once. Nothing is fused or approximated: the results are torch's, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import device
+from kernels.checks import (
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_last_stride,
+    check_shape,
+)
+from kernels.sampling import logit_order
+from kernels.sampling.logit_order import cleaned
+from kernels.sampling.token_counts import TokenCounts
+
+_ENTRIES = 256  # of a list, per program
+_MAX_PROGRAMS = 64  # per list
+
+
+class LogitBias(NamedTuple):
+    """What is added to single logits of R rows.
+
+    Attributes:
+        start_loc: int32 [R + 1]; entries start_loc[r] to start_loc[r + 1] belong to row r.
+        token_ids: int32 [N]; must not fall within a row. Equal ones add up, in their order.
+        values: float32 [N]; -inf forbids a token, whatever else is added to it.
+    """
+
+    start_loc: Tensor
+    token_ids: Tensor
+    values: Tensor
+
+
+class Penalties(NamedTuple):
+    """What R rows ask to be done about tokens that came before.
+
+    Attributes:
+        slots: int32 [R], of each row in `counts`; -1 for none, and so no penalty.
+        repetition: float32 [R], 1 for none; divides positive logits, and multiplies others, of
+            tokens of the prompt or the output.
+        presence: float32 [R], subtracted from the logits of tokens of the output.
+        frequency: float32 [R], subtracted from them as often as they were produced.
+    """
+
+    slots: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+
+def adjust_logits(
+    logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts
+) -> None:
+    """Add the biases, then penalise repetition, then frequency and presence.
+
+    In rows with a bias or a penalty for repetition, NaN becomes -inf and infinity the largest
+    float in the end: extreme values overflow, and an infinite logit leaves no distribution.
+
+    Args:
+        logits: float32 [R, V]; rows may lie apart. Changed in place.
+        bias, penalties: of the R rows.
+        counts: tables for a vocabulary of V tokens.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, stride or device.
+    """
+    _check(logits, bias, penalties, counts)
+    if not device.runs_triton(logits):
+        logits.copy_(reference(logits, bias, penalties, counts))
+    elif logits.numel():
+        _launch(logits, bias, penalties, counts)
+
+
+def reference(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> Tensor:
+    """Return the adjusted logits."""
+    out, (num_rows, vocab) = logits.clone(), logits.shape
+    lengths = bias.start_loc.diff()
+    rows = torch.arange(num_rows, device=logits.device).repeat_interleave(lengths)
+    entries = slice(int(bias.start_loc[0]), int(bias.start_loc[-1]))
+    index = (rows, bias.token_ids[entries].long())
+    # Each entry on its own, for the order: accumulating in one call has none on a GPU.
+    for row, token, value in zip(*index, bias.values[entries], strict=True):
+        out[row, token] += value
+
+    slots = penalties.slots.clamp(min=0).long()
+    asked = penalties.slots >= 0
+    tokens = torch.arange(vocab, device=logits.device)
+    said = counts.output_counts[slots]
+    seen = (counts.prompt_mask[slots][:, tokens >> 5] >> (tokens & 31)) & 1 | said
+    repetition = torch.where(asked, penalties.repetition, 1.0)[:, None]
+    penalised = torch.where(out > 0, out / repetition, out * repetition)
+    out = torch.where((seen > 0) & (repetition != 1), penalised, out)
+    less = penalties.frequency[:, None] * said + penalties.presence[:, None]
+    out = torch.where((said > 0) & asked[:, None], out - less, out)
+    unclean = (lengths > 0)[:, None] | (repetition != 1)
+    return torch.where(unclean, logit_order.reference(out), out)
+
+
+@triton.jit
+def _bias_kernel(
+    logits_ptr, start_loc_ptr, token_ids_ptr, values_ptr, row_stride, vocab, BLOCK: tl.constexpr
+):
+    i_first, i_row = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64)
+    start, end = tl.load(start_loc_ptr + i_row), tl.load(start_loc_ptr + i_row + 1)
+    for i_entry in range(start + i_first, end, tl.num_programs(0) * BLOCK):
+        o = i_entry + tl.arange(0, BLOCK)
+        m = o < end
+        b_tokens = tl.load(token_ids_ptr + o, mask=m, other=-1)
+        b_previous = tl.load(token_ids_ptr + o - 1, mask=m & (o > start), other=-1)
+        m &= (b_tokens >= 0) & (b_tokens < vocab) & (b_tokens != b_previous)
+        p_logits = logits_ptr + i_row * row_stride + b_tokens
+        b_logits = tl.load(p_logits, mask=m) + tl.load(values_ptr + o, mask=m)
+        # As long as the next entry of any token is of the same token.
+        o_next = o + 1
+        m_same = m & (o_next < end)
+        m_same &= tl.load(token_ids_ptr + o_next, mask=m_same, other=-1) == b_tokens
+        while tl.max(m_same.to(tl.int32)) > 0:
+            b_logits += tl.load(values_ptr + o_next, mask=m_same, other=0.0)
+            o_next += 1
+            m_same &= o_next < end
+            m_same &= tl.load(token_ids_ptr + o_next, mask=m_same, other=-1) == b_tokens
+        tl.store(p_logits, b_logits, mask=m)
+
+
+@triton.jit
+def _penalty_kernel(
+    logits_ptr,
+    start_loc_ptr,
+    slots_ptr,
+    repetition_ptr,
+    presence_ptr,
+    frequency_ptr,
+    prompt_mask_ptr,
+    output_counts_ptr,
+    row_stride,
+    vocab,
+    num_words,
+    WORDS: tl.constexpr,
+):
+    i_block, i_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    biased = tl.load(start_loc_ptr + i_row) < tl.load(start_loc_ptr + i_row + 1)
+    slot = tl.load(slots_ptr + i_row).to(tl.int64)
+    repetition = tl.where(slot >= 0, tl.load(repetition_ptr + i_row), 1.0)
+    presence = tl.where(slot >= 0, tl.load(presence_ptr + i_row), 0.0)
+    frequency = tl.where(slot >= 0, tl.load(frequency_ptr + i_row), 0.0)
+    penalised = (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
+    if biased | penalised:
+        o_words = i_block * WORDS + tl.arange(0, WORDS)
+        o_bits = tl.arange(0, 32)
+        o_tokens = o_words[:, None] * 32 + o_bits[None, :]  # [WORDS, 32]
+        m = o_tokens < vocab
+        p_logits = logits_ptr + i_row * row_stride + o_tokens
+        b_logits = tl.load(p_logits, mask=m, other=0.0)
+        b_out = b_logits
+        if penalised:
+            p_counts = output_counts_ptr + slot * vocab + o_tokens
+            b_counts = tl.load(p_counts, mask=m, other=0)
+            if repetition != 1.0:
+                p_words = prompt_mask_ptr + slot * num_words + o_words
+                b_words = tl.load(p_words, mask=o_words < num_words, other=0)
+                b_seen = ((b_words[:, None] >> o_bits[None, :]) & 1) | b_counts
+                b_less = tl.where(b_out > 0.0, tl.div_rn(b_out, repetition), b_out * repetition)
+                b_out = tl.where(b_seen > 0, b_less, b_out)
+            b_less = b_out - (frequency * b_counts.to(tl.float32) + presence)
+            b_out = tl.where(b_counts > 0, b_less, b_out)
+        if biased | (repetition != 1.0):
+            b_out = cleaned(b_out)
+        # Most logits stay as they are. NaN does not: it differs from itself.
+        tl.store(p_logits, b_out, mask=m & (b_out != b_logits))
+
+
+def _launch(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> None:
+    num_rows, vocab = logits.shape
+    row_stride = logits.stride(0)
+    if bias.token_ids.shape[0]:
+        programs = min(triton.cdiv(bias.token_ids.shape[0], _ENTRIES), _MAX_PROGRAMS)
+        _bias_kernel[(programs, num_rows)](
+            logits_ptr=logits,
+            start_loc_ptr=bias.start_loc,
+            token_ids_ptr=bias.token_ids,
+            values_ptr=bias.values,
+            row_stride=row_stride,
+            vocab=vocab,
+            BLOCK=_ENTRIES,
+            num_warps=4,
+        )
+    # 16 tokens per thread.
+    words, num_words = 64, counts.prompt_mask.shape[1]
+    _penalty_kernel[(triton.cdiv(num_words, words), num_rows)](
+        logits_ptr=logits,
+        start_loc_ptr=bias.start_loc,
+        slots_ptr=penalties.slots,
+        repetition_ptr=penalties.repetition,
+        presence_ptr=penalties.presence,
+        frequency_ptr=penalties.frequency,
+        prompt_mask_ptr=counts.prompt_mask,
+        output_counts_ptr=counts.output_counts,
+        row_stride=row_stride,
+        vocab=vocab,
+        num_words=num_words,
+        WORDS=words,
+        num_warps=4,
+        # Multiplied, rounded and then added, as torch does.
+        enable_fp_fusion=False,
+    )
+
+
+def _check(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> None:
+    check_dtype("logits", logits, torch.float32)
+    check_shape("logits", logits, (None, None))
+    check_last_stride("logits", logits)
+    num_rows, vocab = logits.shape
+    counts.check()
+    check_shape("output_counts", counts.output_counts, (None, vocab))
+    check_device("output_counts", counts.output_counts, logits.device)
+    check_shape("token_ids", bias.token_ids, (None,))
+    check_shape("values", bias.values, tuple(bias.token_ids.shape))
+    check_shape("start_loc", bias.start_loc, (num_rows + 1,))
+    for name, column in penalties._asdict().items():
+        check_shape(name, column, (num_rows,))
+    for name, column in (bias._asdict() | penalties._asdict()).items():
+        floats = name not in ("start_loc", "token_ids", "slots")
+        check_dtype(name, column, torch.float32 if floats else torch.int32)
+        check_contiguous(name, column)
+        check_device(name, column, logits.device)
