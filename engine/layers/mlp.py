@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from engine.layers.linear import Linear
 from engine.models.config import ModelConfig
-from kernels.silu_mul import silu_mul
+from kernels.gated_activation import silu_mul
 
 
 class MLP(nn.Module):

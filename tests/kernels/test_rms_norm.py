@@ -2,10 +2,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels import device
 from kernels.rms_norm import reference, rms_norm, rms_norm_add
 from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
+from tests.kernels.vast_memory import vast_zeros
 
-SHAPES = [(1, 1), (5, 63), (3, 2, 100), (2, 896), (1, 4097)]
+# Rows that share a program, with some left over; one row of a program; the widest.
+SHAPES = [(1, 1), (5, 63), (3, 7, 100), (2, 896), (1, 4097), (2, 20000)]
+
+
+@pytest.fixture(params=["triton", "torch"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have every test hold for the kernel and for what serves the CPU."""
+    monkeypatch.setattr(device, "runs_triton", lambda _: request.param == "triton")
+    return request.param
 
 
 def test_the_reference_is_torchs_own() -> None:
@@ -43,6 +53,26 @@ def test_large_half_precision_values_do_not_overflow() -> None:
     x = torch.full((1, 8), 60000.0, dtype=torch.float16, device=DEVICE)
     ones = torch.ones(8, dtype=torch.float16, device=DEVICE)
     assert torch.equal(rms_norm(x, ones, 1e-6), torch.ones_like(x))
+
+
+def test_rounds_before_the_weight_as_the_model_does() -> None:
+    x, weight = randn(16, 256, dtype=torch.float16), randn(256, dtype=torch.float16, seed=1)
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    # A sum in another order may round a value the other way.
+    different = rms_norm(x, weight, 1e-5) != weight * normed.half()
+    assert different.float().mean() < 0.02
+    gemma = rms_norm(x, weight, 1e-5, unit_offset=True)
+    assert (gemma != (normed * (1 + weight.float())).half()).float().mean() < 0.02
+
+
+def test_addresses_beyond_two_to_the_31() -> None:
+    memory = vast_zeros(2**32 + 64).view(torch.float16)
+    x = memory.as_strided((3, 16), (2**30, 1)).copy_(randn(3, 16))
+    weight = randn(16, dtype=torch.float16, seed=1)
+    assert_close(rms_norm(x, weight, 1e-5), reference(x, weight, 1e-5))
+    normed, _ = rms_norm_add(torch.zeros_like(x), x, weight, 1e-5)
+    assert_close(normed, reference(x, weight, 1e-5))
 
 
 def test_no_rows() -> None:

@@ -1,0 +1,126 @@
+"""Gated activations of an MLP (Shazeer, 2020): SwiGLU and GEGLU.
+
+One program computes one tile of a row, so that the wide rows of large models fill the device even
+when there are few. All is computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import device
+from kernels.checks import FLOATS, check_dtype, check_last_stride
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return `silu(gate) * up`, computed in float32.
+
+    Args:
+        gate_up: float [..., 2 I], the gate in the first half of the last dimension, which is
+            contiguous.
+
+    Returns:
+        [..., I] in the dtype of `gate_up`, contiguous.
+
+    Raises:
+        ValueError: the last dimension is odd or not contiguous, or the dtype no float.
+    """
+    return _apply(gate_up, "silu")
+
+
+def gelu_mul(gate_up: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    """Return `gelu(gate) * up`, computed in float32 (Hendrycks and Gimpel, 2016).
+
+    Args:
+        gate_up: as in `silu_mul`.
+        approximate: as in torch: "none" for the error function, "tanh" for what stands for it.
+
+    Returns:
+        [..., I] in the dtype of `gate_up`, contiguous.
+
+    Raises:
+        ValueError: as in `silu_mul`, or `approximate` is neither of the two.
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'approximate: must be "none" or "tanh" (got {approximate!r})')
+    return _apply(gate_up, "gelu" if approximate == "none" else "gelu_tanh")
+
+
+_Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+def reference(gate_up: Tensor, activation: _Activation) -> Tensor:
+    """Return the product computed in float32 throughout."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    if activation == "silu":
+        return F.silu(gate) * up
+    return F.gelu(gate, approximate="none" if activation == "gelu" else "tanh") * up
+
+
+@triton.jit
+def _kernel(
+    x_ptr,
+    out_ptr,
+    x_stride,
+    SIZE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    TILES: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    i_row = (tl.program_id(0) // TILES).to(tl.int64)
+    o = tl.program_id(0) % TILES * BLOCK + tl.arange(0, BLOCK)
+    m = o < SIZE
+    p = x_ptr + i_row * x_stride + o
+    b_gate = tl.load(p, mask=m, other=0.0).to(tl.float32)  # [BLOCK]
+    b_up = tl.load(p + SIZE, mask=m, other=0.0).to(tl.float32)
+    if ACTIVATION == "gelu":
+        b_act = 0.5 * b_gate * (1.0 + tl.erf(b_gate * 0.7071067811865476))
+    else:
+        if ACTIVATION == "silu":
+            b_z = b_gate
+        else:
+            # (1 + tanh(y)) / 2 is the sigmoid of 2 y, y = sqrt(2 / pi) (x + 0.044715 x^3).
+            b_z = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
+        b_exp = tl.exp(-tl.abs(b_z))  # at most 1: of the larger side it would overflow
+        b_act = b_gate * tl.where(b_z < 0, b_exp, 1.0) / (1.0 + b_exp)
+    tl.store(out_ptr + i_row * SIZE + o, (b_act * b_up).to(out_ptr.dtype.element_ty), mask=m)
+
+
+def settings(size: int) -> dict[str, int]:
+    """Return tile and warps for rows of `size`: 8 values of gate and up per thread.
+
+    That is one wide load of each, and 32 registers: all 64 warps of a multiprocessor have room.
+    """
+    block = min(triton.next_power_of_2(size), 1024)
+    return {"BLOCK": block, "num_warps": max(block // 256, 1)}
+
+
+def _apply(gate_up: Tensor, activation: _Activation) -> Tensor:
+    check_dtype("gate_up", gate_up, *FLOATS)
+    if gate_up.dim() == 0 or gate_up.shape[-1] % 2 or not gate_up.shape[-1]:
+        raise ValueError(
+            f"gate_up: the last dimension must be even and positive (got {list(gate_up.shape)})"
+        )
+    check_last_stride("gate_up", gate_up)
+    if not device.runs_triton(gate_up):
+        return reference(gate_up, activation).to(gate_up.dtype)
+    size = gate_up.shape[-1] // 2
+    flat = gate_up.reshape(-1, 2 * size)
+    out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
+    tile = settings(size)
+    if out.numel():
+        _kernel[(flat.shape[0] * triton.cdiv(size, tile["BLOCK"]),)](
+            x_ptr=flat,
+            out_ptr=out,
+            x_stride=flat.stride(0),
+            SIZE=size,
+            ACTIVATION=activation,
+            **tile,
+        )
+    return out

@@ -1,0 +1,31 @@
+import torch
+
+from kernels.gated_activation import gelu_mul, silu_mul
+from tests.aot.bounds import check, each_gpu
+from tests.aot.compiler import Compiled, compile_call
+
+
+def _check_wide(found: list[Compiled]) -> None:
+    check(found)
+    for kernel in found:
+        assert kernel.registers <= 32, "not all warps of a multiprocessor fit"
+        for access in ("LDG.E", "STG.E"):
+            assert kernel.sass.count(f"{access}.128") == kernel.sass.count(access) > 0
+
+
+@each_gpu
+def test_models(gpu: str) -> None:
+    llama = torch.empty(64, 2 * 14336, dtype=torch.bfloat16, device="meta")
+    _check_wide(compile_call(gpu, silu_mul, llama))
+    gemma = torch.empty(64, 2 * 9216, dtype=torch.bfloat16, device="meta")
+    _check_wide(compile_call(gpu, gelu_mul, gemma, "tanh"))
+
+
+def test_rows_that_do_not_fill_their_tiles() -> None:
+    qwen = torch.empty(64, 2 * 4864, dtype=torch.bfloat16, device="meta")
+    _check_wide(compile_call("sm_90", silu_mul, qwen))
+
+
+def test_the_error_function() -> None:
+    gate_up = torch.empty(64, 2 * 4096, dtype=torch.float16, device="meta")
+    _check_wide(compile_call("sm_90", gelu_mul, gate_up))

@@ -1,0 +1,98 @@
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import device
+from kernels.gated_activation import gelu_mul, reference, silu_mul
+from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
+from tests.kernels.vast_memory import vast_zeros
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_mul,
+    "gelu": gelu_mul,
+    "gelu_tanh": lambda gate_up: gelu_mul(gate_up, "tanh"),
+}
+each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+@pytest.fixture(params=["triton", "torch"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have every test hold for the kernel and for what serves the CPU."""
+    monkeypatch.setattr(device, "runs_triton", lambda _: request.param == "triton")
+    return request.param
+
+
+def _formula(activation: str, x: float) -> float:
+    if activation == "silu":
+        return x / (1 + math.exp(-x))
+    if activation == "gelu":
+        return x * (1 + math.erf(x / math.sqrt(2))) / 2
+    return x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+@each_activation
+def test_the_reference_is_the_formula(activation: str) -> None:
+    gate = torch.linspace(-6, 6, 101, device=DEVICE)
+    expected = torch.tensor([_formula(activation, x) for x in gate.tolist()], device=DEVICE)
+    assert_close(reference(torch.cat((gate, gate)), activation), expected * gate)
+
+
+@each_dtype
+@each_activation
+@pytest.mark.parametrize("shape", [(1, 1), (7, 31), (3, 2, 100), (2, 0, 5), (1, 1025), (2, 2560)])
+def test_any_shape(shape: tuple[int, ...], activation: str, dtype: torch.dtype) -> None:
+    gate_up = padded(randn(*shape[:-1], 2 * shape[-1], dtype=dtype) * 3)
+    before = gate_up.clone()
+    out = ACTIVATIONS[activation](gate_up)
+    assert out.dtype == dtype
+    assert out.shape == shape
+    assert out.is_contiguous()
+    assert_close(out, reference(gate_up, activation))
+    assert torch.equal(gate_up, before)
+
+
+@each_activation
+def test_the_kernel_is_torchs_own_to_the_last_bits(activation: str) -> None:
+    gate = torch.cat((torch.linspace(-30, 30, 4001), randn(95).cpu())).to(DEVICE)
+    out = ACTIVATIONS[activation](torch.cat((gate, torch.ones_like(gate))))
+    expected = reference(torch.cat((gate, torch.ones_like(gate))), activation)
+    # Far below zero the result is a difference of nearly equal numbers, in torch as here.
+    torch.testing.assert_close(out, expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # NumPy's, of the cube: infinity is as good
+@each_activation
+def test_large_gates_do_not_overflow(activation: str) -> None:
+    gate = torch.tensor([-6e4, -1e3, -100.0, 100.0, 1e3, 6e4], dtype=torch.float16, device=DEVICE)
+    out = ACTIVATIONS[activation](torch.cat((gate, torch.ones_like(gate))))
+    assert out.tolist() == [0, 0, 0, *gate[3:].tolist()]
+    wide = torch.tensor([-1e38, 1e38], device=DEVICE)
+    out = ACTIVATIONS[activation](torch.cat((wide, torch.ones_like(wide))))
+    assert out.tolist() == [0, wide[1].item()]
+    nan = torch.tensor([float("nan"), 1.0], device=DEVICE)
+    assert ACTIVATIONS[activation](nan).isnan().all()
+
+
+def test_addresses_beyond_two_to_the_31() -> None:
+    memory = vast_zeros(2**32 + 64).view(torch.float16)
+    gate_up = memory.as_strided((3, 16), (2**30, 1)).copy_(randn(3, 16))
+    assert_close(silu_mul(gate_up), reference(gate_up, "silu"))
+
+
+def test_wrong_arguments_are_named() -> None:
+    ones = torch.ones(2, 4, device=DEVICE)
+    with pytest.raises(ValueError, match="gate_up: the last dimension must be even"):
+        silu_mul(ones[:, :3])
+    with pytest.raises(ValueError, match="gate_up: the last dimension must be even and positive"):
+        silu_mul(ones[:, :0])
+    with pytest.raises(ValueError, match="gate_up: the last dimension must be even"):
+        silu_mul(ones[0, 0])
+    with pytest.raises(ValueError, match="gate_up: must be"):
+        gelu_mul(ones.int())
+    with pytest.raises(ValueError, match="gate_up: the last dimension must be contiguous"):
+        gelu_mul(ones.mT)
+    with pytest.raises(ValueError, match='approximate: must be "none" or "tanh"'):
+        gelu_mul(ones, "exact")
