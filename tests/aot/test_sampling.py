@@ -1,30 +1,88 @@
+import re
+
 import pytest
 import torch
+from torch import Tensor
 
+from kernels.sampling.adjust_logits import LogitBias, Penalties, adjust_logits
 from kernels.sampling.draw import sample_tokens
+from kernels.sampling.logprobs import token_logprobs
+from kernels.sampling.token_counts import TokenCounts, count_output, mark_prompt
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 
+ROWS = 64
 
-def _meta(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+# Of Llama 3 and Qwen 2: groups of 16 and of 32.
+each_vocab = pytest.mark.parametrize("vocab", [128256, 151936])
+
+
+def _meta(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
+def _ints(*shape: int) -> Tensor:
+    return _meta(torch.int32, *shape)
+
+
+def _floats(*shape: int) -> Tensor:
+    return _meta(torch.float32, *shape)
+
+
+def _longs(*shape: int) -> Tensor:
+    return _meta(torch.int64, *shape)
+
+
+def _draw(vocab: int) -> tuple[Tensor, ...]:
+    floats, longs = _floats(ROWS), _longs(ROWS)
+    return _floats(ROWS, vocab), floats, _ints(ROWS), floats, floats, longs, longs
+
+
 @each_gpu
-@pytest.mark.parametrize("vocab", [32000, 128256, 151936, 262144])
+@each_vocab
 def test_draw(vocab: int, gpu: str) -> None:
-    rows = 64
-    floats, longs = _meta(torch.float32, rows), _meta(torch.int64, rows)
-    check(
-        compile_call(
-            gpu,
-            sample_tokens,
-            _meta(torch.float32, rows, vocab),
-            floats,
-            _meta(torch.int32, rows),
-            floats,
-            floats,
-            longs,
-            longs,
-        )
+    kernels = compile_call(gpu, sample_tokens, *_draw(vocab))
+    check(kernels)
+    scan, shortlist, draw = kernels
+    # The logits and the maxima come in accesses of 16 bytes: four make 16 values per thread.
+    assert len(re.findall(r"LDG\.E\S*\.128", scan.sass)) == 4
+    assert len(re.findall(r"LDG\.E\S*\.128", shortlist.sass)) == 4
+    # Programs of 512 threads have at most 128 registers each; a scan's leave room for others.
+    assert draw.registers <= 128
+    assert scan.registers <= 80
+
+
+@pytest.mark.parametrize("vocab", [1, 1000, 32003])
+def test_draw_from_other_vocabularies(vocab: int) -> None:
+    check(compile_call("sm_90", sample_tokens, *_draw(vocab)))
+
+
+@each_gpu
+def test_adjust_logits(gpu: str) -> None:
+    counts = TokenCounts.allocate(256, 128256, torch.device("meta"))
+    bias = LogitBias(_ints(ROWS + 1), _ints(4096), _floats(4096))
+    penalties = Penalties(_ints(ROWS), *(_floats(ROWS) for _ in range(3)))
+    kernels = compile_call(gpu, adjust_logits, _floats(ROWS, 128256), bias, penalties, counts)
+    check(kernels)
+    # Logits and counts.
+    assert len(re.findall(r"LDG\.E\S*\.128", kernels[1].sass)) == 8
+
+
+@each_gpu
+def test_token_counts(gpu: str) -> None:
+    counts = TokenCounts.allocate(256, 128256, torch.device("meta"))
+    reset, mark = compile_call(
+        gpu, mark_prompt, counts, _ints(ROWS), _ints(ROWS + 1), _ints(100_000)
     )
+    (count,) = compile_call(gpu, count_output, counts, _ints(ROWS), _longs(ROWS))
+    check([reset, mark, count])
+    # Nobody waits for what was there before.
+    assert re.search(r"\bRED\S*\.OR\b", mark.sass)
+    assert re.search(r"\bRED\S*\.ADD\b", count.sass)
+
+
+@each_gpu
+@each_vocab
+@pytest.mark.parametrize("num_top", [0, 20])
+def test_logprobs(num_top: int, vocab: int, gpu: str) -> None:
+    check(compile_call(gpu, token_logprobs, _floats(ROWS, vocab), _longs(ROWS), num_top))
