@@ -79,9 +79,9 @@ def test_no_rows() -> None:
 
 
 def test_addresses_beyond_two_to_the_31() -> None:
-    memory = vast_zeros(2**32 + 64).view(torch.float16)
-    x = memory.as_strided((3, 16), (2**30, 1)).copy_(randn(3, 16))
-    weight, bias = _vectors(16, True, torch.float16)
+    memory = vast_zeros(2**32 + 2048).view(torch.float16)
+    x = memory.as_strided((3, 1024), (2**30, 1)).copy_(randn(3, 1024))
+    weight, bias = _vectors(1024, True, torch.float16)
     expected = reference(x, weight, bias, 1e-5)
     assert_close(layer_norm(x, weight, bias, 1e-5), expected)
     normed, _ = layer_norm_add(torch.zeros_like(x), x, weight, bias, 1e-5)

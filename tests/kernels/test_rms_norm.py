@@ -67,9 +67,9 @@ def test_rounds_before_the_weight_as_the_model_does() -> None:
 
 
 def test_addresses_beyond_two_to_the_31() -> None:
-    memory = vast_zeros(2**32 + 64).view(torch.float16)
-    x = memory.as_strided((3, 16), (2**30, 1)).copy_(randn(3, 16))
-    weight = randn(16, dtype=torch.float16, seed=1)
+    memory = vast_zeros(2**32 + 2048).view(torch.float16)
+    x = memory.as_strided((3, 1024), (2**30, 1)).copy_(randn(3, 1024))
+    weight = randn(1024, dtype=torch.float16, seed=1)
     assert_close(rms_norm(x, weight, 1e-5), reference(x, weight, 1e-5))
     normed, _ = rms_norm_add(torch.zeros_like(x), x, weight, 1e-5)
     assert_close(normed, reference(x, weight, 1e-5))
