@@ -11,6 +11,7 @@ from tests.kernels.rotary_cases import (
     check_slots,
     each_convention,
     each_shape,
+    stored,
     turned,
 )
 from tests.kernels.support import DEVICE, assert_close, each_dtype, randn
@@ -80,16 +81,15 @@ def test_float8_saturates_and_rounds_to_nearest_even(monkeypatch: pytest.MonkeyP
         given["sin"].fill_(0)
         rotary_and_cache(**given)
         for cache in (given["key_cache"], given["value_cache"]):
-            stored = cache.flatten(0, 1)[given["slot_mapping"]].double()
-            assert torch.equal(stored, _nearest(x))
+            assert torch.equal(stored(cache, given["slot_mapping"]).double(), _nearest(x))
 
 
 def test_float8_keeps_nan() -> None:
     given = arguments((2, 2, 1, 8, 8), cache_dtype=FP8)
     given["value"][0, 0, 3] = float("nan")
     rotary_and_cache(**given)
-    stored = given["value_cache"].flatten(0, 1)[given["slot_mapping"]].float()
-    assert stored.isnan().nonzero().tolist() == [[0, 0, 3]]
+    values = stored(given["value_cache"], given["slot_mapping"]).float()
+    assert values.isnan().nonzero().tolist() == [[0, 0, 3]]
 
 
 def test_addresses_beyond_two_to_the_31() -> None:
@@ -104,8 +104,8 @@ def test_addresses_beyond_two_to_the_31() -> None:
     slots = given["slot_mapping"] = torch.tensor([2**25 + 9, 0, 2**25 - 1], device=DEVICE)
     assert_close(rotary_and_cache(**given), turned(given, "query"))
     for name, wide in (("key", turned(given, "key")), ("value", given["value"].float())):
-        stored = given[f"{name}_cache"].flatten(0, 1)[slots]
-        assert_close(stored, _nearest(wide / given[f"{name}_scale"]), 0.01)
+        expected = _nearest(wide / given[f"{name}_scale"])
+        assert_close(stored(given[f"{name}_cache"], slots), expected, 0.01)
 
 
 @pytest.mark.parametrize(
