@@ -32,7 +32,9 @@ class Operation:
 
 OPERATIONS = (
     Operation("rms_norm", shards=2),
-    Operation("rotary", shards=2),
+    Operation("layer_norm"),
+    Operation("gated_activation"),
+    Operation("rotary", shards=3),
     Operation("sampling", shards=4),
     Operation("step_inputs", requires=("slot_tables",)),
     Operation("token_scatter", requires=("slot_tables",)),

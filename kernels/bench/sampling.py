@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.bench import sampling_logits
 from kernels.bench.case import LLAMA, QWEN, Aim, Call, Case, Work, differs, numel_bytes, randn
 from kernels.sampling.draw import sample_tokens
 from kernels.sampling.philox import exponentials_reference
@@ -145,7 +146,7 @@ def _case(name: str, rows: int, vocab: int, temperature: float, top_k: int, top_
     )
 
 
-CASES = [
+_DRAWS = [
     _case(f"{name} {model.label} {rows}", rows, model.vocab, temperature, top_k, top_p)
     for name, temperature, top_k, top_p in (
         ("top-k top-p", 0.7, 50, 0.9),
@@ -156,3 +157,4 @@ CASES = [
     for model, rows in ((LLAMA, 64), (LLAMA, 256), (LLAMA, 1), (QWEN, 64))
     if model is LLAMA or name == "top-k top-p"
 ]
+CASES = [*_DRAWS, *sampling_logits.CASES]
