@@ -1,7 +1,7 @@
 """The kernel of `kernels.rotary`: each program moves one tile, several heads of several tokens.
 
 The first programs turn queries, the next ones keys, and the last ones copy values. A tile has ROWS
-heads, those of a token side by side, so that a token's angles are read once or twice in all.
+heads, those of a token side by side, so that few programs read the angles of the same token.
 Each value of a head is read once and written once, and stays in registers between.
 """
 
