@@ -18,8 +18,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value) encountered:RuntimeWarning"
 )
 
+Row = tuple[dict[int, float], dict[str, float]]
+
 # As requests have them: biases by token, then the penalties.
-ROWS: list[tuple[dict[int, float], dict[str, float]]] = [
+ROWS: list[Row] = [
     ({}, {}),
     ({3: 1.5, 40: -2.0, 99: -math.inf}, {}),
     ({}, {"repetition": 1.3}),
@@ -86,21 +88,25 @@ def _as_the_engine(
     return row
 
 
-@pytest.mark.parametrize("vocab", [3001, 5008])
-def test_rows_as_requests_ask_for_them(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_PROGRAMS", 2)  # so that one takes several blocks of entries
-    counts, slots = counts_of(len(ROWS) + 2, vocab), list(range(len(ROWS)))[::-1]
-    slots[0] = -1
-    logits = padded(randn(len(ROWS), vocab) * 4)
+def check_rows(rows: list[Row], vocab: int) -> None:
+    """Assert that rows are adjusted to the bit as the reference and the engine's sampler do."""
+    counts, slots = counts_of(len(rows) + 2, vocab), list(range(len(rows)))[::-1]
+    logits = padded(randn(len(rows), vocab) * 4)
     before = logits.clone()
-    bias = bias_of([list(row.items()) for row, _ in ROWS])
-    penalties = penalties_of([row for _, row in ROWS], slots)
+    bias = bias_of([list(row.items()) for row, _ in rows])
+    penalties = penalties_of([row for _, row in rows], slots)
     expected = reference(logits, bias, penalties, counts)
     assert torch.equal(logits, before)
     adjust_logits(logits, bias, penalties, counts)
     assert torch.equal(logits, expected)
-    for i, (row, slot) in enumerate(zip(ROWS, slots, strict=True)):
+    for i, (row, slot) in enumerate(zip(rows, slots, strict=True)):
         assert torch.equal(logits[i], _as_the_engine(before[i], *row, counts, slot)), i
+
+
+@pytest.mark.parametrize("vocab", [3001, 5008])
+def test_rows_as_requests_ask_for_them(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_PROGRAMS", 2)  # so that one takes several blocks of entries
+    check_rows(ROWS, vocab)
 
 
 def test_a_row_without_a_slot_has_no_penalties() -> None:
