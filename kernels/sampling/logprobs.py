@@ -61,18 +61,18 @@ def token_logprobs(
 def reference(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the same by torch's operations."""
+    """Return the same by torch's operations, in float64."""
     values = logit_order.reference(logits)
     own = values.gather(-1, token_ids[:, None])
-    logprob = values.log_softmax(-1).gather(-1, token_ids[:, None])[:, 0]
+    logprobs = values.double().log_softmax(-1).gather(-1, token_ids[:, None])[:, 0]
     ranks = (values > own).sum(-1).int() + 1
-    return logprob, ranks, *_sorted(logits, num_top)
+    return logprobs.float(), ranks, *_sorted(logits, num_top)
 
 
 def _sorted(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
     values = logit_order.reference(logits)
     order = values.argsort(dim=-1, descending=True, stable=True)[:, :num_top]
-    return order, values.log_softmax(-1).gather(-1, order)
+    return order, values.double().log_softmax(-1).gather(-1, order).float()
 
 
 @triton.jit
@@ -141,10 +141,11 @@ def _report_kernel(
     b_peaks = tl.load(peaks_ptr + o_chunks, mask=m_chunks, other=float("-inf"))
     b_sums = tl.load(sums_ptr + o_chunks, mask=m_chunks, other=0.0)
     peak = tl.max(b_peaks)
-    total = peak + tl.log(tl.sum(b_sums * tl.exp(b_peaks - _finite(peak))))
+    # Not added to the peak, beside which it may be small.
+    log_sum = tl.log(tl.sum(b_sums * tl.exp(b_peaks - _finite(peak))))
     own = cleaned(tl.load(p_logits + tl.load(token_ids_ptr + i_row)))
     larger = tl.sum(tl.load(larger_ptr + o_chunks, mask=m_chunks, other=0))
-    tl.store(logprobs_ptr + i_row, own - total)
+    tl.store(logprobs_ptr + i_row, own - peak - log_sum)
     tl.store(ranks_ptr + i_row, larger + 1)
 
     if TOP > 0:
@@ -161,12 +162,13 @@ def _report_kernel(
         b_tokens, b_taken = _take(b_keys, o_tokens, o_top, num_top)
         p_out = i_row * num_top + o_top
         tl.store(top_ids_ptr + p_out, b_tokens.to(tl.int64), mask=o_top < num_top)
-        tl.store(top_logprobs_ptr + p_out, from_key(b_taken) - total, mask=o_top < num_top)
+        b_logprobs = from_key(b_taken) - peak - log_sum
+        tl.store(top_logprobs_ptr + p_out, b_logprobs, mask=o_top < num_top)
 
 
 @triton.jit
 def _take(b_keys, o_items, o_top, count):
-    """Return the `count` items of the largest keys, the lowest of equal ones first, and the keys."""
+    """Return the `count` items with the largest keys, of equal ones the lowest, and the keys."""
     b_items, b_taken = o_top * 0, o_top * 0
     for i in range(count):
         best = tl.max(b_keys)
