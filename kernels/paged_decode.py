@@ -1,0 +1,265 @@
+"""Attention of one query per sequence over the paged KV cache: a decode step.
+
+Split-KV with an online softmax (Dao et al., "Flash-Decoding", 2023; Milakov and Gimelshein, 2018).
+One program attends from all query heads that share a KV head to one work item of a `SplitPlan`, a
+run of keys of one sequence, so that keys and values are read once. The last program of a sequence
+to finish merges what its splits found: one launch does everything.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import device
+from kernels.checks import (
+    FLOATS,
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_last_stride,
+    check_like,
+    check_shape,
+)
+from kernels.paged_decode_kernel import decode_kernel, settings
+from kernels.split_plan import FAN_IN, SplitPlan
+
+_FP8 = torch.float8_e4m3fn
+_BLOCK_SIZES = (16, 32, 64)
+_MAX_GROUP = 16
+
+
+def paged_decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    plan: SplitPlan,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return softmax(scale * q k) v for the last token of each sequence, softmax in float32.
+
+    Query head h reads KV head h // (H / Hkv). With an fp8 cache both products are in float16,
+    which holds its values exactly; queries beyond +-65504 are taken as that.
+
+    Args:
+        query: float [B, H, D]; the last dimension is contiguous.
+        key_cache, value_cache: [num_blocks, block_size, Hkv, D], contiguous, block_size 16, 32 or
+            64; of the dtype of `query`, or float8_e4m3fn. The last token's own key is in it.
+        block_tables: int32 [B, max_blocks], blocks of each sequence in order; those that no key is
+            read from may be anything. The last dimension is contiguous.
+        seq_lens: int32 [B], keys of each sequence; 0 for a padding row.
+        plan: of `plan_splits` for these `seq_lens`; also says whether a sliding window applies.
+        scale: factor of the scores.
+        soft_cap: c turns scores s into c * tanh(s / c).
+        key_scale, value_scale: float32 [Hkv], factors of an fp8 cache's keys and values.
+        out: where to write the result, like `query`; its last dimension is contiguous.
+
+    Returns:
+        [B, H, D] in the dtype of `query`, `out` if given; zeros in padding rows.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, stride or device.
+    """
+    _check_cache(query, key_cache, value_cache, key_scale, value_scale)
+    _check_tables(query, key_cache, block_tables, seq_lens, plan)
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    else:
+        check_shape("out", out, tuple(query.shape))
+        check_like("out", out, query)
+        check_last_stride("out", out)
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap: must be positive (got {soft_cap})")
+    if not device.runs_triton(query):
+        return out.copy_(
+            reference(
+                query,
+                key_cache,
+                value_cache,
+                block_tables,
+                seq_lens,
+                plan.sliding_window,
+                scale=scale,
+                soft_cap=soft_cap,
+                key_scale=key_scale,
+                value_scale=value_scale,
+            )
+        )
+    if query.numel():
+        _launch(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            plan,
+            scale,
+            soft_cap,
+            key_scale,
+            value_scale,
+            out,
+        )
+    return out
+
+
+def reference(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    sliding_window: int | None,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> Tensor:
+    """Return the attention in float32, one sequence after the other; reads the lengths."""
+    num_kv_heads, block_size = key_cache.shape[2], key_cache.shape[1]
+    out = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
+    for row, length in enumerate(seq_lens.tolist()):
+        if not length:
+            continue
+        start = 0 if sliding_window is None else max(0, length - sliding_window)
+        position = torch.arange(start, length, device=query.device)
+        blocks = block_tables[row, position // block_size].long()
+        slots = blocks, position % block_size
+        keys = _widen(key_cache[slots], key_scale)  # [length - start, Hkv, D]
+        values = _widen(value_cache[slots], value_scale)
+        q = query[row].float().unflatten(0, (num_kv_heads, -1))
+        scores = torch.einsum("hgd,khd->hgk", q, keys) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        out[row] = torch.einsum("hgk,khd->hgd", scores.softmax(-1), values).flatten(0, 1)
+    return out
+
+
+def _widen(stored: Tensor, scale: Tensor | None) -> Tensor:
+    return stored.float() if scale is None else stored.float() * scale[:, None]
+
+
+def _launch(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    plan: SplitPlan,
+    scale: float,
+    soft_cap: float | None,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
+    out: Tensor,
+) -> None:
+    _, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    num_items = len(plan.work_items)
+    group = num_heads // num_kv_heads
+    limits = device.limits(query.device)
+    tiles = settings(group, head_dim, key_cache.itemsize, limits.shared_memory)
+    if key_cache.dtype == _FP8:
+        key_cache, value_cache = key_cache.view(torch.uint16), value_cache.view(torch.uint16)
+    partial = torch.empty(num_items, num_heads, head_dim, dtype=torch.float32, device=query.device)
+    lse = torch.empty(num_items, num_heads, dtype=torch.float32, device=query.device)
+    decode_kernel[(num_kv_heads, num_items)](
+        query_ptr=query,
+        key_ptr=key_cache,
+        value_ptr=value_cache,
+        table_ptr=block_tables,
+        work_items_ptr=plan.work_items,
+        arrivals_ptr=plan.arrivals,
+        key_scale_ptr=key_scale,
+        value_scale_ptr=value_scale,
+        partial_ptr=partial,
+        lse_ptr=lse,
+        out_ptr=out,
+        query_row_stride=query.stride(0),
+        query_head_stride=query.stride(1),
+        table_stride=block_tables.stride(0),
+        block_stride=key_cache.stride(0),
+        key_stride=key_cache.stride(1),
+        arrivals_stride=plan.arrivals.stride(0),
+        out_row_stride=out.stride(0),
+        out_head_stride=out.stride(1),
+        scale=scale,
+        soft_cap=soft_cap,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        CONVERTS=limits.capability >= (8, 9) and not device.INTERPRETED,
+        FAN_IN=FAN_IN,
+        **tiles,
+    )
+
+
+def _check_cache(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
+) -> None:
+    check_dtype("query", query, *FLOATS)
+    check_shape("query", query, (None, None, None))
+    check_last_stride("query", query)
+    heads, head_dim = query.shape[1:]
+    if head_dim % 16 or not 32 <= head_dim <= 256:
+        raise ValueError(
+            f"query: the head dimension must be a multiple of 16 from 32 to 256 (got {head_dim})"
+        )
+    check_dtype("key_cache", key_cache, query.dtype, _FP8)
+    check_device("key_cache", key_cache, query.device)
+    check_shape("key_cache", key_cache, (None, None, None, head_dim))
+    check_contiguous("key_cache", key_cache)
+    check_shape("value_cache", value_cache, tuple(key_cache.shape))
+    check_like("value_cache", value_cache, key_cache)
+    check_contiguous("value_cache", value_cache)
+    block_size, kv_heads = key_cache.shape[1:3]
+    if block_size not in _BLOCK_SIZES:
+        raise ValueError(f"key_cache: must have blocks of {_BLOCK_SIZES} tokens (got {block_size})")
+    if heads % kv_heads or heads // kv_heads not in range(1, _MAX_GROUP + 1):
+        raise ValueError(
+            f"query: its {heads} heads must be 1 to {_MAX_GROUP} times the cache's {kv_heads}"
+        )
+    for name, scales in (("key_scale", key_scale), ("value_scale", value_scale)):
+        if (scales is None) == (key_cache.dtype == _FP8):
+            raise ValueError(f"{name}: must be given with a float8_e4m3fn cache, and only then")
+        if scales is not None:
+            check_dtype(name, scales, torch.float32)
+            check_shape(name, scales, (kv_heads,))
+            check_device(name, scales, query.device)
+            check_contiguous(name, scales)
+
+
+def _check_tables(
+    query: Tensor, key_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, plan: SplitPlan
+) -> None:
+    for name, table, shape in (
+        ("block_tables", block_tables, (len(query), None)),
+        ("seq_lens", seq_lens, (len(query),)),
+    ):
+        check_dtype(name, table, torch.int32)
+        check_shape(name, table, shape)
+        check_device(name, table, query.device)
+        check_last_stride(name, table)
+    if plan.num_sequences != len(query):
+        raise ValueError(
+            f"plan: must be of {len(query)} sequences, as query (got {plan.num_sequences})"
+        )
+    check_device("plan", plan.work_items, query.device)
+    if plan.arrivals.shape[1] < key_cache.shape[2]:
+        raise ValueError(
+            f"plan: must be for the cache's {key_cache.shape[2]} KV heads or more "
+            f"(got {plan.arrivals.shape[1]})"
+        )
+    if seq_lens.device.type == "cpu" and seq_lens.numel():
+        room = block_tables.shape[1] * key_cache.shape[1]
+        longest = int(seq_lens.max())
+        if longest > room:
+            raise ValueError(f"block_tables: have room for {room} keys (got {longest} in seq_lens)")
