@@ -15,6 +15,21 @@ _LARGEST = torch.finfo(torch.float32).max
 
 def process_logits(logits: Tensor, requests: Sequence[Request]) -> None:
     """Apply masks, biases and penalties in place to `logits`, fp32 [R, vocab], a row a request."""
+    mask_logits(logits, requests)
+    for row, request in zip(logits, requests, strict=True):
+        params = request.sampling_params
+        if params.logit_bias:
+            ids, bias = zip(*params.logit_bias.items(), strict=True)
+            row[list(ids)] += row.new_tensor(bias)
+        if has_penalties(params):
+            _penalise(row, request)
+        if params.logit_bias or params.repetition_penalty != 1.0:
+            # Extreme ones overflow; an infinite maximum would make the whole row NaN.
+            row.nan_to_num_(nan=-torch.inf, posinf=_LARGEST, neginf=-torch.inf)
+
+
+def mask_logits(logits: Tensor, requests: Sequence[Request]) -> None:
+    """Forbid in place what the requests do not allow to come next."""
     for row, request in zip(logits, requests, strict=True):
         params = request.sampling_params
         if params.allowed_token_ids is not None:
@@ -23,14 +38,15 @@ def process_logits(logits: Tensor, requests: Sequence[Request]) -> None:
             _forbid(row, _ends_of_bad_words(request))
         if request.num_output_tokens < params.min_tokens:
             _forbid(row, list(request.stop_token_ids))
-        if params.logit_bias:
-            ids, bias = zip(*params.logit_bias.items(), strict=True)
-            row[list(ids)] += row.new_tensor(bias)
-        if _has_penalties(params):
-            _penalise(row, request)
-        if params.logit_bias or params.repetition_penalty != 1.0:
-            # Extreme ones overflow; an infinite maximum would make the whole row NaN.
-            row.nan_to_num_(nan=-torch.inf, posinf=_LARGEST, neginf=-torch.inf)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Tell whether what has been said changes what comes next."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
 
 
 def _allow_only(row: Tensor, token_ids: Tensor) -> None:
@@ -53,14 +69,6 @@ def _ends_of_bad_words(request: Request) -> list[int]:
     """Return the last token of each bad word whose other tokens have just been produced."""
     output = request.token_ids[request.num_prompt_tokens :]
     return [last for *head, last in request.bad_words if not head or output[-len(head) :] == head]
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 def _penalise(row: Tensor, request: Request) -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.execution.device_sampler import sample_on_device
 from engine.execution.logits_processors import process_logits
 from engine.request import Request, SampledToken
 from engine.service.messages import TokenLogprobs
+from kernels import device
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
@@ -19,6 +21,8 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
     A row's token depends on its logits, its parameters, its seed and its number of output tokens
     alone, never on the other rows. Log-probabilities are those before any processing.
     """
+    if device.runs_triton(logits):
+        return sample_on_device(logits, requests)
     with_logprobs = [i for i, r in enumerate(requests) if r.sampling_params.logprobs is not None]
     raw = torch.log_softmax(logits[with_logprobs], dim=-1) if with_logprobs else None
     process_logits(logits, requests)

@@ -1,0 +1,87 @@
+"""The engine's sampler on our kernels: what its CPU form does, wherever nothing is drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("pydantic", reason="the engine is not installed here")
+pytest.importorskip("transformers", reason="the engine is not installed here")
+
+from engine.execution.sampler import sample
+from engine.request import Request, SampledToken
+from kernels import device
+from tests.factories.requests import make_request
+from tests.kernels.support import randn
+
+VOCAB = 101
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "logprobs": {"logprobs": 3},
+    "no-top-logprobs": {"logprobs": 0},
+    "all-logprobs": {"logprobs": VOCAB + 5},
+    "repetition": {"repetition_penalty": 1.7, "logprobs": 1},
+    "presence-and-frequency": {"presence_penalty": 1.1, "frequency_penalty": -0.4},
+    "bias": {"logit_bias": {90: 3.5, 7: -2.0, 8: 4.0}},
+    "all-but-one-forbidden": {"logit_bias": {i: -1e39 for i in range(VOCAB) if i != 55}},
+    "allowed": {"allowed_token_ids": (3, 4, 99), "logprobs": 2},
+    "min-tokens": {"min_tokens": 9, "logit_bias": {2: 60.0}},
+    "cold": {"temperature": 1e-300},
+    "top-k-1": {"temperature": 1.5, "top_k": 1},
+    "small-top-p": {"temperature": 0.7, "top_p": 1e-9},
+    "min-p-1": {"temperature": 1.1, "min_p": 1.0},
+}
+
+
+def _request(uid: int, sampling: dict[str, Any]) -> Request:
+    request = make_request(
+        uid,
+        [5, 6, 100, 6],
+        max_tokens=20,
+        stop_token_ids=frozenset({2}),
+        **{"temperature": 0, **sampling},
+    )
+    request.token_ids += [uid, 6, uid, 90]
+    return request
+
+
+def _ranked(token: SampledToken) -> tuple[list[int], list[int]]:
+    assert token.logprobs is not None
+    return token.logprobs.token_ids, token.logprobs.ranks
+
+
+def test_all_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
+    requests[0].bad_words = [[90, 17], [3]]
+    logits = randn(len(requests), VOCAB) * 3
+    found = sample(logits.clone(), requests)
+    monkeypatch.setattr(device, "has_triton", lambda where: False)
+    expected = sample(logits.cpu(), requests)
+    for name, one, other in zip(SAMPLING, found, expected, strict=True):
+        assert one.token_id == other.token_id, name
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5), name
+        assert (one.logprobs is None) == (other.logprobs is None), name
+        if one.logprobs is not None and other.logprobs is not None:
+            assert _ranked(one) == _ranked(other), name
+            assert one.logprobs.logprobs == pytest.approx(other.logprobs.logprobs, abs=1e-5), name
+
+
+def test_draws_do_not_depend_on_the_batch_and_follow_the_seed() -> None:
+    settings = [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 2.0}] * 2
+    requests = [_request(i, sampling) for i, sampling in enumerate(settings)]
+    logits = randn(len(requests), VOCAB, seed=3)
+    together = [token.token_id for token in sample(logits.clone(), requests)]
+    alone = [
+        sample(row[None].clone(), [request])[0].token_id
+        for row, request in zip(logits, requests, strict=True)
+    ]
+    assert together == alone
+    same = [_request(1, {"temperature": 1.0}) for _ in range(3)]
+    row = torch.zeros(3, VOCAB, device=logits.device)
+    assert len({token.token_id for token in sample(row, same)}) == 1
+    different = [_request(i, {"temperature": 1.0}) for i in range(8)]
+    row = torch.zeros(8, VOCAB, device=logits.device)
+    assert len({token.token_id for token in sample(row, different)}) > 3
