@@ -31,6 +31,7 @@ class Operation:
 
 
 OPERATIONS = (
+    Operation("paged_decode", requires=("split_plan",), shards=4),
     Operation("rms_norm", shards=2),
     Operation("layer_norm"),
     Operation("gated_activation"),

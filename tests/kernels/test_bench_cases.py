@@ -44,7 +44,7 @@ def test_every_case_has_its_own_name_a_peer_and_something_to_count() -> None:
     assert {case.operation for case in CASES} == {operation.name for operation in OPERATIONS}
     for case in _distinct():
         work = _build(case)
-        assert work.peers, case.key
+        assert work.peers or case.name.startswith("plan of"), case.key
         assert work.bytes or work.flops, case.key
 
 
