@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo serve test check kernels install clean
+.PHONY: demo serve test interpreted compiled check kernels install clean
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -16,8 +16,14 @@ serve: install  ## Start the server and keep it up; ARGS="--model PATH --http-po
 	@$(BIN)/trident serve $(ARGS)
 
 test: install  ## All tests, the real tritonserver included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/aot
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target interpreted compiled
+
+interpreted: install  ## Our kernels on the CPU: without a GPU, under Triton's interpreter
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
+
+compiled: install  ## Our kernels compiled for GPUs that need not be here
+	$(BIN)/python -m pytest tests/aot
 
 check: install  ## Format, lint, types and the fast tests
 	$(BIN)/ruff format --check .
