@@ -12,6 +12,9 @@ import triton
 
 from tests.aot.compiler import GPUS, Compiled
 
+# Constants that tell what a GPU can do: on each the kernel is another, in a row of its own or not.
+_OF_THE_GPU = {"NATIVE", "CONVERTS"}
+
 collected: list[Compiled] = []  # everything that a test checked
 
 
@@ -21,7 +24,6 @@ class _Form(NamedTuple):
     kernel: str
     configuration: str
     num_warps: int
-    num_stages: int
 
 
 def markdown(kernels: Iterable[Compiled]) -> str:
@@ -35,24 +37,22 @@ def markdown(kernels: Iterable[Compiled]) -> str:
     lines = [
         f"Compiled on {date.today().isoformat()} by Triton {triton.__version__} with torch "
         f"{torch.__version__}.",
-        "A cell: registers per thread / KiB of shared memory per block, bytes of stack if any",
-        "value did not fit into registers, and the instructions of the matrix units.",
+        "A cell: registers per thread / KiB of shared memory per block, and of kernels with matrix",
+        "products which instructions make them and the stages of their pipeline. A stack is named",
+        "where values did not fit into registers.",
         "",
-        f"| kernel | configuration | warps, stages | {' | '.join(gpus)} |",
+        f"| kernel | configuration | warps | {' | '.join(gpus)} |",
         f"|---|---|---|{'---|' * len(gpus)}",
     ]
     for form, row in sorted(rows.items(), key=lambda item: _order(item[0])):
         cells = " | ".join(_cell(row[gpu]) if gpu in row else "" for gpu in gpus)
-        launch = f"{form.num_warps}, {form.num_stages}"
-        lines.append(f"| {form.kernel} | {form.configuration} | {launch} | {cells} |")
+        lines.append(f"| {form.kernel} | {form.configuration} | {form.num_warps} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
 def _form(kernel: Compiled) -> _Form:
     module = kernel.module.removeprefix("kernels.")
-    return _Form(
-        f"{module}.{kernel.kernel}", _configuration(kernel), kernel.num_warps, kernel.num_stages
-    )
+    return _Form(f"{module}.{kernel.kernel}", _configuration(kernel), kernel.num_warps)
 
 
 def _order(form: _Form) -> list[tuple[str, int]]:
@@ -62,17 +62,23 @@ def _order(form: _Form) -> list[tuple[str, int]]:
 
 
 def _configuration(kernel: Compiled) -> str:
-    """Return the constants that are set, and the dtypes of what is read and written."""
-    named = {name: value for name, value in kernel.constants.items() if name.isupper()}
+    """Return the constants that are set, and the dtypes of what is computed with."""
+    named = {
+        name: value
+        for name, value in kernel.constants.items()
+        if name.isupper() and name not in _OF_THE_GPU
+    }
+    dtypes = [dtype for dtype in kernel.dtypes if not dtype.startswith("i")]
     words = [
         name if value is True else f"{name} {value}"
         for name, value in named.items()
         if value is not False and value is not None
     ]
-    return ", ".join([*words, " ".join(kernel.dtypes)])
+    return ", ".join([*words, " ".join(dtypes)] if dtypes else words)
 
 
 def _cell(kernel: Compiled) -> str:
     shared = f"{kernel.shared / 1024:.1f}".removesuffix(".0")
     stack = f", stack {kernel.stack}" if kernel.stack else ""
-    return f"{kernel.registers} / {shared}{stack} {kernel.matrix}".strip()
+    products = f", {kernel.matrix} x {kernel.num_stages}" if kernel.matrix else ""
+    return f"{kernel.registers} / {shared}{products}{stack}"

@@ -2,38 +2,56 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from kernels.bench.resources import launches
 from kernels.rms_norm import rms_norm, rms_norm_add
 from tests.aot import resources
-from tests.aot.compiler import compiling_for
+from tests.aot.compiler import Compiled, compiling_for
 
 
-def test_table_and_launches() -> None:
-    x = torch.empty(64, 128, dtype=torch.bfloat16, device="meta")
-    weight = torch.empty(128, dtype=torch.bfloat16, device="meta")
-    kernels = []
-    for gpu in ("sm_90", "sm_80"):
-        with compiling_for(gpu) as found, launches() as launched:
-            rms_norm(x, weight, 1e-5)
-            rms_norm_add(x, x, weight, 1e-5)
-        assert set(launched) == {"rms_norm._kernel"}
-        kernels += found
-    lines = resources.markdown(kernels[:3]).splitlines()
-    assert lines[4] == "| kernel | configuration | warps, stages | sm_80 | sm_90 |"
-    add, alone = lines[6:]
-    shared = f"{kernels[0].shared / 1024:.1f}".removesuffix(".0")
-    one = f"{kernels[0].registers} / {shared}"
-    other = f"{kernels[2].registers} / {shared}"
-    assert alone == f"| rms_norm._kernel | BLOCK 128, bf16 | 1, 3 | {other} | {one} |"
-    both = f"{kernels[1].registers} / {shared}"
-    assert add == f"| rms_norm._kernel | ADD, BLOCK 128, bf16 | 1, 3 |  | {both} |"
-
-
-def test_matrix_units_and_stack_are_told() -> None:
-    x = torch.empty(64, 128, dtype=torch.bfloat16, device="meta")
-    with compiling_for("sm_90") as found:
+@pytest.fixture(scope="module")
+def compiled() -> list[Compiled]:
+    """Return the two forms of a kernel, compiled while the benchmark listens."""
+    x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
+    with compiling_for("sm_90") as found, launches() as launched:
         rms_norm(x, x[0], 1e-5)
-    kernel = dataclasses.replace(found[0], matrix="wgmma", stack=8, registers=40, shared=1536)
-    assert "| 40 / 1.5, stack 8 wgmma |" in resources.markdown([found[0], kernel])
+        rms_norm_add(x, x, x[0], 1e-5)
+    assert set(launched) == {"rms_norm._kernel"}
+    return found
+
+
+def test_a_kernel_tells_its_configuration(compiled: list[Compiled]) -> None:
+    alone, add = compiled
+    assert (alone.module, alone.kernel, alone.gpu) == ("kernels.rms_norm", "_kernel", "sm_90")
+    assert alone.constants["ADD"] is False
+    assert add.constants["ADD"] is True
+    assert add.constants["BLOCK"] == 4096
+    assert alone.dtypes == ("bf16",)
+    assert alone.matrix == ""
+
+
+def test_rows_are_configurations_and_columns_gpus(compiled: list[Compiled]) -> None:
+    def row(gpu: str, registers: int, block: int, **others: object) -> Compiled:
+        constants = {"BLOCK": block, "ADD": block == 64, "FLAG": False, "hint": 3, "NONE": None}
+        constants["NATIVE"] = gpu == "sm_90"
+        changes = {"gpu": gpu, "registers": registers, "constants": constants, "shared": 1536}
+        changes |= {"num_warps": 4, "num_stages": 2, "dtypes": ("bf16", "i32", "u8")}
+        return dataclasses.replace(compiled[0], **(changes | others))  # type: ignore[arg-type]
+
+    text = resources.markdown(
+        [
+            row("sm_90", 40, 128),
+            row("sm_80", 50, 128, stack=8),
+            row("sm_90", 44, 128),  # of other divisibilities, which do not show
+            row("sm_90", 90, 64, matrix="wgmma"),
+        ]
+    )
+    _, table = text.split("\n\n")
+    assert table.splitlines() == [
+        "| kernel | configuration | warps | sm_80 | sm_90 |",
+        "|---|---|---|---|---|",
+        "| rms_norm._kernel | BLOCK 64, ADD, bf16 u8 | 4 |  | 90 / 1.5, wgmma x 2 |",
+        "| rms_norm._kernel | BLOCK 128, bf16 u8 | 4 | 50 / 1.5, stack 8 | 44 / 1.5 |",
+    ]
