@@ -56,10 +56,14 @@ class SplitPlan(NamedTuple):
 
 
 def num_work_items(num_sequences: int, num_kv_heads: int, device: torch.device) -> int:
-    """Return W, the work items that fill `device`: one per sequence, and as many again as make a
-    program per KV head for every place on its multiprocessors."""
-    programs = PROGRAMS_PER_SM * devices.limits(device).num_sms
-    return num_sequences + -(-programs // num_kv_heads)
+    """Return W, the work items to plan for.
+
+    One program for each place on the multiprocessors of `device`: a program more would start when
+    others end. But half of that beyond one item per sequence, so that a long sequence among many
+    short ones can be split.
+    """
+    places = PROGRAMS_PER_SM * devices.limits(device).num_sms // num_kv_heads
+    return max(places, num_sequences + places // 2, 1)
 
 
 def plan_splits(

@@ -93,6 +93,7 @@ def test_heads_and_blocks(
         LENGTHS, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype
     )
     query = randn(len(LENGTHS), heads, head_dim, dtype=dtype, seed=7) * 2
+    query[0] = float("nan")  # a padding row
     out = decode(query, case)
     assert out.dtype == dtype
     assert_close(out, dense(query, case))
@@ -108,9 +109,9 @@ def test_sliding_window(window: int, dtype: torch.dtype) -> None:
 
 
 @each_dtype
-@pytest.mark.parametrize("soft_cap", [0.5, 50.0])
+@pytest.mark.parametrize("soft_cap", [0.5, 5.0])
 def test_soft_cap(soft_cap: float, dtype: torch.dtype) -> None:
-    case, query = paged_case(LENGTHS, dtype=dtype), randn(8, 4, 64, dtype=dtype) * 20
+    case, query = paged_case(LENGTHS, dtype=dtype), randn(8, 4, 64, dtype=dtype) * 4
     out = decode(query, case, soft_cap=soft_cap)
     assert_close(out, dense(query, case, soft_cap=soft_cap))
 

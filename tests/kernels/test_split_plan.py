@@ -46,7 +46,7 @@ CASES = {
     "one": ([1], 4, None),
     "one-long": ([100_000], 67, None),
     "no-spare-items": ([300, 1, 0, 65], 4, None),
-    "alike": ([1024] * 16, 82, None),
+    "alike": ([1024] * 16, 66, None),
     "ragged": ([0, 1, 63, 64, 65, 128, 1000, 5000], 40, None),
     "one-giant": ([10] * 30 + [100_000] + [10] * 30, 127, None),
     "most-splits": ([STEP * FAN_IN**2 + 1], 2000, None),
@@ -70,8 +70,8 @@ def test_plan(case: str) -> None:
 
 
 def test_splits_of_a_known_step() -> None:
-    """16 sequences of 1024 keys in 82 items: 5 each were too many, 4 of 256 keys fit."""
-    plan = plan_splits(lens(*[1024] * 16), 82, 8)
+    """16 sequences of 1024 keys in 66 items: 5 each were too many, 4 of 256 keys fit."""
+    plan = plan_splits(lens(*[1024] * 16), 66, 8)
     assert plan.work_items[:5].tolist() == [
         [0, 0, 256, 0, 4],
         [0, 256, 512, 0, 4],
@@ -81,10 +81,13 @@ def test_splits_of_a_known_step() -> None:
     ]
 
 
-@pytest.mark.parametrize(("kv_heads", "expected"), [(8, 16 + 66), (3, 16 + 176), (1, 16 + 528)])
-def test_work_items_fill_the_multiprocessors(kv_heads: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("sequences", "kv_heads", "expected"),
+    [(1, 8, 66), (16, 8, 66), (16, 3, 176), (100, 8, 133), (0, 1, 528), (0, 1000, 1)],
+)
+def test_work_items_fill_the_multiprocessors(sequences: int, kv_heads: int, expected: int) -> None:
     with patch.object(device, "limits", return_value=device.HOPPER):
-        assert num_work_items(16, kv_heads, DEVICE) == expected
+        assert num_work_items(sequences, kv_heads, DEVICE) == expected
 
 
 def test_without_triton_the_plan_is_the_same() -> None:
