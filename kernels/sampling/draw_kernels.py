@@ -196,7 +196,6 @@ def draw_kernel(
         b_logits = cleaned(tl.load(p_logits + b_tokens, mask=m_chunks, other=float("-inf")))
         b_times = token_exponentials(seed, position, b_tokens)
         b_scores = tl.where(temperature > 0.0, weight(b_logits, peak, rate) / b_times, b_logits)
-        b_scores = tl.where(m_chunks, b_scores, float("-inf"))
         token = first_of(b_tokens, b_scores, tl.max(b_scores))
     tl.store(out_ptr + i_row, token.to(tl.int64))
 
