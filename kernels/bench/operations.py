@@ -33,9 +33,9 @@ class Operation:
 OPERATIONS = (
     Operation("paged_decode", requires=("split_plan",), shards=4),
     Operation("rms_norm", shards=2),
-    Operation("layer_norm"),
-    Operation("gated_activation"),
-    Operation("rotary", shards=3),
+    Operation("layer_norm", shards=2),
+    Operation("gated_activation", shards=2),
+    Operation("rotary", shards=4),
     Operation("sampling", shards=4),
     Operation("step_inputs", requires=("slot_tables",)),
     Operation("token_scatter", requires=("slot_tables",)),

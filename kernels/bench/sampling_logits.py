@@ -82,7 +82,8 @@ def _logprobs(rows: int, vocab: int, device: torch.device) -> Work:
 def _torch_logprobs(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, token_ids[:, None])
-    ranks = (logprobs > chosen).sum(-1).int() + 1
+    # Of the logits: log-probabilities are rounded, which makes some of them equal.
+    ranks = (logits > logits.gather(-1, token_ids[:, None])).sum(-1).int() + 1
     values, tokens = logprobs.topk(_NUM_TOP)
     return chosen[:, 0], ranks, tokens, values
 
