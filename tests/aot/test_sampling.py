@@ -57,11 +57,16 @@ def test_draw_from_other_vocabularies(vocab: int) -> None:
 def test_adjust_logits(gpu: str) -> None:
     counts = TokenCounts.allocate(256, 128256, torch.device("meta"))
     bias = LogitBias(_ints(ROWS + 1), _ints(4096), _floats(4096))
-    penalties = Penalties(_ints(ROWS), *(_floats(ROWS) for _ in range(3)))
-    kernels = compile_call(gpu, adjust_logits, _floats(ROWS, 128256), bias, penalties, counts)
+    asked = Penalties(_ints(ROWS), *(_floats(ROWS) for _ in range(3)))
+    kernels = compile_call(gpu, adjust_logits, _floats(ROWS, 128256), bias, asked, counts)
     check(kernels)
-    # Logits and counts.
-    assert len(re.findall(r"LDG\.E\S*\.128", kernels[1].sass)) == 8
+    penalties = kernels[1].sass
+    # Logits and counts of 16 tokens per thread.
+    assert len(re.findall(r"LDG\.E\S*\.128", penalties)) == 8
+    # Of each, the products are rounded before they are added to and subtracted: nothing is fused.
+    # sm_100 adds two at once.
+    single, double = (len(re.findall(rf"\b{name}\b", penalties)) for name in ("FADD", "FADD2"))
+    assert single + 2 * double >= 32
 
 
 @each_gpu

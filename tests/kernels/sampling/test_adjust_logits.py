@@ -124,7 +124,8 @@ def test_biases_of_one_token_add_up_in_their_order(monkeypatch: pytest.MonkeyPat
     values = [1e8, 3.0, -1e8, 0.1, 2.0**-20, -math.inf, 5.0]
     rows = [
         [(0, 0.5), (7, 1.0), *((9, value) for value in values[:5]), (10, 1.0)],
-        [(7, math.inf), (7, -1.0), *((9, value) for value in values), (9, math.inf), (11, 2.0)],
+        # It begins with the token that the row before ends with.
+        [(10, math.inf), (10, -1.0), *((12, value) for value in values), (12, math.inf), (13, 2.0)],
     ]
     counts, logits = counts_of(1, 20), randn(2, 20)
     before, penalties = logits.clone(), penalties_of([{}, {}], [-1, -1])
@@ -135,8 +136,9 @@ def test_biases_of_one_token_add_up_in_their_order(monkeypatch: pytest.MonkeyPat
     for value in values[:5]:
         total = total + value
     assert logits[0, 9] == total
-    assert logits[1, [7, 9]].tolist() == [LARGEST, -math.inf]
-    assert logits[1, 8] == before[1, 8]
+    assert logits[0, 10] == before[0, 10] + 1
+    assert logits[1, [10, 12]].tolist() == [LARGEST, -math.inf]
+    assert logits[1, 11] == before[1, 11]
 
 
 def test_the_buffer_of_entries_may_be_longer_than_they_are() -> None:

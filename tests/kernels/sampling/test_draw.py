@@ -180,7 +180,9 @@ HOT = {"temperature": 1e30}  # all that is allowed weighs 1
     ids=str,
 )
 def test_ties_are_cut_by_index(row: dict[str, float], kept: int) -> None:
-    assert_keeps(torch.full((129,), -1.5, device=DEVICE), row, kept)
+    logits = torch.full((129,), -1.5, device=DEVICE)
+    logits[60:70] = 1.0
+    assert_keeps(logits, {**row, **HOT}, kept)
 
 
 @pytest.mark.usefixtures("small")
@@ -188,7 +190,7 @@ def test_ties_are_cut_by_index(row: dict[str, float], kept: int) -> None:
     ("row", "kept"),
     [
         ({"top_k": 2, **HOT}, 2),
-        ({"top_k": 15, **HOT}, 15),
+        ({"top_k": 8, **HOT}, 8),
         ({"top_k": 45, **HOT}, 45),
         ({"top_p": 0.031, **HOT}, 10),
         ({"top_k": 40, "top_p": 0.51, **HOT}, 21),
@@ -202,8 +204,8 @@ def test_filters_keep_exactly(row: dict[str, float], kept: int) -> None:
 @pytest.mark.usefixtures("small")
 def test_top_p_is_of_the_mass_that_min_p_left() -> None:
     logits = torch.zeros(301, device=DEVICE)
-    logits[100:291] = -4.0  # 191 tokens of 0.018, beside 110 of 1
-    assert_keeps(logits, {"min_p": 0.1, "top_p": 0.099}, 11)
+    logits[1::2] = -4.0  # 150 tokens of 0.018, beside 151 of 1
+    assert_keeps(logits, {"min_p": 0.1, "top_p": 0.099}, 15)
 
 
 @pytest.mark.usefixtures("small")

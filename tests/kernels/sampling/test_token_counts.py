@@ -27,7 +27,7 @@ def forms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def full(num_slots: int = 4, vocab: int = VOCAB) -> TokenCounts:
     """Return tables that hold something of earlier sequences."""
     counts = TokenCounts.allocate(num_slots, vocab, DEVICE)
-    counts.prompt_mask.fill_(-1)
+    counts.prompt_mask.fill_(1 << 30)
     counts.output_counts.fill_(5)
     return counts
 
@@ -47,19 +47,21 @@ def test_prompts_are_marked_in_slots_that_begin_anew(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_counts, "_MAX_PROGRAMS", 2)  # so that one takes two blocks
-    counts = full()
+    whole = full(5)
+    counts = TokenCounts(*(table[1:] for table in whole))  # so that slot -1 shows
     generator = torch.Generator().manual_seed(0)
     long = torch.randint(VOCAB, (LONG,), generator=generator).tolist()
-    prompts = [long, [0, 31, 32, 63, VOCAB - 1, 31], [], [7, -1, VOCAB, 2**31 - 1]]
-    ends = [0, LONG, LONG + 6, LONG + 6, LONG + 10]
+    prompts = [long, [0, 31, 32, 63, VOCAB - 1, 31], [5], [7, -1, VOCAB, 2**31 - 1]]
+    ends = [0, LONG, LONG + 6, LONG + 7, LONG + 11]
     given = ints([token for prompt in prompts for token in prompt], dtype)
     mark_prompt(counts, ints([2, 0, -1, 3]), ints(ends), given)
     assert tokens_of(counts, 2) == sorted(set(long))
     assert tokens_of(counts, 0) == [0, 31, 32, 63, VOCAB - 1]
     assert tokens_of(counts, 3) == [7]
     assert not counts.output_counts[[0, 2, 3]].any()
-    assert (counts.prompt_mask[1] == -1).all()
-    assert (counts.output_counts[1] == 5).all()
+    for untouched in (0, 2):
+        assert (whole.prompt_mask[untouched] == 1 << 30).all()
+        assert (whole.output_counts[untouched] == 5).all()
 
 
 @pytest.mark.usefixtures("forms")
@@ -67,7 +69,7 @@ def test_an_empty_prompt_leaves_an_empty_slot() -> None:
     counts = full()
     mark_prompt(counts, ints([1]), ints([0, 0]), ints([]))
     assert tokens_of(counts, 1) == []
-    assert len(tokens_of(counts, 0)) == 32 * counts.prompt_mask.shape[1]
+    assert len(tokens_of(counts, 0)) == counts.prompt_mask.shape[1]
 
 
 @pytest.mark.usefixtures("forms")
