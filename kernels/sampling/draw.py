@@ -1,32 +1,33 @@
 """Drawing the next token of each row, with temperature, top-k, top-p and min-p; nothing is sorted.
 
 A token is drawn by a race: each gets a time, exponentially distributed with its weight as rate,
-and the earliest wins (the Gumbel-max trick, in other words). The race has two virtues.
+and the earliest wins (the Gumbel-max trick, in other words). The winner of a set wins in every
+part of it that it belongs to. This serves three times.
 
-The winner of a set is the winner of every part of it that it belongs to. So the race is held
-without regard to top-p. Of the winner it is seen by one sum whether top-p keeps it: is the mass
-of all that rank before it short of top_p? If not, top-p drops whatever ranks behind it, and those
-before it race anew, with the same times. This ends with what a race among the kept ones alone
-gives, without their being known; the mass left shrinks by half at the mean, and top_p of a row's
-mass is accepted at once.
+Where nothing is filtered, each program finds the winner of its part of a row: one pass.
 
-The winner of all is one of the winners of parts, so a row without filters takes one pass.
+Top-p needs no threshold. The race is held without it. Of the winner it takes one sum to see if
+top-p keeps it: is the mass of all that rank before it short of top_p? If not, top-p drops all that
+do not rank before it, and those race again, with the same times. In the end wins who wins among
+the kept ones alone. A fraction top_p of the first winners is kept, and each later race is among
+half of the mass, in the mean.
 
-For the filters, the first pass leaves the maxima of groups of 16 tokens. The k groups with the
-largest maxima hold the k largest logits; the other groups are not read again. With top-p alone
-512 to 1024 groups are tried, which suffices unless more than their 512 largest tokens are kept;
-then the row is read as a whole. The floor of top-k is bisected on integers that sort as the
-logits do, ties are cut by index, and masses are summed as integers: the result is what a stable
-sort gives, but for the rounding of weights, and it depends on no other row, on no tile, and not
-on the number of programs.
+Small parts are enough. The first pass leaves the maximum of each group of 16 tokens, or of 32 if
+there are more than 2^17. The k groups with the largest maxima hold the k largest logits, so that
+only k to 2k groups are looked at again. For top-p alone it is 512 to 1024 groups; where more than
+the 512 largest tokens or so are kept, the row is read as a whole, by its one program.
+
+The top-k threshold is bisected on integers that sort as the logits do, ties are cut by index, and
+masses are summed as integers. So the tokens are those of a stable sort, but for the rounding of
+weights in float32, and depend on no other row and not on the order in which programs run.
 
 Kernels and what they read, for R rows of V logits:
 
-1. `scan_kernel`, R * V / 2048 programs: the logits, once; writes V / 16 maxima of filtered rows.
-2. `shortlist_kernel`, R programs: the maxima of filtered rows, once, then works in registers.
-3. `draw_kernel`, R programs: of unfiltered and greedy rows V / 2048 winners. Of others the list,
-   some 20 times for top-k and two to four times for the race; these are 64 KiB or less, but
-   with a top_k above 512, a small min_p, or a top_p that keeps more than 512 tokens.
+1. `scan_kernel`, R * V / 2048 programs: the logits. Writes the maxima of filtered rows.
+2. `shortlist_kernel`, R programs: the maxima of filtered rows, once; it works in registers.
+3. `draw_kernel`, R programs: of other rows a winner per chunk. Of filtered ones the listed groups,
+   which are 64 KiB at most unless top_k is above 512, min_p small, or the row read as a whole: for
+   top-k about ten times, for top-p once and twice per race, for min_p alone once.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Settings(NamedTuple):
 
     Attributes:
         group: neighbouring tokens of which the maximum is kept; a list holds whole groups.
-        chunk: tokens per program of the scan.
+        chunk: tokens per program of the scan; a multiple of 16 groups.
         tile: groups that a pass over a list takes at once.
         fewest: groups that are listed for top-p alone, at least.
     """
@@ -146,9 +147,10 @@ class Settings(NamedTuple):
 def settings(vocab: int) -> Settings:
     """Return the division of rows of `vocab` logits.
 
-    A chunk is 16 values per thread, and 63 programs for one row of 128k. A tile is also 16 values
-    per thread: of 16 warps, for these programs have an SM to themselves. More do not fit into the
-    registers of sm_80; fewer warps spill on sm_100.
+    A chunk is 16 values per thread of 4 warps, and 63 programs for one row of 128k. A tile is 16
+    values per thread of 16 warps, since each of these programs may have an SM to itself: 109 to
+    121 registers. With half the values, or half the warps, ptxas hopes for two programs on an SM
+    and spills (sm_80, sm_100). 512 groups are a tile or two.
     """
     group = group_size(vocab)
     return Settings(group, chunk=max(2048, 16 * group), tile=8192 // group, fewest=512)

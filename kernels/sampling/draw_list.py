@@ -1,8 +1,8 @@
 """Passes over the tokens of a list of groups, by one program: what `draw_kernel` is made of.
 
-A list has `length` groups, of which `stored` lie in memory: all, or none of a row as a whole, whose
-groups are 0, 1, 2 and so on. A cut is the last token kept when all are sorted by
-falling logit and rising index: tokens above the `floor` and, on it, those up to index `last`.
+A list has `length` groups, in rising order, of which `stored` lie in memory: all, or none of a row
+that is read as a whole. A cut is the last token kept when all are sorted by falling logit and
+rising index: tokens above the `floor` and, on it, those up to index `last`.
 """
 
 from __future__ import annotations
