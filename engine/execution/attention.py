@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.batch import Batch
+from kernels import device as kernel_device
 
 if TYPE_CHECKING:
     from engine.models.config import ModelConfig
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 # Name of a backend -> the module and the class that implement it, imported when it is asked for.
 BACKENDS: dict[str, tuple[str, str]] = {
     "torch": ("engine.execution.torch_attention", "TorchAttention"),
+    "triton": ("engine.execution.triton_attention", "TritonAttention"),
 }
-
-# Type of a device -> the backend that serves it best.
-_PREFERRED = {"cpu": "torch", "cuda": "torch"}
 
 
 class LayerCache(NamedTuple):
@@ -45,13 +44,20 @@ class StepAttention(Protocol):
 class AttentionBackend(Protocol):
     """Prepares what every layer of a step shares (lengths, block runs, split plans)."""
 
+    def check(self, config: ModelConfig) -> None:
+        """Raise `UnsupportedError` if it has no kernels for the heads of the model."""
+
     def plan(self, batch: Batch) -> StepAttention:
         """Return the attention of the step that `batch` describes."""
 
 
 def attention_backend(device: torch.device, *, block_size: int) -> AttentionBackend:
-    """Return the backend that serves `device`, for a KV cache in blocks of `block_size` tokens."""
-    module, name = BACKENDS[_PREFERRED[device.type]]
+    """Return the backend that serves `device`, for a KV cache in blocks of `block_size` tokens.
+
+    Raises:
+        UnsupportedError: it has no kernels for such blocks.
+    """
+    module, name = BACKENDS["triton" if kernel_device.has_triton(device) else "torch"]
     backend: AttentionBackend = getattr(importlib.import_module(module), name)(block_size)
     return backend
 

@@ -39,17 +39,19 @@ class ModelRunner:
         Raises:
             CheckpointError: the checkpoint is incomplete or broken.
             InsufficientMemoryError: the weights do not fit.
+            UnsupportedError: the device has no kernels for the model or the blocks.
         """
         self.model_config = model_config
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
+        self.attention = attention_backend(device, block_size=block_size)
+        self.attention.check(model_config)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
         require_room_for_weights(sum(p.nbytes for p in outline.parameters()), device)
         self.model = build(device=device)
         load_weights(self.model, checkpoint, on_progress=on_progress)
-        self.attention = attention_backend(device, block_size=block_size)
         self.kv_cache: list[LayerCache] = []
         self._block_copier: BlockCopier | None = None
 

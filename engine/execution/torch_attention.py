@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.execution.attention import LayerCache
 from engine.execution.batch import Batch
+from engine.models.config import ModelConfig
 from kernels.paged_attention import Span, paged_attention
 
 
@@ -17,6 +18,9 @@ class TorchAttention:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
+
+    def check(self, config: ModelConfig) -> None:
+        """Accept every model: torch serves heads of any shape."""
 
     def plan(self, batch: Batch) -> TorchStepAttention:
         starts: list[int] = batch.query_start_loc.tolist()

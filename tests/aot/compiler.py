@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -66,7 +66,7 @@ class Compiled:
     stack: int
     shared: int
     matrix: str
-    cubin: bytes
+    cubin: bytes = field(repr=False)
 
     @property
     def sass(self) -> str:

@@ -1,0 +1,261 @@
+"""Causal attention of chunks of prompts over the paged KV cache: a prefill step.
+
+FlashAttention-2 (Dao, 2023) over paged keys and values, for chunks of any lengths at once. The
+tokens of a chunk, times the query heads that share a KV head, are the rows of its tiles: a short
+chunk of grouped heads still fills a tile, and no head reads keys of its own. One program computes
+one tile of one KV head; it finds its sequence itself, so that the grid depends on shapes only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import device
+from kernels.checks import (
+    FLOATS,
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_last_stride,
+    check_like,
+    check_shape,
+)
+from kernels.paged_prefill_kernel import prefill_kernel, settings
+
+FP8 = torch.float8_e4m3fn
+_BLOCK_SIZES = (16, 32, 64)
+
+
+def paged_prefill_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return softmax(scale * q k) v of the last tokens of each sequence; the softmax is in float32.
+
+    The cache holds the keys and values of these tokens already. Query head h reads KV head
+    h // (H / Hkv). With an fp8 cache the products are in float16 (float32 for float32 queries).
+
+    Args:
+        query: float [T, H, D], sequence after sequence; D is contiguous, a multiple of 16 from 32
+            to 256.
+        key_cache, value_cache: [num_blocks, block_size, Hkv, D], contiguous, of the dtype of
+            `query` or float8_e4m3fn; blocks of 16, 32 or 64.
+        block_tables: int32 [B, max_blocks], rows contiguous: a column for every key of the longest
+            sequence. Where the keys have left the sliding window, any number may stand.
+        query_start_loc: int32 [B + 1], contiguous, from 0: sequence i owns the tokens from its
+            entry to the next. Those past the last entry are padding, and nothing is written there.
+        seq_lens: int32 [B], contiguous: tokens of each sequence with those of this step.
+        scale: positive factor of the scores.
+        sliding_window: w lets position p see p - w + 1 .. p; None lets it see 0 .. p.
+        soft_cap: c makes scores s into c * tanh(s / c).
+        key_scale, value_scale: float32 [Hkv], positive, with fp8 caches only: key = stored * scale.
+        out: where to write the result, alike `query` but for its strides; a new tensor by default.
+
+    Returns:
+        [T, H, D] in the dtype of `query`.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, stride, device or value, or is missing.
+    """
+    _check_query(query, out)
+    _check_caches(query, key_cache, value_cache, key_scale, value_scale)
+    _check_sequences(query, block_tables, query_start_loc, seq_lens)
+    _check_numbers(scale, sliding_window, soft_cap)
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if not device.runs_triton(query):
+        tokens = int(query_start_loc[-1])
+        out[:tokens] = reference(
+            query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, scale=scale,
+            sliding_window=sliding_window, soft_cap=soft_cap,
+            key_scale=key_scale, value_scale=value_scale,
+        )[:tokens]  # fmt: skip
+    elif query.numel() and len(seq_lens):
+        _launch(
+            query, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
+            scale, sliding_window, soft_cap, key_scale, value_scale, out,
+        )  # fmt: skip
+    return out
+
+
+def reference(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> Tensor:
+    """Return the attention computed in float32 throughout; zeros for padding tokens."""
+    out = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
+    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    for i, length in enumerate(lengths):
+        tokens = slice(starts[i], starts[i + 1])
+        first = length - (starts[i + 1] - starts[i])
+        low = 0 if sliding_window is None else max(0, first - sliding_window + 1)
+        keys = _gather(key_cache, block_tables[i], low, length, key_scale)
+        values = _gather(value_cache, block_tables[i], low, length, value_scale)
+        key = torch.arange(low, length, device=query.device)
+        position = torch.arange(first, length, device=query.device)[:, None]
+        seen = key <= position
+        if sliding_window is not None:
+            seen &= key > position - sliding_window
+        q = query[tokens].float().unflatten(1, (keys.shape[1], -1))  # [n, Hkv, G, D]
+        scores = torch.einsum("nhgd,khd->hgnk", q, keys) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        out[tokens] = torch.einsum("hgnk,khd->nhgd", weights, values).flatten(1, 2)
+    return out
+
+
+def _gather(cache: Tensor, table: Tensor, low: int, high: int, scale: Tensor | None) -> Tensor:
+    """Return the keys or values of positions `low` to `high`, float32 [high - low, Hkv, D]."""
+    positions = torch.arange(low, high, device=cache.device)
+    size = cache.shape[1]
+    rows = cache[table[positions // size].long(), positions % size].float()
+    return rows if scale is None else rows * scale[:, None]
+
+
+def _launch(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
+    out: Tensor,
+) -> None:
+    num_tokens, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    group = num_heads // num_kv_heads
+    limits = device.limits(query.device)
+    tiles = settings(
+        num_tokens * group, len(seq_lens), num_kv_heads, head_dim,
+        query.dtype, key_cache.dtype, limits,
+    )  # fmt: skip
+    if key_cache.dtype == FP8 and limits.capability < (8, 9):
+        key_cache, value_cache = key_cache.view(torch.int8), value_cache.view(torch.int8)
+    num_tiles = num_tokens * group // tiles["BLOCK_M"] + len(seq_lens)
+    prefill_kernel[(num_tiles * num_kv_heads,)](
+        query_ptr=query,
+        key_ptr=key_cache,
+        value_ptr=value_cache,
+        table_ptr=block_tables,
+        start_ptr=query_start_loc,
+        seq_lens_ptr=seq_lens,
+        key_scale_ptr=key_scale,
+        value_scale_ptr=value_scale,
+        out_ptr=out,
+        query_stride=query.stride(0),
+        query_head_stride=query.stride(1),
+        out_stride=out.stride(0),
+        out_head_stride=out.stride(1),
+        table_stride=block_tables.stride(0),
+        num_sequences=len(seq_lens),
+        window=sliding_window,
+        scale=scale,
+        soft_cap=soft_cap,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        **tiles,
+    )
+
+
+def _check_query(query: Tensor, out: Tensor | None) -> None:
+    check_dtype("query", query, *FLOATS)
+    check_shape("query", query, (None, None, None))
+    check_last_stride("query", query)
+    dim = query.shape[2]
+    if dim % 16 or not 32 <= dim <= 256:
+        raise ValueError(
+            f"query: the head dimension must be a multiple of 16 from 32 to 256 (got {dim})"
+        )
+    if out is not None:
+        check_shape("out", out, tuple(query.shape))
+        check_like("out", out, query)
+        check_last_stride("out", out)
+
+
+def _check_caches(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
+) -> None:
+    check_shape("key_cache", key_cache, (None, None, None, query.shape[2]))
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    check_shape("value_cache", value_cache, tuple(key_cache.shape))
+    check_dtype("key_cache", key_cache, query.dtype, FP8)
+    check_dtype("value_cache", value_cache, key_cache.dtype)
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check_device(name, cache, query.device)
+        check_contiguous(name, cache)
+    if block_size not in _BLOCK_SIZES:
+        raise ValueError(f"key_cache: blocks must be of {_BLOCK_SIZES} keys (got {block_size})")
+    if not num_kv_heads or query.shape[1] % num_kv_heads:
+        raise ValueError(
+            f"query: its {query.shape[1]} heads must be a multiple of the cache's {num_kv_heads}"
+        )
+    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
+        if (scale is not None) != (key_cache.dtype == FP8):
+            raise ValueError(f"{name}: goes with fp8 caches, and only with them")
+        if scale is not None:
+            check_dtype(name, scale, torch.float32)
+            check_shape(name, scale, (num_kv_heads,))
+            check_device(name, scale, query.device)
+            check_contiguous(name, scale)
+
+
+def _check_sequences(
+    query: Tensor, block_tables: Tensor, query_start_loc: Tensor, seq_lens: Tensor
+) -> None:
+    check_shape("seq_lens", seq_lens, (None,))
+    check_shape("query_start_loc", query_start_loc, (len(seq_lens) + 1,))
+    check_shape("block_tables", block_tables, (len(seq_lens), None))
+    for name, tensor in (
+        ("block_tables", block_tables),
+        ("query_start_loc", query_start_loc),
+        ("seq_lens", seq_lens),
+    ):
+        check_dtype(name, tensor, torch.int32)
+        check_device(name, tensor, query.device)
+    check_last_stride("block_tables", block_tables)
+    check_contiguous("query_start_loc", query_start_loc)
+    check_contiguous("seq_lens", seq_lens)
+
+
+def _check_numbers(scale: float, sliding_window: int | None, soft_cap: float | None) -> None:
+    for name, number in (
+        ("scale", scale),
+        ("sliding_window", sliding_window),
+        ("soft_cap", soft_cap),
+    ):
+        if number is not None and number <= 0:
+            raise ValueError(f"{name}: must be positive (got {number})")

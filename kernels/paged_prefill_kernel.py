@@ -1,0 +1,314 @@
+"""The kernel of paged prefill attention, and its settings; `paged_prefill` describes the whole."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.device import DeviceLimits
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+_SEARCH = tl.constexpr(128)  # sequences looked at together
+
+
+@triton.jit
+def prefill_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    start_ptr,
+    seq_lens_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
+    out_ptr,
+    query_stride,
+    query_head_stride,
+    out_stride,
+    out_head_stride,
+    table_stride,
+    num_sequences,
+    window,
+    scale,
+    soft_cap,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    # Programs start in the order of their numbers: the last tiles of a chunk, which see the most
+    # keys, come first, and those of one place in all heads side by side.
+    i_program = tl.program_id(0)
+    i_head = i_program % NUM_KV_HEADS
+    i_tile = (tl.num_programs(0) - 1 - i_program) // NUM_KV_HEADS
+    i_seq = _find_sequence(i_tile, start_ptr, num_sequences, GROUP, BLOCK_M)
+    first_token, num_tokens, i_row = _place(i_tile, i_seq, start_ptr, GROUP, BLOCK_M)
+    if i_row >= num_tokens * GROUP:
+        return
+    length = tl.load(seq_lens_ptr + i_seq)
+    context = length - num_tokens
+
+    o_d = tl.arange(0, BLOCK_D)
+    o_row = i_row + tl.arange(0, BLOCK_M)
+    m_q = (o_row < num_tokens * GROUP)[:, None] & (o_d < HEAD_DIM)[None, :]
+    p_q = query_ptr + (first_token + o_row // GROUP).to(tl.int64) * query_stride
+    p_q += (i_head * GROUP + o_row % GROUP) * query_head_stride
+    b_q = tl.load(p_q[:, None] + o_d[None, :], mask=m_q, other=0.0)  # [BLOCK_M, BLOCK_D]
+    if key_ptr.dtype.element_ty.primitive_bitwidth == 8 and b_q.dtype != tl.float32:
+        b_q = tl.clamp(b_q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
+
+    key_scale, value_scale = 1.0, 1.0
+    if key_scale_ptr is not None:
+        key_scale = tl.load(key_scale_ptr + i_head)
+        value_scale = tl.load(value_scale_ptr + i_head)
+        if key_ptr.dtype.element_ty == tl.int8:
+            key_scale *= 256.0  # what _widen leaves out
+            value_scale *= 256.0
+    key_ptr += i_head * HEAD_DIM
+    value_ptr += i_head * HEAD_DIM
+    table_ptr += i_seq.to(tl.int64) * table_stride
+
+    # Rows past the chunk get the place of its last token: they see keys, so nothing becomes NaN.
+    b_place = tl.minimum(context + o_row // GROUP, length - 1)
+    first_place = context + i_row // GROUP
+    last_place = tl.minimum(context + (i_row + BLOCK_M - 1) // GROUP, length - 1)
+    # Keys from `begin` to `end` are seen by some row; tiles from `head` to `tail` by every row.
+    begin, head = 0, 0
+    tail = (first_place + 1) // BLOCK_N * BLOCK_N
+    end = last_place + 1
+    b_top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, for -inf - -inf would be NaN
+    b_sum = tl.zeros([BLOCK_M], tl.float32)
+    b_out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if window is not None:
+        begin = tl.maximum(first_place - window + 1, 0)
+        head = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N, tail)
+        b_top, b_sum, b_out = _attend(
+            b_q, b_top, b_sum, b_out, b_place, key_ptr, value_ptr, table_ptr,
+            begin // BLOCK_N * BLOCK_N, head, begin, end, window, scale * key_scale, soft_cap,
+            NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True,
+        )  # fmt: skip
+    b_top, b_sum, b_out = _attend(
+        b_q, b_top, b_sum, b_out, b_place, key_ptr, value_ptr, table_ptr,
+        head, tail, begin, tail, window, scale * key_scale, soft_cap,
+        NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, False,
+    )  # fmt: skip
+    b_top, b_sum, b_out = _attend(
+        b_q, b_top, b_sum, b_out, b_place, key_ptr, value_ptr, table_ptr,
+        tail, end, begin, end, window, scale * key_scale, soft_cap,
+        NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True,
+    )  # fmt: skip
+    # A sequence that has ended on the device has no key at all.
+    b_out *= (value_scale / tl.maximum(b_sum, 1e-30))[:, None]
+
+    # Found again: kept from above, the places of the rows would hold registers through the loops.
+    first_token, num_tokens, i_row = _place(i_tile, i_seq, start_ptr, GROUP, BLOCK_M)
+    o_row = i_row + tl.arange(0, BLOCK_M)
+    m_q = (o_row < num_tokens * GROUP)[:, None] & (o_d < HEAD_DIM)[None, :]
+    p_out = out_ptr + (first_token + o_row // GROUP).to(tl.int64) * out_stride
+    p_out += (i_head * GROUP + o_row % GROUP) * out_head_stride
+    tl.store(p_out[:, None] + o_d[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_q)
+
+
+@triton.jit
+def _first_tile(i_seq, first_token, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the tile that a sequence begins with: before it, each has its whole tiles and one."""
+    return first_token * GROUP // BLOCK_M + i_seq
+
+
+@triton.jit
+def _find_sequence(i_tile, start_ptr, num_sequences, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the last sequence that begins with `i_tile` or before it.
+
+    Compared with many sequences at once: a bisection would wait for memory at each of its steps.
+    """
+    i_seq = -1
+    for i in range(0, num_sequences, _SEARCH):
+        o_s = i + tl.arange(0, _SEARCH)
+        m_s = o_s < num_sequences
+        b_start = tl.load(start_ptr + o_s, mask=m_s, other=0)
+        m_s &= _first_tile(o_s, b_start, GROUP, BLOCK_M) <= i_tile
+        i_seq += tl.sum(m_s.to(tl.int32))
+    return i_seq
+
+
+@triton.jit
+def _place(i_tile, i_seq, start_ptr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the first token of a sequence, how many it has, and the first row of its `i_tile`.
+
+    The rows of a sequence are the heads that share a KV head, token after token. Volatile: two
+    calls are two, and nothing has to be kept between them.
+    """
+    first_token = tl.load(start_ptr + i_seq, volatile=True)
+    num_tokens = tl.load(start_ptr + i_seq + 1, volatile=True) - first_token
+    i_row = (i_tile - _first_tile(i_seq, first_token, GROUP, BLOCK_M)) * BLOCK_M
+    return first_token, num_tokens, i_row
+
+
+@triton.jit
+def _attend(
+    b_q,
+    b_top,
+    b_sum,
+    b_out,
+    b_place,
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    start,
+    stop,
+    begin,
+    end,
+    window,
+    scale,
+    soft_cap,
+    KEY_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Return maxima, sums and outputs after the tiles from `start` to `stop`.
+
+    Before `begin` and from `end` on there are no keys, or no longer: MASKED tiles do not read them.
+    """
+    o_n = tl.arange(0, BLOCK_N)
+    o_d = tl.arange(0, BLOCK_D)
+    o_kv = (o_n % BLOCK_SIZE)[:, None] * KEY_STRIDE + o_d[None, :]
+    p_keys, p_values = key_ptr + o_kv, value_ptr + o_kv
+    # The blocks of a tile are looked up one tile ahead. Looked up in the same round, they would be
+    # a stage of the pipeline themselves, and keys and values would get half of the buffers.
+    b_block = _look_up(table_ptr, start, end, BLOCK_SIZE, BLOCK_N, MASKED)
+    for i_n in range(start, stop, BLOCK_N):
+        o_block = b_block.to(tl.int64)[:, None] * (BLOCK_SIZE * KEY_STRIDE)
+        if BLOCK_N < BLOCK_SIZE:
+            o_block += i_n % BLOCK_SIZE * KEY_STRIDE
+        m_kv = (o_d < HEAD_DIM)[None, :]
+        if MASKED:
+            m_kv &= ((i_n + o_n >= begin) & (i_n + o_n < end))[:, None]
+        b_k = _widen(tl.load(p_keys + o_block, mask=m_kv, other=0.0), b_q.dtype)
+        b_v = _widen(tl.load(p_values + o_block, mask=m_kv, other=0.0), b_q.dtype)
+        b_block = _look_up(table_ptr, i_n + BLOCK_N, end, BLOCK_SIZE, BLOCK_N, MASKED)
+
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        factor = scale * _LOG2E
+        if soft_cap is not None:
+            b_s = 1.0 - 2.0 / (tl.exp2(b_s * (2.0 * factor / soft_cap)) + 1.0)  # tanh
+            factor = soft_cap * _LOG2E
+        if MASKED:
+            m_s = (i_n + o_n)[None, :] <= b_place[:, None]
+            if window is not None:
+                m_s &= o_n[None, :] > (b_place - i_n - window)[:, None]
+            b_s = tl.where(m_s, b_s, float("-inf"))
+        b_new = tl.maximum(b_top, tl.max(b_s, 1))
+        b_fade = tl.exp2((b_top - b_new) * factor)
+        b_p = tl.exp2(b_s * factor - (b_new * factor)[:, None])
+        b_sum = b_sum * b_fade + tl.sum(b_p, 1)
+        b_out = tl.dot(b_p.to(b_q.dtype), b_v, b_out * b_fade[:, None], input_precision="ieee")
+        b_top = b_new
+    return b_top, b_sum, b_out
+
+
+@triton.jit
+def _look_up(
+    table_ptr,
+    i_n,
+    end,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Return the block of each key of a tile, [BLOCK_N]; only MASKED ones go beyond `end`."""
+    o_n = tl.arange(0, BLOCK_N)
+    STEP: tl.constexpr = BLOCK_SIZE if MASKED else BLOCK_N  # keys that exist together
+    m_n = i_n + o_n // STEP * STEP < end
+    return tl.load(table_ptr + i_n // BLOCK_SIZE + o_n // BLOCK_SIZE, mask=m_n, other=0)
+
+
+@triton.jit
+def _widen(b_x, DTYPE: tl.constexpr):
+    """Return fp8 as DTYPE, and all else as it is; fp8 that comes as int8 is 256 times too small.
+
+    It comes so on GPUs that cannot convert it: widened with its sign and moved to the fields of
+    float16, it is a number whose exponent is meant with bias 7 and read with bias 15.
+    """
+    if b_x.dtype == tl.int8:
+        b_x = ((b_x.to(tl.int16) << 7) & ~0x4000).to(tl.float16, bitcast=True)
+    return b_x.to(DTYPE)
+
+
+class _Tile(NamedTuple):
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    max_registers: int  # per thread
+
+
+# By the padded head dimension: (where rows abound, where they are few).
+_Tiles = dict[int, tuple[_Tile, _Tile]]
+
+_HOPPER: _Tiles = {
+    64: (_Tile(128, 64, 8, 3, 128), _Tile(64, 64, 4, 3, 168)),
+    128: (_Tile(128, 128, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
+    256: (_Tile(128, 64, 8, 2, 255), _Tile(64, 32, 4, 2, 255)),
+}
+_BLACKWELL: _Tiles = {
+    64: (_Tile(128, 64, 8, 3, 128), _Tile(64, 64, 4, 3, 168)),
+    128: (_Tile(128, 64, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
+    256: (_Tile(128, 32, 8, 3, 255), _Tile(64, 32, 4, 2, 255)),
+}
+_WARPS: _Tiles = {
+    64: (_Tile(128, 32, 8, 3, 128), _Tile(64, 32, 4, 3, 168)),
+    128: (_Tile(128, 32, 8, 3, 255), _Tile(64, 32, 4, 3, 255)),
+    256: (_Tile(64, 32, 8, 2, 255), _Tile(64, 32, 8, 2, 255)),
+}
+_FLOAT32 = _Tile(16, 16, 4, 2, 255)
+
+
+def settings(
+    num_rows: int,
+    num_sequences: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    limits: DeviceLimits,
+) -> dict[str, int]:
+    """Return tile, warps and stages.
+
+    Large tiles read keys least often. They are for chunks that fill them on average, and only if
+    they are enough to occupy the GPU.
+
+    Args:
+        num_rows: tokens times the query heads that share a KV head.
+        num_sequences, num_kv_heads, head_dim: of the call.
+        dtype, cache_dtype: of queries and keys.
+        limits: of the GPU.
+    """
+    block_d = triton.next_power_of_2(head_dim)
+    width = max(block_d, 64)
+    enough = num_rows // 128 * num_kv_heads >= limits.num_sms
+    is_narrow = not (enough and num_rows > 64 * num_sequences)
+    if dtype == torch.float32:
+        tile = _FLOAT32
+    elif limits.capability[0] not in (9, 10):
+        tile = _WARPS[width][is_narrow]
+    elif limits.capability[0] == 9 and (block_d < 256 or cache_dtype == dtype):
+        tile = _HOPPER[width][is_narrow]
+    else:  # widening fp8 takes registers too
+        tile = _BLACKWELL[width][is_narrow]
+    return {
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": block_d,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+        "maxnreg": tile.max_registers,
+    }

@@ -1,0 +1,107 @@
+import pytest
+import torch
+
+from kernels.paged_prefill import paged_prefill_attention
+from tests.aot.bounds import check, each_gpu, every_gpu
+from tests.aot.compiler import Compiled, compile_call
+
+FP8 = torch.float8_e4m3fn
+# Heads, KV heads, head dimension, soft cap.
+MODELS = {
+    "Llama-3.1-8B": (32, 8, 128, None),
+    "Qwen2.5-0.5B": (14, 2, 64, None),
+    "Phi-3-mini": (32, 32, 96, None),
+    "Gemma-2-9B": (16, 8, 256, 50.0),
+    "bundled": (8, 2, 32, None),
+}
+# Tokens and sequences: so many that large tiles pay, and so few that they do not.
+STEPS = {"long": (8192, 1), "short": (64, 16)}
+
+
+def compile_prefill(
+    gpu: str,
+    model: str,
+    step: str,
+    *,
+    cache: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype = torch.bfloat16,
+    sliding_window: int | None = None,
+    block_size: int = 16,
+) -> Compiled:
+    heads, kv_heads, head_dim, soft_cap = MODELS[model]
+    tokens, sequences = STEPS[step]
+    with torch.device("meta"):
+        query = torch.empty(tokens, heads, head_dim, dtype=dtype)
+        blocks = torch.empty(4096, block_size, kv_heads, head_dim, dtype=cache)
+        scales = torch.empty(kv_heads) if cache == FP8 else None
+        (kernel,) = compile_call(
+            gpu,
+            paged_prefill_attention,
+            query,
+            blocks,
+            blocks,
+            torch.empty(sequences, 512, dtype=torch.int32),
+            torch.empty(sequences + 1, dtype=torch.int32),
+            torch.empty(sequences, dtype=torch.int32),
+            scale=head_dim**-0.5,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            key_scale=scales,
+            value_scale=scales,
+        )
+    check([kernel])
+    return kernel
+
+
+def check_products(kernel: Compiled) -> None:
+    """Assert that whole warpgroups multiply where they can, and that tiles are copied ahead."""
+    if kernel.gpu == "sm_90":
+        assert "HGMMA" in kernel.sass
+        assert "HMMA.16816" not in kernel.sass
+    elif kernel.gpu == "sm_100":
+        assert "UTC" in kernel.sass or "HMMA" in kernel.sass
+    else:
+        assert "HMMA" in kernel.sass
+    assert "LDGSTS.E.BYPASS.128" in kernel.sass
+
+
+@each_gpu
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen2.5-0.5B"])
+def test_bfloat16_cache(model: str, step: str, gpu: str) -> None:
+    check_products(compile_prefill(gpu, model, step))
+
+
+@pytest.mark.parametrize("gpu", ["sm_89", "sm_120"])
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Gemma-2-9B"])
+def test_little_shared_memory(model: str, gpu: str) -> None:
+    check_products(compile_prefill(gpu, model, "long"))
+
+
+@each_gpu
+def test_wide_heads_with_a_soft_cap(gpu: str) -> None:
+    check_products(compile_prefill(gpu, "Gemma-2-9B", "long"))
+
+
+@pytest.mark.parametrize("model", ["Phi-3-mini", "bundled"])
+def test_other_heads(model: str) -> None:
+    check_products(compile_prefill("sm_90", model, "long"))
+
+
+def test_sliding_window() -> None:
+    check_products(compile_prefill("sm_90", "Llama-3.1-8B", "long", sliding_window=4096))
+
+
+@each_gpu
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen2.5-0.5B"])
+def test_fp8_cache(model: str, gpu: str) -> None:
+    compile_prefill(gpu, model, "long", cache=FP8)
+
+
+def test_large_blocks() -> None:
+    check_products(compile_prefill("sm_90", "Llama-3.1-8B", "long", block_size=64))
+
+
+@every_gpu
+def test_float32(gpu: str) -> None:
+    compile_prefill(gpu, "Llama-3.1-8B", "long", cache=torch.float32, dtype=torch.float32)
