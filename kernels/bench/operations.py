@@ -32,6 +32,7 @@ class Operation:
 
 OPERATIONS = (
     Operation("paged_decode", requires=("split_plan",), shards=4),
+    Operation("paged_prefill", shards=4),
     Operation("rms_norm", shards=2),
     Operation("layer_norm", shards=2),
     Operation("gated_activation", shards=2),
