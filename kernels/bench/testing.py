@@ -80,7 +80,8 @@ def run(
         say: is told of every operation as its tests end.
         workers: processes at a time, by default one per core.
     """
-    shards = {operation.name: operation.shards for operation in operations}
+    shards = {name: 1 for operation in operations for name in operation.requires}
+    shards |= {operation.name: operation.shards for operation in operations}
     files: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("test_*.py")):
         if not file.stem.startswith(_NOT_OURS):

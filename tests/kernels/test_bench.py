@@ -35,15 +35,22 @@ def test_tests_are_counted_by_operation(tmp_path: Path) -> None:
         tmp_path,
         test_good=many % 9,
         test_good_more="import pytest\ndef test_s(): pytest.skip('why')\n",
+        test_plan="def test_plan(): pass\n",
+        test_plan_more="def test_more(): pass\n",
         test_goodness="def test_shared(): pass\n",
         test_bad=many % 4 + "def test_ends():\n    import os\n    os._exit(7)\n",
         test_red=many % 3,
         test_bench="def test_never(): assert False\n",
     )
     said: list[str] = []
-    operations = [Operation("good", shards=2), Operation("red"), Operation("bad")]
+    operations = [
+        Operation("good", shards=2),
+        Operation("red", requires=("plan",)),
+        Operation("bad"),
+    ]
     found = testing.run(operations, time.time() + 60, say=said.append, folder=folder, workers=4)
-    assert set(found) == {"good", "goodness", "red", "bad"}
+    assert set(found) == {"good", "goodness", "plan", "red", "bad"}
+    assert found["plan"].passed == 2
     assert (found["good"].passed, found["good"].failed, found["good"].skipped) == (5, 0, 1)
     assert found["good"].green
     assert found["goodness"].green
@@ -53,7 +60,7 @@ def test_tests_are_counted_by_operation(tmp_path: Path) -> None:
     # Whose process ends within a test has failed, whatever passed before.
     assert not found["bad"].green
     assert "code 7" in found["bad"].failures[0][1]
-    assert len(said) == 4
+    assert len(said) == 5
 
 
 def test_tests_that_do_not_end_have_failed(tmp_path: Path) -> None:
