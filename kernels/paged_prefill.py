@@ -21,7 +21,8 @@ from kernels.checks import (
     check_like,
     check_shape,
 )
-from kernels.paged_prefill_kernel import prefill_kernel, settings
+from kernels.paged_prefill_kernel import prefill_kernel
+from kernels.paged_prefill_tiles import settings
 
 FP8 = torch.float8_e4m3fn
 _BLOCK_SIZES = (16, 32, 64)

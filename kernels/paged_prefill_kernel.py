@@ -1,14 +1,9 @@
-"""The kernel of paged prefill attention, and its settings; `paged_prefill` describes the whole."""
+"""The kernel of paged prefill attention; `paged_prefill` describes the whole."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-
-from kernels.device import DeviceLimits
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _SEARCH = tl.constexpr(128)  # sequences looked at together
@@ -241,74 +236,3 @@ def _widen(b_x, DTYPE: tl.constexpr):
     if b_x.dtype == tl.int8:
         b_x = ((b_x.to(tl.int16) << 7) & ~0x4000).to(tl.float16, bitcast=True)
     return b_x.to(DTYPE)
-
-
-class _Tile(NamedTuple):
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    max_registers: int  # per thread
-
-
-# By the padded head dimension: (where rows abound, where they are few).
-_Tiles = dict[int, tuple[_Tile, _Tile]]
-
-_HOPPER: _Tiles = {
-    64: (_Tile(128, 64, 8, 3, 128), _Tile(64, 64, 4, 3, 168)),
-    128: (_Tile(128, 128, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
-    256: (_Tile(128, 64, 8, 2, 255), _Tile(64, 32, 4, 2, 255)),
-}
-_BLACKWELL: _Tiles = {
-    64: (_Tile(128, 64, 8, 3, 128), _Tile(64, 64, 4, 3, 168)),
-    128: (_Tile(128, 64, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
-    256: (_Tile(128, 32, 8, 3, 255), _Tile(64, 32, 4, 2, 255)),
-}
-_WARPS: _Tiles = {
-    64: (_Tile(128, 32, 8, 3, 128), _Tile(64, 32, 4, 3, 168)),
-    128: (_Tile(128, 32, 8, 3, 255), _Tile(64, 32, 4, 3, 255)),
-    256: (_Tile(64, 32, 8, 2, 255), _Tile(64, 32, 8, 2, 255)),
-}
-_FLOAT32 = _Tile(16, 16, 4, 2, 255)
-
-
-def settings(
-    num_rows: int,
-    num_sequences: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
-    limits: DeviceLimits,
-) -> dict[str, int]:
-    """Return tile, warps and stages.
-
-    Large tiles read keys least often. They are for chunks that fill them on average, and only if
-    they are enough to occupy the GPU.
-
-    Args:
-        num_rows: tokens times the query heads that share a KV head.
-        num_sequences, num_kv_heads, head_dim: of the call.
-        dtype, cache_dtype: of queries and keys.
-        limits: of the GPU.
-    """
-    block_d = triton.next_power_of_2(head_dim)
-    width = max(block_d, 64)
-    enough = num_rows // 128 * num_kv_heads >= limits.num_sms
-    is_narrow = not (enough and num_rows > 64 * num_sequences)
-    if dtype == torch.float32:
-        tile = _FLOAT32
-    elif limits.capability[0] not in (9, 10):
-        tile = _WARPS[width][is_narrow]
-    elif limits.capability[0] == 9 and (block_d < 256 or cache_dtype == dtype):
-        tile = _HOPPER[width][is_narrow]
-    else:  # widening fp8 takes registers too
-        tile = _BLACKWELL[width][is_narrow]
-    return {
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_D": block_d,
-        "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
-        "maxnreg": tile.max_registers,
-    }

@@ -143,12 +143,12 @@ def test_fp8_cache(
     assert_close(out, dense(query, case, chunks), FP8_TOLERANCE[dtype])
 
 
-@each_dtype
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=str)
-def test_the_tiles_of_every_gpu(capability: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_tiles_of_every_gpu(head_dim: int, capability: tuple[int, int]) -> None:
     chunks, lengths = [150, 140], [300, 140]
-    case = paged_case(lengths, kv_heads=1, dtype=dtype)
-    query = randn(sum(chunks), 2, 64, dtype=dtype)
+    case = paged_case(lengths, kv_heads=1, head_dim=head_dim, dtype=torch.float16)
+    query = randn(sum(chunks), 2, head_dim, dtype=torch.float16)
     limits = replace(device.limits(DEVICE), capability=capability, num_sms=2)
     if DEVICE.type == "cuda" and capability != device.limits(DEVICE).capability:
         pytest.skip("only interpreted: these tiles may not fit this GPU")
