@@ -1,5 +1,4 @@
 import pytest
-import torch
 
 pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
@@ -37,4 +36,6 @@ def test_decode_is_dense_attention(data: st.DataObject) -> None:
     plan = plan_splits(case.seq_lens, num_items, kv_heads, sliding_window=window)
     out = decode(query, case, plan, soft_cap=soft_cap)
     expected = dense(query, case, sliding_window=window, soft_cap=soft_cap)
-    assert_close(out, expected, FP8_TOLERANCE if fp8 and dtype == torch.float32 else None)
+    tolerance = max(TOLERANCES[dtype], FP8_TOLERANCE) if fp8 else TOLERANCES[dtype]
+    # The tanh is rounded near 1, and then multiplied by the cap.
+    assert_close(out, expected, max(tolerance, 1e-5 if soft_cap else 0))

@@ -52,7 +52,9 @@ def test_prefill_is_dense_attention(data: st.DataObject) -> None:
         out = prefill(query, case, chunks, sliding_window=window, soft_cap=soft_cap)
     if sum(chunks):
         expected = dense(query, case, chunks, sliding_window=window, soft_cap=soft_cap)
-        assert_close(out[: sum(chunks)], expected, FP8_TOLERANCE[dtype] if fp8 else None)
+        tolerance = FP8_TOLERANCE[dtype] if fp8 else TOLERANCES[dtype]
+        # The tanh is rounded near 1, and then multiplied by the cap.
+        assert_close(out[: sum(chunks)], expected, max(tolerance, 1e-5 if soft_cap else 0))
 
 
 @settings(max_examples=8, **_SETTINGS)
