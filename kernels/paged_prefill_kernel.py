@@ -199,7 +199,7 @@ def _attend(
         if MASKED:
             m_s = (i_n + o_n)[None, :] <= b_place[:, None]
             if window is not None:
-                m_s &= o_n[None, :] > (b_place - i_n - window)[:, None]
+                m_s &= (i_n + o_n)[None, :] > (b_place - window)[:, None]
             b_s = tl.where(m_s, b_s, float("-inf"))
         b_new = tl.maximum(b_top, tl.max(b_s, 1))
         b_fade = tl.exp2((b_top - b_new) * factor)

@@ -34,11 +34,10 @@ _HOPPER: _Tiles = {
     128: (_Tile(128, 128, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
     256: (_Tile(128, 64, 8, 2, 255), _Tile(64, 32, 4, 2, 255)),
 }
-# The same, but for what would be spilled: sums and scores pass through registers here on their way
-# between the products' own memory, with windows 112 bytes too many at 128 keys.
-_BLACKWELL: _Tiles = {
+# The same, but for what would be spilled: here registers are also the way of sums and scores from
+# and to the memory that the products have of their own.
+_BLACKWELL: _Tiles = _HOPPER | {
     64: (_Tile(128, 64, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
-    128: (_Tile(128, 64, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
     256: (_Tile(128, 32, 8, 3, 255), _Tile(64, 32, 4, 2, 255)),
 }
 # Warps multiply from registers, which hold the queries throughout: fewer keys than on Hopper leave
