@@ -48,7 +48,7 @@ _WARPS: _Tiles = {
     256: (_Tile(64, 32, 8, 2, 255), _Tile(64, 32, 8, 2, 255)),
 }
 # Full float32 has no matrix instruction; larger tiles are spilled. For parity, not for speed.
-_FLOAT32 = _Tile(32, 16, 8, 2, 255)
+_FLOAT32 = _Tile(32, 16, 8, 2, 128)
 
 
 def settings(
