@@ -30,6 +30,7 @@ ENV_PREFIX = "TRIDENT_"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 
 
 class EngineConfig(BaseModel):
@@ -75,6 +76,9 @@ class EngineConfig(BaseModel):
         None, description="seconds from arrival until a request is ended; default: no limit"
     )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens per KV block")
+    kv_cache_dtype: KVCacheDtype = Field(
+        "auto", description="auto: the compute type; fp8, which is fp8_e4m3: a byte, on GPUs only"
+    )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9,
         description="share of GPU memory for weights, activations and KV cache",
