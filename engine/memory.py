@@ -11,6 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import blocks_for
 from engine.errors import InsufficientMemoryError
+from engine.gpu_memory import MemoryProfile, gib, gpu_share
 from engine.models.config import ModelConfig
 
 # Of the memory that is free once the weights are loaded; the rest is for activations, the
@@ -39,6 +40,11 @@ class KVCachePlan:
     num_bytes: int
 
 
+def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the KV cache of a model that computes in `dtype`."""
+    return dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
+
+
 def plan_kv_cache(
     config: EngineConfig,
     model_config: ModelConfig,
@@ -46,40 +52,54 @@ def plan_kv_cache(
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
+    profile: MemoryProfile | None = None,
+    reserved_bytes: int = 0,
 ) -> KVCachePlan:
     """Size the KV cache after the weights have been loaded.
 
     No more blocks are planned than `max_num_seqs` sequences of full length can fill. Where the
     user did not ask for a `max_model_len`, it is lowered to what fits.
 
+    Args:
+        max_model_len: what the user asked for, or the model was made for.
+        dtype: of the KV cache.
+        profile: of `engine.gpu_memory.profile_memory`, on a GPU.
+        reserved_bytes: of the GPU's memory, for what is allocated later: CUDA graphs.
+
     Raises:
-        InsufficientMemoryError: one sequence of the length asked for does not fit, or a cache of
-            the size asked for does not.
+        InsufficientMemoryError: the model leaves no memory for a KV cache; one sequence of the
+            length asked for does not fit; or a cache of the size asked for does not.
     """
+    assert (profile is None) == (device.type != "cuda")
     bytes_per_block = model_config.kv_bytes_per_token(dtype) * config.block_size
+    free = _free_bytes(device) if profile is None else max(0, profile.free - reserved_bytes)
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
     else:
-        budget = config.kv_cache_memory_bytes or _kv_cache_budget(config, device)
+        budget = config.kv_cache_memory_bytes or (
+            int(free * _CPU_SHARE)
+            if profile is None
+            else min(free, _gpu_budget(config, profile, reserved_bytes))
+        )
         useful = config.max_num_seqs * blocks_for(max_model_len, config.block_size) + 1
         num_blocks = min(budget // bytes_per_block, useful)
     fitting_len = max(0, num_blocks - 1) * config.block_size
     if fitting_len < max_model_len:
         if config.max_model_len is not None or fitting_len < 2:
+            needed = blocks_for(max_model_len, config.block_size) * bytes_per_block
             raise InsufficientMemoryError(
-                f"max_model_len: one sequence of {max_model_len} tokens needs "
-                f"{_gib(blocks_for(max_model_len, config.block_size) * bytes_per_block)} of KV "
+                f"max_model_len: one sequence of {max_model_len} tokens needs {gib(needed)} of KV "
                 f"cache, but only {max(0, num_blocks - 1)} blocks of {config.block_size} tokens "
-                f"fit; lower max_model_len to at most {fitting_len}, or raise "
-                "kv_cache_memory_bytes or num_gpu_blocks_override"
+                f"fit{_beside(profile, reserved_bytes)}; {_remedies(config, profile, fitting_len)}"
             )
         max_model_len = fitting_len
     num_bytes = num_blocks * bytes_per_block
-    if (free := _free_bytes(device)) < num_bytes:  # happens only where the user set the size
+    if free < num_bytes:  # happens only where the user set the size
         by_blocks = config.num_gpu_blocks_override is not None
         raise InsufficientMemoryError(
             f"{'num_gpu_blocks_override' if by_blocks else 'kv_cache_memory_bytes'}: a KV cache of "
-            f"{_gib(num_bytes)} does not fit into the {_gib(free)} free on {device.type}"
+            f"{gib(num_bytes)} does not fit into the {gib(free)} free on {device.type}"
+            f"{_beside(profile, reserved_bytes)}"
         )
     return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes)
 
@@ -89,16 +109,56 @@ def require_room_for_weights(num_bytes: int, device: torch.device) -> None:
     free = _free_bytes(device)
     if num_bytes > free:
         raise InsufficientMemoryError(
-            f"model: its weights need {_gib(num_bytes)}, but only {_gib(free)} of memory is free "
+            f"model: its weights need {gib(num_bytes)}, but only {gib(free)} of memory is free "
             f"on {device.type}; choose a smaller model or dtype, or free some memory"
         )
 
 
-def _kv_cache_budget(config: EngineConfig, device: torch.device) -> int:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(total * config.gpu_memory_utilization) - (total - free))
-    return int(_free_bytes(device) * _CPU_SHARE)
+def _gpu_budget(config: EngineConfig, profile: MemoryProfile, reserved_bytes: int) -> int:
+    """Return what the share of this process has left for the KV cache."""
+    share = gpu_share(config, profile.total)
+    given = (
+        f"the {gib(share)} that gpu_memory_utilization {config.gpu_memory_utilization:g} gives of "
+        f"{gib(profile.total)}"
+    )
+    fixed = profile.weights + profile.libraries
+    if fixed >= share:
+        raise InsufficientMemoryError(
+            f"model: it takes {gib(fixed)}, {gib(profile.weights)} of it weights, which is more "
+            f"than {given}; choose a smaller model or dtype, or raise gpu_memory_utilization"
+        )
+    budget = share - fixed - profile.activations - reserved_bytes
+    if budget <= 0:
+        raise InsufficientMemoryError(
+            f"max_num_batched_tokens: a step of {config.max_num_batched_tokens} tokens takes "
+            f"{gib(profile.activations + reserved_bytes)} beside {gib(fixed)} of the model, which "
+            f"leaves no KV cache of {given}; lower max_num_batched_tokens or max_num_seqs, or "
+            "raise gpu_memory_utilization"
+        )
+    return budget
+
+
+def _beside(profile: MemoryProfile | None, reserved_bytes: int) -> str:
+    if profile is None:
+        return ""
+    return (
+        f" beside {gib(profile.weights + profile.libraries)} of the model and "
+        f"{gib(profile.activations + reserved_bytes)} of activations"
+    )
+
+
+def _remedies(config: EngineConfig, profile: MemoryProfile | None, fitting_len: int) -> str:
+    """Return what can be done where one sequence does not fit."""
+    found = [f"lower max_model_len to at most {fitting_len}"] if fitting_len >= 2 else []
+    if config.num_gpu_blocks_override is not None:
+        return " or ".join([*found, "raise num_gpu_blocks_override"])
+    if profile is None or config.kv_cache_memory_bytes is not None:
+        found.append("raise kv_cache_memory_bytes")
+    else:
+        found += ["raise gpu_memory_utilization", "lower max_num_batched_tokens"]
+    if profile is not None and config.kv_cache_dtype == "auto":
+        found.append("set kv_cache_dtype to fp8")
+    return " or ".join(found)
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -117,7 +177,3 @@ def _stat(path: Path, name: str) -> int:
     """Return one figure of a cgroup's memory.stat: cached files are given up when needed."""
     figures = dict(line.split() for line in path.read_text().splitlines())
     return int(figures[name])
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
