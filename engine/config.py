@@ -30,6 +30,7 @@ ENV_PREFIX = "TRIDENT_"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "dummy"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 
 
@@ -43,9 +44,14 @@ class EngineConfig(BaseModel):
 
     model: str = Field("demo", description="checkpoint folder, hub id, or `demo`")
     tokenizer: str | None = Field(None, description="folder or hub id; default: the model's")
+    load_format: LoadFormat = Field(
+        "auto", description="auto: the checkpoint's safetensors; dummy: random weights, from seed"
+    )
     dtype: Dtype = Field("auto", description="compute type; auto: the checkpoint's")
     device: Device = Field("auto", description="auto: cuda where there is one")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="of requests that bring none")
+    seed: Annotated[int, Field(ge=0)] = Field(
+        0, description="of requests that bring none, and of dummy weights"
+    )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="tokens of prompt and output; default: what the model was made for"
     )

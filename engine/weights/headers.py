@@ -1,0 +1,121 @@
+"""The headers of a checkpoint's safetensors files: which tensor lies where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import CheckpointError
+from engine.models.fields import Fields, read_json_object
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# Types in a header that can be loaded; others need a quantised model.
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of the checkpoint, as the header of its file describes it."""
+
+    name: str
+    file: Path
+    offset: int  # of its first byte, from the start of the file
+    shape: tuple[int, ...]
+    type_name: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type, which must be one of `FLOATS`."""
+        return FLOATS[self.type_name]
+
+    @property
+    def num_elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.dtype.itemsize
+
+
+def read_headers(path: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of the checkpoint folder, by name.
+
+    Raises:
+        CheckpointError: a file is missing, corrupt or shorter than its header says, or the files
+            are not what the index says.
+    """
+    stored: dict[str, StoredTensor] = {}
+    for file, promised in _shards(path).items():
+        found = {tensor.name: tensor for tensor in _tensors(file)}
+        for name in promised:
+            if name not in found:
+                raise CheckpointError(f"{name}: {INDEX} says {file.name}, which lacks it")
+        for name, tensor in found.items():
+            if name in stored:
+                raise CheckpointError(
+                    f"{name}: found in both {stored[name].file.name} and {file.name}"
+                )
+            stored[name] = tensor
+    return stored
+
+
+def _tensors(file: Path) -> Iterator[StoredTensor]:
+    try:
+        with safe_open(file, framework="pt", device="cpu"):
+            pass  # the header is sound, and the file has just the bytes that it speaks of
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(8), "little")
+            header = json.loads(content.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: corrupt or truncated safetensors file: {error}") from None
+    for name, fields in header.items():
+        if name != "__metadata__":
+            offset = 8 + length + fields["data_offsets"][0]
+            yield StoredTensor(name, file, offset, tuple(fields["shape"]), fields["dtype"])
+
+
+def _shards(path: Path) -> dict[Path, list[str]]:
+    """Return the files of the checkpoint, each with the tensors that the index says it holds."""
+    if (path / SINGLE).is_file():
+        return {path / SINGLE: []}
+    if not (path / INDEX).is_file():
+        raise _no_weights(path)
+    index = Fields(read_json_object(path / INDEX), name=INDEX)
+    weight_map = index.child("weight_map")
+    if weight_map is None:
+        raise index.error("weight_map", "is missing")
+    shards: dict[Path, list[str]] = {}
+    for name in weight_map.names():
+        file = weight_map.text(name)
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise weight_map.error(name, f"must name a .safetensors file beside it (got {file!r})")
+        shards.setdefault(path / file, []).append(name)
+    for file_path, names in shards.items():
+        if not file_path.is_file():
+            raise CheckpointError(
+                f"{file_path.name}: not found in {path}, but {INDEX} says that it holds "
+                f"{names[0]} and {len(names) - 1} more tensors"
+            )
+    return shards
+
+
+def _no_weights(path: Path) -> CheckpointError:
+    pickled = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in path.glob(kind))
+    if pickled:
+        return CheckpointError(
+            f"{path}: holds only pickled weights ({pickled[0]}), which can execute code and are "
+            f"never loaded; convert them to {SINGLE} (save_pretrained of transformers does)"
+        )
+    return CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}; safetensors is required")

@@ -1,0 +1,79 @@
+"""Entry points: the weights of a model, from its checkpoint or at random."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.config import LoadFormat
+from engine.models.causal_lm import CausalLM
+from engine.weights.dummy import fill_with_random_weights
+from engine.weights.headers import read_headers
+from engine.weights.matching import destinations, match_tensors
+from engine.weights.reading import read_spans, split_into_spans
+from engine.weights.staging import copier_for
+
+_SPAN_BYTES = 2**24
+
+
+def initialise_weights(
+    model: CausalLM,
+    checkpoint: Path,
+    *,
+    load_format: LoadFormat,
+    seed: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Fill the parameters of `model` on their device.
+
+    Args:
+        checkpoint: folder of the weights; not looked at where they are dummies.
+        load_format: `auto`: `load_weights`; `dummy`: `fill_with_random_weights`.
+        seed: of dummy weights.
+        on_progress: called in this thread with (bytes done, bytes in all), at last with both equal.
+
+    Raises:
+        CheckpointError: as `load_weights`.
+    """
+    if load_format == "dummy":
+        fill_with_random_weights(model, seed, on_progress=on_progress)
+    else:
+        load_weights(model, checkpoint, on_progress=on_progress)
+
+
+def load_weights(
+    model: CausalLM, path: Path, *, on_progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Fill the parameters of `model` from the checkpoint folder `path`, cast to their dtype.
+
+    `on_progress` is called in this thread with (bytes read so far, bytes in all), at last with
+    both equal. No thread is left behind, whatever ends the loading.
+
+    Raises:
+        CheckpointError: a file is missing or corrupt, or a tensor is missing, unknown or of a
+            wrong shape; the model is then unchanged, unless a file breaks while it is read.
+    """
+    placed = match_tensors(read_headers(path), destinations(model), tied=model.lm_head is None)
+    spans = list(split_into_spans(placed, _SPAN_BYTES))
+    total = sum(span.num_bytes for span in spans)
+    loaded = 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal loaded
+        loaded += num_bytes
+        if on_progress is not None:
+            on_progress(loaded, total)
+
+    device = model.model.embed_tokens.weight.device
+    read_spans(spans, copier_for(device), num_threads=_num_threads(device), on_read=advance)
+
+
+def _num_threads(device: torch.device) -> int:
+    """Return how many threads read: they mostly wait for the disk, or copy from its cache.
+
+    A GPU takes more than one core can copy; a CPU's memory is busy with few.
+    """
+    return min(2 * len(os.sched_getaffinity(0)), 8 if device.type == "cuda" else 4)

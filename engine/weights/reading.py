@@ -1,0 +1,163 @@
+"""Parallel reading of tensors from files.
+
+Files are read by position rather than mapped: a file that becomes shorter meanwhile is an error
+then and not a SIGBUS, offsets need no alignment, and the file's pages never count as ours.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.errors import CheckpointError
+from engine.weights.headers import StoredTensor
+from engine.weights.staging import Buffer, Copier, Staging
+
+_COMPARED_ELEMENTS = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive elements of a stored tensor, and where they go."""
+
+    tensor: StoredTensor
+    start: int  # elements of the tensor before it
+    destination: Tensor  # [n], contiguous
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return self.destination.numel() * self.tensor.dtype.itemsize
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the bytes of the file can be read into the destination as they are."""
+        is_on_host = self.destination.device.type == "cpu"
+        return is_on_host and self.destination.dtype == self.tensor.dtype
+
+
+def split_into_spans(
+    placed: Iterable[tuple[StoredTensor, Tensor]], max_bytes: int
+) -> Iterator[Span]:
+    """Cut tensors into spans of at most `max_bytes`, in the order in which they lie in the files.
+
+    Args:
+        placed: tensors, each with a contiguous place of its shape.
+    """
+    for tensor, place in sorted(placed, key=lambda pair: (pair[0].file, pair[0].offset)):
+        start = 0
+        for part in torch.split(place.view(-1), max_bytes // tensor.dtype.itemsize):
+            yield Span(tensor, start, part)
+            start += part.numel()
+
+
+def read_spans(
+    spans: Sequence[Span],
+    copier: Copier,
+    *,
+    num_threads: int,
+    on_read: Callable[[int], object] = lambda num_bytes: None,
+) -> None:
+    """Fill the destinations of `spans`, read by `num_threads` threads.
+
+    At most two spans per thread are under way, which bounds the memory. `on_read` is called in the
+    calling thread with the bytes of each span that has been read. However this ends, its threads
+    have ended then and no copy is under way.
+
+    Raises:
+        CheckpointError: a file cannot be opened or read, or is too short.
+    """
+    staging = Staging(copier, max((s.num_bytes for s in spans if not s.is_direct), default=0))
+    waiting = iter(spans)
+    under_way: dict[Future[None], tuple[Span, Buffer]] = {}
+    with ExitStack() as stack:
+        files: dict[Path, io.FileIO] = {}
+        for span in spans:
+            if span.tensor.file not in files:
+                files[span.tensor.file] = stack.enter_context(_open(span.tensor.file))
+        stack.callback(staging.finish)
+        pool = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="weights"))
+        try:
+            while True:
+                for span in islice(waiting, 2 * num_threads - len(under_way)):
+                    buffer = _direct(span) if span.is_direct else staging.lend()
+                    file = files[span.tensor.file]
+                    under_way[pool.submit(_fill, buffer, span, file)] = span, buffer
+                if not under_way:
+                    return
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    span, buffer = under_way.pop(future)
+                    future.result()
+                    if not span.is_direct:
+                        staging.send(buffer, span.tensor.dtype, span.destination)
+                    on_read(span.num_bytes)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits
+            raise
+
+
+def hold_equal_values(left: StoredTensor, right: StoredTensor) -> bool:
+    """Return whether two stored tensors of any float types have the same shape and values.
+
+    Raises:
+        CheckpointError: a file cannot be opened or read, or is too short.
+    """
+    if left.shape != right.shape:
+        return False
+    with _open(left.file) as left_file, _open(right.file) as right_file:
+        for start in range(0, left.num_elements, _COMPARED_ELEMENTS):
+            count = min(_COMPARED_ELEMENTS, left.num_elements - start)
+            ours = _read_elements(left_file, left, start, count)
+            theirs = _read_elements(right_file, right, start, count)
+            if not bool((ours == theirs).all()):
+                return False
+    return True
+
+
+def _direct(span: Span) -> Buffer:
+    return Buffer(span.destination.view(torch.uint8))
+
+
+def _fill(buffer: Buffer, span: Span, file: io.FileIO) -> None:
+    if buffer.pending is not None:
+        buffer.pending.synchronize()
+    _read_into(buffer.memory[: span.num_bytes], file, span.tensor, span.start)
+
+
+def _read_elements(file: io.FileIO, tensor: StoredTensor, start: int, count: int) -> Tensor:
+    elements = torch.empty(count, dtype=tensor.dtype)
+    _read_into(elements.view(torch.uint8), file, tensor, start)
+    return elements
+
+
+def _read_into(memory: Tensor, file: io.FileIO, tensor: StoredTensor, start: int) -> None:
+    """Fill `memory`, uint8 [n] on the host, from element `start` of `tensor` on."""
+    rest = memory.numpy().data
+    offset = tensor.offset + start * tensor.dtype.itemsize
+    try:
+        while rest:
+            count = os.preadv(file.fileno(), [rest], offset)
+            if count == 0:
+                raise OSError("it has become shorter than its header says")
+            rest = rest[count:]
+            offset += count
+    except OSError as error:
+        raise CheckpointError(
+            f"{tensor.name}: cannot be read from {tensor.file}: {error}"
+        ) from None
+
+
+def _open(file: Path) -> io.FileIO:
+    try:
+        return file.open("rb", buffering=0)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be opened: {error.strerror}") from None
