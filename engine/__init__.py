@@ -4,24 +4,26 @@
 first used: the server's stages need parts of this package without torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from engine.sampling_params import SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
 
+_MODULES = {
+    "LLM": "engine.llm",
+    "CompletionOutput": "engine.outputs",
+    "Logprob": "engine.outputs",
+    "RequestOutput": "engine.outputs",
+    "SamplingParams": "engine.sampling_params",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from engine.llm import LLM
-
-        return LLM
-    if name in __all__:
-        from engine import outputs
-
-        return getattr(outputs, name)
-    raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

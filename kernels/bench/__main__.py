@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from kernels.bench import runner, testing
 from kernels.bench.case import Case
+from kernels.bench.machine import machine
 from kernels.bench.operations import OPERATIONS, all_cases
 from kernels.bench.report import Report
 from kernels.device import INTERPRETED
@@ -75,28 +72,6 @@ def in_order(
         for operation in OPERATIONS
         for case in operation.cases()
     ]
-
-
-def machine() -> dict[str, str | None]:
-    """Return when and where this runs."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gpu": torch.cuda.get_device_name(),
-        "driver": _driver(),
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.split("\n")[0].strip()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

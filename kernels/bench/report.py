@@ -83,7 +83,7 @@ class Report:
             failures += [f"FAILED {name}: {test}: {message}" for test, message in shown]
             if len(found.failures) > len(shown):
                 failures.append(f"FAILED {name}: and {len(found.failures) - len(shown)} more")
-        return ["", *_aligned(lines, left=(0,)), *failures]
+        return ["", *aligned(lines, left=(0,)), *failures]
 
     def _resource_lines(self, profile: Sequence[str]) -> list[str]:
         lines: list[str] = []
@@ -120,7 +120,7 @@ class Report:
                 others.append(f"{case.key}: {figures['status']}: {figures['reason']}")
         models = ", ".join(f"{model.label}: {model.name}" for model in MODELS)
         title = f"{models}; median times, each with a cold L2 cache"
-        return ["", *others, "", title, *_aligned(rows, _LEFT), *self._summary()]
+        return ["", *others, "", title, *aligned(rows, _LEFT), *self._summary()]
 
     def _row(self, case: Case, figures: dict[str, Any]) -> tuple[str, ...]:
         judged = self._judged(case, figures)
@@ -185,7 +185,7 @@ def _number(micros: float) -> str:
     return f"{micros:.1f}" if micros < 1000 else f"{micros:.0f}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], left: Sequence[int]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]], left: Sequence[int]) -> list[str]:
     """Return rows of cells as lines in which the cells of a column stand below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -1,0 +1,94 @@
+"""`python -m engine.bench`: test the engine on this machine's GPU, then measure it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.bench.requirements import problem
+from engine.bench.shapes import SHAPES
+
+_TEST_SHARE = 0.35  # of the time, at most: the rest is for measuring
+_SILENCE_S = 120.0  # longer than a model takes to load and warm up
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; return 0, 1 if a test or a part failed, 2 if this machine has not what it needs."""
+    options = _options(arguments)
+    if missing := problem():
+        print(missing)
+        return 2
+    import torch
+
+    if not torch.cuda.is_available() and not options.tiny:
+        print("no CUDA device: --tiny shows that everything works without one, and no figures")
+        return 2
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    # Imported here: they need what has just been looked for.
+    from engine.bench import gpu_tests
+    from engine.bench.report import Report
+    from engine.bench.worker import plan
+    from kernels.bench import runner
+    from kernels.bench.machine import machine
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers is not to look for kernels there
+    started = time.time()
+    end = started + 60 * options.minutes
+
+    def say(text: str) -> None:
+        print(f"[{time.time() - started:5.1f} s] {text}", flush=True)
+
+    report = Report(machine(), plan(options.models, tiny=options.tiny))
+    report.tests = gpu_tests.run(started + _TEST_SHARE * 60 * options.minutes, say)
+    refused = gpu_tests.refusal(report.tests)
+    for group in report.groups:
+        keys = [part.key for part in group.parts]
+        if refused and group.session == "engine":
+            report.figures |= {key: {"status": "refused", "reason": refused} for key in keys}
+            continue
+        say(f"{group.name}:")
+        found = runner.measure(
+            keys,
+            end,
+            say=say,
+            command=(
+                *(sys.executable, "-m", "engine.bench.worker", group.name),
+                *(["--tiny"] if options.tiny else []),
+            ),
+            silence=_SILENCE_S,
+        )
+        report.figures |= found.cases
+        report.ceilings[group.name] = found.ceilings
+        if options.json:  # now: what comes next may not end in time
+            report.write_json(options.json)
+    if options.json:
+        report.write_json(options.json)
+    print("\n".join(report.lines()))
+    return int(report.faulty)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="what runs then is ended (default: 9)"
+    )
+    labels = [shape.label for shape in SHAPES]
+    parser.add_argument(
+        "--models", nargs="+", choices=labels, default=labels, help="default: all, in this order"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model instead, on a CPU too: does all work?"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

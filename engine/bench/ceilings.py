@@ -1,0 +1,39 @@
+"""What this machine reaches now: the figures that floors are computed from."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from kernels.bench import timing
+
+_COPY_BYTES = 64 * 2**20  # on a CPU: beyond most caches
+_PRODUCT = 512
+_REPEATS = 5
+
+
+def measure(device: torch.device) -> dict[str, float | None]:
+    """Return the bandwidth of a copy and the rate of bf16 products, as `kernels.bench.timing`."""
+    if device.type == "cuda":
+        return timing.ceilings(timing.Stopwatch())
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(_PRODUCT, _PRODUCT).bfloat16() for _ in range(2))
+    return {
+        "copy_gb_s": 2 * _COPY_BYTES / _seconds(partial(target.copy_, source)) / 1e9,
+        "bf16_tflop_s": 2 * _PRODUCT**3 / _seconds(partial(torch.mm, a, b)) / 1e12,
+    }
+
+
+def _seconds(call: partial[Any]) -> float:
+    call()
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return median(times)

@@ -1,0 +1,99 @@
+"""EngineDriver: an engine of a given shape, and what all parts do with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from engine.bench.shapes import Shape
+from engine.bench.workload import Workload
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.service.messages import AddRequest, SequenceOutput
+
+_UNBOUNDED = 2**31
+
+
+class EngineDriver:
+    """An engine with dummy weights that one part after the other has for itself.
+
+    Args:
+        folder: a checkpoint of `shape` without weights.
+        deadline: as of time.time(); what is long ends then.
+
+    Raises:
+        TridentError: it cannot be loaded.
+    """
+
+    def __init__(
+        self, shape: Shape, workload: Workload, folder: Path, device: torch.device, deadline: float
+    ) -> None:
+        self.shape = shape
+        self.workload = workload
+        self.device = device
+        self.deadline = deadline
+        self.core = EngineCore(
+            EngineConfig.parse(
+                {
+                    "model": str(folder),
+                    "load_format": "dummy",
+                    "device": device.type,
+                    "max_model_len": workload.max_model_len,
+                    "max_num_seqs": max(*workload.batches, workload.sequences),
+                    "max_num_batched_tokens": max(workload.prefill, *workload.batches),
+                    "max_num_queued_reqs": _UNBOUNDED,
+                    "max_num_queued_tokens": _UNBOUNDED,
+                }
+            )
+        )
+        self._next_uid = 0
+
+    def add(
+        self, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, stream: bool = True
+    ) -> int:
+        """Queue a request that gets exactly `max_tokens` tokens; return its uid."""
+        uid = self._next_uid
+        self._next_uid += 1
+        params = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": True}
+        self.core.add_request(AddRequest(uid, prompt, params, stream=stream))
+        return uid
+
+    def run(self, on_output: Callable[[SequenceOutput], None] = lambda output: None) -> None:
+        """Step until nothing is left to do.
+
+        Raises:
+            TimeoutError: the deadline came first.
+        """
+        while self.core.has_unfinished_requests():
+            for output in self.core.step():
+                on_output(output)
+            if time.time() > self.deadline:
+                raise TimeoutError("no time was left to end it")
+
+    def clear(self) -> None:
+        """End what is unfinished, and assert that no block was lost."""
+        for uid in list(self.core.scheduler.unfinished):
+            self.core.abort(uid)
+        while self.core.has_unfinished_requests():
+            self.core.step()
+        self.core.check_integrity()
+        pool = self.core.scheduler.kv_cache.pool
+        assert pool.num_free == pool.num_usable
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, prompts: Sequence[list[int]]) -> float:
+        """Return how long it takes to compute `prompts` at once, and the token after each."""
+        self.synchronize()
+        start = time.perf_counter()
+        for prompt in prompts:
+            self.add(prompt, 1)
+        self.run()
+        self.synchronize()
+        return time.perf_counter() - start

@@ -1,0 +1,36 @@
+"""How long the host waits for the device: what is left of a step's time is the host's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from engine.execution.pending_step import SentSamples
+
+
+class WaitClock:
+    """Adds up the seconds that the engine waits for the tokens of its steps.
+
+    Attributes:
+        seconds: so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count within the block, in every engine of this process."""
+        wait = SentSamples.wait
+
+        def timed(sent: SentSamples) -> object:
+            start = time.perf_counter()
+            try:
+                return wait(sent)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        with patch.object(SentSamples, "wait", timed):
+            yield

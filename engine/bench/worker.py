@@ -1,0 +1,119 @@
+"""Measures the parts of one group in a process of its own, for `kernels.bench.runner`.
+
+Reads one request from standard input, and writes one line of JSON after the other: the ceilings,
+then each part as it begins and as it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.bench import ceilings
+from engine.bench.checkpoint import write_checkpoint
+from engine.bench.driver import EngineDriver
+from engine.bench.part import Figures, Part
+from engine.bench.parts import Group, groups
+from engine.bench.shapes import SHAPES, TINY, Shape
+from engine.bench.transformers_peer import TransformersPeer
+from engine.bench.workload import FULL, SMALL, Workload
+from kernels.bench.worker import MARK, usable
+
+Session = EngineDriver | TransformersPeer
+_SESSIONS: dict[str, type[Session]] = {"engine": EngineDriver, "transformers": TransformersPeer}
+
+
+def plan(labels: Sequence[str], *, tiny: bool) -> list[Group]:
+    """Return the groups for these models, or for the tiny one."""
+    if tiny:
+        return groups([TINY], SMALL)
+    return groups([shape for shape in SHAPES if shape.label in labels], FULL)
+
+
+def measure(
+    group: Group,
+    keys: Sequence[str],
+    device: torch.device,
+    deadline: float,
+    say: Callable[[dict[str, Any]], None],
+) -> None:
+    """Measure the parts of `group` named by `keys` until the deadline; tell `say` of each.
+
+    A part that fails says so, and the next one begins.
+    """
+    parts = [part for part in group.parts if part.key in keys]
+    with tempfile.TemporaryDirectory() as folder:
+        say({"begins": parts[0].key})
+        try:
+            session = _session(group, Path(folder), device, deadline)
+        except Exception as error:
+            for part in parts:
+                say({"case": part.key, "status": "failed", "reason": _line(error)})
+            return
+        for part in parts:
+            if time.time() > deadline:
+                say({"case": part.key, "status": "left out", "reason": "no time was left"})
+                continue
+            say({"begins": part.key})
+            say({"case": part.key, **_figures(part, session)})
+            if device.type == "cuda" and not usable():
+                sys.exit("the GPU is of no use to this process any more")
+
+
+def _figures(part: Part, session: Session) -> Figures:
+    """Return the figures of a part, or why there are none; raises nothing."""
+    try:
+        figures = part.measure(session)
+        session.clear()
+    except TimeoutError as error:
+        return {"status": "left out", "reason": str(error)}
+    except Exception as error:
+        with suppress(Exception):  # the next part's own failure will tell
+            session.clear()
+        return {"status": "failed", "reason": _line(error)}
+    return {"status": "measured", **figures}
+
+
+def _session(group: Group, folder: Path, device: torch.device, deadline: float) -> Session:
+    workload: Workload = group.parts[0].workload
+    shape: Shape = group.shape
+    write_checkpoint(shape, folder)
+    return _SESSIONS[group.session](shape, workload, folder, device, deadline)
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error, with its kind."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(MARK + json.dumps(message), flush=True)
+
+
+def main() -> None:
+    """Serve one request."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("group")
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    request = json.load(sys.stdin)
+    labels = [shape.label for shape in SHAPES]
+    found = {group.name: group for group in plan(labels, tiny=arguments.tiny)}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if request["ceilings"]:
+        _say({"ceilings": ceilings.measure(device)})
+    measure(found[arguments.group], request["cases"], device, request["deadline"], _say)
+
+
+if __name__ == "__main__":
+    main()
