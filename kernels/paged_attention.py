@@ -50,12 +50,12 @@ def paged_attention(
     Args:
         query: float [T, H, D].
         key_cache, value_cache: [num_blocks, block_size, Hkv, D], of the dtype of `query`.
-        spans: cover every query; each starts at the oldest key that its first query sees.
+        spans: each starts at the oldest key that its first query sees.
         scale: factor of the scores.
         sliding_window: w lets position p see p - w + 1 .. p; None lets it see 0 .. p.
 
     Returns:
-        [T, H, D].
+        [T, H, D]; anything where no span is.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype or device.

@@ -55,8 +55,9 @@ def paged_prefill_attention(
             `query` or float8_e4m3fn; blocks of 16, 32 or 64.
         block_tables: int32 [B, max_blocks], rows contiguous: a column for every key of the longest
             sequence. Where the keys have left the sliding window, any number may stand.
-        query_start_loc: int32 [B + 1], contiguous, from 0: sequence i owns the tokens from its
-            entry to the next. Those past the last entry are padding, and nothing is written there.
+        query_start_loc: int32 [B + 1], contiguous: sequence i owns the tokens from its entry to the
+            next, possibly none. Nothing is written for those before the first entry and past the
+            last one.
         seq_lens: int32 [B], contiguous: tokens of each sequence with those of this step.
         scale: positive factor of the scores.
         sliding_window: w lets position p see p - w + 1 .. p; None lets it see 0 .. p.
@@ -77,12 +78,12 @@ def paged_prefill_attention(
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not device.runs_triton(query):
-        tokens = int(query_start_loc[-1])
-        out[:tokens] = reference(
+        tokens = slice(int(query_start_loc[0]), int(query_start_loc[-1]))
+        out[tokens] = reference(
             query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, scale=scale,
             sliding_window=sliding_window, soft_cap=soft_cap,
             key_scale=key_scale, value_scale=value_scale,
-        )[:tokens]  # fmt: skip
+        )[tokens]  # fmt: skip
     elif query.numel() and len(seq_lens):
         _launch(
             query, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
@@ -105,7 +106,7 @@ def reference(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention computed in float32 throughout; zeros for padding tokens."""
+    """Return the attention computed in float32 throughout; zeros for tokens of no sequence."""
     out = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     for i, length in enumerate(lengths):

@@ -43,6 +43,8 @@ def prefill_kernel(
     i_head = i_program % NUM_KV_HEADS
     i_tile = (tl.num_programs(0) - 1 - i_program) // NUM_KV_HEADS
     i_seq = _find_sequence(i_tile, start_ptr, num_sequences, GROUP, BLOCK_M)
+    if i_seq < 0:
+        return  # tokens before the first sequence
     first_token, num_tokens, i_row = _place(i_tile, i_seq, start_ptr, GROUP, BLOCK_M)
     if i_row >= num_tokens * GROUP:
         return
@@ -118,7 +120,7 @@ def _first_tile(i_seq, first_token, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _find_sequence(i_tile, start_ptr, num_sequences, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the last sequence that begins with `i_tile` or before it.
+    """Return the last sequence that begins with `i_tile` or before it; -1 if there is none.
 
     Compared with many sequences at once: a bisection would wait for memory at each of its steps.
     """
