@@ -81,6 +81,12 @@ class EngineConfig(BaseModel):
     request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="seconds from arrival until a request is ended; default: no limit"
     )
+    enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
+    async_scheduling: bool | None = Field(
+        None,
+        description="launch each step before the tokens of the one before are read; default: on a "
+        "GPU",
+    )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens per KV block")
     kv_cache_dtype: KVCacheDtype = Field(
         "auto", description="auto: the compute type; fp8, which is fp8_e4m3: a byte, on GPUs only"

@@ -31,8 +31,9 @@ class Request:
     """One sequence: its tokens, how far they are computed, the blocks that hold their KV.
 
     There is no prefill or decode phase: the scheduler only ever moves `num_computed_tokens`
-    up to `num_tokens`. The scheduler alone writes `num_computed_tokens`, the KV cache manager
-    alone writes `block_ids`, `block_hashes` and `num_committed_blocks`.
+    up to the tokens there are, those that a step in flight will give among them. The scheduler
+    alone writes `num_computed_tokens`, `num_unread_tokens` and `slot`, the KV cache manager alone
+    `block_ids`, `block_hashes` and `num_committed_blocks`.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class Request:
 
         self.token_ids = prompt_token_ids  # prompt, then output
         self.num_prompt_tokens = len(self.token_ids)
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = 0  # in the KV cache, or there once the steps in flight are over
+        self.num_unread_tokens = 0  # that steps in flight sample: on the device, not in token_ids
+        self.slot: int | None = None  # while it runs: its row in the tables of the device
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_committed_blocks = 0
@@ -100,18 +103,29 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens so far."""
+        """Prompt and output tokens so far, without the unread ones."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far."""
+        """Output tokens so far, without the unread ones."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still to be computed before the next one can be sampled."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens
+
+    @property
+    def must_be_read(self) -> bool:
+        """Whether the sequence cannot go on before the token in flight has been read.
+
+        It may be the last one there is; or the host has a part in choosing the next.
+        """
+        return self.num_unread_tokens > 0 and (
+            bool(self.bad_words)
+            or self.num_output_tokens + self.num_unread_tokens >= self.max_tokens
+        )
 
     @cached_property
     def allowed_token_ids(self) -> NDArray[np.int64]:

@@ -16,10 +16,15 @@ from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.errors import CheckpointError, ConfigError
+from engine.execution.device_queue import DeviceQueue, InlineQueue, WorkerQueue
 from engine.execution.model_runner import ModelRunner
+from engine.execution.pending_step import PendingStep
+from engine.execution.step_graphs import CudaCapturer
+from engine.gpu_memory import memory_before_loading, profile_memory
 from engine.hub import resolve_checkpoint, resolve_tokenizer
-from engine.memory import plan_kv_cache
+from engine.memory import kv_cache_dtype, plan_kv_cache
 from engine.models.config import ModelConfig
+from engine.progress import in_tenths
 from engine.request import Request
 from engine.service.messages import AddRequest, Ready, RequestStats, SequenceOutput, Stats
 from engine.text.defaults import GenerationDefaults
@@ -30,7 +35,11 @@ _WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new 
 
 
 class EngineCore:
-    """The whole engine in one thread: `add_request`, `abort`, and `step` in a loop."""
+    """The whole engine in one thread: `add_request`, `abort`, and `step` in a loop.
+
+    With `async_scheduling` the loop is one step ahead of the device: it schedules and launches a
+    step before it reads the tokens of the one before, so that the device need not wait for it.
+    """
 
     def __init__(
         self, config: EngineConfig, on_progress: Callable[[str], None] = lambda text: None
@@ -57,18 +66,32 @@ class EngineCore:
                 )
         self.detokenizer = Detokenizer(self.tokenizer)
 
+        self._is_ahead = _runs_ahead(config, device)
+        self._in_flight: PendingStep | None = None  # launched, and not read yet
+        before = memory_before_loading(config, device)
         on_progress(f"loading the weights of {config.model}")
         self._runner = ModelRunner(
             checkpoint,
             model_config,
+            config,
             max_model_len=max_model_len,
-            block_size=config.block_size,
             dtype=dtype,
             device=device,
-            on_progress=_PercentReporter(on_progress),
+            queue=_queue(device, is_ahead=self._is_ahead),
+            on_progress=in_tenths(on_progress, "loading weights: {share} % of {mib:,.0f} MiB"),
         )
+        profile = None
+        if before is not None:
+            on_progress("measuring the memory of the largest step")
+            self._runner.allocate_kv_cache(1)
+            profile = profile_memory(config, before, self._runner.run_largest_step, device)
         plan = plan_kv_cache(
-            config, model_config, max_model_len=max_model_len, dtype=dtype, device=device
+            config,
+            model_config,
+            max_model_len=max_model_len,
+            dtype=kv_cache_dtype(config, dtype),
+            device=device,
+            profile=profile,
         )
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
             raise ConfigError(
@@ -77,6 +100,10 @@ class EngineCore:
             )
         on_progress(f"allocating {plan.num_blocks} KV blocks")
         self._runner.allocate_kv_cache(plan.num_blocks)
+        if device.type == "cuda" and not config.enforce_eager:
+            self._runner.capture_graphs(
+                CudaCapturer(), in_tenths(on_progress, "capturing CUDA graphs: {done} of {total}")
+            )
         self.scheduler = Scheduler(
             KVCacheManager(
                 plan.num_blocks,
@@ -145,20 +172,25 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return self.scheduler.has_unfinished_requests()
+        return self.scheduler.has_unfinished_requests() or self._in_flight is not None
 
     def step(self) -> list[SequenceOutput]:
-        """Run one forward pass over what the scheduler chose; return what may be sent."""
+        """Launch the next step, and read the one that is due; return what may be sent."""
         expired = self._expire()
         if expired:
             return expired  # at once, not after a step of the others
         schedule = self.scheduler.schedule()
-        if not schedule.rows:
-            return []
-        sampled = self._runner.execute(schedule)
-        advanced = self.scheduler.update(schedule, sampled)
+        launched = self._runner.launch(schedule) if schedule.rows else None
+        due = launched
+        if self._is_ahead:
+            due, self._in_flight = self._in_flight, launched
+        return [] if due is None else self._read(due)
+
+    def _read(self, step: PendingStep) -> list[SequenceOutput]:
+        """Wait for the tokens of a step, and hand them out."""
+        advanced = self.scheduler.update(step.schedule, step.wait())
         outputs = self._outputs(advanced)  # which may still turn "length" into "stop"
-        self._recorder.stepped(sum(row.num_tokens for row in schedule.rows), advanced)
+        self._recorder.stepped(sum(row.num_tokens for row in step.schedule.rows), advanced)
         self._recorder.finished(advanced)
         return outputs
 
@@ -261,6 +293,15 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
+def _runs_ahead(config: EngineConfig, device: torch.device) -> bool:
+    # On a CPU the host's work and the model's share the cores: there is nothing to hide it behind.
+    return device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+
+
+def _queue(device: torch.device, *, is_ahead: bool) -> DeviceQueue:
+    return WorkerQueue() if is_ahead and device.type == "cpu" else InlineQueue()
+
+
 def _dtype(config: EngineConfig, model_config: ModelConfig) -> torch.dtype:
     name = model_config.dtype if config.dtype == "auto" else config.dtype
     dtype = getattr(torch, name)
@@ -276,17 +317,3 @@ def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
             "was made for"
         )
     return config.max_model_len or limit
-
-
-class _PercentReporter:
-    """Turns (loaded, total) bytes into a sentence per 10 %."""
-
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
-        self._decile = 0
-
-    def __call__(self, loaded: int, total: int) -> None:
-        decile = 10 * loaded // max(total, 1)
-        if decile > self._decile:
-            self._decile = decile
-            self._report(f"loading weights: {10 * decile} % of {total / 2**20:,.0f} MiB")

@@ -7,22 +7,30 @@ from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.core.kv_cache_manager import Allocation, BlockCopy, KVCacheManager
 from engine.core.ranked_queue import Rank, RankedQueue
 from engine.request import Request, SampledToken
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """The next `num_tokens` uncomputed tokens of `request` are computed in this step."""
+    """Tokens of `request` that are computed in this step.
+
+    Attributes:
+        start: position of the first of them.
+        num_tokens: how many they are.
+        wants_token: they reach the end of what there is, so that the next token is sampled.
+        is_new: the request has got its slot with this step.
+        first_changed_block: place in its `block_ids` from which on they have changed since the
+            step before.
+    """
 
     request: Request
+    start: int
     num_tokens: int
-
-    @property
-    def wants_token(self) -> bool:
-        """Whether the step reaches the end of what is known, so that a token is sampled."""
-        return self.num_tokens == self.request.num_uncomputed_tokens
+    wants_token: bool
+    is_new: bool
+    first_changed_block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class Schedule:
     """One step: copy these blocks, then compute these tokens.
 
     Rows of one token come first: decode and prefill are different kernels, and each then has one
-    range of the step's tokens.
+    range of the step's tokens. Among each kind, those that want a token come first.
     """
 
     rows: list[ScheduledRequest]
@@ -43,6 +51,11 @@ class Scheduler:
     Each request just catches `num_computed_tokens` up to `num_tokens`: running requests first,
     then waiting ones in policy order. When blocks run out, the last running request is preempted
     and later recomputed.
+
+    A step may be scheduled before the tokens of the step before have been read (`update`). Then it
+    may have rows of sequences that turn out to have ended; what comes of these is dropped. Blocks
+    and slots that are given back while steps are in flight may go to others at once: the device
+    runs the steps in their order, so that the next owner's step begins when those are over.
 
     Attributes:
         queued: requests that have not been admitted yet, each as its first sequence.
@@ -77,6 +90,7 @@ class Scheduler:
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # of them, those found
         self._unfinished: dict[int, dict[int, Request]] = {}  # uid -> index -> sequence
+        self._free_slots = list(reversed(range(max_num_seqs)))
 
     def _rank(self, request: Request) -> Rank:
         """Smaller runs earlier. uids grow with arrival, so a preempted request comes back first."""
@@ -116,46 +130,64 @@ class Scheduler:
         return bool(self._unfinished)
 
     def schedule(self) -> Schedule:
-        """Choose the tokens of the next step and allocate the blocks for them."""
+        """Choose the tokens of the next step and allocate the blocks for them.
+
+        No row at all is left while all that run must be read first, or there is nothing to do.
+        """
         rows: list[ScheduledRequest] = []
         copies: list[BlockCopy] = []
         budget = self.max_num_batched_tokens
         num_preemptions = self.num_preemptions
 
-        while len(rows) < len(self.running):
-            request = self.running[len(rows)]
+        place = 0
+        while place < len(self.running):
+            request = self.running[place]
+            place += 1
+            if request.must_be_read:
+                continue
             # One token stays reserved for each running request behind this one, so that a long
             # prefill never stalls a decode.
-            reserved = len(self.running) - len(rows) - 1
+            reserved = len(self.running) - place
             num_tokens = self._chunk(request, budget - reserved)
-            block_copies = self._allocate_or_preempt(request, num_tokens)
-            if block_copies is None:
+            allocation = self._allocate_or_preempt(request, num_tokens)
+            if allocation is None:
                 break  # the request was itself the last one, and is preempted
-            copies += block_copies
-            rows.append(ScheduledRequest(request, num_tokens))
+            copies += allocation.copies
+            rows.append(_row(request, num_tokens, allocation))
             budget -= num_tokens
 
         # Admitting somebody right after a preemption would only take the blocks away again.
         if self.num_preemptions == num_preemptions:
             self._admit(rows, copies, budget)
-            assert rows or not self.num_waiting, "a request that can never fit was let in"
-        rows.sort(key=lambda row: row.num_tokens > 1)
+            assert self.running or not self.num_waiting, "a request that can never fit was let in"
+        rows.sort(key=lambda row: (row.num_tokens > 1, not row.wants_token))
+        for row in rows:
+            self._advance(row)
         return Schedule(rows, copies)
+
+    def _advance(self, row: ScheduledRequest) -> None:
+        request = row.request
+        request.num_computed_tokens += row.num_tokens
+        request.num_unread_tokens += row.wants_token
+        self.kv_cache.commit(request)
+        if request.forks and request.num_computed_tokens >= request.num_prompt_tokens:
+            self._fork(request)
 
     def _admit(self, rows: list[ScheduledRequest], copies: list[BlockCopy], budget: int) -> None:
         while budget > 0 and len(self.running) < self.max_num_seqs:
             request = self._next_waiting()
             if request is None:
                 return
+            assert request.num_unread_tokens == 0
             reused = not request.block_ids
             if reused:
                 request.num_computed_tokens = self.kv_cache.reuse_prefix(request)
             num_tokens = self._chunk(request, budget)
             whole = num_tokens == request.num_uncomputed_tokens
-            block_copies = None
+            allocation = None
             if self.enable_chunked_prefill or whole:
-                block_copies = self.kv_cache.allocate(request, num_tokens)
-            if block_copies is None:
+                allocation = self.kv_cache.allocate(request, num_tokens)
+            if allocation is None:
                 if reused:
                     self._reset(request)
                 if rows or not self._reclaim_from_paused():
@@ -166,10 +198,11 @@ class Scheduler:
                     self.num_prefix_queries += request.num_prompt_tokens
                     self.num_prefix_hits += request.num_computed_tokens
                 request.mark_scheduled()
-            copies += block_copies
-            rows.append(ScheduledRequest(request, num_tokens))
+            copies += allocation.copies
+            rows.append(_row(request, num_tokens, allocation))
             budget -= num_tokens
             self._discard_waiting(request)
+            request.slot = self._free_slots.pop()
             insort(self.running, request, key=self._rank)
 
     def _next_waiting(self) -> Request | None:
@@ -187,18 +220,19 @@ class Scheduler:
         limit = self.long_prefill_token_threshold or budget
         return min(request.num_uncomputed_tokens, limit, budget)
 
-    def _allocate_or_preempt(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
-        while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
+    def _allocate_or_preempt(self, request: Request, num_tokens: int) -> Allocation | None:
+        while (allocation := self.kv_cache.allocate(request, num_tokens)) is None:
             if self._reclaim_from_paused():
                 continue
             victim = self.running.pop()
             self._reset(victim)
+            self._free_slot(victim)
             victim.num_preemptions += 1
             self.num_preemptions += 1
             self.paused.push(victim)
             if victim is request:
                 return None
-        return copies
+        return allocation
 
     def _reclaim_from_paused(self) -> bool:
         """Take the blocks of the last fork that waits with some; False if none does."""
@@ -212,23 +246,27 @@ class Scheduler:
         self.kv_cache.free(request)
         request.num_computed_tokens = 0
 
-    def update(self, schedule: Schedule, sampled: Sequence[SampledToken]) -> list[Request]:
-        """Advance the counters after a step; return the requests that got a token.
+    def _free_slot(self, request: Request) -> None:
+        assert request.slot is not None
+        self._free_slots.append(request.slot)
+        request.slot = None
 
-        `sampled` has one entry for each row that wants a token, in order. Finished requests have
-        given back their blocks and left the queues.
+    def update(self, schedule: Schedule, sampled: Sequence[SampledToken]) -> list[Request]:
+        """Read the tokens of a step; return the requests that got one.
+
+        Steps are read in the order in which they were scheduled. `sampled` has one entry for each
+        row that wants a token, in order; those of sequences that have ended meanwhile are dropped.
+        Finished requests have given back their blocks and left the queues.
         """
-        tokens = iter(sampled)
         advanced = []
-        for row in schedule.rows:
-            request, wants_token = row.request, row.wants_token
-            request.num_computed_tokens += row.num_tokens
-            self.kv_cache.commit(request)
-            if request.forks and request.num_computed_tokens >= request.num_prompt_tokens:
-                self._fork(request)
-            if wants_token:
-                request.append(next(tokens))
-                advanced.append(request)
+        waiting = (row.request for row in schedule.rows if row.wants_token)
+        for request, token in zip(waiting, sampled, strict=True):
+            request.num_unread_tokens -= 1
+            if request.finish_reason is not None:
+                continue
+            self.kv_cache.commit(request)  # the token's own KV is computed only if it is not last
+            request.append(token)
+            advanced.append(request)
         self._retire([request for request in advanced if request.finish_reason is not None])
         return advanced
 
@@ -250,15 +288,18 @@ class Scheduler:
         for request in siblings:
             request.forks = []
             request.finish_reason = "abort"
-            self._discard_waiting(request)
         self._retire(siblings)
         return siblings
 
     def _retire(self, finished: Sequence[Request]) -> None:
-        """Free what finished sequences hold, and forget them; none of them waits."""
+        """Free what finished sequences hold, and forget them."""
         if not finished:
             return
         for request in finished:
+            if request.slot is None:
+                self._discard_waiting(request)
+            else:
+                self._free_slot(request)
             self.kv_cache.free(request)
             siblings = self._unfinished[request.uid]
             del siblings[request.index]
@@ -270,7 +311,9 @@ class Scheduler:
         """Assert that the queues, the counters and the block accounting agree."""
         for queue in (self.queued, self.paused, self.running):
             assert list(queue) == sorted(queue, key=self._rank)
-        assert len(self.running) <= self.max_num_seqs
+        slots = [request.slot for request in self.running] + self._free_slots
+        assert sorted(slot for slot in slots if slot is not None) == list(range(self.max_num_seqs))
+        assert all(request.slot is None for request in (*self.queued, *self.paused))
         assert self.num_queued_tokens == sum(r.num_prompt_tokens for r in self.queued)
         for request in self.queued:
             assert request.first_scheduled_time is None
@@ -283,3 +326,14 @@ class Scheduler:
             for index, request in siblings.items()
         }
         self.kv_cache.check_integrity(self.requests)
+
+
+def _row(request: Request, num_tokens: int, allocation: Allocation) -> ScheduledRequest:
+    return ScheduledRequest(
+        request,
+        start=request.num_computed_tokens,
+        num_tokens=num_tokens,
+        wants_token=num_tokens == request.num_uncomputed_tokens,
+        is_new=request.slot is None,
+        first_changed_block=allocation.first_changed,
+    )

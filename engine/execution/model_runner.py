@@ -1,4 +1,4 @@
-"""ModelRunner: owns the weights and the KV cache, and runs the steps that the scheduler decides."""
+"""ModelRunner: owns the weights, the KV cache and the slot tables, and runs the scheduled steps."""
 
 from __future__ import annotations
 
@@ -6,32 +6,52 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from engine.config import EngineConfig
+from engine.core.kv_cache_manager import blocks_for
 from engine.core.scheduler import Schedule
 from engine.execution.attention import LayerCache, allocate_kv_cache, attention_backend
-from engine.execution.batch import BatchRow, build_batch
-from engine.execution.sampler import sample
-from engine.memory import require_room_for_weights
+from engine.execution.batch import Batch
+from engine.execution.device_queue import DeviceQueue
+from engine.execution.pending_step import PendingStep, SentSamples
+from engine.execution.sampling import Sampler
+from engine.execution.step_graphs import Capturer, StepGraphs
+from engine.execution.step_plan import StepPlan, plan_step
+from engine.memory import kv_cache_dtype, require_room_for_weights
 from engine.models.config import ModelConfig
 from engine.models.registry import build_model
-from engine.request import SampledToken
-from engine.weights import load_weights
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.weights import initialise_weights
 from kernels.block_copy import BlockCopier
+from kernels.slot_tables import SlotTables
+from kernels.step_inputs import prepare_inputs
+from kernels.token_scatter import scatter_tokens
+from kernels.upload import upload
+
+_MAX_STOP_TOKEN_IDS = 16  # of a sequence, that the device itself watches for
 
 
 class ModelRunner:
-    """One device's share of the work; knows nothing of queues or clients."""
+    """One device's share of the work; knows nothing of queues or clients.
+
+    The tokens of the running sequences live on the device: a step appends to them, and the next
+    one can be launched before the host has seen them.
+    """
 
     def __init__(
         self,
         checkpoint: Path,
         model_config: ModelConfig,
+        config: EngineConfig,
         *,
         max_model_len: int,
-        block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        queue: DeviceQueue,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load the weights of `checkpoint`; `on_progress` hears of (loaded, total) bytes.
@@ -41,53 +61,130 @@ class ModelRunner:
             InsufficientMemoryError: the weights do not fit.
             UnsupportedError: the device has no kernels for the model or the blocks.
         """
-        self.model_config = model_config
-        self.block_size = block_size
-        self.dtype = dtype
         self.device = device
-        self.attention = attention_backend(device, block_size=block_size)
-        self.attention.check(model_config)
+        self._model_config = model_config
+        self._config = config
+        self._kv_cache_dtype = kv_cache_dtype(config, dtype)
+        self._queue = queue
+        self._graphs: StepGraphs | None = None
+        self._attention = attention_backend(device, block_size=config.block_size)
+        self._attention.check(model_config)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
         require_room_for_weights(sum(p.nbytes for p in outline.parameters()), device)
         self.model = build(device=device)
-        load_weights(self.model, checkpoint, on_progress=on_progress)
-        self.kv_cache: list[LayerCache] = []
-        self._block_copier: BlockCopier | None = None
+        initialise_weights(
+            self.model,
+            checkpoint,
+            load_format=config.load_format,
+            seed=config.seed,
+            on_progress=on_progress,
+        )
+        self._sampler = Sampler(config.max_num_seqs, model_config.vocab_size, device)
+        self._tables = SlotTables.allocate(
+            config.max_num_seqs,
+            max_model_len=max_model_len,
+            max_blocks=blocks_for(max_model_len, config.block_size),
+            max_stop_token_ids=_MAX_STOP_TOKEN_IDS,
+            device=device,
+        )
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache, `num_blocks` blocks in every layer."""
-        self.kv_cache = allocate_kv_cache(
-            self.model_config, num_blocks, self.block_size, dtype=self.dtype, device=self.device
-        )
-        self._block_copier = BlockCopier([cache for layer in self.kv_cache for cache in layer])
-
-    @torch.inference_mode()
-    def execute(self, schedule: Schedule) -> list[SampledToken]:
-        """Run one step; return a token for each row that wants one, in order."""
-        if schedule.copies:
-            assert self._block_copier is not None
-            sources, destinations = zip(*schedule.copies, strict=True)
-            self._block_copier.copy(sources, destinations)
-        batch = build_batch(
-            [
-                BatchRow(
-                    token_ids=row.request.token_ids[
-                        row.request.num_computed_tokens : row.request.num_computed_tokens
-                        + row.num_tokens
-                    ],
-                    start=row.request.num_computed_tokens,
-                    block_ids=row.request.block_ids,
-                    wants_logits=row.wants_token,
-                )
-                for row in schedule.rows
-            ],
-            block_size=self.block_size,
+        """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one."""
+        self._kv_cache: list[
+            LayerCache
+        ] = []  # before the new one, for there may be no room for both
+        self._kv_cache = allocate_kv_cache(
+            self._model_config,
+            num_blocks,
+            self._config.block_size,
+            dtype=self._kv_cache_dtype,
             device=self.device,
         )
-        hidden = self.model(batch, self.kv_cache, self.attention.plan(batch))
-        requests = [row.request for row in schedule.rows if row.wants_token]
-        if not requests:
-            return []
-        logits = self.model.compute_logits(hidden[batch.logits_rows])
-        return sample(logits, requests)
+        self._block_copier = BlockCopier([cache for layer in self._kv_cache for cache in layer])
+
+    @torch.inference_mode()
+    def run_largest_step(self) -> None:
+        """Run a step of padding, as large as steps become, for what memory it needs.
+
+        Only the null block must be allocated.
+        """
+        num_rows, num_tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
+        request = Request(0, [0], SamplingParams(temperature=1.0, top_p=0.9), max_tokens=1, seed=0)
+        for slot in range(num_rows):
+            self._sampler.admit(slot, request)
+        slots = np.arange(num_rows, dtype=np.int32)
+        plan = self._sampler.plan(slots, np.zeros(num_rows, dtype=np.int64), [request] * num_rows)
+        nobody = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
+        starts = torch.linspace(0, num_tokens, num_rows + 1).int().to(self.device)
+        hidden, sample_slots = self._forward(nobody, starts, num_tokens, None)
+        self._sampler.sample(plan, self.model.compute_logits(hidden), sample_slots)
+
+    @torch.inference_mode()
+    def capture_graphs(self, capturer: Capturer, on_progress: Callable[[int, int], None]) -> None:
+        """Capture the forward passes of steps of few tokens; the KV cache must be allocated.
+
+        `on_progress` hears how many have been captured, of how many.
+        """
+        self._graphs = StepGraphs(
+            self._forward,
+            capturer,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            device=self.device,
+            on_progress=on_progress,
+        )
+
+    def launch(self, schedule: Schedule) -> PendingStep:
+        """Have a step with at least one row run after those before it; does not wait for it."""
+        plan = plan_step(schedule, self._tables, self._sampler)
+        return PendingStep(schedule, plan, self._queue.submit(partial(self._run, plan)))
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> SentSamples | None:
+        if plan.copies:
+            sources, destinations = zip(*plan.copies, strict=True)
+            self._block_copier.copy(sources, destinations)
+        plan.writes.apply()
+        hidden, slots = self._run_forward(plan)
+        if plan.samples is None:
+            return None
+        num_sampled = len(plan.wants_token)
+        logits = self.model.compute_logits(hidden[:num_sampled])
+        samples = self._sampler.sample(plan.samples, logits, slots[:num_sampled])
+        scatter_tokens(self._tables, slots[:num_sampled], samples.token_ids)
+        return SentSamples(samples)
+
+    def _run_forward(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
+        if self._graphs is not None:
+            results = self._graphs.run(plan.slots, plan.query_start_loc, plan.num_decodes)
+            if results is not None:
+                return results
+        return self._forward(
+            upload(plan.slots, self.device),
+            upload(plan.query_start_loc, self.device),
+            plan.num_tokens,
+            plan.num_decodes,
+        )
+
+    def _forward(
+        self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the tokens of a step; return of each row its last hidden state, and its slot.
+
+        The slot is -1 where no token is to be sampled.
+        """
+        inputs = prepare_inputs(
+            self._tables, slots, query_start_loc, num_tokens, self._config.block_size
+        )
+        batch = Batch(
+            token_ids=inputs.token_ids,
+            positions=inputs.positions,
+            slot_mapping=inputs.slot_mapping,
+            query_start_loc=query_start_loc,
+            seq_lens=inputs.seq_lens,
+            block_tables=inputs.block_tables,
+            num_decodes=num_decodes,
+        )
+        hidden = self.model(batch, self._kv_cache, self._attention.plan(batch))
+        return hidden[inputs.logits_rows], inputs.sample_slots

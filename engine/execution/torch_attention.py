@@ -25,11 +25,16 @@ class TorchAttention:
     def plan(self, batch: Batch) -> TorchStepAttention:
         starts: list[int] = batch.query_start_loc.tolist()
         lengths: list[int] = batch.seq_lens.tolist()
-        tables: list[list[int]] = batch.block_tables.tolist()
         sequences = [
-            _Sequence(starts[i], starts[i + 1], lengths[i], tables[i]) for i in range(len(lengths))
+            _Sequence(starts[i], starts[i + 1], length, self._blocks(batch.block_tables[i], length))
+            for i, length in enumerate(lengths)
+            if length
         ]
         return TorchStepAttention(sequences, self._block_size, batch.slot_mapping.device)
+
+    def _blocks(self, table: Tensor, length: int) -> list[int]:
+        blocks: list[int] = table[: -(-length // self._block_size)].tolist()
+        return blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,58 +38,69 @@ class TritonAttention:
             )
 
     def plan(self, batch: Batch) -> TritonStepAttention:
-        num_decodes = int((batch.query_start_loc.diff() == 1).sum())
-        return TritonStepAttention(batch, num_decodes, batch.slot_mapping.device)
+        return TritonStepAttention(batch)
 
 
 class TritonStepAttention:
     """A `StepAttention`; splits the sequences of the decode rows once per window size."""
 
-    def __init__(self, batch: Batch, num_decodes: int, device: torch.device) -> None:
-        self._num_decodes = num_decodes
-        self._num_prefills = len(batch.seq_lens) - num_decodes
-        self._seq_lens = batch.seq_lens.to(device, non_blocking=True)
-        self._block_tables = batch.block_tables.to(device, non_blocking=True)
-        # Of the prefill rows, counted from the first of their tokens.
-        query_start_loc = batch.query_start_loc[num_decodes:] - num_decodes
-        self._query_start_loc = query_start_loc.to(device, non_blocking=True)
+    def __init__(self, batch: Batch) -> None:
+        self._block_tables = batch.block_tables
+        if batch.num_decodes is None:
+            # Both kernels get all rows, and each leaves alone what is the other's: decode has no
+            # keys for a row of several tokens, prefill no tokens in a row of one. What decode
+            # writes for the tokens of such a row, prefill overwrites.
+            is_decode = batch.query_start_loc.diff() == 1
+            num_decodes = is_decode.sum(dtype=torch.int32)
+            self._decodes = self._prefills = slice(None, len(batch.seq_lens))
+            self._prefill_tokens = slice(None)
+            self._decode_lens = torch.where(is_decode, batch.seq_lens, 0)
+            self._prefill_lens = batch.seq_lens
+            self._query_start_loc = torch.maximum(batch.query_start_loc, num_decodes)
+        else:
+            self._decodes = slice(None, batch.num_decodes)
+            self._prefills = self._prefill_tokens = slice(batch.num_decodes, None)
+            self._decode_lens = batch.seq_lens[self._decodes]
+            self._prefill_lens = batch.seq_lens[self._prefills]
+            # Counted from the first of their tokens.
+            self._query_start_loc = batch.query_start_loc[self._prefills] - batch.num_decodes
         self._plans: dict[int | None, SplitPlan] = {}
 
     def attend(
         self, query: Tensor, cache: LayerCache, *, scale: float, sliding_window: int | None
     ) -> Tensor:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        decodes, prefills = slice(None, self._num_decodes), slice(self._num_decodes, None)
-        if self._num_decodes:
+        if len(self._decode_lens):
             paged_decode_attention(
-                query[decodes],
+                query[self._decodes],
                 cache.key,
                 cache.value,
-                self._block_tables[decodes],
-                self._seq_lens[decodes],
+                self._block_tables[self._decodes],
+                self._decode_lens,
                 self._plan(sliding_window, cache.key.shape[2]),
                 scale=scale,
-                out=out[decodes],
+                out=out[self._decodes],
             )
-        if self._num_prefills:
+        if len(self._prefill_lens):
             paged_prefill_attention(
-                query[prefills],
+                query[self._prefill_tokens],
                 cache.key,
                 cache.value,
-                self._block_tables[prefills],
+                self._block_tables[self._prefills],
                 self._query_start_loc,
-                self._seq_lens[prefills],
+                self._prefill_lens,
                 scale=scale,
                 sliding_window=sliding_window,
-                out=out[prefills],
+                out=out[self._prefill_tokens],
             )
         return out
 
     def _plan(self, sliding_window: int | None, num_kv_heads: int) -> SplitPlan:
         plan = self._plans.get(sliding_window)
         if plan is None:
-            seq_lens = self._seq_lens[: self._num_decodes]
-            items = num_work_items(self._num_decodes, num_kv_heads, seq_lens.device)
-            plan = plan_splits(seq_lens, items, num_kv_heads, sliding_window=sliding_window)
+            items = num_work_items(len(self._decode_lens), num_kv_heads, self._decode_lens.device)
+            plan = plan_splits(
+                self._decode_lens, items, num_kv_heads, sliding_window=sliding_window
+            )
             self._plans[sliding_window] = plan
         return plan

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from engine.execution.attention import allocate_kv_cache, attention_backend
-from engine.execution.batch import BatchRow, build_batch
 from engine.models.config import ModelConfig
 from engine.models.registry import build_model
 from engine.weights import load_weights
+from tests.factories.batches import BatchRow, build_batch
 
 CPU = torch.device("cpu")
 
@@ -66,12 +66,10 @@ class PagedModel:
     def step(self, work: list[tuple[Sequence, int]]) -> None:
         """Compute the next so many tokens of each sequence, all in one batch."""
         rows = [
-            BatchRow(
-                s.token_ids[s.num_computed : s.num_computed + n], s.num_computed, s.block_ids, True
-            )
+            BatchRow(s.token_ids[s.num_computed : s.num_computed + n], s.num_computed, s.block_ids)
             for s, n in work
         ]
-        batch = build_batch(rows, block_size=self._block_size, device=CPU)
+        batch = build_batch(rows, block_size=self._block_size)
         hidden = self.model(batch, self._cache, self._backend.plan(batch))
         logits = self.model.compute_logits(hidden)
         for (sequence, count), part in zip(work, logits.split([n for _, n in work]), strict=True):

@@ -3,7 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.scheduler import Schedule
-from tests.factories.paged_oracle import PagedOracle, expected_output
+from engine.request import Request
+from tests.factories.paged_oracle import VOCAB, PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler
 
 
@@ -21,7 +22,7 @@ def test_a_prompt_is_split_over_steps_and_shares_them_with_decodes() -> None:
     for _ in range(3):
         schedule = scheduler.schedule()
         steps.append(scheduled(schedule))
-        scheduler.update(schedule, oracle._execute(schedule))
+        scheduler.update(schedule, oracle.execute(schedule))
     assert steps == [[(1, 1), (2, 7)], [(1, 1), (2, 7)], [(1, 1), (2, 6)]]
 
 
@@ -40,7 +41,8 @@ def test_the_long_prefill_threshold_leaves_room_for_others() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8, long_prefill_token_threshold=4)
     scheduler.add([make_request(1, range(20))])
     scheduler.add([make_request(2, range(30, 33))])
-    assert scheduled(scheduler.schedule()) == [(1, 4), (2, 3)]
+    # Rows that want a token come first.
+    assert scheduled(scheduler.schedule()) == [(2, 3), (1, 4)]
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
@@ -124,6 +126,61 @@ def test_a_sequence_ends_by_stop_token_or_length(reason: str) -> None:
     assert request.token_ids[5:] == output[: 3 if reason == "stop" else 4]
 
 
+class StopString:
+    """A stop checker that finds its string where a certain token is: on the host alone."""
+
+    def __init__(self, token_id: int) -> None:
+        self.token_id = token_id
+
+    def append(self, token_id: int) -> str | None:
+        return "stop" if token_id == self.token_id else None
+
+
+def test_one_step_ahead_only_the_last_step_is_wasted() -> None:
+    scheduler = make_scheduler()
+    oracle = PagedOracle(scheduler, num_ahead=1)
+    prompt = list(range(5))
+    output = expected_output(prompt, 6)
+    by_length = make_request(1, prompt, max_tokens=6)
+    by_token = make_request(2, prompt, max_tokens=9, stop_token_ids=frozenset(output[3:4]))
+    by_string = make_request(3, prompt, max_tokens=9)
+    by_string.stop_checker = StopString(output[2])  # type: ignore[assignment]
+    for request in (by_length, by_token, by_string):
+        scheduler.add([request])
+    oracle.run()
+    assert [r.token_ids[5:] for r in (by_length, by_token, by_string)] == [
+        output,
+        output[: 1 + output.index(output[3])],
+        output[: 1 + output.index(output[2])],
+    ]
+    # The device itself ends the first two; of these, the host knows the length in advance.
+    assert oracle.num_wasted_rows == 1
+
+
+def test_one_step_ahead_a_token_is_never_in_flight_twice_where_the_host_must_read_it() -> None:
+    scheduler = make_scheduler()
+    oracle = PagedOracle(scheduler, num_ahead=1)
+    bound = make_request(1, range(5), max_tokens=5)
+    bound.bad_words = [[1]]
+    scheduler.add([bound])
+    scheduler.add([make_request(2, range(20, 25), max_tokens=9)])
+    steps = []
+    while oracle.has_work():
+        before = len(bound.token_ids)
+        schedule = scheduler.schedule()
+        steps.append([row.request.uid for row in schedule.rows])
+        if any(row.request is bound for row in schedule.rows):
+            assert bound.num_unread_tokens == 1
+            assert len(bound.token_ids) == before
+        if schedule.rows:
+            oracle.in_flight.append((schedule, oracle.execute(schedule)))
+        while len(oracle.in_flight) > bool(schedule.rows):
+            scheduler.update(*oracle.in_flight.popleft())
+    # It runs in every second step, and keeps nobody else waiting.
+    assert steps[:9] == [[1, 2], [2]] * 4 + [[1, 2]]
+    assert bound.token_ids[5:] == expected_output(range(5), 5)
+
+
 _ARRIVALS = st.lists(
     st.tuples(
         st.integers(0, 12),  # step of arrival
@@ -133,6 +190,9 @@ _ARRIVALS = st.lists(
         st.integers(1, 4),  # n
         st.integers(-1, 1),  # priority
         st.one_of(st.none(), st.integers(0, 25)),  # step of abort
+        # A token that stops it; on the device too, or known to the host alone; or the host has
+        # a part in choosing every token.
+        st.tuples(st.integers(0, VOCAB - 1), st.sampled_from(["none", "token", "string", "host"])),
     ),
     min_size=1,
     max_size=8,
@@ -148,17 +208,19 @@ _ARRIVALS = st.lists(
     caching=st.booleans(),
     threshold=st.sampled_from([0, 5]),
     policy=st.sampled_from(["fcfs", "priority"]),
+    num_ahead=st.sampled_from([0, 1]),
 )
 def test_outputs_do_not_depend_on_company(
-    arrivals: list[tuple[int, int, int, int, int, int, int | None]],
+    arrivals: list[tuple[int, int, int, int, int, int, int | None, tuple[int, str]]],
     num_blocks: int,
     max_num_seqs: int,
     budget: int,
     caching: bool,
     threshold: int,
     policy: str,
+    num_ahead: int,
 ) -> None:
-    """Random arrivals, forks, aborts and preemptions: everybody gets what they get alone."""
+    """Random arrivals, forks, stops, aborts and preemptions: everybody gets what they get alone."""
     scheduler = make_scheduler(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
@@ -167,32 +229,49 @@ def test_outputs_do_not_depend_on_company(
         long_prefill_token_threshold=threshold,
         policy=policy,
     )
-    oracle = PagedOracle(scheduler)
+    oracle = PagedOracle(scheduler, num_ahead)
     groups = {}
-    for uid, (_, length, which, max_tokens, n, priority, _) in enumerate(arrivals):
+    for uid, (_, length, which, max_tokens, n, priority, _, stop) in enumerate(arrivals):
         prompt = [which * 10 + i % 7 for i in range(length)]
         groups[uid] = [
             make_request(uid, prompt, max_tokens=max_tokens, index=i, priority=priority)
             for i in range(n)
         ]
+        for request in groups[uid]:
+            _set_stop(request, *stop)
     aborted = set()
     for step in range(26):
-        for uid, (arrival, *_, abort) in enumerate(arrivals):
+        for uid, (arrival, *_, abort, _) in enumerate(arrivals):
             if arrival == step:
                 scheduler.add(groups[uid])
             if abort == step and abort > arrival and scheduler.abort(uid):
                 aborted.add(uid)
-        if scheduler.has_unfinished_requests():
+        if oracle.has_work():
             oracle.step()
     oracle.run()
     for uid, group in groups.items():
+        token_id, kind = arrivals[uid][-1]
         for request in group:
             expected = expected_output(
                 request.token_ids[: request.num_prompt_tokens], request.max_tokens, request.index
             )
+            reason = "length"
+            if kind in ("token", "string") and token_id in expected:
+                expected = expected[: expected.index(token_id) + 1]
+                reason = "stop"
             if uid in aborted and request.finish_reason == "abort":
                 expected = expected[: request.num_output_tokens]
             else:
-                assert request.finish_reason == "length"
+                assert request.finish_reason == reason
             assert request.token_ids[request.num_prompt_tokens :] == expected
+            assert request.num_unread_tokens == 0
     assert scheduler.kv_cache.pool.num_free == scheduler.kv_cache.pool.num_usable
+
+
+def _set_stop(request: Request, token_id: int, kind: str) -> None:
+    if kind == "token":
+        request.stop_token_ids = frozenset([token_id])
+    elif kind == "string":
+        request.stop_checker = StopString(token_id)  # type: ignore[assignment]
+    elif kind == "host":
+        request.bad_words = [[VOCAB]]

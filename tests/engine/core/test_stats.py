@@ -58,7 +58,7 @@ class Engine:
     def step(self) -> None:
         schedule = self.scheduler.schedule()
         num_tokens = sum(row.num_tokens for row in schedule.rows)
-        advanced = self.scheduler.update(schedule, self.oracle._execute(schedule))
+        advanced = self.scheduler.update(schedule, self.oracle.execute(schedule))
         self.recorder.stepped(num_tokens, advanced)
         self.recorder.finished(advanced)
         self.num_computed += num_tokens

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.execution.attention import LayerCache, attention_backend
-from engine.execution.batch import BatchRow, build_batch
+from tests.factories.batches import BatchRow, build_batch
 
 CPU = torch.device("cpu")
 
@@ -86,10 +86,10 @@ def _check(case: Case, dtype: torch.dtype = torch.float32, tolerance: float = 1e
         contents.append(pair)
 
     rows = [
-        BatchRow([0] * new, cached, table, False)
+        BatchRow([0] * new, cached, table)
         for (cached, new), table in zip(case.sequences, tables, strict=True)
     ]
-    batch = build_batch(rows, block_size=case.block_size, device=CPU)
+    batch = build_batch(rows, block_size=case.block_size)
     query = torch.randn(
         len(batch.token_ids), case.kv_heads * case.group, case.head_dim, generator=generator
     ).to(dtype)
@@ -129,7 +129,7 @@ def test_half_precision(dtype: torch.dtype, tolerance: float, window: int | None
 
 def test_consecutive_blocks_are_read_in_place() -> None:
     """Layers change the cache after the plan is made: the plan must hold places, not data."""
-    batch = build_batch([BatchRow([0], 7, [2, 3], True)], block_size=4, device=CPU)
+    batch = build_batch([BatchRow([0], 7, [2, 3])], block_size=4)
     step = attention_backend(CPU, block_size=4).plan(batch)
     cache = LayerCache(torch.zeros(5, 4, 1, 2), torch.zeros(5, 4, 1, 2))
     query = torch.ones(1, 1, 2)

@@ -1,0 +1,49 @@
+"""A step that has been launched, and its tokens on their way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import compress
+
+import torch
+
+from engine.core.scheduler import Schedule
+from engine.execution.sampling import Samples
+from engine.execution.step_plan import StepPlan
+from engine.request import SampledToken
+
+
+class SentSamples:
+    """Samples that the device copies to the host when it has computed them."""
+
+    def __init__(self, samples: Samples) -> None:
+        """Have the current stream copy `samples`, without waiting for it."""
+        self._samples = samples.to_host()
+        self._event: torch.cuda.Event | None = None
+        if samples.token_ids.is_cuda:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def wait(self) -> Samples:
+        """Return the samples, on the host, as soon as they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._samples
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """What `ModelRunner.launch` has started."""
+
+    schedule: Schedule
+    plan: StepPlan
+    launched: Callable[[], SentSamples | None]
+
+    def wait(self) -> list[SampledToken]:
+        """Return a token for each row that wants one, in order, when the step is over."""
+        sent = self.launched()
+        if sent is None:
+            return []
+        assert self.plan.samples is not None
+        return list(compress(self.plan.samples.read(sent.wait()), self.plan.wants_token))

@@ -1,0 +1,169 @@
+"""Forward passes as CUDA graphs: one launch in place of hundreds, for steps of a few shapes.
+
+A graph repeats the kernels of one forward pass with the same shapes and addresses. So it is
+captured for each of some sizes, and a step takes the next larger one: what it lacks is padding,
+which costs little. A decode step has one token in each row. A mixed step, of decode rows and pieces
+of prompts, is captured by its tokens; which of its rows decode, the device finds out. Larger
+steps are launched kernel by kernel: they keep the device busy for longer than that takes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.upload import upload_into
+
+_MAX_MIXED_TOKENS = 512
+_MIXED_STEP = 64
+
+
+class Rows(Protocol):
+    """The forward pass of a step, as `ModelRunner` computes it."""
+
+    def __call__(
+        self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return of each row its last hidden state, and the slot to sample for or -1."""
+
+
+class Graph(Protocol):
+    """A captured piece of work."""
+
+    def replay(self) -> None:
+        """Do it again, with what its inputs now hold; its results are overwritten."""
+
+
+class Capturer(Protocol):
+    """Records work instead of doing it."""
+
+    def capture(
+        self, work: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Graph, tuple[Tensor, Tensor]]:
+        """Return the graph of `work`, and the tensors in which it leaves its results."""
+
+
+class CudaCapturer:
+    """Captures CUDA graphs whose memory is one pool: they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(
+        self, work: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Graph, tuple[Tensor, Tensor]]:
+        # First as usual: what is compiled, or allocated once, must not be captured.
+        work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            results = work()
+        return graph, results
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A graph with the tensors that it reads and writes.
+
+    Attributes:
+        inputs: int32; slots [R], then query_start_loc [R + 1] if it is one of a mixed step.
+    """
+
+    graph: Graph
+    inputs: Tensor
+    results: tuple[Tensor, Tensor]
+
+
+class StepGraphs:
+    """The graphs of one model, by the size of the step."""
+
+    def __init__(
+        self,
+        forward: Rows,
+        capturer: Capturer,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        device: torch.device,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Capture the graphs of `forward`; `on_progress` hears how many of how many there are."""
+        self._capturer = capturer
+        self._device = device
+        self._max_num_seqs = max_num_seqs
+        self._decode_sizes = decode_sizes(max_num_seqs)
+        self._mixed_sizes = mixed_sizes(max_num_batched_tokens)
+        total = len(self._decode_sizes) + len(self._mixed_sizes)
+        # The largest first: the others then find room in the memory that it has left.
+        self._mixed: dict[int, _Captured] = {}
+        for done, size in enumerate(reversed(self._mixed_sizes), 1):
+            self._mixed[size] = self._capture_mixed(forward, size)
+            on_progress(done, total)
+        self._decode: dict[int, _Captured] = {}
+        for done, size in enumerate(reversed(self._decode_sizes), len(self._mixed) + 1):
+            self._decode[size] = self._capture_decode(forward, size)
+            on_progress(done, total)
+
+    def run(
+        self, slots: NDArray[np.int32], query_start_loc: NDArray[np.int32], num_decodes: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a step; return what `forward` does, valid until the next step, or None: too large.
+
+        The results have a row for each of the step's, and more behind them.
+        """
+        num_rows, num_tokens = len(slots), int(query_start_loc[-1])
+        if num_rows == num_decodes:
+            captured = self._decode[_next(self._decode_sizes, num_rows)]
+            upload_into(_padded(slots, len(captured.inputs), -1), captured.inputs)
+        elif self._mixed_sizes and num_tokens <= self._mixed_sizes[-1]:
+            captured = self._mixed[_next(self._mixed_sizes, num_tokens)]
+            room = len(captured.inputs) // 2
+            starts = _padded(query_start_loc, room + 1, num_tokens)
+            upload_into(np.concatenate([_padded(slots, room, -1), starts]), captured.inputs)
+        else:
+            return None
+        captured.graph.replay()
+        return captured.results
+
+    def _capture_decode(self, forward: Rows, size: int) -> _Captured:
+        slots = torch.full((size,), -1, dtype=torch.int32, device=self._device)
+        starts = torch.arange(size + 1, dtype=torch.int32, device=self._device)
+        graph, results = self._capturer.capture(lambda: forward(slots, starts, size, size))
+        return _Captured(graph, slots, results)
+
+    def _capture_mixed(self, forward: Rows, size: int) -> _Captured:
+        num_rows = min(size, self._max_num_seqs)
+        inputs = torch.zeros(2 * num_rows + 1, dtype=torch.int32, device=self._device)
+        slots, starts = inputs[:num_rows], inputs[num_rows:]
+        slots.fill_(-1)
+        graph, results = self._capturer.capture(lambda: forward(slots, starts, size, None))
+        return _Captured(graph, inputs, results)
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """Return for how many rows decode steps are captured: an eighth of padding or so at most."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def mixed_sizes(max_num_batched_tokens: int) -> list[int]:
+    """Return for how many tokens mixed steps are captured."""
+    largest = min(max_num_batched_tokens, _MAX_MIXED_TOKENS)
+    return list(range(_MIXED_STEP, largest + 1, _MIXED_STEP))
+
+
+def _next(sizes: list[int], size: int) -> int:
+    return sizes[bisect_left(sizes, size)]
+
+
+def _padded(values: NDArray[np.int32], size: int, padding: int) -> NDArray[np.int32]:
+    out = np.full(size, padding, dtype=np.int32)
+    out[: len(values)] = values
+    return out

@@ -1,0 +1,23 @@
+"""Progress of long work, as sentences of which there are not too many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def in_tenths(report: Callable[[str], None], sentence: str) -> Callable[[int, int], None]:
+    """Return what takes (done, total) and reports `sentence` at each tenth of the way.
+
+    In `sentence`, {done} and {total} stand for the numbers, {share} for the percentage and {mib}
+    for the total as bytes in MiB.
+    """
+    reached = 0
+
+    def advance(done: int, total: int) -> None:
+        nonlocal reached
+        tenth = 10 * done // max(total, 1)
+        if tenth > reached:
+            reached = tenth
+            report(sentence.format(done=done, total=total, share=10 * tenth, mib=total / 2**20))
+
+    return advance
