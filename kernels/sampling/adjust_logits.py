@@ -80,34 +80,57 @@ def adjust_logits(
     """
     _check(logits, bias, penalties, counts)
     if not device.runs_triton(logits):
-        logits.copy_(reference(logits, bias, penalties, counts))
+        _torch(logits, bias, penalties, counts)
     elif logits.numel():
         _launch(logits, bias, penalties, counts)
 
 
 def reference(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> Tensor:
     """Return the adjusted logits."""
-    out, (num_rows, vocab) = logits.clone(), logits.shape
-    lengths = bias.start_loc.diff()
-    rows = torch.arange(num_rows, device=logits.device).repeat_interleave(lengths)
-    entries = slice(int(bias.start_loc[0]), int(bias.start_loc[-1]))
-    index = (rows, bias.token_ids[entries].long())
-    # Each entry on its own, for the order: accumulating in one call has none on a GPU.
-    for row, token, value in zip(*index, bias.values[entries], strict=True):
-        out[row, token] += value
+    logits = logits.clone()
+    _torch(logits, bias, penalties, counts)
+    return logits
 
-    slots = penalties.slots.clamp(min=0).long()
-    asked = penalties.slots >= 0
-    tokens = torch.arange(vocab, device=logits.device)
-    said = counts.output_counts[slots]
-    seen = (counts.prompt_mask[slots][:, tokens >> 5] >> (tokens & 31)) & 1 | said
-    repetition = torch.where(asked, penalties.repetition, 1.0)[:, None]
-    penalised = torch.where(out > 0, out / repetition, out * repetition)
-    out = torch.where((seen > 0) & (repetition != 1), penalised, out)
-    less = penalties.frequency[:, None] * said + penalties.presence[:, None]
-    out = torch.where((said > 0) & asked[:, None], out - less, out)
-    unclean = (lengths > 0)[:, None] | (repetition != 1)
-    return torch.where(unclean, logit_order.reference(out), out)
+
+def _torch(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> None:
+    """Adjust row by row, and of a row only the tokens that are biased or were said."""
+    starts = bias.start_loc.tolist()
+    for i_row, slot in enumerate(penalties.slots.tolist()):
+        row, entries = logits[i_row], slice(starts[i_row], starts[i_row + 1])
+        _torch_bias(row, bias.token_ids[entries], bias.values[entries])
+        unclean = entries.start < entries.stop
+        if slot >= 0:
+            repetition, presence, frequency = (column[i_row] for column in penalties[1:])
+            said = counts.output_counts[slot]
+            if repetition != 1:
+                unclean = True
+                seen = _indices(_torch_bits(counts.prompt_mask[slot])[: len(said)] | said)
+                value = row[seen]
+                row[seen] = torch.where(value > 0, value / repetition, value * repetition)
+            output = _indices(said)
+            row[output] -= frequency * said[output] + presence
+        if unclean:
+            row.copy_(logit_order.reference(row))
+
+
+def _torch_bias(row: Tensor, token_ids: Tensor, values: Tensor) -> None:
+    # The first entry of each token, then the second: adding all at once has no order on a GPU.
+    while len(token_ids):
+        first = torch.ones_like(token_ids, dtype=torch.bool)
+        first[1:] = token_ids[1:] != token_ids[:-1]
+        row[token_ids[first].long()] += values[first]
+        token_ids, values = token_ids[~first], values[~first]
+
+
+def _torch_bits(words: Tensor) -> Tensor:
+    """Return the bits of int32 `words`, the lowest of each first."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words[:, None] >> shifts) & 1).flatten()
+
+
+def _indices(values: Tensor) -> Tensor:
+    """Return where `values` are not 0."""
+    return values.nonzero()[:, 0]
 
 
 @triton.jit
