@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
-from engine.execution.sampler import sample
+from engine.execution.sampling import Sampler
 from engine.request import Request, SampledToken
 from kernels import device
 from tests.factories.requests import make_request
-from tests.kernels.support import randn
+from tests.factories.sampling import make_plan, run_plan, sample_requests
+from tests.kernels.support import DEVICE, randn
 
 VOCAB = 101
 
@@ -57,9 +61,9 @@ def test_all_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
     requests[0].bad_words = [[90, 17], [3]]
     logits = randn(len(requests), VOCAB) * 3
-    found = sample(logits.clone(), requests)
+    found = sample_requests(logits.clone(), requests)
     monkeypatch.setattr(device, "has_triton", lambda where: False)
-    expected = sample(logits.cpu(), requests)
+    expected = sample_requests(logits.cpu(), requests)
     for name, one, other in zip(SAMPLING, found, expected, strict=True):
         assert one.token_id == other.token_id, name
         assert one.logprob == pytest.approx(other.logprob, abs=1e-5), name
@@ -73,15 +77,96 @@ def test_draws_do_not_depend_on_the_batch_and_follow_the_seed() -> None:
     settings = [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 2.0}] * 2
     requests = [_request(i, sampling) for i, sampling in enumerate(settings)]
     logits = randn(len(requests), VOCAB, seed=3)
-    together = [token.token_id for token in sample(logits.clone(), requests)]
+    together = [token.token_id for token in sample_requests(logits.clone(), requests)]
     alone = [
-        sample(row[None].clone(), [request])[0].token_id
+        sample_requests(row[None].clone(), [request])[0].token_id
         for row, request in zip(logits, requests, strict=True)
     ]
     assert together == alone
     same = [_request(1, {"temperature": 1.0}) for _ in range(3)]
     row = torch.zeros(3, VOCAB, device=logits.device)
-    assert len({token.token_id for token in sample(row, same)}) == 1
+    assert len({token.token_id for token in sample_requests(row, same)}) == 1
     different = [_request(i, {"temperature": 1.0}) for i in range(8)]
     row = torch.zeros(8, VOCAB, device=logits.device)
-    assert len({token.token_id for token in sample(row, different)}) > 3
+    assert len({token.token_id for token in sample_requests(row, different)}) > 3
+
+
+def _serve(steps: int) -> list[list[SampledToken]]:
+    """Return the tokens of steps that were all planned before the first of them was drawn."""
+    kinds = [
+        {"repetition_penalty": 1.5, "logprobs": 2},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.7},
+        {"frequency_penalty": 1.2, "min_tokens": 6, "logit_bias": {2: 9.0, 90: 2.0}},
+        {"allowed_token_ids": (3, 4, 99), "frequency_penalty": 1.0},
+        {},
+    ]
+    requests = [_request(10 + i, sampling) for i, sampling in enumerate(kinds)]
+    sampler = Sampler(len(kinds) + 1, VOCAB, DEVICE)
+    slots = [4, 0, 5, 1, 3]
+    for slot, request in zip(slots, requests, strict=True):
+        sampler.admit(slot, request)
+    plans = [make_plan(sampler, slots, requests, ahead=ahead) for ahead in range(steps)]
+    row = randn(1, VOCAB) * 2
+    # The second sequence has ended at the third step, but for this test it comes back.
+    live = [[-1 if i == 2 and slot == 0 else slot for slot in slots] for i in range(steps)]
+    return [
+        run_plan(sampler, plan, row.repeat(len(kinds), 1), where)
+        for plan, where in zip(plans, live, strict=True)
+    ]
+
+
+def test_steps_ahead_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _serve(6)
+    monkeypatch.setattr(device, "has_triton", lambda where: False)
+    for one, other in zip(found, _serve(6), strict=True):
+        assert [token.token_id for token in one] == [token.token_id for token in other]
+    # Penalties have moved all that have any, and nobody else.
+    different = [len({step[row].token_id for step in found}) for row in range(5)]
+    assert min(different[:4]) > 1
+    assert different[4] == 1
+
+
+class _NoWaiting(TorchDispatchMode):
+    """Refuses what makes the host wait for the device."""
+
+    _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "_unique", "equal")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert not name.startswith(self._WAITS), name
+        if name in ("index", "index_put_"):
+            assert not any(index.dtype == torch.bool for index in args[1] if index is not None)
+        if name == "repeat_interleave":
+            assert kwargs["output_size"] is not None
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    with torch.inference_mode(), _NoWaiting():
+        if DEVICE.type != "cuda":
+            yield
+            return
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_nothing_waits_for_the_device() -> None:
+    requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
+    requests[0].bad_words = [[90, 17], [3]]
+    sampler, slots = Sampler(len(requests), VOCAB, DEVICE), list(range(len(requests)))
+    for slot, request in zip(slots, requests, strict=True):
+        sampler.admit(slot, request)
+    where = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+    logits = randn(len(requests), VOCAB)
+    for _ in range(2):
+        plan = make_plan(sampler, slots, requests)
+        with _no_waiting():
+            samples = sampler.sample(plan, logits, where).to_host()
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        assert len(plan.read(samples)) == len(requests)

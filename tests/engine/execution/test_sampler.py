@@ -4,9 +4,9 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.execution.sampler import sample
 from engine.request import Request
 from tests.factories.requests import make_request
+from tests.factories.sampling import sample_requests
 
 VOCAB = 32
 
@@ -19,11 +19,11 @@ def logits_of(probabilities: list[float]) -> torch.Tensor:
 
 def draw(row: torch.Tensor, count: int = 4000, **sampling: object) -> Counter[int]:
     requests = [make_request(uid, [1], **sampling) for uid in range(count)]
-    return Counter(s.token_id for s in sample(row.repeat(count, 1), requests))
+    return Counter(s.token_id for s in sample_requests(row.repeat(count, 1), requests))
 
 
 def choose(row: torch.Tensor, request: Request) -> int:
-    return sample(row.clone()[None], [request])[0].token_id
+    return sample_requests(row.clone()[None], [request])[0].token_id
 
 
 def output(request: Request, *token_ids: int) -> Request:
@@ -80,7 +80,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         else make_request(uid, [1, 2])  # not filtered at all
         for uid in range(40)
     ]
-    together = [s.token_id for s in sample(logits.clone(), requests)]
+    together = [s.token_id for s in sample_requests(logits.clone(), requests)]
     alone = [choose(logits[i], request) for i, request in enumerate(requests)]
     assert together == alone
 
@@ -180,7 +180,7 @@ def test_logprobs_are_raw_and_ranked() -> None:
         1, [9], temperature=0, logprobs=2, logit_bias={0: 10.0}, repetition_penalty=2.0
     )
     plain = make_request(2, [9], temperature=0)
-    with_logprobs, without = sample(torch.stack([row, row]), [request, plain])
+    with_logprobs, without = sample_requests(torch.stack([row, row]), [request, plain])
     assert without.logprobs is None
     assert with_logprobs.token_id == 0
     assert with_logprobs.logprobs is not None

@@ -1,0 +1,68 @@
+"""Log-probabilities of the rows that ask for them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.execution.sampling.step_arrays import DeviceArrays, StepArrays
+from engine.service.messages import TokenLogprobs
+from kernels import device
+from kernels.sampling.logprobs import token_logprobs
+
+
+class Logprobs(NamedTuple):
+    """How likely the tokens of K rows were, and which tokens would have been the most likely."""
+
+    chosen: Tensor  # float32 [K]
+    ranks: Tensor  # [K], 1 is the most likely token
+    top_token_ids: Tensor  # int64 [K, N]
+    top_logprobs: Tensor  # float32 [K, N]
+
+
+class LogprobsPlan:
+    """Which rows of a step ask for log-probabilities, those before any processing."""
+
+    def __init__(
+        self, rows: NDArray[np.int64], num_top: NDArray[np.int64], arrays: StepArrays
+    ) -> None:
+        """Plan to find the `num_top[i]` most likely tokens, not beyond the vocabulary's."""
+        self.rows: list[int] = rows.tolist()
+        self._num_top: list[int] = num_top.tolist()
+        self._part = arrays.add(rows)
+
+    def keep(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
+        """Return a copy of the rows of `logits`, float32 [R, V], before these change."""
+        return logits[arrays[self._part]]
+
+    def compute(self, kept: Tensor, token_ids: Tensor, arrays: DeviceArrays) -> Logprobs:
+        """Look up what was drawn, `token_ids` int64 [R], in the rows that were kept."""
+        chosen, num_top = token_ids[arrays[self._part]], max(self._num_top)
+        find = token_logprobs if device.runs_triton(kept) else _torch_logprobs
+        return Logprobs(*find(kept, chosen, num_top))
+
+    def read(self, found: Logprobs, token_ids: list[int]) -> list[TokenLogprobs]:
+        """Return those of each of the rows, from tensors on the host."""
+        columns = zip(self.rows, self._num_top, *(tensor.tolist() for tensor in found), strict=True)
+        return [
+            TokenLogprobs(
+                token_ids=[token_ids[row], *top_ids[:num_top]],
+                logprobs=[chosen, *top_logprobs[:num_top]],
+                ranks=[rank, *range(1, num_top + 1)],
+            )
+            for row, num_top, chosen, rank, top_ids, top_logprobs in columns
+        ]
+
+
+def _torch_logprobs(
+    logits: Tensor, token_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(-1, token_ids[:, None])
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    values, indices = logprobs.topk(num_top, dim=-1)
+    return chosen[:, 0], ranks, indices, values
