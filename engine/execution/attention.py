@@ -22,7 +22,10 @@ BACKENDS: dict[str, tuple[str, str]] = {
 
 
 class LayerCache(NamedTuple):
-    """Paged keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """Paged keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
+
+    Of the model's dtype, or float8_e4m3fn.
+    """
 
     key: Tensor
     value: Tensor
@@ -32,20 +35,29 @@ class StepAttention(Protocol):
     """Attention of one step; the same object serves every layer."""
 
     def attend(
-        self, query: Tensor, cache: LayerCache, *, scale: float, sliding_window: int | None
+        self,
+        query: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of `query` [T, num_heads, head_dim] over the cached sequences.
 
         The step's own keys and values have been written to `cache` already. With a sliding window
-        of w, position p sees positions p - w + 1 .. p. Returns [T, num_heads, head_dim].
+        of w, position p sees positions p - w + 1 .. p. With a float8 cache, and only then,
+        `key_scale` and `value_scale` are float32 [num_kv_heads]: what is stored is to be multiplied
+        by them. Returns [T, num_heads, head_dim].
         """
 
 
 class AttentionBackend(Protocol):
     """Prepares what every layer of a step shares (lengths, block runs, split plans)."""
 
-    def check(self, config: ModelConfig) -> None:
-        """Raise `UnsupportedError` if it has no kernels for the heads of the model."""
+    def check(self, config: ModelConfig, kv_cache_dtype: torch.dtype) -> None:
+        """Raise `UnsupportedError` if it has no kernels for the heads of the model or the cache."""
 
     def plan(self, batch: Batch) -> StepAttention:
         """Return the attention of the step that `batch` describes."""
@@ -72,6 +84,8 @@ def allocate_kv_cache(
 ) -> list[LayerCache]:
     """Return the zeroed KV cache of every layer, in all
     `num_blocks * block_size * config.kv_bytes_per_token(dtype)` bytes on `device`.
+
+    `dtype` is that of the cache, which may be float8_e4m3fn.
     """
     shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
     return [

@@ -68,7 +68,7 @@ class ModelRunner:
         self._queue = queue
         self._graphs: StepGraphs | None = None
         self._attention = attention_backend(device, block_size=config.block_size)
-        self._attention.check(model_config)
+        self._attention.check(model_config, self._kv_cache_dtype)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
         require_room_for_weights(sum(p.nbytes for p in outline.parameters()), device)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.errors import UnsupportedError
 from engine.execution.attention import LayerCache
 from engine.execution.batch import Batch
 from engine.models.config import ModelConfig
@@ -19,8 +20,10 @@ class TorchAttention:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
-    def check(self, config: ModelConfig) -> None:
-        """Accept every model: torch serves heads of any shape."""
+    def check(self, config: ModelConfig, kv_cache_dtype: torch.dtype) -> None:
+        """Accept every model, since torch serves heads of any shape, but no float8 cache."""
+        if kv_cache_dtype == torch.float8_e4m3fn:
+            raise UnsupportedError("kv_cache_dtype: fp8 is for GPUs only; set it to auto")
 
     def plan(self, batch: Batch) -> TorchStepAttention:
         starts: list[int] = batch.query_start_loc.tolist()
@@ -55,8 +58,16 @@ class TorchStepAttention:
         self._spans: dict[int | None, list[Span]] = {}
 
     def attend(
-        self, query: Tensor, cache: LayerCache, *, scale: float, sliding_window: int | None
+        self,
+        query: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
     ) -> Tensor:
+        assert key_scale is value_scale is None, "float8 caches are refused by `check`"
         spans = self._spans.get(sliding_window)
         if spans is None:
             spans = [self._span(sequence, sliding_window) for sequence in self._sequences]

@@ -24,7 +24,7 @@ class TritonAttention:
         if block_size not in _BLOCK_SIZES:
             raise UnsupportedError(f"block_size: must be 16, 32 or 64 on a GPU (got {block_size})")
 
-    def check(self, config: ModelConfig) -> None:
+    def check(self, config: ModelConfig, kv_cache_dtype: torch.dtype) -> None:
         dim, group = config.head_dim, config.num_heads // config.num_kv_heads
         if dim % 16 or not 32 <= dim <= 256:
             raise UnsupportedError(
@@ -67,7 +67,14 @@ class TritonStepAttention:
         self._plans: dict[int | None, SplitPlan] = {}
 
     def attend(
-        self, query: Tensor, cache: LayerCache, *, scale: float, sliding_window: int | None
+        self,
+        query: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         if len(self._decode_lens):
@@ -79,6 +86,8 @@ class TritonStepAttention:
                 self._decode_lens,
                 self._plan(sliding_window, cache.key.shape[2]),
                 scale=scale,
+                key_scale=key_scale,
+                value_scale=value_scale,
                 out=out[self._decodes],
             )
         if len(self._prefill_lens):
@@ -91,6 +100,8 @@ class TritonStepAttention:
                 self._prefill_lens,
                 scale=scale,
                 sliding_window=sliding_window,
+                key_scale=key_scale,
+                value_scale=value_scale,
                 out=out[self._prefill_tokens],
             )
         return out

@@ -9,16 +9,23 @@ from engine.execution.attention import LayerCache, StepAttention
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.models.config import ModelConfig
-from kernels.rotary import rotary_and_cache
+from kernels.rotary import FP8, rotary_and_cache
 
 
 class Attention(nn.Module):
     """Grouped-query attention of one layer, with q, k and v in one product.
 
+    Attributes:
+        k_scale, v_scale: float32 [num_kv_heads], what the keys and values in a float8 cache are to
+            be multiplied by; 1 unless the checkpoint brings others.
+
     Args:
         sliding_window: positions a token sees, None for all.
         qk_norm: normalise the queries and keys of each head before they are rotated.
     """
+
+    k_scale: Tensor
+    v_scale: Tensor
 
     def __init__(
         self,
@@ -56,6 +63,9 @@ class Attention(nn.Module):
         self._norm_eps = eps = config.rms_norm_eps
         self.q_norm = RMSNorm(dim, eps, dtype=dtype, device=device) if qk_norm else None
         self.k_norm = RMSNorm(dim, eps, dtype=dtype, device=device) if qk_norm else None
+        for name in ("k_scale", "v_scale"):
+            ones = torch.ones(config.num_kv_heads, dtype=torch.float32, device=device)
+            self.register_buffer(name, ones)
 
     def forward(
         self,
@@ -73,6 +83,8 @@ class Attention(nn.Module):
         q = q.unflatten(-1, (self._num_heads, self._head_dim))
         k = k.unflatten(-1, (self._num_kv_heads, self._head_dim))
         v = v.unflatten(-1, (self._num_kv_heads, self._head_dim))
+        is_float8 = cache.key.dtype == FP8
+        key_scale, value_scale = (self.k_scale, self.v_scale) if is_float8 else (None, None)
         q = rotary_and_cache(
             q,
             k,
@@ -84,7 +96,16 @@ class Attention(nn.Module):
             query_norm=None if self.q_norm is None else self.q_norm.weight,
             key_norm=None if self.k_norm is None else self.k_norm.weight,
             norm_eps=self._norm_eps,
+            key_scale=key_scale,
+            value_scale=value_scale,
         )
-        mixed = attention.attend(q, cache, scale=self._scale, sliding_window=self._sliding_window)
+        mixed = attention.attend(
+            q,
+            cache,
+            scale=self._scale,
+            sliding_window=self._sliding_window,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
         out: Tensor = self.o_proj(mixed.flatten(1))
         return out

@@ -83,7 +83,7 @@ class ModelConfig:
                 return self.max_position_embeddings
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes that the keys and values of one token take in all layers."""
+        """Bytes that the keys and values of one token take in all layers of a cache of `dtype`."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 

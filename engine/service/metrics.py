@@ -159,7 +159,7 @@ class EngineMetrics:
             num_gpu_blocks=str(ready.num_blocks),
             enable_prefix_caching=str(config.enable_prefix_caching),
             gpu_memory_utilization=str(config.gpu_memory_utilization),
-            cache_dtype="auto",
+            cache_dtype=config.kv_cache_dtype,
         )
         self._board.set(cache_config, 1)
 

@@ -12,6 +12,7 @@ from engine.config import LoadFormat
 from engine.models.causal_lm import CausalLM
 from engine.weights.dummy import fill_with_random_weights
 from engine.weights.headers import read_headers
+from engine.weights.kv_scales import is_kv_scale, load_kv_scales
 from engine.weights.matching import destinations, match_tensors
 from engine.weights.reading import read_spans, split_into_spans
 from engine.weights.staging import copier_for
@@ -49,6 +50,8 @@ def load_weights(
 ) -> None:
     """Fill the parameters of `model` from the checkpoint folder `path`, cast to their dtype.
 
+    Scales of a float8 KV cache, where the checkpoint brings them, go to the attention layers.
+
     `on_progress` is called in this thread with (bytes read so far, bytes in all), at last with
     both equal. No thread is left behind, whatever ends the loading.
 
@@ -56,7 +59,10 @@ def load_weights(
         CheckpointError: a file is missing or corrupt, or a tensor is missing, unknown or of a
             wrong shape; the model is then unchanged, unless a file breaks while it is read.
     """
-    placed = match_tensors(read_headers(path), destinations(model), tied=model.lm_head is None)
+    stored = read_headers(path)
+    kv_scales = [stored.pop(name) for name in [*stored] if is_kv_scale(name)]
+    placed = match_tensors(stored, destinations(model), tied=model.lm_head is None)
+    load_kv_scales(model, kv_scales)
     spans = list(split_into_spans(placed, _SPAN_BYTES))
     total = sum(span.num_bytes for span in spans)
     loaded = 0

@@ -62,7 +62,7 @@ def match_tensors(
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
             )
-        _require_float(tensor)
+        require_float(tensor)
         wanted = tuple(places[name].shape)
         if tensor.shape != wanted:
             raise CheckpointError(
@@ -72,7 +72,8 @@ def match_tensors(
     return [(stored[name], place) for name, place in places.items()]
 
 
-def _require_float(tensor: StoredTensor) -> None:
+def require_float(tensor: StoredTensor) -> None:
+    """Raise `CheckpointError` if a tensor is of a type that cannot be loaded."""
     if tensor.type_name not in FLOATS:
         raise CheckpointError(
             f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}; supported: "
@@ -83,7 +84,7 @@ def _require_float(tensor: StoredTensor) -> None:
 def _require_tied(embedding: StoredTensor, head: StoredTensor) -> None:
     """Raise if a checkpoint with tied embeddings brings a head of its own that differs."""
     for tensor in (embedding, head):
-        _require_float(tensor)
+        require_float(tensor)
     if not hold_equal_values(embedding, head):
         raise CheckpointError(
             f"{_HEAD}: differs from {_EMBEDDING}, although config.json ties them; set "

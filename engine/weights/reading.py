@@ -105,6 +105,16 @@ def read_spans(
             raise
 
 
+def read_tensor(tensor: StoredTensor) -> Tensor:
+    """Return a small stored tensor, of any float type, on the host.
+
+    Raises:
+        CheckpointError: the file cannot be opened or read, or is too short.
+    """
+    with _open(tensor.file) as file:
+        return _read_elements(file, tensor, 0, tensor.num_elements).view(tensor.shape)
+
+
 def hold_equal_values(left: StoredTensor, right: StoredTensor) -> bool:
     """Return whether two stored tensors of any float types have the same shape and values.
 

@@ -5,7 +5,7 @@ import torch
 
 from engine import LLM, memory
 from engine.config import EngineConfig
-from engine.errors import InsufficientMemoryError
+from engine.errors import InsufficientMemoryError, UnsupportedError
 from engine.models.config import ModelConfig
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -91,3 +91,9 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     monkeypatch.setattr(memory, "_free_bytes", lambda device: 1000)
     with pytest.raises(InsufficientMemoryError, match=r"weights need .* is free on cpu"):
         LLM(str(checkpoint))
+
+
+def test_a_float8_cache_is_refused_on_a_cpu(checkpoint: Path) -> None:
+    byte_level_tokenizer().save_pretrained(checkpoint)
+    with pytest.raises(UnsupportedError, match=r"^kv_cache_dtype: fp8 is for GPUs only"):
+        LLM(str(checkpoint), kv_cache_dtype="fp8", device="cpu")

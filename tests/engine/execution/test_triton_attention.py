@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from engine.demo import CHECKPOINT_DIR
 from engine.errors import UnsupportedError
@@ -22,7 +23,8 @@ def test_blocks_of_another_size_are_refused(block_size: int) -> None:
 
 
 def test_the_bundled_model_is_served(config: ModelConfig) -> None:
-    TritonAttention(16).check(config)
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        TritonAttention(16).check(config, dtype)
 
 
 @pytest.mark.parametrize(
@@ -38,4 +40,4 @@ def test_heads_of_another_shape_are_refused(
     config: ModelConfig, changes: dict[str, int], text: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=text):
-        TritonAttention(64).check(replace(config, **changes))
+        TritonAttention(64).check(replace(config, **changes), torch.bfloat16)

@@ -76,6 +76,7 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
     config = _read(tmp_path, {**QWEN3, "head_dim": 32})
     assert config.kv_bytes_per_token(torch.bfloat16) == 2 * 4 * 2 * 32 * 2
     assert config.kv_bytes_per_token(torch.float32) == 2 * 4 * 2 * 32 * 4
+    assert config.kv_bytes_per_token(torch.float8_e4m3fn) == 2 * 4 * 2 * 32
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def test_the_cache_is_described_in_labels() -> None:
         if name == "vllm:cache_config_info"
     ]
     assert (labels["block_size"], labels["num_gpu_blocks"], value) == ("16", "200", 1)
+    assert labels["cache_dtype"] == "auto"
 
 
 def test_a_folder_is_served_by_its_name_and_a_hub_id_as_it_is(tmp_path: Path) -> None:
