@@ -72,7 +72,8 @@ class Sampler:
         Args:
             slots: [R], each at most once.
             num_output_tokens: [R], output tokens before the one to be drawn, which may be one more
-                than the host has seen. Not so for a request with `bad_words`.
+                than the host has seen. Not so for a request with `bad_words`. Of a row that will
+                be idle, which `sample` learns, they mean nothing.
             requests: the sequence in each of the slots.
         """
         arrays, params = StepArrays(), self._params
@@ -147,7 +148,8 @@ class Sampler:
         ends = {}
         for row in np.flatnonzero(wishes & BAD_WORDS).tolist():
             request = requests[row]
-            assert num_output_tokens[row] == request.num_output_tokens
+            # There are fewer where no token is to come, within what is computed again.
+            assert num_output_tokens[row] <= request.num_output_tokens
             bad_words = params.bad_words[int(slots[row])]
             if found := bad_words.ends(request.token_ids, request.num_prompt_tokens):
                 ends[row] = found

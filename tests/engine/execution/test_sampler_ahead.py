@@ -78,6 +78,16 @@ def test_bad_words_need_a_host_that_has_seen_all() -> None:
         make_plan(sampler, [0], [request], ahead=1)
 
 
+def test_a_preempted_sequence_with_bad_words_is_computed_again_in_pieces() -> None:
+    sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], temperature=0)
+    request.bad_words = [[3, 3]]
+    request.token_ids += [3, 4, 3]
+    sampler.admit(0, request)
+    for ahead in (-3, -1):
+        step(sampler, {0: request}, ahead=ahead, idle=[0])
+    assert step(sampler, {0: request}) == [4]
+
+
 def test_a_bad_word_is_not_begun_by_the_prompt() -> None:
     request = make_request(1, [9, 3], temperature=0)
     request.bad_words = [[3, 3], [9, 3, 4]]

@@ -65,10 +65,10 @@ def counts_of(num_slots: int, vocab: int) -> TokenCounts:
     return TokenCounts(bits.sum(-1).int().to(DEVICE), output.int().to(DEVICE))
 
 
-def _as_the_engine(
+def _adjusted(
     row: Tensor, bias: dict[int, float], penalties: dict[str, float], counts: TokenCounts, slot: int
 ) -> Tensor:
-    """Return a row adjusted token by token, in the operations of the engine's own sampler."""
+    """Return a row adjusted as one request asks for it, by fewer and plainer operations."""
     row = row.clone()
     if bias:
         row[list(bias)] += row.new_tensor(list(bias.values()))
@@ -89,7 +89,7 @@ def _as_the_engine(
 
 
 def check_rows(rows: list[Row], vocab: int) -> None:
-    """Assert that rows are adjusted to the bit as the reference and the engine's sampler do."""
+    """Assert that rows are adjusted to the bit as the reference and `_adjusted` do."""
     counts, slots = counts_of(len(rows) + 2, vocab), list(range(len(rows)))[::-1]
     logits = padded(randn(len(rows), vocab) * 4)
     before = logits.clone()
@@ -100,7 +100,7 @@ def check_rows(rows: list[Row], vocab: int) -> None:
     adjust_logits(logits, bias, penalties, counts)
     assert torch.equal(logits, expected)
     for i, (row, slot) in enumerate(zip(rows, slots, strict=True)):
-        assert torch.equal(logits[i], _as_the_engine(before[i], *row, counts, slot)), i
+        assert torch.equal(logits[i], _adjusted(before[i], *row, counts, slot)), i
 
 
 @pytest.mark.parametrize("vocab", [3001, 5008])
