@@ -20,9 +20,10 @@ VOCAB = 400
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> LLM:
-    return LLM(str(checkpoint), dtype="float32", block_size=4, max_num_seqs=16)
+@pytest.fixture(scope="module", params=[False, True], ids=["step-by-step", "one-step-ahead"])
+def llm(checkpoint: Path, request: pytest.FixtureRequest) -> LLM:
+    settings = {"dtype": "float32", "block_size": 4, "max_num_seqs": 16}
+    return LLM(str(checkpoint), **settings, async_scheduling=request.param)
 
 
 @pytest.fixture(autouse=True)

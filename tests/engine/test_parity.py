@@ -107,6 +107,11 @@ def make_llm(reference: Reference, **settings: Any) -> LLM:
     )
 
 
+@pytest.fixture(params=[False, True], ids=["step-by-step", "one-step-ahead"])
+def ahead(request: pytest.FixtureRequest) -> dict[str, bool]:
+    return {"async_scheduling": request.param}
+
+
 def check(reference: Reference, outputs: list[RequestOutput], llm: LLM) -> None:
     for i, output in enumerate(outputs):
         completion = output.outputs[0]
@@ -127,18 +132,20 @@ def test_alone(reference: Reference) -> None:
     check(reference, outputs, llm)
 
 
-def test_in_a_mixed_batch(reference: Reference) -> None:
-    llm = make_llm(reference, enable_prefix_caching=False)
+def test_in_a_mixed_batch(reference: Reference, ahead: dict[str, bool]) -> None:
+    llm = make_llm(reference, **ahead, enable_prefix_caching=False)
     check(reference, llm.generate(reference.prompts, PARAMS, use_tqdm=False), llm)
 
 
-def test_with_chunked_prefill(reference: Reference) -> None:
-    llm = make_llm(reference, enable_prefix_caching=False, max_num_seqs=5, max_num_batched_tokens=6)
+def test_with_chunked_prefill(reference: Reference, ahead: dict[str, bool]) -> None:
+    llm = make_llm(
+        reference, enable_prefix_caching=False, max_num_seqs=5, max_num_batched_tokens=6, **ahead
+    )
     check(reference, llm.generate(reference.prompts, PARAMS, use_tqdm=False), llm)
 
 
-def test_with_prefix_hits(reference: Reference) -> None:
-    llm = make_llm(reference)
+def test_with_prefix_hits(reference: Reference, ahead: dict[str, bool]) -> None:
+    llm = make_llm(reference, **ahead)
     check(reference, llm.generate(reference.prompts, PARAMS, use_tqdm=False), llm)
     again = llm.generate(reference.prompts, PARAMS, use_tqdm=False)
     check(reference, again, llm)
@@ -147,8 +154,8 @@ def test_with_prefix_hits(reference: Reference) -> None:
         assert output.metrics.num_cached_tokens == full_blocks * BLOCK_SIZE
 
 
-def test_under_preemption(reference: Reference) -> None:
-    llm = make_llm(reference, num_gpu_blocks_override=1 + 40 // BLOCK_SIZE)
+def test_under_preemption(reference: Reference, ahead: dict[str, bool]) -> None:
+    llm = make_llm(reference, **ahead, num_gpu_blocks_override=1 + 40 // BLOCK_SIZE)
     outputs = llm.generate(reference.prompts, PARAMS, use_tqdm=False)
     check(reference, outputs, llm)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0

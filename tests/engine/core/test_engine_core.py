@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from engine.errors import CheckpointError, QueueFullError
 from engine.service.messages import AddRequest, SequenceOutput
 
 
-def make_core(checkpoint: Path, **settings: object) -> EngineCore:
-    return EngineCore(
-        EngineConfig.parse({"model": str(checkpoint), "dtype": "float32", **settings})
-    )
+MakeCore = Callable[..., EngineCore]
+
+
+@pytest.fixture(params=[False, True], ids=["step-by-step", "one-step-ahead"])
+def make_core(checkpoint: Path, request: pytest.FixtureRequest) -> MakeCore:
+    fields = {"model": str(checkpoint), "dtype": "float32", "async_scheduling": request.param}
+    return lambda **settings: EngineCore(EngineConfig.parse({**fields, **settings}))
 
 
 def request(uid: int, max_tokens: int = 9, **fields: object) -> AddRequest:
@@ -33,15 +37,15 @@ def run(core: EngineCore) -> list[SequenceOutput]:
 
 @pytest.mark.parametrize(("interval", "sizes"), [(1, [1] * 9), (4, [1, 4, 4]), (20, [1, 8])])
 def test_chunks_have_the_streams_interval_but_the_first_token_comes_at_once(
-    checkpoint: Path, interval: int, sizes: list[int]
+    make_core: MakeCore, interval: int, sizes: list[int]
 ) -> None:
-    core = make_core(checkpoint, stream_interval=interval)
+    core = make_core(stream_interval=interval)
     core.add_request(request(1))
     assert [len(output.token_ids) for output in run(core)] == sizes
 
 
-def test_without_streaming_everything_comes_at_the_end(checkpoint: Path) -> None:
-    core = make_core(checkpoint)
+def test_without_streaming_everything_comes_at_the_end(make_core: MakeCore) -> None:
+    core = make_core()
     streamed, whole = request(1), request(2)
     core.add_request(streamed)
     core.add_request(AddRequest(2, whole.prompt_token_ids, whole.sampling_params, stream=False))
@@ -50,8 +54,8 @@ def test_without_streaming_everything_comes_at_the_end(checkpoint: Path) -> None
     assert answer.token_ids == [i for o in outputs if o.uid == 1 for i in o.token_ids]
 
 
-def test_a_full_queue_refuses_the_next_one_only(checkpoint: Path) -> None:
-    core = make_core(checkpoint, max_num_queued_reqs=2)
+def test_a_full_queue_refuses_the_next_one_only(make_core: MakeCore) -> None:
+    core = make_core(max_num_queued_reqs=2)
     core.add_request(request(1))
     core.add_request(request(2))
     with pytest.raises(QueueFullError, match="Maximum queue size of 2 requests"):
@@ -60,9 +64,9 @@ def test_a_full_queue_refuses_the_next_one_only(checkpoint: Path) -> None:
 
 
 def test_waiting_prompt_tokens_are_bounded_and_the_first_is_always_let_in(
-    checkpoint: Path,
+    make_core: MakeCore,
 ) -> None:
-    core = make_core(checkpoint, max_num_queued_tokens=5)
+    core = make_core(max_num_queued_tokens=5)
     core.add_request(AddRequest(1, [5] * 20, {"max_tokens": 2}))
     with pytest.raises(QueueFullError, match="Maximum queue size of 5 prompt tokens"):
         core.add_request(request(2))
@@ -74,9 +78,9 @@ def test_waiting_prompt_tokens_are_bounded_and_the_first_is_always_let_in(
 
 
 @pytest.mark.parametrize("uid", [1, 2])
-def test_a_deadline_is_answered_before_the_next_step(checkpoint: Path, uid: int) -> None:
+def test_a_deadline_is_answered_before_the_next_step(make_core: MakeCore, uid: int) -> None:
     """Whether the request runs or waits; it counts from arrival, wherever the request was then."""
-    core = make_core(checkpoint, max_num_seqs=1)
+    core = make_core(max_num_seqs=1)
     begin = time.monotonic()
     for each in (1, 2):
         late = {"arrival_time": begin - 9.8, "timeout_s": 10.0} if each == uid else {}
@@ -87,14 +91,14 @@ def test_a_deadline_is_answered_before_the_next_step(checkpoint: Path, uid: int)
     assert (output.uid, output.finish_reason) == (uid, "abort")
     other = 3 - uid
     core.abort(other)
-    assert not core.has_unfinished_requests()
+    assert run(core) == []
     assert core.scheduler.kv_cache.pool.num_free == core.scheduler.kv_cache.pool.num_usable
 
 
 def test_the_timeout_of_the_settings_holds_for_all_and_none_may_exceed_it(
-    checkpoint: Path,
+    make_core: MakeCore,
 ) -> None:
-    core = make_core(checkpoint, request_timeout_s=5)
+    core = make_core(request_timeout_s=5)
     arrival = time.monotonic() - 4
     for uid, timeout_s, age in ((1, None, 0), (2, 100.0, 0), (3, 3.0, 0), (4, None, 2)):
         core.add_request(
@@ -110,8 +114,8 @@ def test_the_timeout_of_the_settings_holds_for_all_and_none_may_exceed_it(
     assert finished == {1: "length", 2: "length", 3: "abort", 4: "abort"}
 
 
-def test_a_deadline_ends_what_waits_and_what_runs(checkpoint: Path) -> None:
-    core = make_core(checkpoint, max_num_seqs=1)
+def test_a_deadline_ends_what_waits_and_what_runs(make_core: MakeCore) -> None:
+    core = make_core(max_num_seqs=1)
     params = {"max_tokens": 100, "ignore_eos": True}
     for uid in (1, 2):
         core.add_request(AddRequest(uid, [5, 6], params, timeout_s=0.2))
@@ -123,16 +127,16 @@ def test_a_deadline_ends_what_waits_and_what_runs(checkpoint: Path) -> None:
 
 
 def test_an_end_token_that_the_model_does_not_have_is_refused_at_the_start(
-    checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, make_core: MakeCore
 ) -> None:
     broken = shutil.copytree(checkpoint, tmp_path / "broken")
     (broken / "generation_config.json").write_text('{"eos_token_id": [0, 400]}')
     with pytest.raises(CheckpointError, match=r"eos_token_id: 400 must be below .* 400$"):
-        make_core(broken)
+        make_core(model=str(broken))
 
 
-def test_statistics_of_a_request(checkpoint: Path) -> None:
-    core = make_core(checkpoint, block_size=4)
+def test_statistics_of_a_request(make_core: MakeCore) -> None:
+    core = make_core(block_size=4)
     prompt = list(range(10, 30))
     for uid in (1, 2):
         core.add_request(AddRequest(uid, prompt, {"max_tokens": 3, "ignore_eos": True}))
@@ -148,9 +152,9 @@ def test_statistics_of_a_request(checkpoint: Path) -> None:
         assert times == sorted(times)
 
 
-def test_chunks_are_larger_where_each_carries_a_long_window(checkpoint: Path) -> None:
+def test_chunks_are_larger_where_each_carries_a_long_window(make_core: MakeCore) -> None:
     """Special tokens have no text, so that the window of those after them reaches before them."""
-    core = make_core(checkpoint)
+    core = make_core()
     core.add_request(
         AddRequest(1, [9], {"max_tokens": 120, "allowed_token_ids": [1], "ignore_eos": True})
     )
@@ -162,8 +166,8 @@ def test_chunks_are_larger_where_each_carries_a_long_window(checkpoint: Path) ->
     assert len(outputs[-2].window_ids) > 100
 
 
-def test_logprobs_are_kept_until_they_are_handed_out(checkpoint: Path) -> None:
-    core = make_core(checkpoint, stream_interval=3)
+def test_logprobs_are_kept_until_they_are_handed_out(make_core: MakeCore) -> None:
+    core = make_core(stream_interval=3)
     core.add_request(request(1, logprobs=2))
     (sequence,) = core.scheduler.queued
     outputs = []
