@@ -47,25 +47,32 @@ class MemoryProfile:
     libraries: int
     free: int
 
+    @property
+    def summary(self) -> str:
+        """The figures as text for the user."""
+        return (
+            f"the model takes {gib(self.weights)}, libraries {gib(self.libraries)} and the largest "
+            f"step {gib(self.activations)} of {gib(self.total)}"
+        )
+
 
 def memory_before_loading(config: EngineConfig, device: torch.device) -> MemorySnapshot | None:
     """Return how things stand on `device` before the weights are loaded, None if it is no GPU.
 
     Raises:
-        InsufficientMemoryError: other processes hold so much that the share which
-            `gpu_memory_utilization` asks for is not free. A smaller share is not taken silently: a
-            process that is just ending would leave its successor with a cache that stays small.
+        InsufficientMemoryError: others hold so much that the share which `gpu_memory_utilization`
+            asks for is not free. A smaller share is not taken silently: a process that is just
+            ending would leave its successor with a cache that stays small.
     """
     if device.type != "cuda":
         return None
     before = _snapshot(device)
     share = gpu_share(config, before.total)
-    sized = config.kv_cache_memory_bytes or config.num_gpu_blocks_override
-    if sized is None and before.free < share:
+    if cache_fills_share(config) and before.free < share:
         raise InsufficientMemoryError(
             f"gpu_memory_utilization: {config.gpu_memory_utilization:g} of {gib(before.total)} is "
-            f"{gib(share)}, but other processes leave only {gib(before.free)} of memory free on "
-            f"{device}; end them, or lower gpu_memory_utilization to at most "
+            f"{gib(share)}, but only {gib(before.free)} of memory is free on {device}; end what "
+            "else uses it, or lower gpu_memory_utilization to at most "
             f"{int(100 * before.free / before.total) / 100:g}"
         )
     return before
@@ -79,8 +86,6 @@ def profile_memory(
 ) -> MemoryProfile:
     """Measure what the loaded model takes while it runs the largest step that can come.
 
-    What torch's allocator holds without need is given back to the device, before and after.
-
     Args:
         before: of `memory_before_loading`.
         run_profile: runs such a step once: `max_num_batched_tokens` tokens, logits and sampler of
@@ -89,7 +94,7 @@ def profile_memory(
     Raises:
         InsufficientMemoryError: the step itself finds no memory.
     """
-    loaded = _settled_snapshot(device)
+    loaded = _snapshot(device)
     torch.cuda.reset_peak_memory_stats(device)
     weights = loaded.allocated - before.allocated
     try:
@@ -102,7 +107,7 @@ def profile_memory(
             "weights; lower max_num_batched_tokens or max_num_seqs"
         ) from None
     peak = torch.cuda.max_memory_allocated(device)
-    after = _settled_snapshot(device)
+    after = _snapshot(device)
     return MemoryProfile(
         total=after.total,
         weights=weights,
@@ -111,6 +116,11 @@ def profile_memory(
         libraries=max(0, (before.free - after.free) - (after.reserved - before.reserved)),
         free=max(0, after.free - (peak - after.allocated)),
     )
+
+
+def cache_fills_share(config: EngineConfig) -> bool:
+    """Tell whether the KV cache gets what `gpu_memory_utilization` leaves, and no given size."""
+    return config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
 
 
 def gpu_share(config: EngineConfig, total: int) -> int:
@@ -123,14 +133,11 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
-def _settled_snapshot(device: torch.device) -> MemorySnapshot:
+def _snapshot(device: torch.device) -> MemorySnapshot:
+    """Return how things stand once torch's allocator has given back what it holds without need."""
     torch.cuda.synchronize(device)
     gc.collect()
     torch.cuda.empty_cache()
-    return _snapshot(device)
-
-
-def _snapshot(device: torch.device) -> MemorySnapshot:
     free, total = torch.cuda.mem_get_info(device)
     return MemorySnapshot(
         total=total,

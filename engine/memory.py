@@ -11,7 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import blocks_for
 from engine.errors import InsufficientMemoryError
-from engine.gpu_memory import MemoryProfile, gib, gpu_share
+from engine.gpu_memory import MemoryProfile, cache_fills_share, gib, gpu_share
 from engine.models.config import ModelConfig
 
 # Of the memory that is free once the weights are loaded; the rest is for activations, the
@@ -104,38 +104,53 @@ def plan_kv_cache(
     return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes)
 
 
-def require_room_for_weights(num_bytes: int, device: torch.device) -> None:
-    """Raise `InsufficientMemoryError` if weights of `num_bytes` do not fit on `device`."""
+def require_room_for_weights(num_bytes: int, device: torch.device, config: EngineConfig) -> None:
+    """Raise `InsufficientMemoryError` if weights of `num_bytes` do not fit on `device`.
+
+    On a GPU they must leave something of the share of `gpu_memory_utilization`, unless the size of
+    the KV cache is given: that is known before they are loaded.
+    """
     free = _free_bytes(device)
     if num_bytes > free:
         raise InsufficientMemoryError(
             f"model: its weights need {gib(num_bytes)}, but only {gib(free)} of memory is free "
             f"on {device.type}; choose a smaller model or dtype, or free some memory"
         )
+    if device.type == "cuda" and cache_fills_share(config):
+        total = torch.cuda.mem_get_info(device)[1]
+        if num_bytes >= gpu_share(config, total):
+            raise _model_too_large(config, num_bytes, total)
 
 
 def _gpu_budget(config: EngineConfig, profile: MemoryProfile, reserved_bytes: int) -> int:
     """Return what the share of this process has left for the KV cache."""
     share = gpu_share(config, profile.total)
-    given = (
-        f"the {gib(share)} that gpu_memory_utilization {config.gpu_memory_utilization:g} gives of "
-        f"{gib(profile.total)}"
-    )
     fixed = profile.weights + profile.libraries
     if fixed >= share:
-        raise InsufficientMemoryError(
-            f"model: it takes {gib(fixed)}, {gib(profile.weights)} of it weights, which is more "
-            f"than {given}; choose a smaller model or dtype, or raise gpu_memory_utilization"
-        )
+        raise _model_too_large(config, fixed, profile.total)
     budget = share - fixed - profile.activations - reserved_bytes
     if budget <= 0:
         raise InsufficientMemoryError(
             f"max_num_batched_tokens: a step of {config.max_num_batched_tokens} tokens takes "
             f"{gib(profile.activations + reserved_bytes)} beside {gib(fixed)} of the model, which "
-            f"leaves no KV cache of {given}; lower max_num_batched_tokens or max_num_seqs, or "
-            "raise gpu_memory_utilization"
+            f"leaves no KV cache of {_share_text(config, profile.total)}; lower "
+            "max_num_batched_tokens or max_num_seqs, or raise gpu_memory_utilization"
         )
     return budget
+
+
+def _model_too_large(config: EngineConfig, num_bytes: int, total: int) -> InsufficientMemoryError:
+    return InsufficientMemoryError(
+        f"model: it takes {gib(num_bytes)}, which leaves nothing of {_share_text(config, total)}; "
+        "choose a smaller model or dtype, or raise gpu_memory_utilization"
+    )
+
+
+def _share_text(config: EngineConfig, total: int) -> str:
+    return (
+        f"the {gib(gpu_share(config, total))} that gpu_memory_utilization "
+        f"{config.gpu_memory_utilization:g} gives of {gib(total)}"
+    )
 
 
 def _beside(profile: MemoryProfile | None, reserved_bytes: int) -> str:

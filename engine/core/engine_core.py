@@ -85,6 +85,7 @@ class EngineCore:
             on_progress("measuring the memory of the largest step")
             self._runner.allocate_kv_cache(1)
             profile = profile_memory(config, before, self._runner.run_largest_step, device)
+            on_progress(profile.summary)
         plan = plan_kv_cache(
             config,
             model_config,

@@ -71,7 +71,7 @@ class ModelRunner:
         self._attention.check(model_config, self._kv_cache_dtype)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
-        require_room_for_weights(sum(p.nbytes for p in outline.parameters()), device)
+        require_room_for_weights(sum(p.nbytes for p in outline.parameters()), device, config)
         self.model = build(device=device)
         initialise_weights(
             self.model,

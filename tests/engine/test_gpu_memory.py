@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError
 from engine.gpu_memory import MemoryProfile, memory_before_loading, profile_memory
-from engine.memory import KVCachePlan, kv_cache_dtype, plan_kv_cache
+from engine.memory import (
+    KVCachePlan,
+    kv_cache_dtype,
+    plan_kv_cache,
+    require_room_for_weights,
+)
 from engine.models.config import ModelConfig
 from tests.factories.checkpoints import write_checkpoint
 
@@ -92,12 +97,16 @@ def test_the_profile_holds_the_peak_and_not_what_loading_took(gpu: Gpu) -> None:
         gpu.allocate(GIB)
         gpu.release(GIB)
 
-    assert profile_memory(config(), before, run, CUDA) == MemoryProfile(
+    found = profile_memory(config(), before, run, CUDA)
+    assert found == MemoryProfile(
         total=80 * GIB,
         weights=16 * GIB,
         activations=3 * GIB,
         libraries=GIB // 2,
         free=(80 - 1 - 2 - 16 - 3) * GIB - GIB // 2,
+    )
+    assert found.summary == (
+        "the model takes 16.00 GiB, libraries 0.50 GiB and the largest step 3.00 GiB of 80.00 GiB"
     )
 
 
@@ -130,14 +139,31 @@ def test_a_share_that_others_hold_is_refused_before_anything_is_loaded(gpu: Gpu)
     gpu.others = 20 * GIB
     with pytest.raises(
         InsufficientMemoryError,
-        match=r"^gpu_memory_utilization: 0\.9 of 80\.00 GiB is 72\.00 GiB, but other processes "
-        r"leave only 60\.00 GiB of memory free on cuda; end them, or .* to at most 0\.75$",
+        match=r"^gpu_memory_utilization: 0\.9 of 80\.00 GiB is 72\.00 GiB, but only "
+        r"60\.00 GiB of memory is free on cuda; end what else uses it, or .* to at most 0\.75$",
     ):
         memory_before_loading(config(), CUDA)
     assert memory_before_loading(config(gpu_memory_utilization=0.75), CUDA) is not None
     # With these, the share does not matter.
     assert memory_before_loading(config(kv_cache_memory_bytes=GIB), CUDA) is not None
     assert memory_before_loading(config(num_gpu_blocks_override=9), CUDA) is not None
+
+
+def test_what_an_earlier_engine_has_given_back_is_free(gpu: Gpu) -> None:
+    gpu.allocate(60 * GIB)
+    gpu.release(60 * GIB)  # torch's allocator keeps it
+    assert memory_before_loading(config(), CUDA) is not None
+
+
+def test_weights_that_exceed_the_share_are_refused_before_they_are_loaded(gpu: Gpu) -> None:
+    require_room_for_weights(71 * GIB, CUDA, config())
+    with pytest.raises(InsufficientMemoryError, match=r"^model: it takes 72\.00 GiB, which leaves"):
+        require_room_for_weights(72 * GIB, CUDA, config())
+    require_room_for_weights(79 * GIB, CUDA, config(num_gpu_blocks_override=9))
+    with pytest.raises(
+        InsufficientMemoryError, match=r"^model: its weights need 79\.50 GiB, but on"
+    ):
+        require_room_for_weights(159 * GIB // 2, CUDA, config(num_gpu_blocks_override=9))
 
 
 def test_a_cpu_is_not_measured() -> None:
@@ -196,9 +222,9 @@ def test_a_size_that_is_given_counts_instead_of_the_share(model_config: ModelCon
         (
             profile(total=20 * GIB, weights=19 * GIB, activations=GIB, libraries=0),
             {},
-            r"^model: it takes 19\.00 GiB, 19\.00 GiB of it weights, which is more than the "
-            r"18\.00 GiB that gpu_memory_utilization 0\.9 gives of 20\.00 GiB; choose a smaller "
-            r"model or dtype, or raise gpu_memory_utilization$",
+            r"^model: it takes 19\.00 GiB, which leaves nothing of the 18\.00 GiB that "
+            r"gpu_memory_utilization 0\.9 gives of 20\.00 GiB; choose a smaller model or dtype, "
+            r"or raise gpu_memory_utilization$",
         ),
         (
             profile(total=20 * GIB, weights=15 * GIB, activations=3 * GIB, libraries=GIB),

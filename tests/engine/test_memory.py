@@ -77,10 +77,10 @@ def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names = ("memory.max", "memory.current", "inactive_file")
     monkeypatch.setattr(memory, "_CGROUPS", ((tmp_path, *names),))
     with pytest.raises(InsufficientMemoryError, match="model: its weights need"):
-        memory.require_room_for_weights(600_001, CPU)
-    memory.require_room_for_weights(600_000, CPU)
+        memory.require_room_for_weights(600_001, CPU, EngineConfig())
+    memory.require_room_for_weights(600_000, CPU, EngineConfig())
     limit.write_text("max\n")
-    memory.require_room_for_weights(600_001, CPU)
+    memory.require_room_for_weights(600_001, CPU, EngineConfig())
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(
