@@ -1,0 +1,131 @@
+"""Greedy tokens and log-probabilities equal transformers': in float32 all, in bfloat16 nearly."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import RequestOutput
+from tests.factories.greedy import GreedyCheckpoint, check_blocks
+
+# Around the sizes of blocks, chunks and tiles; many enough for the steps of a decode graph.
+LENGTHS = (1, 2, 15, 16, 17, 31, 33, 47, 64, 65, 100, 129)
+MAX_TOKENS = 12
+SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 160, "max_num_seqs": 16}
+
+_SHAPE = {
+    "hidden_size": 128,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {"rope": "llama3"}),
+    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True, "num_attention_heads": 14}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 128}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 24}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def checkpoint(case: str, tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
+    return make_checkpoint(case, tmp_path_factory.mktemp(case))
+
+
+@pytest.fixture(scope="module")
+def gentle(case: str, tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
+    """Of smaller weights: attention that picks one key makes much of a small error."""
+    return make_checkpoint(case, tmp_path_factory.mktemp(case), initializer_range=0.1)
+
+
+def make_checkpoint(case: str, path: Path, **settings: Any) -> GreedyCheckpoint:
+    architecture, fields = CASES[case]
+    return GreedyCheckpoint(
+        path,
+        architecture,
+        lengths=LENGTHS,
+        max_tokens=MAX_TOKENS,
+        **{**_SHAPE, **fields, **settings},
+    )
+
+
+def test_in_a_mixed_batch(checkpoint: GreedyCheckpoint, device: torch.device) -> None:
+    llm = checkpoint.llm(device, **SETTINGS, enable_prefix_caching=False)
+    checkpoint.check(llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False), llm)
+
+
+def test_with_chunked_prefill_and_prefix_hits(
+    checkpoint: GreedyCheckpoint, device: torch.device
+) -> None:
+    llm = checkpoint.llm(device, **SETTINGS, max_num_batched_tokens=24)
+    checkpoint.check(llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False), llm)
+    again = llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False)
+    checkpoint.check(again, llm)
+    assert all(
+        output.metrics.num_cached_tokens > 0
+        for output in again
+        if len(output.prompt_token_ids) > 32
+    )
+
+
+def test_under_preemption(checkpoint: GreedyCheckpoint, device: torch.device) -> None:
+    llm = checkpoint.llm(device, **SETTINGS, num_gpu_blocks_override=1 + 160 // 16)
+    outputs = llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False)
+    checkpoint.check(outputs, llm)
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+
+
+def test_in_bfloat16_the_error_is_that_of_the_type(
+    gentle: GreedyCheckpoint, device: torch.device
+) -> None:
+    """Beside float32 with the same rounded weights, the engine errs as transformers does."""
+    llm = gentle.llm(device, **SETTINGS, dtype="bfloat16", max_num_batched_tokens=64)
+    outputs = llm.generate(gentle.prompts, gentle.sampling, use_tqdm=False)
+    check_blocks(llm)
+    rounded = gentle.model.bfloat16()
+    theirs = [_logprobs(deepcopy(rounded).to(device), output).cpu() for output in outputs]
+    exact = [_logprobs(deepcopy(rounded).float(), output) for output in outputs]
+    ids = [torch.tensor(output.outputs[0].token_ids)[:, None] for output in outputs]
+    chosen = [rows.gather(1, i) for rows, i in zip(exact, ids, strict=True)]
+    error = _rms([_chosen(output) for output in outputs], chosen)
+    typical = _rms(theirs, exact)
+    assert error <= 1.5 * typical
+    best = torch.cat([rows.amax(1, keepdim=True) for rows in exact])
+    assert (best - torch.cat(chosen)).max() <= 8 * typical, "not one of the most likely tokens"
+
+
+@torch.inference_mode()
+def _logprobs(model: Any, output: RequestOutput) -> Tensor:
+    """Return transformers' log-probabilities of all tokens at each place of an output."""
+    token_ids = output.outputs[0].token_ids
+    ids = torch.tensor([[*output.prompt_token_ids, *token_ids]], device=model.device)
+    logits = model(ids).logits[0, -len(token_ids) - 1 : -1]
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
+def _chosen(output: RequestOutput) -> Tensor:
+    """Return the engine's log-probabilities of the tokens that it chose."""
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    return torch.tensor(
+        [
+            [position[token_id].logprob]
+            for token_id, position in zip(completion.token_ids, completion.logprobs, strict=True)
+        ]
+    )
+
+
+def _rms(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    return float((torch.cat(ours) - torch.cat(theirs)).square().mean().sqrt())
