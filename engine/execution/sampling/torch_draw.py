@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.execution.sampling.draw import DrawParams
 from engine.execution.sampling.step_arrays import DeviceArrays
+from engine.execution.sampling.torch_filter import TorchFilter
 from engine.execution.sampling.uniform import uniform_numbers
 
 
@@ -26,9 +27,7 @@ class TorchDraw:
         self._temperature = _column(params.temperature[drawn])
         self._uniform = _column(uniform_numbers(params.seeds[drawn], params.positions[drawn]))
         self._filtered = torch.from_numpy(filtered)
-        self._top_k = _column(top_k[filtered])
-        self._top_p = _column(top_p[filtered])
-        self._min_p = _column(min_p[filtered])
+        self._filter = TorchFilter(*(_column(values[filtered]) for values in (top_k, top_p, min_p)))
 
     def draw(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
         """Do what `Draw.draw` says."""
@@ -45,22 +44,8 @@ class TorchDraw:
         colder = (logits - logits.amax(dim=-1, keepdim=True)) / self._temperature
         probs = torch.softmax(colder, dim=-1)
         if len(self._filtered):
-            probs[self._filtered] = self._filter(probs[self._filtered])
+            probs[self._filtered] = self._filter.apply(probs[self._filtered])
         return _invert(probs, self._uniform)
-
-    def _filter(self, probs: Tensor) -> Tensor:
-        """Return `probs` with 0 for all that top-k, then min-p, then top-p leave out."""
-        probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        vocab = probs.shape[-1]
-        top_k = torch.where(self._top_k > 0, self._top_k, vocab)
-        outside = (torch.arange(vocab) >= top_k) | (probs < self._min_p * probs[:, :1])
-        probs = probs.masked_fill(outside, 0.0)
-        # Nucleus: a token stays while the mass before it has not reached top_p of what is left.
-        mass_before = probs.cumsum(dim=-1) - probs
-        outside = mass_before >= self._top_p * probs.sum(dim=-1, keepdim=True)
-        kept = probs.masked_fill(outside & (self._top_p < 1), 0.0)
-        # Back in the order of the vocabulary, so that a row draws the same as an unfiltered one.
-        return torch.zeros_like(kept).scatter_(1, order, kept)
 
 
 def _column(values: NDArray[np.float64] | NDArray[np.int32]) -> Tensor:
