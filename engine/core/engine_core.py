@@ -86,11 +86,12 @@ class EngineCore:
             self._runner.allocate_kv_cache(1)
             profile = profile_memory(config, before, self._runner.run_largest_step, device)
             on_progress(profile.summary)
+        cache_dtype = kv_cache_dtype(config, dtype)
         plan = plan_kv_cache(
             config,
             model_config,
             max_model_len=max_model_len,
-            dtype=kv_cache_dtype(config, dtype),
+            dtype=cache_dtype,
             device=device,
             profile=profile,
         )
@@ -138,7 +139,7 @@ class EngineCore:
                 f"{config.model} ({model_config.architecture}, {dtype}, {device.type}), KV cache "
                 f"for {(plan.num_blocks - 1) * plan.block_size:,} tokens "
                 f"({plan.num_blocks - 1:,} blocks of {plan.block_size}, "
-                f"{plan.num_bytes / 2**20:,.0f} MiB), max_model_len {plan.max_model_len:,}"
+                f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}), max_model_len {plan.max_model_len:,}"
             ).replace("torch.", ""),
         )
 

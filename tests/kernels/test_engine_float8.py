@@ -144,3 +144,4 @@ def test_the_cache_takes_a_quarter_of_float32s(checkpoint: Checkpoint) -> None:
     assert llm.num_blocks == 9 - 1
     caches = [tensor for layer in llm._core._runner._kv_cache for tensor in layer]
     assert sum(cache.nbytes for cache in caches) == 9 * per_block
+    assert "MiB of float8_e4m3fn)" in llm._core.ready.description
