@@ -139,7 +139,8 @@ class EngineCore:
                 f"{config.model} ({model_config.architecture}, {dtype}, {device.type}), KV cache "
                 f"for {(plan.num_blocks - 1) * plan.block_size:,} tokens "
                 f"({plan.num_blocks - 1:,} blocks of {plan.block_size}, "
-                f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}), max_model_len {plan.max_model_len:,}"
+                f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}), "
+                f"max_model_len {plan.max_model_len:,}"
             ).replace("torch.", ""),
         )
 
