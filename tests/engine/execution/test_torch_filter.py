@@ -65,7 +65,17 @@ def test_flat_and_steep_rows_at_once() -> None:
     flat = torch.full((VOCAB,), 2.0**-11, dtype=torch.float64)
     steep = torch.zeros(VOCAB, dtype=torch.float64)
     steep[[9, 700, 3]] = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    asked = [(0, 0.75, 0.0), (0, 0.6, 0.0), (700, 1.0, 0.0), (2, 1.0, 0.0)]
-    out = filter_of(asked).apply(torch.stack([flat, steep, flat, steep]))
-    kept = [(row > 0).nonzero()[:, 0].tolist() for row in out]
-    assert kept == [list(range(VOCAB * 3 // 4)), [3, 9], list(range(700)), [3, 9]]
+    # The first three tokens are found at once, but not which of the others come next.
+    both = flat.where(steep == 0, steep)
+    asked: list[tuple[torch.Tensor, Asked, list[int]]] = [
+        (flat, (0, 0.75, 0.0), list(range(VOCAB * 3 // 4))),
+        (steep, (0, 0.6, 0.0), [3, 9]),
+        (flat, (700, 1.0, 0.0), list(range(700))),
+        (steep, (2, 1.0, 0.0), [3, 9]),
+        (both, (FEW - 1, 1.0, 0.0), [*range(FEW - 2), 700]),
+        (both, (3, 1.0, 0.0), [3, 9, 700]),
+    ]
+    out = filter_of([f for _, f, _ in asked]).apply(torch.stack([row for row, _, _ in asked]))
+    for found, (row, _, kept) in zip(out, asked, strict=True):
+        assert (found > 0).nonzero()[:, 0].tolist() == kept
+        assert torch.equal(found[kept], row[kept])
