@@ -104,6 +104,10 @@ class EngineConfig(BaseModel):
     num_gpu_blocks_override: Annotated[int, Field(ge=2)] | None = Field(
         None, description="KV blocks, whatever the memory"
     )
+    swap_space: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0,
+        description="GiB of host memory for the KV of preempted sequences; 0: it is recomputed",
+    )
     enable_prefix_caching: bool = Field(True, description="share KV blocks of equal prefixes")
     max_logprobs: Annotated[int, Field(ge=0)] = Field(
         20, description="largest `logprobs` of a request"

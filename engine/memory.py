@@ -122,6 +122,24 @@ def require_room_for_weights(num_bytes: int, device: torch.device, config: Engin
             raise _model_too_large(config, num_bytes, total)
 
 
+def swap_space_bytes(config: EngineConfig, plan: KVCachePlan, device: torch.device) -> int:
+    """Return the bytes of the host's memory that hold KV of preempted sequences.
+
+    Raises:
+        InsufficientMemoryError: the host has not so many beside `plan`, if that is on a CPU.
+    """
+    num_bytes = int(config.swap_space * 2**30)
+    on_host = device.type == "cpu"
+    free = max(0, _free_bytes(torch.device("cpu")) - (plan.num_bytes if on_host else 0))
+    if num_bytes > free:
+        raise InsufficientMemoryError(
+            f"swap_space: {gib(num_bytes)} does not fit into the {gib(free)} of the host's memory "
+            f"that is free{' beside the KV cache' if on_host else ''}; lower it, or free some "
+            "memory"
+        )
+    return num_bytes
+
+
 def _gpu_budget(config: EngineConfig, profile: MemoryProfile, reserved_bytes: int) -> int:
     """Return what the share of this process has left for the KV cache."""
     share = gpu_share(config, profile.total)

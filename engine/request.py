@@ -33,7 +33,7 @@ class Request:
     There is no prefill or decode phase: the scheduler only ever moves `num_computed_tokens`
     up to the tokens there are, those that a step in flight will give among them. The scheduler
     alone writes `num_computed_tokens`, `num_unread_tokens` and `slot`, the KV cache manager alone
-    `block_ids`, `block_hashes` and `num_committed_blocks`.
+    `block_ids`, `block_hashes`, `num_committed_blocks`, `host_block_ids` and `num_swapped_tokens`.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class Request:
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_committed_blocks = 0
+        self.host_block_ids: list[int] = []  # while it waits with its KV swapped out
+        self.num_swapped_tokens = 0  # whose KV they hold
         self.forks: list[Request] = []  # siblings that wait for this one's prompt KV
 
         self.finish_reason: FinishReason | None = None

@@ -22,7 +22,7 @@ from engine.execution.pending_step import PendingStep
 from engine.execution.step_graphs import CudaCapturer
 from engine.gpu_memory import memory_before_loading, profile_memory
 from engine.hub import resolve_checkpoint, resolve_tokenizer
-from engine.memory import kv_cache_dtype, plan_kv_cache
+from engine.memory import kv_cache_dtype, plan_kv_cache, swap_space_bytes
 from engine.models.config import ModelConfig
 from engine.progress import in_tenths
 from engine.request import Request
@@ -100,8 +100,10 @@ class EngineCore:
                 "max_num_batched_tokens: must be at least max_model_len "
                 f"({plan.max_model_len}) while enable_chunked_prefill is off"
             )
+        host_bytes = swap_space_bytes(config, plan, device)
         on_progress(f"allocating {plan.num_blocks} KV blocks")
         self._runner.allocate_kv_cache(plan.num_blocks)
+        num_host_blocks = self._runner.allocate_swap_space(host_bytes)
         if device.type == "cuda" and not config.enforce_eager:
             self._runner.capture_graphs(
                 CudaCapturer(), in_tenths(on_progress, "capturing CUDA graphs: {done} of {total}")
@@ -111,6 +113,7 @@ class EngineCore:
                 plan.num_blocks,
                 config.block_size,
                 enable_prefix_caching=config.enable_prefix_caching,
+                num_host_blocks=num_host_blocks,
             ),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -7,11 +7,15 @@ from array import array
 from typing import NamedTuple
 
 from engine.core.block_pool import BlockPool
+from engine.core.host_block_pool import HostBlockPool
 from engine.request import Request
 
 
 class BlockCopy(NamedTuple):
-    """Copy a block's KV in every layer before the step runs (copy-on-write)."""
+    """Copy a block's KV in every layer before the step runs.
+
+    Both blocks are on the device (copy-on-write), or one of them is on the host (swaps).
+    """
 
     source: int
     destination: int
@@ -33,14 +37,22 @@ class KVCacheManager:
     """Block tables of the requests over one `BlockPool`.
 
     Full blocks are addressed by a hash chained over all tokens up to their end, so equal hashes
-    mean equal KV.
+    mean equal KV. A request that has to give up its blocks may keep their KV in blocks of the host.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
-        """Manage `num_blocks` blocks of `block_size` tokens."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        num_host_blocks: int = 0,
+    ) -> None:
+        """Manage `num_blocks` blocks of `block_size` tokens, and `num_host_blocks` on the host."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
+        self.host_pool = HostBlockPool(num_host_blocks)
 
     def reuse_prefix(self, request: Request) -> int:
         """Give a request without blocks the cached blocks of its prefix; return their tokens.
@@ -113,6 +125,41 @@ class KVCacheManager:
         child.num_committed_blocks = len(child.block_hashes)
         self.pool.share(child.block_ids)
 
+    def swap_out(self, request: Request) -> list[BlockCopy] | None:
+        """Move the KV of a request to the host, and give back its blocks.
+
+        The returned copies must be carried out before the next step. Shared blocks are copied too:
+        the others may give them up before the request comes back. None if the host has too few
+        blocks; nothing has changed then.
+        """
+        num_blocks = blocks_for(request.num_computed_tokens, self.block_size)
+        host_block_ids = self.host_pool.allocate(num_blocks)
+        if host_block_ids is None:
+            return None
+        swaps = list(map(BlockCopy, request.block_ids[:num_blocks], host_block_ids))
+        self.free(request)
+        request.host_block_ids = host_block_ids
+        request.num_swapped_tokens = request.num_computed_tokens
+        return swaps
+
+    def swap_in(self, request: Request, num_shared: int) -> list[BlockCopy]:
+        """Move the KV of a request back from the host, if it is there, to the blocks allocated.
+
+        The first `num_shared` of its blocks have theirs, from the prefix cache. The returned copies
+        must be carried out before the step.
+        """
+        host_block_ids = request.host_block_ids
+        block_ids = request.block_ids[: len(host_block_ids)]
+        swaps = list(map(BlockCopy, host_block_ids[num_shared:], block_ids[num_shared:]))
+        self.discard_swapped(request)
+        return swaps
+
+    def discard_swapped(self, request: Request) -> None:
+        """Give back the blocks of the host that a request has."""
+        self.host_pool.release(request.host_block_ids)
+        request.host_block_ids = []
+        request.num_swapped_tokens = 0
+
     def free(self, request: Request) -> None:
         """Give back all blocks of a request; its tail is evicted first, its prefix last."""
         self.pool.release(reversed(request.block_ids))
@@ -127,10 +174,14 @@ class KVCacheManager:
             hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
 
     def check_integrity(self, requests: list[Request]) -> None:
-        """Assert that the block tables of `requests` account for every reference in the pool."""
+        """Assert that the blocks of `requests` account for every reference in the pools."""
         self.pool.check_integrity()
+        self.host_pool.check_integrity(b for request in requests for b in request.host_block_ids)
         counts: dict[int, int] = {}
         for request in requests:
+            num_swapped = blocks_for(request.num_swapped_tokens, self.block_size)
+            assert len(request.host_block_ids) == num_swapped
+            assert not (request.host_block_ids and request.block_ids)
             for block_id in request.block_ids:
                 counts[block_id] = counts.get(block_id, 0) + 1
         for block_id in range(1, self.pool.num_blocks):

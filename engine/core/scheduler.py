@@ -35,22 +35,29 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: copy these blocks, then compute these tokens.
+    """One step: swap out these blocks, copy and swap in those, then compute these tokens.
 
     Rows of one token come first: decode and prefill are different kernels, and each then has one
     range of the step's tokens. Among each kind, those that want a token come first.
+
+    Attributes:
+        swap_out: from blocks of the device to blocks of the host.
+        copies: within the device; all are read before any is written.
+        swap_in: from blocks of the host to blocks of the device.
     """
 
     rows: list[ScheduledRequest]
+    swap_out: list[BlockCopy]
     copies: list[BlockCopy]
+    swap_in: list[BlockCopy]
 
 
 class Scheduler:
     """Continuous batching with chunked prefill in one token budget.
 
     Each request just catches `num_computed_tokens` up to `num_tokens`: running requests first,
-    then waiting ones in policy order. When blocks run out, the last running request is preempted
-    and later recomputed.
+    then waiting ones in policy order. When blocks run out, the last running request is preempted:
+    its KV moves to the host if there is room, and otherwise is recomputed when the request is back.
 
     A step may be scheduled before the tokens of the step before have been read (`update`). Then it
     may have rows of sequences that turn out to have ended; what comes of these is dropped. Blocks
@@ -91,6 +98,8 @@ class Scheduler:
         self.num_prefix_hits = 0  # of them, those found
         self._unfinished: dict[int, dict[int, Request]] = {}  # uid -> index -> sequence
         self._free_slots = list(reversed(range(max_num_seqs)))
+        # What the next step swaps out: block of the host -> block of the device.
+        self._swap_out: dict[int, int] = {}
 
     def _rank(self, request: Request) -> Rank:
         """Smaller runs earlier. uids grow with arrival, so a preempted request comes back first."""
@@ -136,6 +145,7 @@ class Scheduler:
         """
         rows: list[ScheduledRequest] = []
         copies: list[BlockCopy] = []
+        swap_in: list[BlockCopy] = []
         budget = self.max_num_batched_tokens
         num_preemptions = self.num_preemptions
 
@@ -158,12 +168,17 @@ class Scheduler:
 
         # Admitting somebody right after a preemption would only take the blocks away again.
         if self.num_preemptions == num_preemptions:
-            self._admit(rows, copies, budget)
+            self._admit(rows, copies, swap_in, budget)
             assert self.running or not self.num_waiting, "a request that can never fit was let in"
         rows.sort(key=lambda row: (row.num_tokens > 1, not row.wants_token))
         for row in rows:
             self._advance(row)
-        return Schedule(rows, copies)
+        return Schedule(rows, self._take_swap_out() if rows else [], copies, swap_in)
+
+    def _take_swap_out(self) -> list[BlockCopy]:
+        swap_out = [BlockCopy(source, host) for host, source in self._swap_out.items()]
+        self._swap_out = {}
+        return swap_out
 
     def _advance(self, row: ScheduledRequest) -> None:
         request = row.request
@@ -173,7 +188,13 @@ class Scheduler:
         if request.forks and request.num_computed_tokens >= request.num_prompt_tokens:
             self._fork(request)
 
-    def _admit(self, rows: list[ScheduledRequest], copies: list[BlockCopy], budget: int) -> None:
+    def _admit(
+        self,
+        rows: list[ScheduledRequest],
+        copies: list[BlockCopy],
+        swap_in: list[BlockCopy],
+        budget: int,
+    ) -> None:
         while budget > 0 and len(self.running) < self.max_num_seqs:
             request = self._next_waiting()
             if request is None:
@@ -181,7 +202,9 @@ class Scheduler:
             assert request.num_unread_tokens == 0
             reused = not request.block_ids
             if reused:
-                request.num_computed_tokens = self.kv_cache.reuse_prefix(request)
+                num_cached_tokens = self.kv_cache.reuse_prefix(request)
+                request.num_computed_tokens = max(num_cached_tokens, request.num_swapped_tokens)
+            num_shared = len(request.block_ids)
             num_tokens = self._chunk(request, budget)
             whole = num_tokens == request.num_uncomputed_tokens
             allocation = None
@@ -199,6 +222,7 @@ class Scheduler:
                     self.num_prefix_hits += request.num_computed_tokens
                 request.mark_scheduled()
             copies += allocation.copies
+            swap_in += self.kv_cache.swap_in(request, num_shared)
             rows.append(_row(request, num_tokens, allocation))
             budget -= num_tokens
             self._discard_waiting(request)
@@ -225,6 +249,9 @@ class Scheduler:
             if self._reclaim_from_paused():
                 continue
             victim = self.running.pop()
+            # Carried out with the next step that has a row, which may be a later one than this.
+            for source, host in self.kv_cache.swap_out(victim) or ():
+                self._swap_out[host] = source
             self._reset(victim)
             self._free_slot(victim)
             victim.num_preemptions += 1
@@ -301,6 +328,7 @@ class Scheduler:
             else:
                 self._free_slot(request)
             self.kv_cache.free(request)
+            self.kv_cache.discard_swapped(request)
             siblings = self._unfinished[request.uid]
             del siblings[request.index]
             if not siblings:

@@ -15,7 +15,9 @@ from engine.core.kv_cache_manager import blocks_for
 from engine.core.scheduler import Schedule
 from engine.execution.attention import LayerCache, allocate_kv_cache, attention_backend
 from engine.execution.batch import Batch
+from engine.execution.block_moves import move_blocks
 from engine.execution.device_queue import DeviceQueue
+from engine.execution.host_cache import allocate_host_cache
 from engine.execution.pending_step import PendingStep, SentSamples
 from engine.execution.sampling import Sampler
 from engine.execution.step_graphs import Capturer, StepGraphs
@@ -103,6 +105,18 @@ class ModelRunner:
         )
         self._block_copier = BlockCopier([cache for layer in self._kv_cache for cache in layer])
 
+    def allocate_swap_space(self, num_bytes: int) -> int:
+        """Allocate blocks of the host for swaps, within `num_bytes`; return how many there are.
+
+        The KV cache must be allocated.
+        """
+        caches = [cache for layer in self._kv_cache for cache in layer]
+        host_caches = allocate_host_cache(caches, num_bytes)
+        num_blocks = len(host_caches[0])
+        if num_blocks:
+            self._block_copier = BlockCopier(caches, host_caches)
+        return num_blocks
+
     @torch.inference_mode()
     def run_largest_step(self) -> None:
         """Run a step of padding, as large as steps become, for what memory it needs.
@@ -142,9 +156,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> SentSamples | None:
-        if plan.copies:
-            sources, destinations = zip(*plan.copies, strict=True)
-            self._block_copier.copy(sources, destinations)
+        move_blocks(
+            self._block_copier,
+            swap_out=plan.swap_out,
+            copies=plan.copies,
+            swap_in=plan.swap_in,
+        )
         plan.writes.apply()
         hidden, slots = self._run_forward(plan)
         if plan.samples is None:

@@ -20,7 +20,7 @@ class StepPlan:
     """One step of B rows.
 
     Attributes:
-        copies: blocks to copy before it.
+        swap_out, copies, swap_in: blocks to move before it.
         writes: changes of the slot tables to make before it.
         slots: int32 [B], of the rows.
         query_start_loc: int32 [B + 1], their tokens.
@@ -29,7 +29,9 @@ class StepPlan:
         wants_token: which of these rows do want one.
     """
 
+    swap_out: list[BlockCopy]
     copies: list[BlockCopy]
+    swap_in: list[BlockCopy]
     writes: SlotWrites
     slots: NDArray[np.int32]
     query_start_loc: NDArray[np.int32]
@@ -58,7 +60,9 @@ def plan_step(schedule: Schedule, tables: SlotTables, sampler: Sampler) -> StepP
     wants_token = [row.wants_token for row in schedule.rows]
     num_sampled = max((i for i, wants in enumerate(wants_token, 1) if wants), default=0)
     return StepPlan(
+        swap_out=schedule.swap_out,
         copies=schedule.copies,
+        swap_in=schedule.swap_in,
         writes=writes,
         slots=slots,
         query_start_loc=np.concatenate([[0], counts.cumsum()]).astype(np.int32),

@@ -25,7 +25,7 @@ _GAUGES = {
 _COUNTERS = {
     "num_prompt_tokens": ("prompt_tokens_total", "Prompt tokens processed."),
     "num_generation_tokens": ("generation_tokens_total", "Tokens generated."),
-    "num_preemptions": ("num_preemptions_total", "Preempted sequences, to be recomputed."),
+    "num_preemptions": ("num_preemptions_total", "Preempted sequences."),
     "num_prefix_queries": ("prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
     "num_prefix_hits": ("prefix_cache_hits_total", "Tokens found in the prefix cache."),
 }

@@ -2,17 +2,18 @@
 
 It keeps the tokens and the block table of each slot, and is told of changes only, as the device is.
 The "KV" of a token is a hash of all tokens up to it, kept in a paged cache through the very block
-tables and copies that the scheduler hands out. Each step checks that every sequence finds the
-right content in its blocks; the next token is a function of that content. So the output of a
+tables, copies and swaps that the scheduler hands out. Each step checks that every sequence finds
+the right content in its blocks; the next token is a function of that content. So the output of a
 request is right exactly if scheduling, sharing, copying and preemption were.
 """
 
 import hashlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.scheduler import Schedule, ScheduledRequest, Scheduler
+from engine.execution.block_moves import move_blocks
 from engine.request import Request, SampledToken
 
 VOCAB = 50
@@ -51,6 +52,36 @@ class Slot:
         )
 
 
+class BlockStore:
+    """Blocks of the device and of the host; copies as `kernels.block_copy.BlockCopier` does."""
+
+    def __init__(self, block_size: int) -> None:
+        self.device: dict[int, list[bytes]] = defaultdict(lambda: [b""] * block_size)
+        self.host: dict[int, list[bytes]] = {}
+        self.num_swapped_in = 0
+
+    def swap_out(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        _copy(self.device, self.host, sources, destinations)
+
+    def copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        _copy(self.device, self.device, sources, destinations)
+
+    def swap_in(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        _copy(self.host, self.device, sources, destinations)
+        self.num_swapped_in += len(sources)
+
+
+def _copy(
+    read: dict[int, list[bytes]],
+    written: dict[int, list[bytes]],
+    sources: Sequence[int],
+    destinations: Sequence[int],
+) -> None:
+    assert len(set(destinations)) == len(sources) == len(destinations)
+    contents = [list(read[block]) for block in sources]
+    written.update(zip(destinations, contents, strict=True))
+
+
 class PagedOracle:
     """Runs the steps of `scheduler`, of which `num_ahead` are launched before one is read."""
 
@@ -59,7 +90,8 @@ class PagedOracle:
         self.block_size = scheduler.kv_cache.block_size
         self.num_ahead = num_ahead
         self.num_wasted_rows = 0
-        self.cache: dict[int, bytes] = {}
+        self.num_computed_tokens = 0
+        self.blocks = BlockStore(self.block_size)
         self._slots: dict[int, Slot] = {}
         self.in_flight: deque[tuple[Schedule, list[SampledToken]]] = deque()
 
@@ -86,22 +118,21 @@ class PagedOracle:
         raise AssertionError("the scheduler makes no progress")
 
     def execute(self, schedule: Schedule) -> list[SampledToken]:
-        contents = {
-            copy: [
-                self.cache.get(copy.source * self.block_size + i) for i in range(self.block_size)
-            ]
-            for copy in schedule.copies
-        }
-        for copy, values in contents.items():
-            for i, value in enumerate(values):
-                self.cache[copy.destination * self.block_size + i] = value or b""
+        move_blocks(
+            self.blocks,
+            swap_out=schedule.swap_out,
+            copies=schedule.copies,
+            swap_in=schedule.swap_in,
+        )
         slots = [self._slot(row) for row in schedule.rows]
         for row, slot in zip(schedule.rows, slots, strict=True):
             if slot.has_ended:
                 self.num_wasted_rows += 1
                 continue
+            self.num_computed_tokens += row.num_tokens
             for position in range(row.start, row.start + row.num_tokens):
-                self.cache[self._place(slot, position)] = chain(slot.token_ids[: position + 1])
+                block, place = self._place(slot, position)
+                block[place] = chain(slot.token_ids[: position + 1])
         sampled = []
         for row, slot in zip(schedule.rows, slots, strict=True):
             if not slot.has_ended:
@@ -130,12 +161,11 @@ class PagedOracle:
         end = row.start + row.num_tokens
         assert row.wants_token == (end == len(slot.token_ids))
         for position in range(end):
-            found = self.cache.get(self._place(slot, position))
-            assert found == chain(slot.token_ids[: position + 1]), (
+            block, place = self._place(slot, position)
+            assert block[place] == chain(slot.token_ids[: position + 1]), (
                 f"request {slot.request.uid}.{slot.request.index} finds foreign KV at {position}"
             )
 
-    def _place(self, slot: Slot, position: int) -> int:
-        return slot.block_ids[position // self.block_size] * self.block_size + (
-            position % self.block_size
-        )
+    def _place(self, slot: Slot, position: int) -> tuple[list[bytes], int]:
+        block_id = slot.block_ids[position // self.block_size]
+        return self.blocks.device[block_id], position % self.block_size

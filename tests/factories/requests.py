@@ -41,8 +41,14 @@ def make_scheduler(
     enable_chunked_prefill: bool = True,
     long_prefill_token_threshold: int = 0,
     policy: str = "fcfs",
+    num_host_blocks: int = 0,
 ) -> Scheduler:
-    cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
+    cache = KVCacheManager(
+        num_blocks,
+        block_size,
+        enable_prefix_caching=enable_prefix_caching,
+        num_host_blocks=num_host_blocks,
+    )
     return Scheduler(
         cache,
         max_num_seqs=max_num_seqs,

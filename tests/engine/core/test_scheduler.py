@@ -209,6 +209,7 @@ _ARRIVALS = st.lists(
     threshold=st.sampled_from([0, 5]),
     policy=st.sampled_from(["fcfs", "priority"]),
     num_ahead=st.sampled_from([0, 1]),
+    num_host_blocks=st.one_of(st.just(0), st.integers(1, 60)),
 )
 def test_outputs_do_not_depend_on_company(
     arrivals: list[tuple[int, int, int, int, int, int, int | None, tuple[int, str]]],
@@ -219,8 +220,9 @@ def test_outputs_do_not_depend_on_company(
     threshold: int,
     policy: str,
     num_ahead: int,
+    num_host_blocks: int,
 ) -> None:
-    """Random arrivals, forks, stops, aborts and preemptions: everybody gets what they get alone."""
+    """Random arrivals, forks, stops, aborts, preemptions: everybody gets what they get alone."""
     scheduler = make_scheduler(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
@@ -228,6 +230,7 @@ def test_outputs_do_not_depend_on_company(
         enable_prefix_caching=caching,
         long_prefill_token_threshold=threshold,
         policy=policy,
+        num_host_blocks=num_host_blocks,
     )
     oracle = PagedOracle(scheduler, num_ahead)
     groups = {}
@@ -266,6 +269,7 @@ def test_outputs_do_not_depend_on_company(
             assert request.token_ids[request.num_prompt_tokens :] == expected
             assert request.num_unread_tokens == 0
     assert scheduler.kv_cache.pool.num_free == scheduler.kv_cache.pool.num_usable
+    assert scheduler.kv_cache.host_pool.num_free == num_host_blocks
 
 
 def _set_stop(request: Request, token_id: int, kind: str) -> None:

@@ -1,0 +1,42 @@
+"""The copies of KV blocks that a step begins with, in an order in which none harms another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.core.kv_cache_manager import BlockCopy
+
+
+class BlockMover(Protocol):
+    """Copies blocks, as `kernels.block_copy.BlockCopier`: a call reads all before it writes any."""
+
+    def swap_out(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy blocks of the device to blocks of the host."""
+
+    def copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy blocks of the device to others of its blocks."""
+
+    def swap_in(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy blocks of the host to blocks of the device."""
+
+
+def move_blocks(
+    mover: BlockMover,
+    *,
+    swap_out: Sequence[BlockCopy],
+    copies: Sequence[BlockCopy],
+    swap_in: Sequence[BlockCopy],
+) -> None:
+    """Carry out what a `Schedule` asks for, before anything else of its step."""
+    # What is swapped out leaves its blocks to all that follows. The source of a copy, too, may have
+    # been freed since, for something that is swapped in. What is swapped in may be what has just
+    # been swapped out, and nothing reads it before the model runs.
+    for pairs, move in (
+        (swap_out, mover.swap_out),
+        (copies, mover.copy),
+        (swap_in, mover.swap_in),
+    ):
+        if pairs:
+            sources, destinations = zip(*pairs, strict=True)
+            move(sources, destinations)

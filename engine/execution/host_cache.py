@@ -1,0 +1,57 @@
+"""The caches of swapped-out KV in the host's memory, as large as `swap_space` allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HostLayout:
+    """Caches of `num_blocks` blocks each, of which `caches_per_chunk` share an allocation.
+
+    torch rounds an allocation of pinned memory up to a power of two bytes, `chunk_bytes`.
+    """
+
+    num_blocks: int
+    caches_per_chunk: int
+    chunk_bytes: int
+
+
+def plan_host_cache(num_bytes: int, num_caches: int, block_bytes: int) -> HostLayout:
+    """Return the layout with the most blocks of which all chunks are within `num_bytes`."""
+    found = HostLayout(0, num_caches, 0)
+    for power in range(num_bytes.bit_length()):
+        num_chunks = num_bytes >> power
+        caches_per_chunk = -(-num_caches // num_chunks)
+        num_blocks = (1 << power) // (caches_per_chunk * block_bytes)
+        if num_blocks > found.num_blocks:
+            found = HostLayout(num_blocks, caches_per_chunk, 1 << power)
+    return found
+
+
+def allocate_host_cache(caches: Sequence[Tensor], num_bytes: int) -> list[Tensor]:
+    """Return caches like those of the device but for the number of blocks, not initialised.
+
+    They take at most `num_bytes` of the host's memory, pinned if `caches` are on a GPU; the blocks
+    may be none.
+    """
+    like = caches[0]
+    cache_bytes = like[0].nbytes
+    layout = plan_host_cache(num_bytes, len(caches), cache_bytes)
+    num_chunks = -(-len(caches) // layout.caches_per_chunk)
+    chunks = [
+        torch.empty(layout.chunk_bytes, dtype=torch.uint8, pin_memory=like.is_cuda)
+        for _ in range(num_chunks)
+    ]
+    size = layout.num_blocks * cache_bytes
+    pieces = [
+        chunk[i * size : (i + 1) * size] for chunk in chunks for i in range(layout.caches_per_chunk)
+    ]
+    return [
+        piece.view(like.dtype).view(layout.num_blocks, *like.shape[1:])
+        for piece in pieces[: len(caches)]
+    ]
