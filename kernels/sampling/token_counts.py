@@ -190,7 +190,8 @@ def _mark_kernel(
             tl.atomic_or(p_words, b_bits, mask=m, sem="relaxed")
 
 
-@triton.jit
+# One form for every step: a batch of another size must not wait for the compiler.
+@triton.jit(do_not_specialize=["size"])
 def _count_kernel(output_counts_ptr, slots_ptr, token_ids_ptr, size, vocab, BLOCK: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_slots = tl.load(slots_ptr + o, mask=o < size, other=-1).to(tl.int64)
