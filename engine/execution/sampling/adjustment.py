@@ -45,10 +45,7 @@ class Adjustment:
     """The biases and penalties of the rows of a step."""
 
     def __init__(
-        self,
-        biases: Sequence[Bias | None],
-        penalties: PenaltyParams,
-        arrays: StepArrays,
+        self, biases: Sequence[Bias | None], penalties: PenaltyParams, arrays: StepArrays
     ) -> None:
         """Plan that each row gets its bias and its penalties."""
         lengths = [0 if bias is None else len(bias.values) for bias in biases]

@@ -73,7 +73,8 @@ class Sampler:
             slots: [R], each at most once.
             num_output_tokens: [R], output tokens before the one to be drawn, which may be one more
                 than the host has seen. Not so for a request with `bad_words`. Of a row that will
-                be idle, which `sample` learns, they mean nothing.
+                be idle, which `sample` learns, they mean nothing. Not copied: the array must not
+                change any more.
             requests: the sequence in each of the slots.
         """
         arrays, params = StepArrays(), self._params
