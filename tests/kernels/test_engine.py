@@ -18,6 +18,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 from engine import LLM, SamplingParams
 from kernels import device
 from tests.factories.greedy import GreedyCheckpoint
+from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.support import DEVICE
 
 MAX_TOKENS = 4
@@ -74,6 +75,21 @@ def test_under_preemption(checkpoint: GreedyCheckpoint) -> None:
     outputs = llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False)
     checkpoint.check(outputs, llm)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
+
+
+def test_in_captured_steps(checkpoint: GreedyCheckpoint) -> None:
+    """Decode and mixed steps, with padding, and one step ahead: as a GPU runs them."""
+    llm = make_llm(
+        checkpoint, max_num_batched_tokens=64, enable_prefix_caching=False, async_scheduling=True
+    )
+    capturer = ReplayingCapturer()
+    if device.INTERPRETED:
+        llm._core._runner.capture_graphs(capturer, lambda done, total: None)
+    checkpoint.check(llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False), llm)
+    if device.INTERPRETED:
+        # One of 64 tokens, then of 8, 4, 2 and 1 rows: all four decode together but at the end.
+        mixed, _, decode, *_ = capturer.num_replays
+        assert (mixed, decode) == (2, MAX_TOKENS - 2)
 
 
 def test_samples_do_not_depend_on_what_else_runs(checkpoint: GreedyCheckpoint) -> None:

@@ -170,6 +170,19 @@ def test_padding_is_not_written() -> None:
     assert (out[-9:] == 7).all()
 
 
+@pytest.mark.parametrize("num_before", [1, 9, 130])
+def test_tokens_before_the_first_row_are_not_written(num_before: int) -> None:
+    """In a captured step, the rows of one token come first, and are for another kernel."""
+    chunks, lengths = [0, 0, 6, 20, 0], [40, 9, 30, 20, 0]
+    case, query = paged_case(lengths), randn(num_before + sum(chunks) + 5, 4, 64)
+    out = torch.full_like(query, 7.0)
+    prefill(query, case, chunks, query_start_loc=starts_of(chunks) + num_before, out=out)
+    rows = slice(num_before, num_before + sum(chunks))
+    assert_close(out[rows], dense(query[rows], case, chunks))
+    out[rows] = 7
+    assert (out == 7).all()
+
+
 def test_a_row_that_has_ended_harms_no_other() -> None:
     """A step ahead of the device schedules a token of a sequence that has no key any more."""
     chunks, lengths = [6, 1, 20], [30, 0, 20]
