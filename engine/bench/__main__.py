@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from engine.bench.requirements import problem
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # Imported here: they need what has just been looked for.
+    import torch
+
     from engine.bench import gpu_tests
     from engine.bench.report import Report
     from engine.bench.worker import plan
@@ -45,7 +48,12 @@ def _run(options: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(f"[{time.time() - started:5.1f} s] {text}", flush=True)
 
-    report = Report(machine(), plan(options.models, tiny=options.tiny))
+    where = {
+        **machine(),
+        "transformers": version("transformers"),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    }
+    report = Report(where, plan(options.models, tiny=options.tiny), judged=not options.tiny)
     report.tests = gpu_tests.run(started + _TEST_SHARE * 60 * options.minutes, say)
     refused = gpu_tests.refusal(report.tests)
     for group in report.groups:

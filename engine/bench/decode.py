@@ -73,7 +73,8 @@ class Decode(Part):
         return {
             "seconds": seconds,
             "tokens_per_second": self.batch / seconds,
-            "host_seconds": (stepping - clock.seconds) / steps,
+            # Without a GPU the steps are the host's own work.
+            "host_seconds": (stepping - clock.seconds) / steps if session.has_gpu else None,
             "context": context + steps / 2,
             "steps": steps,
         }

@@ -51,6 +51,11 @@ class EngineDriver:
         )
         self._next_uid = 0
 
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the model runs on a device that works while the host goes on."""
+        return self.device.type == "cuda"
+
     def add(
         self, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, stream: bool = True
     ) -> int:
@@ -85,7 +90,7 @@ class EngineDriver:
 
     def synchronize(self) -> None:
         """Wait until the device has done everything."""
-        if self.device.type == "cuda":
+        if self.has_gpu:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, prompts: Sequence[list[int]]) -> float:

@@ -63,7 +63,8 @@ def measure(
             if time.time() > deadline:
                 say({"case": part.key, "status": "left out", "reason": "no time was left"})
                 continue
-            say({"begins": part.key})
+            if part is not parts[0]:
+                say({"begins": part.key})
             say({"case": part.key, **_figures(part, session)})
             if device.type == "cuda" and not usable():
                 sys.exit("the GPU is of no use to this process any more")

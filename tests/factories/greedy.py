@@ -17,6 +17,8 @@ from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer
 
 VOCAB = 400
+# Tests that run at the same time share a GPU.
+SHARED_GPU = {"gpu_memory_utilization": 0.2}
 _COMMON = 20  # tokens with which all longer prompts begin
 
 
@@ -65,7 +67,8 @@ class GreedyCheckpoint:
 
     def llm(self, device: torch.device, **settings: Any) -> LLM:
         """Return an engine for it on `device`, in float32 if `settings` say nothing else."""
-        return LLM(str(self.path), **{"device": device.type, "dtype": "float32", **settings})
+        fields = {"device": device.type, "dtype": "float32", **SHARED_GPU, **settings}
+        return LLM(str(self.path), **fields)
 
     def check(self, outputs: Sequence[RequestOutput], llm: LLM) -> None:
         """Assert that `outputs` are transformers' answers, and that `llm` has lost no block."""

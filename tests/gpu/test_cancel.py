@@ -11,7 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.service.messages import AddRequest, SequenceOutput
-from tests.factories.greedy import GreedyCheckpoint
+from tests.factories.greedy import SHARED_GPU, GreedyCheckpoint
 
 MAX_TOKENS = 24
 SETTINGS = {"block_size": 16, "max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 32}
@@ -34,8 +34,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
 def core(
     request: pytest.FixtureRequest, checkpoint: GreedyCheckpoint, device: torch.device
 ) -> EngineCore:
-    settings = {**SETTINGS, "device": device.type, "async_scheduling": request.param}
+    settings = {**SETTINGS, **SHARED_GPU, "device": device.type}
     fields = {"model": str(checkpoint.path), "dtype": "float32", **settings}
+    fields["async_scheduling"] = request.param
     return EngineCore(EngineConfig.parse(fields))
 
 

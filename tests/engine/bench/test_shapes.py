@@ -1,0 +1,87 @@
+"""The shapes are those that were published, and floors follow from them by arithmetic."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.bench import floors
+from engine.bench.checkpoint import write_checkpoint
+from engine.bench.shapes import LLAMA_8B, QWEN_0_5B, QWEN_1_5B, SHAPES, TINY, Shape
+from engine.bench.workload import FULL
+from engine.models.config import ModelConfig
+from engine.models.registry import build_model
+from engine.text.tokenizer import Tokenizer
+
+CEILINGS = {"copy_gb_s": 4300.0, "bf16_tflop_s": 790.0}
+# As the models' cards say.
+PARAMETERS = {"0.5b": 494_032_768, "1.5b": 1_543_714_304, "8b": 8_030_261_248}
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, TINY], ids=lambda shape: shape.label)
+def test_engine_and_transformers_build_models_of_the_shape(shape: Shape, tmp_path: Path) -> None:
+    write_checkpoint(shape, tmp_path)
+    config = ModelConfig.from_hf(tmp_path)
+    meta = torch.device("meta")
+    ours = build_model(config, max_model_len=32, dtype=torch.bfloat16, device=meta)
+    with meta:
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    for model in (ours, theirs):
+        assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    assert PARAMETERS.get(shape.label, shape.parameters) == shape.parameters
+    assert config.kv_bytes_per_token(torch.bfloat16) == shape.kv_bytes_per_token
+
+
+def test_every_id_of_the_vocabulary_has_a_text_and_words_are_one_token(tmp_path: Path) -> None:
+    write_checkpoint(QWEN_0_5B, tmp_path)
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert tokenizer.vocab_size == QWEN_0_5B.vocab
+    for token_id in (256, 5000, QWEN_0_5B.vocab - 1):
+        text = tokenizer.token_text(token_id)
+        assert text[0] == " "
+        assert len(text) == 5
+        assert tokenizer.encode(f"a{text}") == [*tokenizer.encode("a"), token_id]
+    assert all(tokenizer.is_visible(i, False) for i in range(tokenizer.vocab_size))
+
+
+@pytest.mark.parametrize(
+    ("shape", "milliseconds"),
+    [
+        (LLAMA_8B, {1: 3.52, 16: 3.99, 64: 5.49, 256: 12.85}),
+        (QWEN_1_5B, {1: 0.72, 16: 0.83, 64: 1.15, 256: 2.75}),
+        (QWEN_0_5B, {1: 0.23, 16: 0.28, 64: 0.42, 256: 1.07}),
+    ],
+    ids=["8b", "1.5b", "0.5b"],
+)
+def test_floors_of_decode_steps(shape: Shape, milliseconds: dict[int, float]) -> None:
+    for batch, expected in milliseconds.items():
+        found = 1e3 * floors.decode_seconds(shape, batch, 1024 * batch, CEILINGS)
+        assert found == pytest.approx(expected, abs=0.006)
+
+
+def test_floors_of_prefills() -> None:
+    for lengths, expected in (([8192], 167), ([1024] * 8, 147.5)):
+        found = 1e3 * floors.prefill_seconds(LLAMA_8B, lengths, CEILINGS)
+        assert found == pytest.approx(expected, abs=0.5)
+
+
+def test_the_offline_floor_is_the_sum_of_its_steps() -> None:
+    requests = [(100, 1), (7, 3), (50, 3), (20, 5)]
+    running = {1: [7, 50, 20], 2: [7, 50, 20], 3: [20], 4: [20]}  # tokens in, by step
+    steps = [
+        floors.decode_seconds(QWEN_0_5B, len(left), sum(left) + step * len(left), CEILINGS)
+        for step, left in running.items()
+    ]
+    first = floors.prefill_seconds(QWEN_0_5B, [100, 7, 50, 20], CEILINGS)
+    found = floors.offline_seconds(QWEN_0_5B, requests, CEILINGS)
+    assert found == pytest.approx(first + sum(steps))
+
+
+def test_the_offline_workload_is_nano_vllms() -> None:
+    requests = FULL.offline()
+    assert len(requests) == 256
+    assert sum(max_tokens for _, max_tokens in requests) == 133_966  # as its README prints
+    lengths = [(len(prompt), max_tokens) for prompt, max_tokens in requests]
+    seconds = floors.offline_seconds(QWEN_0_5B, lengths, CEILINGS)
+    assert 133_966 / seconds == pytest.approx(183e3, rel=0.01)
