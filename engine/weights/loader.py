@@ -15,7 +15,7 @@ from engine.weights.headers import read_headers
 from engine.weights.kv_scales import is_kv_scale, load_kv_scales
 from engine.weights.matching import destinations, match_tensors
 from engine.weights.reading import read_spans, split_into_spans
-from engine.weights.staging import copier_for
+from engine.weights.staging import CudaCopier
 
 _SPAN_BYTES = 2**24
 
@@ -74,7 +74,8 @@ def load_weights(
             on_progress(loaded, total)
 
     device = model.model.embed_tokens.weight.device
-    read_spans(spans, copier_for(device), num_threads=_num_threads(device), on_read=advance)
+    copier = CudaCopier(device) if device.type == "cuda" else None
+    read_spans(spans, copier, num_threads=_num_threads(device), on_read=advance)
 
 
 def _num_threads(device: torch.device) -> int:

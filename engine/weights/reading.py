@@ -22,6 +22,11 @@ from engine.errors import CheckpointError
 from engine.weights.headers import StoredTensor
 from engine.weights.staging import Buffer, Copier, Staging
 
+# A piece that is cast on the host stays in the processor's cache between reading and casting.
+_CAST_ELEMENTS = 2**19
+# PyTorch casts as many in the thread that asks for it. More would go to its own threads, which
+# wait for each other while ours have their cores.
+_SERIAL_ELEMENTS = 2**15
 _COMPARED_ELEMENTS = 2**22
 
 
@@ -37,12 +42,6 @@ class Span:
     def num_bytes(self) -> int:
         """Bytes in the file."""
         return self.destination.numel() * self.tensor.dtype.itemsize
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the bytes of the file can be read into the destination as they are."""
-        is_on_host = self.destination.device.type == "cpu"
-        return is_on_host and self.destination.dtype == self.tensor.dtype
 
 
 def split_into_spans(
@@ -62,7 +61,7 @@ def split_into_spans(
 
 def read_spans(
     spans: Sequence[Span],
-    copier: Copier,
+    copier: Copier | None,
     *,
     num_threads: int,
     on_read: Callable[[int], object] = lambda num_bytes: None,
@@ -73,31 +72,36 @@ def read_spans(
     calling thread with the bytes of each span that has been read. However this ends, its threads
     have ended then and no copy is under way.
 
+    Args:
+        copier: takes what has been read to its place; None if that is on the host.
+
     Raises:
         CheckpointError: a file cannot be opened or read, or is too short.
     """
-    staging = Staging(copier, max((s.num_bytes for s in spans if not s.is_direct), default=0))
     waiting = iter(spans)
-    under_way: dict[Future[None], tuple[Span, Buffer]] = {}
+    under_way: dict[Future[None], tuple[Span, Buffer | None]] = {}
     with ExitStack() as stack:
         files: dict[Path, io.FileIO] = {}
         for span in spans:
             if span.tensor.file not in files:
                 files[span.tensor.file] = stack.enter_context(_open(span.tensor.file))
-        stack.callback(staging.finish)
+        staging = None
+        if copier is not None:
+            staging = Staging(copier, max((span.num_bytes for span in spans), default=0))
+            stack.callback(staging.finish)
         pool = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="weights"))
         try:
             while True:
                 for span in islice(waiting, 2 * num_threads - len(under_way)):
-                    buffer = _direct(span) if span.is_direct else staging.lend()
-                    file = files[span.tensor.file]
-                    under_way[pool.submit(_fill, buffer, span, file)] = span, buffer
+                    buffer = None if staging is None else staging.lend()
+                    future = pool.submit(_read_span, files[span.tensor.file], span, buffer)
+                    under_way[future] = span, buffer
                 if not under_way:
                     return
                 for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                     span, buffer = under_way.pop(future)
                     future.result()
-                    if not span.is_direct:
+                    if staging is not None and buffer is not None:
                         staging.send(buffer, span.tensor.dtype, span.destination)
                     on_read(span.num_bytes)
         except BaseException:
@@ -133,14 +137,25 @@ def hold_equal_values(left: StoredTensor, right: StoredTensor) -> bool:
     return True
 
 
-def _direct(span: Span) -> Buffer:
-    return Buffer(span.destination.view(torch.uint8))
-
-
-def _fill(buffer: Buffer, span: Span, file: io.FileIO) -> None:
-    if buffer.pending is not None:
-        buffer.pending.synchronize()
-    _read_into(buffer.memory[: span.num_bytes], file, span.tensor, span.start)
+def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
+    """Read a span into `buffer` as it is, or without one to where it goes."""
+    if buffer is not None:
+        if buffer.pending is not None:
+            buffer.pending.synchronize()
+        _read_into(buffer.memory[: span.num_bytes], file, span.tensor, span.start)
+    elif span.destination.dtype == span.tensor.dtype:
+        _read_into(span.destination.view(torch.uint8), file, span.tensor, span.start)
+    else:
+        start = span.start
+        for part in torch.split(span.destination, _CAST_ELEMENTS):
+            elements = _read_elements(file, span.tensor, start, part.numel())
+            start += part.numel()
+            for to, source in zip(
+                torch.split(part, _SERIAL_ELEMENTS),
+                torch.split(elements, _SERIAL_ELEMENTS),
+                strict=True,
+            ):
+                to.copy_(source)
 
 
 def _read_elements(file: io.FileIO, tensor: StoredTensor, start: int, count: int) -> Tensor:

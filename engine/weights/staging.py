@@ -1,4 +1,4 @@
-"""Host buffers through which weights go where they cannot be read directly."""
+"""Host buffers through which weights go to a device whose memory files cannot be read into."""
 
 from __future__ import annotations
 
@@ -22,23 +22,11 @@ class Copier(Protocol):
 
     pinned: bool  # whether the buffers must be page-locked
 
-    def copy(self, source: Tensor, destination: Tensor) -> Transfer | None:
-        """Start to copy `source` [n] on the host to `destination` [n]; None if already done."""
+    def copy(self, source: Tensor, destination: Tensor) -> Transfer:
+        """Start to copy `source` [n] on the host to `destination` [n]."""
 
     def finish(self) -> None:
         """Return when all copies are done."""
-
-
-class HostCopier:
-    """Copies to memory of the host, at once."""
-
-    pinned = False
-
-    def copy(self, source: Tensor, destination: Tensor) -> None:
-        destination.copy_(source)
-
-    def finish(self) -> None:
-        pass
 
 
 class CudaCopier:
@@ -63,11 +51,6 @@ class CudaCopier:
 
     def finish(self) -> None:
         self._stream.synchronize()
-
-
-def copier_for(device: torch.device) -> Copier:
-    """Return the way to parameters on `device`."""
-    return CudaCopier(device) if device.type == "cuda" else HostCopier()
 
 
 @dataclass(slots=True)
