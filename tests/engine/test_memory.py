@@ -63,6 +63,28 @@ def test_a_size_that_does_not_fit_is_refused(
         plan(checkpoint, **settings)
 
 
+def test_swap_space_that_the_host_has_not_is_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: 3 * 2**30)
+    sized = plan(checkpoint, num_gpu_blocks_override=12)
+
+    def swap_space_bytes(gib: float, device: str) -> int:
+        config = EngineConfig.parse({"swap_space": gib})
+        return memory.swap_space_bytes(config, sized, torch.device(device))
+
+    assert swap_space_bytes(0, "cpu") == 0
+    assert swap_space_bytes(2.5, "cpu") == 2.5 * 2**30
+    assert swap_space_bytes(3, "cuda") == 3 * 2**30
+    # On a CPU the KV cache itself is in the same memory.
+    with pytest.raises(
+        InsufficientMemoryError, match=r"^swap_space: 3\.00 GiB .* beside the KV cache"
+    ):
+        swap_space_bytes(3, "cpu")
+    with pytest.raises(InsufficientMemoryError, match=r"^swap_space: 3\.50 GiB does not fit"):
+        swap_space_bytes(3.5, "cuda")
+
+
 def test_a_length_that_does_not_fit_is_lowered_unless_asked_for(checkpoint: Path) -> None:
     assert plan(checkpoint, num_gpu_blocks_override=5).max_model_len == 64
     with pytest.raises(InsufficientMemoryError, match="lower max_model_len to at most 64"):

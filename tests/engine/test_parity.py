@@ -159,3 +159,25 @@ def test_under_preemption(reference: Reference, ahead: dict[str, bool]) -> None:
     outputs = llm.generate(reference.prompts, PARAMS, use_tqdm=False)
     check(reference, outputs, llm)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
+
+
+@pytest.mark.parametrize("reference", ["llama", "mistral-sliding-window"], indirect=True)
+def test_with_swap_space(reference: Reference, ahead: dict[str, bool]) -> None:
+    llm = make_llm(
+        reference,
+        num_gpu_blocks_override=1 + 40 // BLOCK_SIZE,
+        swap_space=2**-6,
+        enable_prefix_caching=False,
+        **ahead,
+    )
+    outputs = llm.generate(reference.prompts, PARAMS, use_tqdm=False)
+    check(reference, outputs, llm)
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    host_pool = llm._core.scheduler.kv_cache.host_pool
+    assert host_pool.num_free == host_pool.num_blocks
+    # All tokens are computed but the last of each, and none twice. One step ahead, the end of a
+    # sequence may be noticed when it has a place in another step.
+    num_tokens = sum(len(o.prompt_token_ids) + len(o.outputs[0].token_ids) - 1 for o in outputs)
+    num_ended = sum(token_ids[-1] == EOS for token_ids in reference.token_ids)
+    num_computed = llm._core.take_stats().histograms["iteration_tokens_total"].sum
+    assert num_tokens <= num_computed <= num_tokens + num_ended * ahead["async_scheduling"]

@@ -1,0 +1,243 @@
+"""Preempted sequences whose KV waits in the host's memory."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.core.scheduler import Schedule, Scheduler
+from engine.request import Request
+from tests.factories.paged_oracle import PagedOracle, expected_output
+from tests.factories.requests import make_request, make_scheduler
+
+PROMPTS = (range(7), range(20, 27))
+MAX_TOKENS = 8
+
+
+def make_pair(scheduler: Scheduler, stop_token_ids: frozenset[int] = frozenset()) -> list[Request]:
+    """Add two requests of 15 tokens in the end: 8 blocks, of which there are half so many."""
+    requests = [
+        make_request(uid, prompt, max_tokens=MAX_TOKENS, stop_token_ids=stop_token_ids)
+        for uid, prompt in enumerate(PROMPTS)
+    ]
+    for request in requests:
+        scheduler.add([request])
+    return requests
+
+
+def run_until_preemption(oracle: PagedOracle) -> None:
+    for _ in range(30):
+        oracle.step()
+        if oracle.scheduler.num_preemptions:
+            return
+    raise AssertionError("there is room for all")
+
+
+def check_outputs(requests: Sequence[Request]) -> None:
+    for request, prompt in zip(requests, PROMPTS, strict=True):
+        assert request.token_ids[request.num_prompt_tokens :] == expected_output(prompt, MAX_TOKENS)
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    cache = scheduler.kv_cache
+    assert not scheduler.has_unfinished_requests()
+    assert cache.pool.num_free == cache.pool.num_usable
+    assert cache.host_pool.num_free == cache.host_pool.num_blocks
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1])
+@pytest.mark.parametrize("caching", [False, True])
+def test_no_token_is_computed_twice(num_ahead: int, caching: bool) -> None:
+    scheduler = make_scheduler(num_blocks=5, num_host_blocks=4, enable_prefix_caching=caching)
+    oracle = PagedOracle(scheduler, num_ahead)
+    requests = make_pair(scheduler)
+    oracle.run()
+    check_outputs(requests)
+    assert scheduler.num_preemptions > 0
+    # The last token of each is never computed.
+    assert oracle.num_computed_tokens == sum(r.num_tokens - 1 for r in requests)
+    assert oracle.blocks.num_swapped_in > 0
+    check_idle(scheduler)
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1])
+def test_a_prompt_that_is_half_computed_goes_on_there(num_ahead: int) -> None:
+    scheduler = make_scheduler(
+        num_blocks=7, num_host_blocks=6, long_prefill_token_threshold=4, enable_prefix_caching=False
+    )
+    oracle = PagedOracle(scheduler, num_ahead)
+    long = make_request(5, range(100, 122), max_tokens=1)
+    scheduler.add([long])
+    oracle.step()
+    scheduler.add([make_request(1, range(12), max_tokens=1)])  # runs ahead of it
+    run_until_preemption(oracle)
+    assert 0 < long.num_swapped_tokens < long.num_prompt_tokens
+    oracle.run()
+    assert oracle.num_computed_tokens == 12 + 22
+    check_idle(scheduler)
+
+
+def test_what_finds_no_room_is_recomputed() -> None:
+    scheduler = make_scheduler(num_blocks=5, num_host_blocks=1, enable_prefix_caching=False)
+    oracle = PagedOracle(scheduler)
+    requests = make_pair(scheduler)
+    run_until_preemption(oracle)
+    assert requests[1].num_swapped_tokens == requests[1].num_computed_tokens == 0
+    oracle.run()
+    check_outputs(requests)
+    assert oracle.blocks.num_swapped_in == 0
+    assert oracle.num_computed_tokens > sum(r.num_tokens - 1 for r in requests)
+    check_idle(scheduler)
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1])
+def test_abort_frees_what_is_swapped_out(num_ahead: int) -> None:
+    scheduler = make_scheduler(num_blocks=5, num_host_blocks=4)
+    oracle = PagedOracle(scheduler, num_ahead)
+    requests = make_pair(scheduler)
+    run_until_preemption(oracle)
+    assert len(requests[1].host_block_ids) == 2
+    assert scheduler.kv_cache.host_pool.num_free == 2
+    scheduler.abort(1)
+    assert scheduler.kv_cache.host_pool.num_free == 4
+    scheduler.check_integrity()
+    oracle.run()
+    assert requests[0].token_ids[7:] == expected_output(PROMPTS[0], MAX_TOKENS)
+    check_idle(scheduler)
+
+
+def test_a_sequence_may_end_while_it_is_swapped_out() -> None:
+    """By the token that was in flight when it was preempted."""
+
+    def preempted(stop_token_ids: frozenset[int]) -> tuple[PagedOracle, Request]:
+        scheduler = make_scheduler(num_blocks=5, num_host_blocks=4)
+        oracle = PagedOracle(scheduler, num_ahead=1)
+        requests = make_pair(scheduler)
+        requests[1].stop_token_ids = stop_token_ids
+        while not scheduler.num_preemptions:
+            schedule = scheduler.schedule()
+            oracle.in_flight.append((schedule, oracle.execute(schedule)))
+            if scheduler.num_preemptions:
+                break
+            if len(oracle.in_flight) > 1:
+                scheduler.update(*oracle.in_flight.popleft())
+        return oracle, requests[1]
+
+    _, request = preempted(frozenset())
+    assert request.num_unread_tokens == 1
+    num_outputs = request.num_output_tokens
+    output = expected_output(PROMPTS[1], MAX_TOKENS)
+    assert output[num_outputs] not in output[:num_outputs]
+
+    oracle, request = preempted(frozenset([output[num_outputs]]))
+    assert request.host_block_ids
+    oracle.scheduler.update(*oracle.in_flight.popleft())
+    assert request.finish_reason == "stop"
+    assert request.host_block_ids == []
+    oracle.run()
+    check_idle(oracle.scheduler)
+
+
+def test_a_step_without_rows_leaves_its_swaps_to_the_next() -> None:
+    scheduler = make_scheduler(num_blocks=5, num_host_blocks=4, enable_prefix_caching=False)
+    oracle = PagedOracle(scheduler, num_ahead=1)
+    # All blocks are full but for one place, which is of a sequence that must be read first.
+    requests = [make_request(1, range(7), max_tokens=8), make_request(2, range(8), max_tokens=8)]
+    requests[0].bad_words = [[999]]
+    for request in requests:
+        scheduler.add([request])
+    oracle.step()
+    assert scheduler.schedule() == Schedule([], [], [], [])
+    assert requests[1].num_swapped_tokens == 8
+    scheduler.update(*oracle.in_flight.popleft())
+    oracle.run()
+    for request in requests:
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        assert request.token_ids[len(prompt) :] == expected_output(prompt, 8)
+    assert oracle.num_computed_tokens == sum(r.num_tokens - 1 for r in requests)
+    check_idle(scheduler)
+
+
+def make_swapped(num_tokens: int, **settings: bool) -> tuple[KVCacheManager, Request]:
+    cache = KVCacheManager(8, 4, num_host_blocks=4, **{"enable_prefix_caching": True, **settings})
+    request = make_request(1, range(num_tokens + 1))
+    assert cache.allocate(request, num_tokens) is not None
+    request.num_computed_tokens = num_tokens
+    cache.commit(request)
+    block_ids = list(request.block_ids)
+    swaps = cache.swap_out(request)
+    assert swaps is not None
+    assert [swap.source for swap in swaps] == block_ids
+    assert [swap.destination for swap in swaps] == request.host_block_ids
+    assert (request.block_ids, request.num_swapped_tokens) == ([], num_tokens)
+    request.num_computed_tokens = 0
+    return cache, request
+
+
+def test_only_blocks_that_hold_something_travel() -> None:
+    cache = KVCacheManager(8, 4, enable_prefix_caching=False, num_host_blocks=4)
+    request = make_request(1, range(12))
+    cache.allocate(request, 12)
+    request.num_computed_tokens = 5
+    swaps = cache.swap_out(request)
+    assert swaps is not None
+    assert [swap.source for swap in swaps] == [1, 2]
+    assert cache.pool.num_free == cache.pool.num_usable
+
+
+def test_what_the_prefix_cache_still_has_is_not_swapped_in() -> None:
+    cache, request = make_swapped(10)
+    host = list(request.host_block_ids)
+    assert cache.reuse_prefix(request) == 8
+    request.num_computed_tokens = request.num_swapped_tokens
+    assert cache.allocate(request, 1) is not None
+    assert cache.swap_in(request, 2) == [BlockCopy(host[2], request.block_ids[2])]
+    assert request.host_block_ids == []
+    cache.check_integrity([request])
+
+
+def test_what_the_prefix_cache_has_lost_is_swapped_in() -> None:
+    cache, request = make_swapped(10, enable_prefix_caching=False)
+    host = list(request.host_block_ids)
+    assert cache.reuse_prefix(request) == 0
+    request.num_computed_tokens = request.num_swapped_tokens
+    assert cache.allocate(request, 3) is not None
+    assert len(request.block_ids) == 4
+    assert cache.swap_in(request, 0) == list(map(BlockCopy, host, request.block_ids[:3]))
+    cache.check_integrity([request])
+
+
+def test_a_prefix_that_others_have_computed_further_is_taken_instead() -> None:
+    cache, request = make_swapped(5)
+    request.token_ids += range(6, 14)
+    other = make_request(2, request.token_ids)
+    cache.allocate(other, 13)
+    other.num_computed_tokens = 13
+    cache.commit(other)
+    assert cache.reuse_prefix(request) == 12
+    request.num_computed_tokens = 12
+    assert cache.allocate(request, 1) is not None
+    assert cache.swap_in(request, 3) == []
+    assert cache.host_pool.num_free == 4
+    cache.check_integrity([request, other])
+
+
+def test_too_little_room_changes_nothing() -> None:
+    cache, _ = make_swapped(10)
+    request = make_request(2, range(40, 50))
+    cache.allocate(request, 8)
+    request.num_computed_tokens = 8
+    block_ids = list(request.block_ids)
+    assert cache.swap_out(request) is None
+    assert (request.block_ids, request.host_block_ids) == (block_ids, [])
+    assert cache.host_pool.num_free == 1
+
+
+def test_a_lost_block_of_the_host_is_noticed() -> None:
+    cache, request = make_swapped(10)
+    cache.check_integrity([request])
+    with pytest.raises(AssertionError):
+        cache.check_integrity([])
+    request.host_block_ids[0] = request.host_block_ids[1]
+    with pytest.raises(AssertionError):
+        cache.check_integrity([request])
