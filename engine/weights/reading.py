@@ -90,23 +90,20 @@ def read_spans(
             staging = Staging(copier, max((span.num_bytes for span in spans), default=0))
             stack.callback(staging.finish)
         pool = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="weights"))
-        try:
-            while True:
-                for span in islice(waiting, 2 * num_threads - len(under_way)):
-                    buffer = None if staging is None else staging.lend()
-                    future = pool.submit(_read_span, files[span.tensor.file], span, buffer)
-                    under_way[future] = span, buffer
-                if not under_way:
-                    return
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    span, buffer = under_way.pop(future)
-                    future.result()
-                    if staging is not None and buffer is not None:
-                        staging.send(buffer, span.tensor.dtype, span.destination)
-                    on_read(span.num_bytes)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits
-            raise
+        # Leaving the block, for whatever reason, waits for the few spans under way.
+        while True:
+            for span in islice(waiting, 2 * num_threads - len(under_way)):
+                buffer = None if staging is None else staging.lend()
+                future = pool.submit(_read_span, files[span.tensor.file], span, buffer)
+                under_way[future] = span, buffer
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                span, buffer = under_way.pop(future)
+                future.result()
+                if staging is not None and buffer is not None:
+                    staging.send(buffer, span.tensor.dtype, span.destination)
+                on_read(span.num_bytes)
 
 
 def read_tensor(tensor: StoredTensor) -> Tensor:
