@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,7 @@ from engine.text.stop import StopChecker
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """What the sampler chose for one sequence."""
 
     token_id: int
@@ -79,6 +77,7 @@ class Request:
 
         self.token_ids = prompt_token_ids  # prompt, then output
         self.num_prompt_tokens = len(self.token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + max_tokens  # of prompt and output
         self.num_computed_tokens = 0  # in the KV cache, or there once the steps in flight are over
         self.num_unread_tokens = 0  # that steps in flight sample: on the device, not in token_ids
         self.slot: int | None = None  # while it runs: its row in the tables of the device
@@ -125,8 +124,8 @@ class Request:
         It may be the last one there is; or the host has a part in choosing the next.
         """
         return self.num_unread_tokens > 0 and (
-            bool(self.bad_words)
-            or self.num_output_tokens + self.num_unread_tokens >= self.max_tokens
+            len(self.token_ids) + self.num_unread_tokens >= self.max_num_tokens
+            or bool(self.bad_words)
         )
 
     @cached_property
@@ -157,7 +156,7 @@ class Request:
             self.finish_reason, self.stop_reason = "stop", token_id
         elif stop_string is not None:
             self.finish_reason, self.stop_reason = "stop", stop_string
-        elif self.num_output_tokens >= self.max_tokens:
+        elif len(self.token_ids) >= self.max_num_tokens:
             self.finish_reason = "length"
 
     def end_text(self) -> int:

@@ -32,6 +32,7 @@ from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
 _WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new one
+_MAX_WINDOW = 16  # tokens that a window may have before it is worth to look for a shorter one
 
 
 class EngineCore:
@@ -238,16 +239,13 @@ class EngineCore:
         begin = request.num_prompt_tokens + start
         new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
         window_ids = request.window_ids
-        request.window_ids = self.detokenizer.next_window(
-            window_ids, new_ids, skip_special_tokens=request.sampling_params.skip_special_tokens
-        )
+        request.window_ids = self._next_window(request, new_ids)
         finished = request.finish_reason is not None
         text_cut = self._text_cut(request, window_ids, new_ids) if finished else 0
         with_logprobs = request.sampling_params.logprobs is not None
-        logprobs, request.logprobs = (
-            request.logprobs[: end - start],
-            request.logprobs[end - start :],
-        )
+        logprobs = request.logprobs
+        if with_logprobs:
+            logprobs, request.logprobs = logprobs[: end - start], logprobs[end - start :]
         return SequenceOutput(
             uid=request.uid,
             index=request.index,
@@ -259,6 +257,15 @@ class EngineCore:
             logprobs=logprobs if with_logprobs else None,
             cumulative_logprob=request.cumulative_logprob if with_logprobs else None,
             stats=_stats(request) if finished else None,
+        )
+
+    def _next_window(self, request: Request, new_ids: list[int]) -> list[int]:
+        """Return what stands for all tokens up to `new_ids`: any window does, if it is not long."""
+        window_ids = request.window_ids
+        if len(window_ids) + len(new_ids) <= _MAX_WINDOW:
+            return window_ids + new_ids
+        return self.detokenizer.next_window(
+            window_ids, new_ids, skip_special_tokens=request.sampling_params.skip_special_tokens
         )
 
     def _text_cut(self, request: Request, window_ids: list[int], new_ids: list[int]) -> int:

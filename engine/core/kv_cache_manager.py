@@ -21,13 +21,6 @@ class BlockCopy(NamedTuple):
     destination: int
 
 
-class Allocation(NamedTuple):
-    """Blocks that a request was given."""
-
-    first_changed: int  # place in `block_ids` from which on they differ from what they were
-    copies: list[BlockCopy]
-
-
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Return how many blocks of `block_size` tokens hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)
@@ -73,34 +66,34 @@ class KVCacheManager:
         request.block_ids = hits
         return len(hits) * self.block_size
 
-    def allocate(self, request: Request, num_new_tokens: int) -> Allocation | None:
+    def allocate(self, request: Request, num_new_tokens: int) -> list[BlockCopy] | None:
         """Make room for the KV of the next `num_new_tokens` tokens.
 
         Blocks that the tokens would be written into and that others refer to are replaced by
         private copies; the returned copies must be carried out before the step. None if the pool
         has too few blocks; nothing has changed then.
         """
-        start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens
-        num_blocks = len(request.block_ids)
+        start, block_ids = request.num_computed_tokens, request.block_ids
         shared = [
             i
-            for i in range(start // self.block_size, num_blocks)
-            if self.pool.ref_count(request.block_ids[i]) > 1
+            for i in range(start // self.block_size, len(block_ids))
+            if self.pool.ref_count(block_ids[i]) > 1
         ]
-        num_missing = max(0, blocks_for(end, self.block_size) - num_blocks)
-        if num_missing == 0 and not shared:
-            return Allocation(num_blocks, [])
-        last = request.block_ids[-1] if request.block_ids else None
+        num_needed = blocks_for(start + num_new_tokens, self.block_size)
+        num_missing = max(0, num_needed - len(block_ids))
+        if not num_missing and not shared:
+            return []
+        last = block_ids[-1] if block_ids else None
         blocks = self.pool.allocate(num_missing + len(shared), after=last)
         if blocks is None:
             return None
-        request.block_ids.extend(blocks[:num_missing])
+        block_ids.extend(blocks[:num_missing])
         copies = []
         for i, destination in zip(shared, blocks[num_missing:], strict=True):
-            copies.append(BlockCopy(request.block_ids[i], destination))
-            self.pool.release([request.block_ids[i]])
-            request.block_ids[i] = destination
-        return Allocation(min(shared, default=num_blocks), copies)
+            copies.append(BlockCopy(block_ids[i], destination))
+            self.pool.release([block_ids[i]])
+            block_ids[i] = destination
+        return copies
 
     def commit(self, request: Request) -> None:
         """Make the blocks that are computed to their end findable for other requests.
@@ -108,9 +101,8 @@ class KVCacheManager:
         Those that hold an unread token are left until it has been read: only then is it known what
         they hold, or whether the token was computed at all.
         """
-        num_known = min(request.num_computed_tokens, request.num_tokens)
-        num_full = num_known // self.block_size
-        if not self.enable_prefix_caching or num_full <= request.num_committed_blocks:
+        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        if num_full <= request.num_committed_blocks or not self.enable_prefix_caching:
             return
         self._extend_hashes(request)
         for i in range(request.num_committed_blocks, num_full):

@@ -5,32 +5,31 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from engine.core.kv_cache_manager import Allocation, BlockCopy, KVCacheManager
+from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.ranked_queue import Rank, RankedQueue
 from engine.request import Request, SampledToken
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):  # quickly made, for each row of each step
     """Tokens of `request` that are computed in this step.
 
     Attributes:
+        slot: of the request.
         start: position of the first of them.
         num_tokens: how many they are.
         wants_token: they reach the end of what there is, so that the next token is sampled.
-        is_new: the request has got its slot with this step.
-        first_changed_block: place in its `block_ids` from which on they have changed since the
-            step before.
+        first_changed_block: place in its `block_ids` from which on they may have changed since the
+            step before; None if it has got its slot with this step.
     """
 
     request: Request
+    slot: int
     start: int
     num_tokens: int
     wants_token: bool
-    is_new: bool
-    first_changed_block: int
+    first_changed_block: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +158,22 @@ class Scheduler:
             # prefill never stalls a decode.
             reserved = len(self.running) - place
             num_tokens = self._chunk(request, budget - reserved)
-            allocation = self._allocate_or_preempt(request, num_tokens)
-            if allocation is None:
+            num_blocks = len(request.block_ids)
+            block_copies = self._allocate_or_preempt(request, num_tokens)
+            if block_copies is None:
                 break  # the request was itself the last one, and is preempted
-            copies += allocation.copies
-            rows.append(_row(request, num_tokens, allocation))
+            copies += block_copies
+            rows.append(self._row(request, num_tokens, 0 if block_copies else num_blocks))
             budget -= num_tokens
 
         # Admitting somebody right after a preemption would only take the blocks away again.
         if self.num_preemptions == num_preemptions:
             self._admit(rows, copies, swap_in, budget)
             assert self.running or not self.num_waiting, "a request that can never fit was let in"
-        rows.sort(key=lambda row: (row.num_tokens > 1, not row.wants_token))
-        for row in rows:
-            self._advance(row)
+        if not all(map(_is_decode, rows)):
+            rows.sort(key=lambda row: (row.num_tokens > 1, not row.wants_token))
+            for row in rows:
+                self._share_prompt(row.request)
         return Schedule(rows, self._take_swap_out() if rows else [], copies, swap_in)
 
     def _take_swap_out(self) -> list[BlockCopy]:
@@ -180,10 +181,8 @@ class Scheduler:
         self._swap_out = {}
         return swap_out
 
-    def _advance(self, row: ScheduledRequest) -> None:
-        request = row.request
-        request.num_computed_tokens += row.num_tokens
-        request.num_unread_tokens += row.wants_token
+    def _share_prompt(self, request: Request) -> None:
+        """Let others have the blocks of a prompt, or of a part of it, from the next step on."""
         self.kv_cache.commit(request)
         if request.forks and request.num_computed_tokens >= request.num_prompt_tokens:
             self._fork(request)
@@ -207,10 +206,10 @@ class Scheduler:
             num_shared = len(request.block_ids)
             num_tokens = self._chunk(request, budget)
             whole = num_tokens == request.num_uncomputed_tokens
-            allocation = None
+            block_copies = None
             if self.enable_chunked_prefill or whole:
-                allocation = self.kv_cache.allocate(request, num_tokens)
-            if allocation is None:
+                block_copies = self.kv_cache.allocate(request, num_tokens)
+            if block_copies is None:
                 if reused:
                     self._reset(request)
                 if rows or not self._reclaim_from_paused():
@@ -221,12 +220,12 @@ class Scheduler:
                     self.num_prefix_queries += request.num_prompt_tokens
                     self.num_prefix_hits += request.num_computed_tokens
                 request.mark_scheduled()
-            copies += allocation.copies
+            copies += block_copies
             swap_in += self.kv_cache.swap_in(request, num_shared)
-            rows.append(_row(request, num_tokens, allocation))
-            budget -= num_tokens
             self._discard_waiting(request)
             request.slot = self._free_slots.pop()
+            rows.append(self._row(request, num_tokens, None))
+            budget -= num_tokens
             insort(self.running, request, key=self._rank)
 
     def _next_waiting(self) -> Request | None:
@@ -241,11 +240,26 @@ class Scheduler:
         return self.paused.discard(request)
 
     def _chunk(self, request: Request, budget: int) -> int:
-        limit = self.long_prefill_token_threshold or budget
-        return min(request.num_uncomputed_tokens, limit, budget)
+        num_tokens = request.num_uncomputed_tokens
+        if num_tokens == 1:
+            return 1
+        return min(num_tokens, self.long_prefill_token_threshold or budget, budget)
 
-    def _allocate_or_preempt(self, request: Request, num_tokens: int) -> Allocation | None:
-        while (allocation := self.kv_cache.allocate(request, num_tokens)) is None:
+    def _row(
+        self, request: Request, num_tokens: int, first_changed_block: int | None
+    ) -> ScheduledRequest:
+        """Return the row, and count its tokens as computed."""
+        assert request.slot is not None
+        start = request.num_computed_tokens
+        wants_token = num_tokens == request.num_uncomputed_tokens
+        request.num_computed_tokens += num_tokens
+        request.num_unread_tokens += wants_token
+        return ScheduledRequest(
+            request, request.slot, start, num_tokens, wants_token, first_changed_block
+        )
+
+    def _allocate_or_preempt(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
+        while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
             if self._reclaim_from_paused():
                 continue
             victim = self.running.pop()
@@ -259,7 +273,7 @@ class Scheduler:
             self.paused.push(victim)
             if victim is request:
                 return None
-        return allocation
+        return copies
 
     def _reclaim_from_paused(self) -> bool:
         """Take the blocks of the last fork that waits with some; False if none does."""
@@ -356,12 +370,5 @@ class Scheduler:
         self.kv_cache.check_integrity(self.requests)
 
 
-def _row(request: Request, num_tokens: int, allocation: Allocation) -> ScheduledRequest:
-    return ScheduledRequest(
-        request,
-        start=request.num_computed_tokens,
-        num_tokens=num_tokens,
-        wants_token=num_tokens == request.num_uncomputed_tokens,
-        is_new=request.slot is None,
-        first_changed_block=allocation.first_changed,
-    )
+def _is_decode(row: ScheduledRequest) -> bool:
+    return row.num_tokens == 1 and row.wants_token and not row.request.forks

@@ -94,13 +94,14 @@ class StatsRecorder:
     def stepped(self, num_tokens: int, advanced: Iterable[Request]) -> None:
         """Count a step that computed `num_tokens` and gave each of `advanced` one token."""
         now = time.monotonic()
-        waits: Counter[float] = Counter()  # tokens of this step by the time of the ones before
+        waits: dict[float, int] = {}  # tokens of this step by the time of the ones before
         for request in advanced:
+            last = request.last_token_time
             if request.num_output_tokens == 1:
                 self._num_prompt_tokens += request.num_prompt_tokens
                 self._observe("time_to_first_token_seconds", now - request.arrival_time)
             else:
-                waits[request.last_token_time] += 1
+                waits[last] = waits.get(last, 0) + 1
             request.last_token_time = now
             self._num_generation_tokens += 1
         for last_token_time, count in waits.items():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv_cache_manager import BlockCopy
-from engine.core.scheduler import Schedule, ScheduledRequest
+from engine.core.scheduler import Schedule
 from engine.execution.sampling import SamplePlan, Sampler
 from engine.request import Request
 from kernels.slot_tables import SlotTables, SlotWrites
@@ -48,49 +49,52 @@ class StepPlan:
 def plan_step(schedule: Schedule, tables: SlotTables, sampler: Sampler) -> StepPlan:
     """Return the plan of a schedule with at least one row, for the device that has `tables`."""
     writes = SlotWrites(tables)
-    for row in schedule.rows:
-        if row.is_new:
-            _admit(row.request, row.start, writes, tables)
-            sampler.admit(_slot(row.request), row.request)
-        elif row.first_changed_block < len(row.request.block_ids):
-            changed = row.request.block_ids[row.first_changed_block :]
-            writes.set_blocks(_slot(row.request), row.first_changed_block, changed)
-    slots = np.array([_slot(row.request) for row in schedule.rows], dtype=np.int32)
-    counts = np.array([row.num_tokens for row in schedule.rows], dtype=np.int32)
-    wants_token = [row.wants_token for row in schedule.rows]
-    num_sampled = max((i for i, wants in enumerate(wants_token, 1) if wants), default=0)
+    slots, counts, num_output_tokens = [], [], []
+    num_sampled = 0
+    for i, (request, slot, start, num_tokens, wants_token, changed) in enumerate(schedule.rows, 1):
+        slots.append(slot)
+        counts.append(num_tokens)
+        num_output_tokens.append(start + num_tokens - request.num_prompt_tokens)
+        if wants_token:
+            num_sampled = i
+        if changed is None:
+            _admit(request, slot, start, writes, tables)
+            sampler.admit(slot, request)
+        elif changed < len(request.block_ids):
+            writes.set_blocks(slot, changed, request.block_ids[changed:])
+    rows, slot_array = schedule.rows, np.array(slots, dtype=np.int32)
+    samples = None
+    if num_sampled:
+        samples = sampler.plan(
+            slot_array[:num_sampled],
+            # Negative where a chunk ends within the prompt, of which nothing comes.
+            np.array(num_output_tokens[:num_sampled], dtype=np.int64).clip(min=0),
+            [row.request for row in rows[:num_sampled]],
+        )
     return StepPlan(
         swap_out=schedule.swap_out,
         copies=schedule.copies,
         swap_in=schedule.swap_in,
         writes=writes,
-        slots=slots,
-        query_start_loc=np.concatenate([[0], counts.cumsum()]).astype(np.int32),
-        num_decodes=int(counts.searchsorted(2)),
-        samples=_plan_samples(schedule.rows[:num_sampled], slots[:num_sampled], sampler),
-        wants_token=wants_token[:num_sampled],
+        slots=slot_array,
+        query_start_loc=np.array([0, *accumulate(counts)], dtype=np.int32),
+        num_decodes=bisect_left(counts, 2),
+        samples=samples,
+        wants_token=[row.wants_token for row in rows[:num_sampled]],
     )
 
 
-def _plan_samples(
-    rows: Sequence[ScheduledRequest], slots: NDArray[np.int32], sampler: Sampler
-) -> SamplePlan | None:
-    if not rows:
-        return None
-    ends = np.array([row.start + row.num_tokens for row in rows], dtype=np.int64)
-    num_prompt_tokens = np.array([row.request.num_prompt_tokens for row in rows], dtype=np.int64)
-    # Negative where a chunk ends within the prompt, of which nothing comes.
-    num_output_tokens = np.maximum(ends - num_prompt_tokens, 0)
-    return sampler.plan(slots, num_output_tokens, [row.request for row in rows])
-
-
 def _admit(
-    request: Request, num_computed_tokens: int, writes: SlotWrites, tables: SlotTables
+    request: Request,
+    slot: int,
+    num_computed_tokens: int,
+    writes: SlotWrites,
+    tables: SlotTables,
 ) -> None:
     # What does not fit ends nothing on the device: the sequence goes on until it has been read.
     stop_token_ids = sorted(request.stop_token_ids)[: tables.stop_token_ids.shape[1]]
     writes.admit(
-        _slot(request),
+        slot,
         token_ids=request.token_ids,
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=num_computed_tokens,
@@ -99,8 +103,3 @@ def _admit(
         stop_token_ids=stop_token_ids,
         block_ids=request.block_ids,
     )
-
-
-def _slot(request: Request) -> int:
-    assert request.slot is not None
-    return request.slot

@@ -145,15 +145,16 @@ class PagedOracle:
         return sampled
 
     def _slot(self, row: ScheduledRequest) -> Slot:
-        request = row.request
-        assert request.slot is not None
-        if row.is_new:
+        request, changed = row.request, row.first_changed_block
+        assert request.slot == row.slot
+        if changed is None:
             assert request.num_unread_tokens == row.wants_token
             slot = Slot(request, list(request.token_ids), list(request.block_ids))
-            self._slots[request.slot] = slot
-        slot = self._slots[request.slot]
+            self._slots[row.slot] = slot
+            return slot
+        slot = self._slots[row.slot]
         assert slot.request is request
-        slot.block_ids[row.first_changed_block :] = request.block_ids[row.first_changed_block :]
+        slot.block_ids[changed:] = request.block_ids[changed:]
         assert slot.block_ids == request.block_ids
         return slot
 

@@ -12,7 +12,6 @@ from engine.core.engine_core import EngineCore
 from engine.errors import CheckpointError, QueueFullError
 from engine.service.messages import AddRequest, SequenceOutput
 
-
 MakeCore = Callable[..., EngineCore]
 
 

@@ -1,20 +1,20 @@
-from engine.core.kv_cache_manager import Allocation, BlockCopy, KVCacheManager
+from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.request import Request, SampledToken
 from tests.factories.requests import make_request
 
 
-def compute(cache: KVCacheManager, request: Request, num_tokens: int) -> Allocation | None:
-    allocation = cache.allocate(request, num_tokens)
-    if allocation is not None:
+def compute(cache: KVCacheManager, request: Request, num_tokens: int) -> list[BlockCopy] | None:
+    copies = cache.allocate(request, num_tokens)
+    if copies is not None:
         request.num_computed_tokens += num_tokens
         cache.commit(request)
-    return allocation
+    return copies
 
 
 def test_a_full_block_is_shared_and_the_last_token_is_always_left() -> None:
     cache = KVCacheManager(10, 4, enable_prefix_caching=True)
     first = make_request(1, range(8))
-    assert compute(cache, first, 8) == Allocation(first_changed=0, copies=[])
+    assert compute(cache, first, 8) == []
     assert first.block_ids == [1, 2]
 
     same = make_request(2, range(8))
@@ -53,10 +53,10 @@ def test_a_fork_copies_the_block_it_writes_into_and_no_other() -> None:
     child = make_request(1, range(6), index=1)
     cache.fork(parent, child, 6)
     child.num_computed_tokens = 5
-    assert compute(cache, child, 1) == Allocation(1, [BlockCopy(2, 3)])
+    assert compute(cache, child, 1) == [BlockCopy(2, 3)]
     assert child.block_ids == [1, 3]
     # The parent is alone on block 2 now and writes in place.
-    assert compute(cache, parent, 1) == Allocation(2, [])
+    assert compute(cache, parent, 1) == []
     assert parent.block_ids == [1, 2]
     cache.check_integrity([parent, child])
     cache.free(parent)
