@@ -145,7 +145,10 @@ class TritonServer:
             raise ServerStartError(f"model repository {self._repository} does not exist")
         require_free(self.endpoints.values())
         try:
-            resolve_tokenizer(self.config.tokenizer, resolve_checkpoint(self.config.model))
+            checkpoint = resolve_checkpoint(
+                self.config.model, weights=self.config.load_format != "dummy"
+            )
+            resolve_tokenizer(self.config.tokenizer, checkpoint)
         except CheckpointError as error:
             raise ServerStartError(str(error)) from None
         self._prepared = True

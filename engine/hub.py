@@ -9,18 +9,20 @@ from engine.errors import CheckpointError
 
 DEMO = "demo"
 
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.txt"]
+_WEIGHTS = ["*.safetensors"]
+_WANTED = ["*.json", "*.jinja", "tokenizer*", "*.txt"]
 # Second copies of the weights in other layouts.
 _UNWANTED = ["consolidated*", "original/*", "onnx/*"]
 
 
-def resolve_checkpoint(model: str, *, setting: str = "model") -> Path:
+def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "model") -> Path:
     """Return the folder of the checkpoint that `model` names, downloading it if need be.
 
     Args:
         model: `demo`, an existing folder, or a hub id such as `Qwen/Qwen3-0.6B`. A download shows
             a progress bar and resumes where an earlier one stopped; with `HF_HUB_OFFLINE=1` only
             what is in the local cache counts.
+        weights: whether a download must have them.
         setting: what an error calls it.
 
     Raises:
@@ -35,7 +37,7 @@ def resolve_checkpoint(model: str, *, setting: str = "model") -> Path:
         return Path(folder)
     if os.path.exists(folder):
         raise CheckpointError(f"{setting}: {model} is a file; name the folder that holds it")
-    return _download(model, setting)
+    return _download(model, [*_WANTED, *_WEIGHTS] if weights else _WANTED, setting)
 
 
 def resolve_tokenizer(tokenizer: str | None, checkpoint: Path) -> Path:
@@ -44,10 +46,12 @@ def resolve_tokenizer(tokenizer: str | None, checkpoint: Path) -> Path:
     Raises:
         CheckpointError: as `resolve_checkpoint`.
     """
-    return checkpoint if tokenizer is None else resolve_checkpoint(tokenizer, setting="tokenizer")
+    if tokenizer is None:
+        return checkpoint
+    return resolve_checkpoint(tokenizer, weights=False, setting="tokenizer")
 
 
-def _download(model: str, setting: str) -> Path:
+def _download(model: str, wanted: list[str], setting: str) -> Path:
     # Imported here: most checkpoints are local, and the import takes a while.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -60,7 +64,7 @@ def _download(model: str, setting: str) -> Path:
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise CheckpointError(f"{setting}: there is no folder {model}")
     try:
-        return Path(snapshot_download(model, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        return Path(snapshot_download(model, allow_patterns=wanted, ignore_patterns=_UNWANTED))
     except HFValidationError:
         raise CheckpointError(
             f"{setting}: {model!r} is neither an existing folder nor a valid hub id (owner/name)"

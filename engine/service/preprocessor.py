@@ -71,7 +71,7 @@ class Preprocessor:
         Raises:
             TridentError: there is no such checkpoint, or its tokenizer or config is broken.
         """
-        checkpoint = resolve_checkpoint(config.model)
+        checkpoint = resolve_checkpoint(config.model, weights=False)
         tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer)
         model = ModelConfig.from_hf(checkpoint)
@@ -187,7 +187,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     Raises:
         TridentError: there is none, or it is broken.
     """
-    checkpoint = resolve_checkpoint(config.model)
+    checkpoint = resolve_checkpoint(config.model, weights=False)
     return Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
 
 

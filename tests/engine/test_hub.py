@@ -19,13 +19,18 @@ from tests.factories.hub_server import hub_server
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
-import json, sys
+import functools, json, os, sys
 from engine.errors import CheckpointError
-from engine.hub import resolve_checkpoint
+from engine.hub import resolve_checkpoint, resolve_tokenizer
+resolve = {
+    "all": resolve_checkpoint,
+    "no weights": functools.partial(resolve_checkpoint, weights=False),
+    "tokenizer": functools.partial(resolve_tokenizer, checkpoint=None),
+}[os.environ.get("RESOLVE", "all")]
 answers = {}
 for model in sys.argv[1:]:
     try:
-        answers[model] = str(resolve_checkpoint(model))
+        answers[model] = str(resolve(model))
     except CheckpointError as error:
         answers[model] = f"error: {error}"
 print(json.dumps(answers))
@@ -119,6 +124,14 @@ def test_downloads_what_is_needed_once(hub: Hub) -> None:
     hub.fetched.clear()
     assert hub.resolve("owner/good", HF_HUB_OFFLINE="1") == {"owner/good": str(folder)}
     assert hub.fetched == []
+
+
+@pytest.mark.parametrize("kind", ["no weights", "tokenizer"])
+def test_weights_are_downloaded_when_they_are_wanted(hub: Hub, kind: str) -> None:
+    folder = Path(hub.resolve("owner/good", RESOLVE=kind)["owner/good"])
+    assert set(hub.fetched) == WANTED - {"model.safetensors"}
+    assert hub.resolve("owner/good") == {"owner/good": str(folder)}
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
 def test_what_cannot_be_had_says_what_to_do(hub: Hub) -> None:
