@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from engine.config import EngineConfig
@@ -39,7 +40,8 @@ class LLM:
         config = EngineConfig.parse({"model": model, **settings})
         # Offline, everything is handed over at once; the queue is as long as the caller's list.
         unbounded = {"max_num_queued_reqs": 2**31, "max_num_queued_tokens": 2**62}
-        self._core = EngineCore(config.model_copy(update=unbounded))
+        with _loading(config.model) as report:
+            self._core = EngineCore(config.model_copy(update=unbounded), report)
         self._next_uid = 0
 
     def generate(
@@ -211,6 +213,13 @@ class LLM:
                 position.token_ids, position.logprobs, position.ranks, strict=True
             )
         }
+
+
+@contextmanager
+def _loading(model: str) -> Iterator[Callable[[str], None]]:
+    """Show in the block, on a terminal's stderr, what is being done; it is told by calls."""
+    with Console(stderr=True).status(f"loading {escape(model)}") as status:
+        yield lambda text: status.update(escape(text))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

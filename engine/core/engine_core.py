@@ -79,7 +79,7 @@ class EngineCore:
             dtype=dtype,
             device=device,
             queue=_queue(device, is_ahead=self._is_ahead),
-            on_progress=in_tenths(on_progress, "loading weights: {share} % of {mib:,.0f} MiB"),
+            on_progress=in_tenths(on_progress, "loading weights {bar} {share} % of {mib:,.0f} MiB"),
         )
         profile = None
         if before is not None:
@@ -107,7 +107,8 @@ class EngineCore:
         num_host_blocks = self._runner.allocate_swap_space(host_bytes)
         if device.type == "cuda" and not config.enforce_eager:
             self._runner.capture_graphs(
-                CudaCapturer(), in_tenths(on_progress, "capturing CUDA graphs: {done} of {total}")
+                CudaCapturer(),
+                in_tenths(on_progress, "capturing CUDA graphs {bar} {done} of {total}"),
             )
         self.scheduler = Scheduler(
             KVCacheManager(
@@ -219,11 +220,11 @@ class EngineCore:
 
     def _outputs(self, requests: Iterable[Request]) -> list[SequenceOutput]:
         return [
-            self._release(request)
+            self._release(request, end)
             for request in requests
-            if request.finish_reason is not None
-            or request.num_releasable_tokens - request.num_released_tokens
+            if (end := request.num_releasable_tokens) - request.num_released_tokens
             >= self._interval(request)
+            or request.finish_reason is not None
         ]
 
     def _interval(self, request: Request) -> int:
@@ -233,9 +234,8 @@ class EngineCore:
         # A window becomes long only while there is no text to send, and each chunk carries it.
         return max(self.config.stream_interval, len(request.window_ids) // _WINDOW_PER_TOKEN)
 
-    def _release(self, request: Request) -> SequenceOutput:
-        start, end = request.num_released_tokens, request.num_releasable_tokens
-        request.num_released_tokens = end
+    def _release(self, request: Request, end: int) -> SequenceOutput:
+        start, request.num_released_tokens = request.num_released_tokens, end
         begin = request.num_prompt_tokens + start
         new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
         window_ids = request.window_ids
