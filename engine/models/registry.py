@@ -27,7 +27,7 @@ def build_model(
 ) -> CausalLM:
     """Build the model of `config` on `device`, its parameters allocated and not initialised.
 
-    `engine.weights.load_weights` fills them. The rotary tables have `max_model_len` rows.
+    `engine.weights.initialise_weights` fills them. The rotary tables have `max_model_len` rows.
     """
     module = importlib.import_module(MODELS[config.architecture])
     model: CausalLM = getattr(module, config.architecture)(
