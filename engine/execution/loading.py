@@ -1,0 +1,128 @@
+"""From a checkpoint to a model that is ready to run, with all memory that it will need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.execution.device_queue import InlineQueue, WorkerQueue
+from engine.execution.model_runner import ModelRunner
+from engine.execution.step_graphs import CudaCapturer
+from engine.gpu_memory import memory_before_loading, profile_memory
+from engine.memory import KVCachePlan, kv_cache_dtype, plan_kv_cache, swap_space_bytes
+from engine.models.config import ModelConfig
+from engine.progress import in_tenths
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device.
+
+    Attributes:
+        runner: runs its steps.
+        kv_cache: the size of the KV cache, and how long a sequence may become.
+        num_host_blocks: blocks for preempted sequences on the host.
+        is_ahead: whether a step is to be launched before the one before is read.
+        description: what it is and what it got, for the user.
+    """
+
+    runner: ModelRunner
+    kv_cache: KVCachePlan
+    num_host_blocks: int
+    is_ahead: bool
+    description: str
+
+
+def load_model(
+    config: EngineConfig,
+    checkpoint: Path,
+    model_config: ModelConfig,
+    on_progress: Callable[[str], None],
+) -> LoadedModel:
+    """Load the weights, allocate the KV cache, and capture CUDA graphs where there is a GPU.
+
+    Raises:
+        CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
+    """
+    device, dtype = _device(config), _dtype(config, model_config)
+    cache_dtype = kv_cache_dtype(config, dtype)
+    max_model_len = _max_model_len(config, model_config)
+    # On a CPU the host's work and the model's share the cores: there is nothing to hide it behind.
+    is_ahead = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+    before = memory_before_loading(config, device)
+    on_progress(f"loading the weights of {config.model}")
+    runner = ModelRunner(
+        checkpoint,
+        model_config,
+        config,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+        queue=WorkerQueue() if is_ahead and device.type == "cpu" else InlineQueue(),
+        on_progress=in_tenths(on_progress, "loading weights {bar} {share} % of {mib:,.0f} MiB"),
+    )
+    profile = None
+    if before is not None:
+        on_progress("measuring the memory of the largest step")
+        runner.allocate_kv_cache(1)
+        profile = profile_memory(config, before, runner.run_largest_step, device)
+        on_progress(profile.summary)
+    plan = plan_kv_cache(
+        config,
+        model_config,
+        max_model_len=max_model_len,
+        dtype=cache_dtype,
+        device=device,
+        profile=profile,
+    )
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
+        raise ConfigError(
+            "max_num_batched_tokens: must be at least max_model_len "
+            f"({plan.max_model_len}) while enable_chunked_prefill is off"
+        )
+    host_bytes = swap_space_bytes(config, plan, device)
+    on_progress(f"allocating {plan.num_blocks} KV blocks")
+    runner.allocate_kv_cache(plan.num_blocks)
+    num_host_blocks = runner.allocate_swap_space(host_bytes)
+    if device.type == "cuda" and not config.enforce_eager:
+        runner.capture_graphs(
+            CudaCapturer(),
+            in_tenths(on_progress, "capturing CUDA graphs {bar} {done} of {total}"),
+        )
+    num_usable = plan.num_blocks - 1  # without the null block
+    description = (
+        f"{config.model} ({model_config.architecture}, {dtype}, {device.type}), KV cache for "
+        f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
+        f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}), max_model_len "
+        f"{plan.max_model_len:,}"
+    ).replace("torch.", "")
+    return LoadedModel(runner, plan, num_host_blocks, is_ahead, description)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device: cuda was asked for, but torch sees no CUDA device")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _dtype(config: EngineConfig, model_config: ModelConfig) -> torch.dtype:
+    name = model_config.dtype if config.dtype == "auto" else config.dtype
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    limit = model_config.context_length
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len: {config.max_model_len} exceeds the {limit} positions that the model "
+            "was made for"
+        )
+    return config.max_model_len or limit
