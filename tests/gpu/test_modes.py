@@ -1,4 +1,4 @@
-"""Neither CUDA graphs nor running a step ahead change what requests of any kind are answered."""
+"""Neither CUDA graphs nor running a step ahead nor swaps change what requests are answered."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ MODES: dict[str, dict[str, Any]] = {
     "graphs and ahead": {"enforce_eager": False, "async_scheduling": True},
     "graphs": {"enforce_eager": False, "async_scheduling": False},
     "ahead": {"enforce_eager": True, "async_scheduling": True},
+    "graphs and ahead, with swaps": {
+        "enforce_eager": False,
+        "async_scheduling": True,
+        "swap_space": 2**-4,
+    },
 }
 # Chunks and decode rows share steps; few blocks, so that some are preempted.
 ROOMY = {"block_size": 16, "max_model_len": 192, "max_num_seqs": 16, "max_num_batched_tokens": 96}
