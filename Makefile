@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo serve test interpreted compiled check kernels install clean
+.PHONY: demo serve test interpreted compiled check kernels bench install clean
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -34,6 +34,9 @@ check: install  ## Format, lint, types and the fast tests
 
 kernels: install  ## Test and measure all kernels on this machine's GPU; ARGS="--json results.json"
 	$(BIN)/python -m kernels.bench $(ARGS)
+
+bench: install  ## Test and measure the engine on this machine's GPU; ARGS="--json results.json"
+	$(BIN)/python -m engine.bench $(ARGS)
 
 install: $(INSTALLED)
 
