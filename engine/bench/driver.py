@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ class EngineDriver:
         self.core = EngineCore(
             EngineConfig.parse(
                 {
+                    # A user's own settings are measured, but for those below.
+                    **EngineConfig.overrides(os.environ),
                     "model": str(folder),
                     "load_format": "dummy",
                     "device": device.type,

@@ -19,23 +19,27 @@ _PROMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parts that one process measures, one after the other, on one session."""
+    """Parts that one process measures, one after the other, on one session.
+
+    Attributes:
+        title: what sets it apart from the model's other groups.
+        session: `engine` or `transformers`.
+    """
 
     shape: Shape
+    title: str
     session: str
     parts: tuple[Part, ...]
 
     @property
     def name(self) -> str:
-        return f"{self.shape.label} {self.session}"
+        """What sets it apart from all other groups."""
+        return f"{self.shape.label} {self.title}"
 
 
 def groups(shapes: Sequence[Shape], workload: Workload) -> list[Group]:
     """Return all groups, the most telling first: later ones may find no time left."""
-    engine = [_engine(shape, workload) for shape in shapes]
-    peers = [_transformers(shape, workload) for shape in shapes]
-    # Two models say most; the engine is measured on them before transformers is on either.
-    return [*engine[:2], *peers[:2], *engine[2:], *peers[2:]]
+    return [make(shape, workload) for make in (_engine, _few, _all) for shape in shapes]
 
 
 def _engine(shape: Shape, workload: Workload) -> Group:
@@ -47,13 +51,17 @@ def _engine(shape: Shape, workload: Workload) -> Group:
         Offline(shape, workload, workload.sequences, _TEMPERATURE),
         Offline(shape, workload, workload.shared, 0.0),
     )
-    return Group(shape, "engine", parts)
+    return Group(shape, "engine", "engine", parts)
 
 
-def _transformers(shape: Shape, workload: Workload) -> Group:
+def _few(shape: Shape, workload: Workload) -> Group:
     parts = (
         ContinuousBatching(shape, workload, workload.shared, 0.0),
         StaticBatching(shape, workload, workload.shared, 0.0),
-        ContinuousBatching(shape, workload, workload.sequences, 0.0),
     )
-    return Group(shape, "transformers", parts)
+    return Group(shape, "transformers", "transformers", parts)
+
+
+def _all(shape: Shape, workload: Workload) -> Group:
+    parts = (ContinuousBatching(shape, workload, workload.sequences, 0.0),)
+    return Group(shape, "transformers, all sequences", "transformers", parts)

@@ -55,8 +55,9 @@ class Report:
     Attributes:
         machine: date, GPU, driver and versions.
         judged: whether the figures are held against the aims.
+        warning: what the reader of the figures must know.
         tests: outcome by file.
-        ceilings: by group, as measured in its process.
+        ceilings: by model, as measured before the engine on it.
         figures: by part.
     """
 
@@ -66,6 +67,7 @@ class Report:
     tests: dict[str, Outcome] = field(default_factory=dict)
     ceilings: dict[str, dict[str, float | None]] = field(default_factory=dict)
     figures: dict[str, Figures] = field(default_factory=dict)
+    warning: str | None = None
 
     @property
     def faulty(self) -> bool:
@@ -78,6 +80,7 @@ class Report:
         """Write everything to `path`."""
         content = {
             "machine": self.machine,
+            "warning": self.warning,
             "tests": {name: asdict(found) for name, found in self.tests.items()},
             "ceilings": self.ceilings,
             "figures": self.figures,
@@ -97,6 +100,7 @@ class Report:
             *(f"ceilings, {name}: {_ceilings(found)}" for name, found in self.ceilings.items()),
             *self._missing(),
             "",
+            *([f"WARNING: {self.warning}"] if self.warning else []),
             *self._table(),
         ]
 
@@ -120,7 +124,7 @@ class Report:
         for group in self.groups:
             found = self._rows(group)
             if found:
-                rows.append((f"{group.shape.name}, {group.session}", *[""] * (len(_HEADER) - 1)))
+                rows.append((f"{group.shape.name}, {group.title}", *[""] * (len(_HEADER) - 1)))
                 rows += [row.cells() for row in found]
                 judged += [row.met for row in found if row.met is not None]
         return [
@@ -136,13 +140,13 @@ class Report:
         for part in group.parts:
             figures = self.figures.get(part.key)
             if figures is not None and figures["status"] == "measured":
-                rows.append(self._row(group, part, figures))
+                rows.append(self._row(part, figures))
                 rows += self._further(group, part, figures)
         return rows
 
-    def _row(self, group: Group, part: Part, figures: Figures) -> Row:
+    def _row(self, part: Part, figures: Figures) -> Row:
         seconds = figures["seconds"]
-        ceilings = self.ceilings.get(group.name)
+        ceilings = self.ceilings.get(part.shape.label)
         floor = part.floor(figures, ceilings) if ceilings else None
         share = floor / seconds if floor else None
         aim = part.aim if self.judged else None

@@ -111,9 +111,10 @@ def main() -> None:
     labels = [shape.label for shape in SHAPES]
     found = {group.name: group for group in plan(labels, tiny=arguments.tiny)}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if request["ceilings"]:
+    group = found[arguments.group]
+    if request["ceilings"] and group.session == "engine":
         _say({"ceilings": ceilings.measure(device)})
-    measure(found[arguments.group], request["cases"], device, request["deadline"], _say)
+    measure(group, request["cases"], device, request["deadline"], _say)
 
 
 if __name__ == "__main__":

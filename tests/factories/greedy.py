@@ -18,7 +18,7 @@ from tests.factories.tokenizers import byte_level_tokenizer
 
 VOCAB = 400
 # Tests that run at the same time share a GPU.
-SHARED_GPU = {"gpu_memory_utilization": 0.2}
+SHARED_GPU = {"kv_cache_memory_bytes": 64 << 20}
 _COMMON = 20  # tokens with which all longer prompts begin
 
 

@@ -9,7 +9,7 @@ from engine.bench import __main__ as command
 from engine.bench import gpu_tests, requirements, worker
 from engine.bench.parts import groups
 from engine.bench.report import Report
-from engine.bench.shapes import LLAMA_8B, QWEN_0_5B, QWEN_1_5B, SHAPES, TINY
+from engine.bench.shapes import SHAPES, TINY
 from engine.bench.workload import FULL, SMALL
 from kernels.bench import runner
 from kernels.bench.testing import Outcome
@@ -26,7 +26,7 @@ DECODE = {"status": "measured", "context": 1024.0, "host_seconds": 0.00035, "ste
 def report(figures: dict[str, dict[str, object]], *, judged: bool = True) -> Report:
     found = Report({"gpu": "none"}, groups(SHAPES, FULL), judged=judged)
     found.tests = {"parity": GREEN, "cancel": RED}
-    found.ceilings = {group.name: CEILINGS for group in found.groups}
+    found.ceilings = {shape.label: CEILINGS for shape in SHAPES}
     found.figures = figures
     return found
 
@@ -100,13 +100,11 @@ def test_a_tiny_model_is_not_judged() -> None:
 
 
 def test_the_most_telling_groups_come_first() -> None:
-    names = [group.name for group in groups(SHAPES, FULL)]
-    assert names[:2] == [f"{QWEN_0_5B.label} engine", f"{LLAMA_8B.label} engine"]
-    assert sorted(names) == sorted(
-        f"{shape.label} {side}"
-        for shape in (QWEN_0_5B, QWEN_1_5B, LLAMA_8B)
-        for side in ("engine", "transformers")
-    )
+    assert [group.name for group in groups(SHAPES, FULL)] == [
+        f"{label} {title}"
+        for title in ("engine", "transformers", "transformers, all sequences")
+        for label in ("0.5b", "8b", "1.5b")
+    ]
 
 
 def test_a_missing_package_is_named_at_once(
@@ -127,7 +125,10 @@ def test_without_a_gpu_only_the_tiny_model_is_measured(
 
 @pytest.mark.parametrize("red", ["parity", "modes"])
 def test_red_tests_refuse_the_engines_figures_alone(
-    red: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    red: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tests = {"parity": GREEN, "modes": GREEN, "cancel": GREEN, red: RED}
     measured: list[str] = []
@@ -140,9 +141,24 @@ def test_red_tests_refuse_the_engines_figures_alone(
     monkeypatch.setattr(runner, "measure", measure)
     file = tmp_path / "r.json"
     assert command.main(["--tiny", "--json", str(file)]) == 1
+    assert measured
     assert all("transformers" in key for key in measured)
     refused = json.loads(file.read_text())["figures"]["tiny decode step, B = 1"]
     assert refused == {"status": "refused", "reason": f"tests of {red} are not green"}
+    assert command.main(["--tiny", "--anyway"]) == 1
+    assert "tiny decode step, B = 1" in measured
+    warning = f"WARNING: tests of {red} are not green: the engine may compute something else"
+    assert warning in capsys.readouterr().out
+
+
+def test_what_there_is_no_time_for_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_tests, "run", lambda *_: {"parity": GREEN, "modes": GREEN})
+    file = tmp_path / "r.json"
+    assert command.main(["--tiny", "--minutes", "0.5", "--json", str(file)]) == 0
+    states = {each["status"] for each in json.loads(file.read_text())["figures"].values()}
+    assert states == {"left out"}
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from engine.bench.worker import measure, plan
 from engine.execution.pending_step import SentSamples
 
 CPU = torch.device("cpu")
-ENGINE, TRANSFORMERS = plan([], tiny=True)
+ENGINE, FEW, ALL = plan([], tiny=True)
 
 
 def figures_of(group: Group, deadline: float | None = None) -> dict[str, dict[str, Any]]:
@@ -34,13 +34,13 @@ def figures_of(group: Group, deadline: float | None = None) -> dict[str, dict[st
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Any]]:
-    return figures_of(ENGINE) | figures_of(TRANSFORMERS)
+    return figures_of(ENGINE) | figures_of(FEW) | figures_of(ALL)
 
 
 def test_every_part_is_measured(found: dict[str, dict[str, Any]]) -> None:
     limits = ceilings.measure(CPU)
     assert all(value is not None and value > 0 for value in limits.values())
-    for part in (*ENGINE.parts, *TRANSFORMERS.parts):
+    for part in (*ENGINE.parts, *FEW.parts, *ALL.parts):
         figures = found[part.key]
         assert figures["status"] == "measured", figures
         assert figures["seconds"] > 0
@@ -59,7 +59,7 @@ def test_a_decode_step_has_the_context_that_was_asked_for(found: dict[str, dict[
 def test_offline_tokens_per_second_count_every_token(found: dict[str, dict[str, Any]]) -> None:
     totals = {
         part.count: sum(max_tokens for _, max_tokens in part.requests())
-        for part in TRANSFORMERS.parts
+        for part in (*FEW.parts, *ALL.parts)
     }
     for figures, count in (
         (found["tiny offline, 8 sequences"], 8),
@@ -90,7 +90,7 @@ def test_a_model_that_cannot_be_loaded_fails_every_part(monkeypatch: pytest.Monk
 
 
 def test_what_is_left_at_the_deadline_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = figures_of(TRANSFORMERS, deadline=time.time() - 1)
+    found = figures_of(FEW, deadline=time.time() - 1)
     assert {figures["status"] for figures in found.values()} == {"left out"}
     # And a long part ends there.
     measured = Prefill.measure
