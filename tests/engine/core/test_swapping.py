@@ -77,6 +77,23 @@ def test_a_prompt_that_is_half_computed_goes_on_there(num_ahead: int) -> None:
     check_idle(scheduler)
 
 
+def test_what_another_has_computed_meanwhile_is_shared() -> None:
+    scheduler = make_scheduler(num_blocks=7, num_host_blocks=6, long_prefill_token_threshold=4)
+    oracle = PagedOracle(scheduler)
+    early, late = (make_request(uid, range(22), max_tokens=1) for uid in range(2))
+    scheduler.add([early])
+    oracle.step()
+    scheduler.add([late])  # on the first block of the other, with which it then keeps up
+    run_until_preemption(oracle)
+    assert late.num_swapped_tokens == 12
+    oracle.run()
+    # Each time that it comes back, the other is ahead by as much as one step computes.
+    assert late.num_preemptions == 2
+    assert oracle.num_computed_tokens == 22 + (12 - 4) + (20 - 16) + (22 - 20)
+    assert oracle.blocks.num_swapped_in == 0
+    check_idle(scheduler)
+
+
 def test_what_finds_no_room_is_recomputed() -> None:
     scheduler = make_scheduler(num_blocks=5, num_host_blocks=1, enable_prefix_caching=False)
     oracle = PagedOracle(scheduler)
