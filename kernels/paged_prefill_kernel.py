@@ -9,7 +9,12 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _SEARCH = tl.constexpr(128)  # sequences looked at together
 
 
-@triton.jit
+# One form for every step: a batch of another size, or with other rows before its chunks, must not
+# wait for the compiler.
+@triton.jit(
+    do_not_specialize=["num_sequences"],
+    do_not_specialize_on_alignment=["table_ptr", "start_ptr", "seq_lens_ptr"],
+)
 def prefill_kernel(
     query_ptr,
     key_ptr,
@@ -73,7 +78,8 @@ def prefill_kernel(
 
     # Rows past the chunk get the place of its last token: they see keys, so nothing becomes NaN.
     b_place = tl.minimum(context + o_row // GROUP, length - 1)
-    first_place = context + i_row // GROUP
+    # Not below 0: a sequence that has ended on the device has no key at all, nor a row of blocks.
+    first_place = tl.maximum(context + i_row // GROUP, 0)
     last_place = tl.minimum(context + (i_row + BLOCK_M - 1) // GROUP, length - 1)
     # Keys from `begin` to `end` are seen by some row; tiles from `head` to `tail` by every row.
     begin, head = 0, 0
@@ -100,7 +106,7 @@ def prefill_kernel(
         tail, end, begin, end, window, scale * key_scale, soft_cap,
         NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
-    # A sequence that has ended on the device has no key at all.
+    # Where there is no key, there is no weight.
     b_out *= (value_scale / tl.maximum(b_sum, 1e-30))[:, None]
 
     # Found again: kept from above, the places of the rows would hold registers through the loops.

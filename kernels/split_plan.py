@@ -141,7 +141,12 @@ def reference(
     )
 
 
-@triton.jit
+# One form for all sizes that have the same tiles: a batch of another size must not wait for the
+# compiler.
+@triton.jit(
+    do_not_specialize=["num_sequences", "num_work_items"],
+    do_not_specialize_on_alignment=["seq_lens_ptr"],
+)
 def _kernel(
     seq_lens_ptr,
     work_items_ptr,
