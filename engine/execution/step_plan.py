@@ -67,8 +67,8 @@ def plan_step(schedule: Schedule, tables: SlotTables, sampler: Sampler) -> StepP
     if num_sampled:
         samples = sampler.plan(
             slot_array[:num_sampled],
-            # Negative where a chunk ends within the prompt, of which nothing comes.
-            np.array(num_output_tokens[:num_sampled], dtype=np.int64).clip(min=0),
+            # Negative where a chunk ends within the prompt: what is drawn there is dropped.
+            np.array(num_output_tokens[:num_sampled], dtype=np.int64),
             [row.request for row in rows[:num_sampled]],
         )
     return StepPlan(

@@ -126,6 +126,20 @@ def test_a_sequence_ends_by_stop_token_or_length(reason: str) -> None:
     assert request.token_ids[5:] == output[: 3 if reason == "stop" else 4]
 
 
+@pytest.mark.parametrize("num_ahead", [0, 1])
+def test_the_next_turn_finds_the_blocks_of_prompt_and_answer(num_ahead: int) -> None:
+    scheduler = make_scheduler()
+    oracle = PagedOracle(scheduler, num_ahead)
+    first = make_request(1, range(5), max_tokens=12)
+    scheduler.add([first])
+    oracle.run()
+    # 17 tokens, of which the last was never computed; then the next turn's own.
+    second = make_request(2, [*first.token_ids, 40, 41], max_tokens=1)
+    scheduler.add([second])
+    oracle.run()
+    assert second.num_cached_tokens == 16
+
+
 class StopString:
     """A stop checker that finds its string where a certain token is: on the host alone."""
 
