@@ -137,3 +137,26 @@ def test_large_blocks() -> None:
 @every_gpu
 def test_float32(gpu: str) -> None:
     compile_prefill(gpu, "Llama-3.1-8B", "long", cache=torch.float32, dtype=torch.float32)
+
+
+def test_every_number_of_sequences_and_decode_rows_runs_the_same_code() -> None:
+    """The chunks of a mixed step begin anywhere: nothing must wait for the compiler then."""
+    codes = set()
+    for num_decodes, num_sequences in ((0, 1), (1, 16), (6, 3)):
+        rows = num_decodes + num_sequences
+        with torch.device("meta"):
+            query = torch.empty(4 * rows, 14, 64, dtype=torch.bfloat16)[num_decodes:]
+            blocks = torch.empty(64, 16, 2, 64, dtype=torch.bfloat16)
+            (kernel,) = compile_call(
+                "sm_90",
+                paged_prefill_attention,
+                query,
+                blocks,
+                blocks,
+                torch.empty(rows, 513, dtype=torch.int32)[num_decodes:],
+                torch.empty(num_sequences + 1, dtype=torch.int32),
+                torch.empty(rows, dtype=torch.int32)[num_decodes:],
+                scale=0.125,
+            )
+        codes.add(kernel.cubin)
+    assert len(codes) == 1
