@@ -87,6 +87,22 @@ def test_under_preemption(checkpoint: GreedyCheckpoint, device: torch.device) ->
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
 
 
+def test_long_prompts_beside_short_ones(
+    tmp_path_factory: pytest.TempPathFactory, device: torch.device
+) -> None:
+    """Long enough for several programs to share a sequence's keys."""
+    checkpoint = GreedyCheckpoint(
+        tmp_path_factory.mktemp("long"),
+        "LlamaForCausalLM",
+        lengths=(3, 1500, 64, 700, 1023, 17),
+        max_tokens=MAX_TOKENS,
+        **{**_SHAPE, "max_position_embeddings": 2048},
+    )
+    settings = {**SETTINGS, "max_model_len": 1600, "max_num_batched_tokens": 300}
+    llm = checkpoint.llm(device, **settings)
+    checkpoint.check(llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False), llm)
+
+
 def test_in_bfloat16_the_error_is_that_of_the_type(
     gentle: GreedyCheckpoint, device: torch.device
 ) -> None:

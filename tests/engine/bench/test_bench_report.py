@@ -11,7 +11,8 @@ from engine.bench.parts import groups
 from engine.bench.report import Report
 from engine.bench.shapes import SHAPES, TINY
 from engine.bench.workload import FULL, SMALL
-from kernels.bench import runner
+from kernels.bench import runner, testing
+from kernels.bench.operations import Operation
 from kernels.bench.testing import Outcome
 
 CEILINGS: dict[str, float | None] = {
@@ -159,6 +160,19 @@ def test_what_there_is_no_time_for_is_left_out(
     assert command.main(["--tiny", "--minutes", "0.5", "--json", str(file)]) == 0
     states = {each["status"] for each in json.loads(file.read_text())["figures"].values()}
     assert states == {"left out"}
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(2, 3), (16, 12)])
+def test_the_files_of_tests_are_shared_out_where_there_are_cores(
+    cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Operation] = []
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(testing, "run", lambda files, *_, **__: given.extend(files))
+    gpu_tests.run(0.0, print)
+    assert sum(each.shards for each in given) == processes
+    files = {file.stem.removeprefix("test_") for file in gpu_tests.FOLDER.glob("test_*.py")}
+    assert {each.name for each in given} == files > set(gpu_tests.REQUIRED)
 
 
 @pytest.mark.slow
