@@ -127,7 +127,7 @@ LLAMA_8B = Shape(
 TINY = Shape(
     "tiny",
     "two small layers",
-    *(2, 64, 128, 4, 2, 16, 600, 512, True, True),
+    *(2, 64, 128, 2, 1, 32, 600, 512, True, True),
     {**_QWEN, "bos_token_id": 599, "eos_token_id": 599},
 )
 SHAPES = (QWEN_0_5B, LLAMA_8B, QWEN_1_5B)
