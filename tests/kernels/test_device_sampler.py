@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
@@ -18,6 +15,7 @@ from engine.request import Request, SampledToken
 from kernels import device
 from tests.factories.requests import make_request
 from tests.factories.sampling import make_plan, run_plan, sample_requests
+from tests.kernels.no_waiting import no_waiting
 from tests.kernels.support import DEVICE, randn
 
 VOCAB = 101
@@ -126,34 +124,6 @@ def test_steps_ahead_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert different[4] == 1
 
 
-class _NoWaiting(TorchDispatchMode):
-    """Refuses what makes the host wait for the device."""
-
-    _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "_unique", "equal")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert not name.startswith(self._WAITS), name
-        if name in ("index", "index_put_"):
-            assert not any(index.dtype == torch.bool for index in args[1] if index is not None)
-        if name == "repeat_interleave":
-            assert kwargs["output_size"] is not None
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    with torch.inference_mode(), _NoWaiting():
-        if DEVICE.type != "cuda":
-            yield
-            return
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
@@ -165,7 +135,7 @@ def test_nothing_waits_for_the_device() -> None:
     logits = randn(len(requests), VOCAB)
     for _ in range(2):
         plan = make_plan(sampler, slots, requests)
-        with _no_waiting():
+        with no_waiting():
             samples = sampler.sample(plan, logits, where).to_host()
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()

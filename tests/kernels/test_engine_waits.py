@@ -1,0 +1,88 @@
+"""Between the launch of a step and the reading of its tokens, the host never waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the engine is not installed here")
+pytest.importorskip("transformers", reason="the engine is not installed here")
+
+from engine import SamplingParams
+from engine.execution.model_runner import ModelRunner
+from engine.execution.pending_step import SentSamples
+from engine.execution.step_plan import StepPlan
+from kernels import device
+from tests.factories.greedy import GreedyCheckpoint
+from tests.factories.replayed_graphs import ReplayingCapturer
+from tests.kernels.no_waiting import no_waiting
+from tests.kernels.support import DEVICE
+
+SETTINGS: dict[str, Any] = {
+    "block_size": 16,
+    "max_model_len": 48,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "long_prefill_token_threshold": 24,
+    "num_gpu_blocks_override": 1 + 4,
+    "swap_space": 2**-6,
+    "enable_prefix_caching": False,
+    "async_scheduling": True,
+}
+PARAMS = (
+    {"temperature": 0},
+    {"temperature": 0, "logprobs": 2, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "n": 2, "top_p": 0.9, "seed": 1, "presence_penalty": 0.5},
+)
+
+
+@pytest.fixture(autouse=True)
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the interpreter stand in for few multiprocessors: it runs all programs in turn."""
+    if device.INTERPRETED:
+        limits = replace(device.HOPPER, num_sms=2)
+        monkeypatch.setattr(device, "limits", lambda where: limits)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
+    return GreedyCheckpoint(
+        tmp_path_factory.mktemp("llama"),
+        "LlamaForCausalLM",
+        lengths=(15, 31, 19),
+        max_tokens=1,
+        num_hidden_layers=1,
+        head_dim=32,
+    )
+
+
+def kinds(plan: StepPlan) -> set[str]:
+    found = {name for name in ("swap_out", "copies", "swap_in") if getattr(plan, name)}
+    if plan.num_decodes == len(plan.slots):
+        return found | {"decode"}
+    return found | {"mixed" if plan.num_decodes else "prefill"}
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "captured"])
+def test_no_step_waits(
+    checkpoint: GreedyCheckpoint, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = ModelRunner._run, set[str]()
+
+    def watched(runner: ModelRunner, plan: StepPlan) -> SentSamples | None:
+        seen.update(kinds(plan))
+        with no_waiting():
+            return run(runner, plan)
+
+    llm = checkpoint.llm(DEVICE, **SETTINGS, enforce_eager=enforce_eager)
+    if device.INTERPRETED and not enforce_eager:
+        llm._core._runner.capture_graphs(ReplayingCapturer(), lambda done, total: None)
+    params = [SamplingParams.parse({"max_tokens": 4, "ignore_eos": True, **p}) for p in PARAMS]
+    if not device.INTERPRETED:  # what has to be compiled or allocated once
+        llm.generate(checkpoint.prompts, params, use_tqdm=False)
+    monkeypatch.setattr(ModelRunner, "_run", watched)
+    llm.generate(checkpoint.prompts, params, use_tqdm=False)
+    assert seen == {"decode", "mixed", "prefill", "swap_out", "swap_in", "copies"}
