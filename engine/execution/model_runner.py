@@ -121,10 +121,12 @@ class ModelRunner:
     def run_largest_step(self) -> None:
         """Run a step of padding, as large as steps become, for what memory it needs.
 
-        Only the null block must be allocated.
+        Only the null block must be allocated. What the sampler allocates once is there then.
         """
         num_rows, num_tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
-        request = Request(0, [0], SamplingParams(temperature=1.0, top_p=0.9), max_tokens=1, seed=0)
+        # All that takes memory for each token of the vocabulary: no request is to find too little.
+        params = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=1)
+        request = Request(0, [0], params, max_tokens=1, seed=0)
         for slot in range(num_rows):
             self._sampler.admit(slot, request)
         slots = np.arange(num_rows, dtype=np.int32)
