@@ -22,6 +22,7 @@ from engine.execution.pending_step import PendingStep, SentSamples
 from engine.execution.sampling import Sampler
 from engine.execution.step_graphs import Capturer, StepGraphs
 from engine.execution.step_plan import StepPlan, plan_step
+from engine.layers.conversion import check_quantization, convert_weights, num_copied_bytes
 from engine.memory import kv_cache_dtype, require_room_for_weights
 from engine.models.config import ModelConfig
 from engine.models.registry import build_model
@@ -68,12 +69,15 @@ class ModelRunner:
         self._config = config
         self._kv_cache_dtype = kv_cache_dtype(config, dtype)
         self._queue = queue
+        self._kv_cache: list[LayerCache] = []
         self._graphs: StepGraphs | None = None
         self._attention = attention_backend(device, block_size=config.block_size)
         self._attention.check(model_config, self._kv_cache_dtype)
+        check_quantization(config.quantization, device)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
-        require_room_for_weights(sum(p.nbytes for p in outline.parameters()), device, config)
+        num_bytes = sum(p.nbytes for p in outline.parameters()) + num_copied_bytes(outline, device)
+        require_room_for_weights(num_bytes, device, config)
         self.model = build(device=device)
         initialise_weights(
             self.model,
@@ -82,6 +86,7 @@ class ModelRunner:
             seed=config.seed,
             on_progress=on_progress,
         )
+        convert_weights(self.model, config.quantization)
         self._sampler = Sampler(config.max_num_seqs, model_config.vocab_size, device)
         self._tables = SlotTables.allocate(
             config.max_num_seqs,
@@ -93,9 +98,7 @@ class ModelRunner:
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one."""
-        self._kv_cache: list[
-            LayerCache
-        ] = []  # before the new one, for there may be no room for both
+        self._kv_cache = []  # before the new one: there may be no room for both
         self._kv_cache = allocate_kv_cache(
             self._model_config,
             num_blocks,
