@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.execution.cpu_threads import set_num_threads
 from engine.execution.device_queue import InlineQueue, WorkerQueue
 from engine.execution.model_runner import ModelRunner
 from engine.execution.step_graphs import CudaCapturer
@@ -17,6 +18,8 @@ from engine.gpu_memory import memory_before_loading, profile_memory
 from engine.memory import KVCachePlan, kv_cache_dtype, plan_kv_cache, swap_space_bytes
 from engine.models.config import ModelConfig
 from engine.progress import in_tenths
+
+_TYPICAL_ROWS = 16  # of a step by which the threads of a CPU are chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,11 @@ def load_model(
     on_progress(f"allocating {plan.num_blocks} KV blocks")
     runner.allocate_kv_cache(plan.num_blocks)
     num_host_blocks = runner.allocate_swap_space(host_bytes)
+    where = device.type
+    if device.type == "cpu":
+        num_rows = min(config.max_num_seqs, _TYPICAL_ROWS)
+        num_threads = set_num_threads(lambda: runner.run_decode_step(num_rows))
+        where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
     if device.type == "cuda" and not config.enforce_eager:
         runner.capture_graphs(
             CudaCapturer(),
@@ -96,7 +104,7 @@ def load_model(
         )
     num_usable = plan.num_blocks - 1  # without the null block
     description = (
-        f"{config.model} ({model_config.architecture}, {dtype}, {device.type}), KV cache for "
+        f"{config.model} ({model_config.architecture}, {dtype}, {where}), KV cache for "
         f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
         f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}), max_model_len "
         f"{plan.max_model_len:,}"

@@ -140,6 +140,14 @@ class ModelRunner:
         self._sampler.sample(plan, self.model.compute_logits(hidden), sample_slots)
 
     @torch.inference_mode()
+    def run_decode_step(self, num_rows: int) -> None:
+        """Run a decode step of padding, for how long it takes without attention."""
+        nobody = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
+        starts = torch.arange(num_rows + 1, dtype=torch.int32, device=self.device)
+        hidden, _ = self._forward(nobody, starts, num_rows, num_rows)
+        self.model.compute_logits(hidden)
+
+    @torch.inference_mode()
     def capture_graphs(self, capturer: Capturer, on_progress: Callable[[int, int], None]) -> None:
         """Capture the forward passes of steps of few tokens; the KV cache must be allocated.
 

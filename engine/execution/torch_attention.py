@@ -1,4 +1,4 @@
-"""Attention through torch's own kernels: the CPU backend, and the fallback elsewhere."""
+"""Attention of the CPU, and of torch's own kernels wherever there are no others."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.execution.attention import LayerCache
+from engine.execution.attention import LayerCache, StepAttention
 from engine.execution.batch import Batch
 from engine.models.config import ModelConfig
+from kernels import cpu
+from kernels.cpu.attention import attention_in_place
 from kernels.paged_attention import Span, paged_attention
 
 
 class TorchAttention:
-    """An `AttentionBackend` for every device that torch's scaled_dot_product_attention serves."""
+    """An `AttentionBackend` for every device that torch's scaled_dot_product_attention serves.
+
+    On a CPU whose kernels have been built, these serve in its place.
+    """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -25,7 +30,9 @@ class TorchAttention:
         if kv_cache_dtype == torch.float8_e4m3fn:
             raise UnsupportedError("kv_cache_dtype: fp8 is for GPUs only; set it to auto")
 
-    def plan(self, batch: Batch) -> TorchStepAttention:
+    def plan(self, batch: Batch) -> StepAttention:
+        if cpu.operations(batch.seq_lens) is not None:
+            return CpuStepAttention(batch)
         starts: list[int] = batch.query_start_loc.tolist()
         lengths: list[int] = batch.seq_lens.tolist()
         sequences = [
@@ -38,6 +45,35 @@ class TorchAttention:
     def _blocks(self, table: Tensor, length: int) -> list[int]:
         blocks: list[int] = table[: -(-length // self._block_size)].tolist()
         return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class CpuStepAttention:
+    """A `StepAttention` that leaves everything to the kernel, which reads the batch's tables."""
+
+    batch: Batch
+
+    def attend(
+        self,
+        query: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
+    ) -> Tensor:
+        assert key_scale is value_scale is None, "float8 caches are refused by `check`"
+        return attention_in_place(
+            query,
+            cache.key,
+            cache.value,
+            self.batch.query_start_loc,
+            self.batch.seq_lens,
+            self.batch.block_tables,
+            scale=scale,
+            sliding_window=sliding_window,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,66 @@
+"""How many threads the model's operations get on a CPU: as many as make a step faster, no more."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+# Where a container's share of the cores is: cgroup v2, then v1.
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_CFS_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+_CFS_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+
+_REPEATS = 5
+_LONG_S = 0.1  # a step that takes so long has enough work for all cores
+_GAIN = 0.95  # more threads must take less than this of the time: others need the cores too
+
+
+def set_num_threads(run_step: Callable[[], None]) -> int:
+    """Choose and set the threads of torch's operations by timing `run_step`; return their number.
+
+    At most those that torch has, by OMP_NUM_THREADS or the cores that the process may use, and
+    those that the container's quota pays for: more would wait for each other while it is used up.
+    """
+    most = max(1, min(torch.get_num_threads(), _quota()))
+    torch.set_num_threads(most)
+    run_step()  # what is done once only is done now
+    if _seconds(run_step) > _LONG_S:
+        return most
+    best, best_s = 1, math.inf
+    for num_threads in _candidates(most):
+        torch.set_num_threads(num_threads)
+        run_step()  # its threads are started now
+        step_s = min(_seconds(run_step) for _ in range(_REPEATS))
+        if step_s < _GAIN * best_s:
+            best, best_s = num_threads, step_s
+    torch.set_num_threads(best)
+    return best
+
+
+def _candidates(most: int) -> list[int]:
+    """Return 1, 2, 4 ... and `most`."""
+    if most == 1:
+        return [1]
+    return [*(2**i for i in range((most - 1).bit_length())), most]
+
+
+def _seconds(run_step: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    run_step()
+    return time.perf_counter() - begin
+
+
+def _quota() -> int:
+    """Return the cores that the container may use at a time; a large number without a limit."""
+    try:
+        if _CPU_MAX.exists():
+            quota, period = _CPU_MAX.read_text().split()
+        else:
+            quota, period = _CFS_QUOTA.read_text(), _CFS_PERIOD.read_text()
+        return math.ceil(int(quota) / int(period)) if int(quota) > 0 else 2**31
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return 2**31
