@@ -100,6 +100,8 @@ def _options(ssl: SSLOptions | None) -> ChannelOptions:
         # tritonclient's limits are gRPC's 4 MB unless told otherwise; a prompt may be longer.
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
+        # gRPC would share one connection among all clients of a process.
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 0),

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 app = typer.Typer(
-    help="Measure a server: its stages, or with perf_analyzer and genai-perf.",
+    help="Measure a server: its stages, beside other servers, or with NVIDIA's tools.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -52,6 +52,53 @@ def stages(
         model = str(random_checkpoint(random_model, console))
     workload = Workload(_numbers(streams), prompt_tokens, max_tokens, waves, rounds)
     run(model, workload, console, repository=model_repository, json_file=json)
+
+
+@app.command()
+def compare(
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COMMAND",
+            help="Another server: {model} is the checkpoint's folder, {port} a free port. "
+            "May be given several times.",
+        ),
+    ] = None,
+    peer_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL",
+            help="Where that server's API is, up to /v1; default: at {port} of this machine.",
+        ),
+    ] = None,
+    workloads: Annotated[str, typer.Option(help="Which to run.")] = "W1,W2,W3,W4,W5",
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of the servers.")] = 3,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="The bundled model and a few tokens: does it run?")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure Trident beside OpenAI-compatible servers, one after the other on the same cores.
+
+    All serve one seeded random checkpoint (387M parameters, bf16; made once) and get the same
+    prompts. Trident's settings are those of engine.json and TRIDENT_* variables.
+    """
+    from client.bench.compare.comparison import run
+    from client.bench.compare.peer import parse_peers
+    from client.bench.compare.workload import STANDARD, TINY
+    from client.bench.random_checkpoint import random_checkpoint
+    from engine.demo import CHECKPOINT_DIR
+
+    console = Console()
+    peers = parse_peers(peer or [], peer_url or [])
+    by_name = {workload.name: workload for workload in (TINY if tiny else STANDARD)}
+    names = [name.strip().upper() for name in workloads.split(",")]
+    if unknown := [name for name in names if name not in by_name]:
+        raise typer.BadParameter(f"workloads: there is no {', '.join(unknown)}")
+    model = CHECKPOINT_DIR if tiny else random_checkpoint("0.4b-tied", console)
+    chosen = [by_name[name] for name in dict.fromkeys(names)]
+    if not run(model, peers, chosen, rounds, console, json_file=json):
+        raise typer.Exit(1)
 
 
 @app.command("perf-analyzer", context_settings=_PASS_ON)

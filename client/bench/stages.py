@@ -16,6 +16,7 @@ from client import AsyncTridentClient, SamplingOptions
 from client.bench.cpu import CpuMeter
 from client.bench.engine_alone import EngineAlone
 from client.bench.errors import BenchError
+from client.bench.files import require_writable
 from client.bench.load import run_wave
 from client.bench.measurement import Wave
 from client.bench.report import Round, Row, as_json, cpu_table, row, throughput_table
@@ -140,7 +141,7 @@ def run(
         ServerStartError, BenchError: with what to do about it.
     """
     if json_file is not None:
-        _require_writable(json_file)
+        require_writable(json_file)
     with stopped_by_signals():
         rows, rounds = StageBenchmark(model, workload, console, repository=repository).run()
     console.print(throughput_table(rows))
@@ -155,11 +156,3 @@ def run(
     )
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(rows, rounds), indent=1), encoding="utf-8")
-
-
-def _require_writable(path: Path) -> None:
-    """Create the file now: what is measured takes minutes, and must not be lost at the end."""
-    try:
-        path.touch()
-    except OSError as error:
-        raise BenchError(f"--json: cannot write {path}: {error.strerror}") from None

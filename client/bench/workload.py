@@ -60,13 +60,20 @@ class PromptSource:
         if len(self._words) < 2:
             raise BenchError("the tokenizer's vocabulary has no words to make prompts from")
 
-    def draw(self, seed: str, count: int) -> list[Prompt]:
-        """Return `count` prompts; the same ones for the same `seed`."""
-        generator = random.Random(seed)
-        return [self._prompt(generator) for _ in range(count)]
+    def draw(self, seed: str, count: int, *, shared: int = 0) -> list[Prompt]:
+        """Return `count` prompts; the same ones for the same `seed`.
 
-    def _prompt(self, generator: random.Random) -> Prompt:
-        words = generator.choices(self._words, k=self._num_tokens)
+        Args:
+            shared: all begin with the same so many tokens, fewer than a prompt has.
+        """
+        assert 0 <= shared < self._num_tokens
+        generator = random.Random(seed)
+        beginning = generator.choices(self._words, k=shared)
+        return [self._prompt(generator, beginning) for _ in range(count)]
+
+    def _prompt(self, generator: random.Random, beginning: list[str]) -> Prompt:
+        count = self._num_tokens - len(beginning)
+        words = beginning + generator.choices(self._words, k=count)
         # What starts a prompt takes tokens, and so may the space before the first word.
         for _ in range(self._num_tokens):
             text = "".join(words)

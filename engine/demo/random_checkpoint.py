@@ -18,6 +18,14 @@ from engine.demo import CHECKPOINT_DIR
 from engine.text.tokenizer import Tokenizer
 
 _COMMON = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}
+# The shape of Qwen2.5-0.5B, with a smaller vocabulary.
+_QWEN = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+}
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "0.1b": (
         "LlamaForCausalLM",
@@ -29,17 +37,8 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 4,
         },
     ),
-    # The shape of Qwen2.5-0.5B, with a smaller vocabulary.
-    "0.4b": (
-        "Qwen2ForCausalLM",
-        {
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-        },
-    ),
+    "0.4b": ("Qwen2ForCausalLM", _QWEN),
+    "0.4b-tied": ("Qwen2ForCausalLM", {**_QWEN, "tie_word_embeddings": True}),
 }
 
 

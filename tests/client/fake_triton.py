@@ -53,6 +53,7 @@ class Call:
     request_id: str
     headers: dict[str, str]
     seconds: float | None
+    peer: str
     time: float = field(default_factory=time.monotonic)
 
 
@@ -133,7 +134,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
             values["sampling_parameters"] = json.loads(values["sampling_parameters"])
         headers = dict(context.invocation_metadata())
         seconds = context.time_remaining()
-        self.calls.append(Call(values, request.model_name, request.id, headers, seconds))
+        peer = context.peer()
+        self.calls.append(Call(values, request.model_name, request.id, headers, seconds, peer))
         if request.model_name == "ensemble":
             self.requests.append(values)
         return values

@@ -242,3 +242,11 @@ class TestCancel:
         triton.error_message = "Maximum queue size of 3 requests reached"
         with connect(triton.url, retry=None) as client, pytest.raises(QueueFullError):
             client.cancel("x")
+
+
+def test_each_client_has_a_connection_of_its_own(triton: FakeTriton, connect: Connect) -> None:
+    triton.pieces = HELLO
+    with connect(triton.url) as one, connect(triton.url) as other:
+        one.generate("a")
+        other.generate("b")
+    assert len({call.peer for call in triton.calls}) == len(triton.calls) == 2

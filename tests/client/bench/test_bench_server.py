@@ -55,6 +55,33 @@ def test_stages(tmp_path: Path) -> None:
     assert "CPU seconds per 1000 output tokens" in output
 
 
+def test_compare(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    script = Path(__file__).parent / "openai_server.py"
+    peers = [
+        f"--peer=fake={sys.executable} {script} {{model}} --port {{port}}",
+        "--peer=missing=/nonexistent/server {port}",
+    ]
+    shape = ["--tiny", "--rounds=1", "--workloads=W2,W5"]
+    output = _trident("compare", *shape, *peers, f"--json={file}")
+    figures = json.loads(file.read_text())
+    measured = [(row["workload"], row["server"]) for row in figures["summary"]]
+    assert measured == [(w, s) for w in ("W2", "W5") for s in ("trident", "fake")]
+    for row in figures["summary"]:
+        assert row["start"] > 0
+        assert row["ttft"][1] >= row["ttft"][0] > 0
+        assert row["memory"] > (1e8 if row["server"] == "trident" else 1e6)
+        assert (row["ratio"] is None) == (row["server"] == "trident")
+    for server in ("trident", "fake"):
+        measurements = figures["rounds"][server][0]["measurements"]
+        assert measurements["W2"]["num_tokens"] == 4 * 8
+        assert measurements["W5"]["num_tokens"] == 4 * 4
+    assert set(measurements["W2"]["cpu_seconds"]) >= {"client"}
+    assert set(figures["rounds"]["trident"][0]["measurements"]["W2"]["cpu_seconds"]) >= STAGES
+    assert figures["failures"] == {"missing": "missing: /nonexistent/server is not installed"}
+    assert "missing has not all its figures" in output
+
+
 def test_perf_analyzer(server: TritonServer) -> None:
     try:
         perf_analyzer.find_or_install(Console())

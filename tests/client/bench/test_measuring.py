@@ -45,6 +45,12 @@ class TestPrompts:
         both = [*first, *source.draw("0/4/1", 4)]
         assert len({tuple(prompt.token_ids[:16]) for prompt in both}) == 8  # one KV block
 
+    def test_may_begin_with_the_same_tokens(self) -> None:
+        prompts = PromptSource(CHECKPOINT_DIR, 48).draw("seed", 4, shared=32)
+        assert {len(prompt.token_ids) for prompt in prompts} == {48}
+        assert len({tuple(prompt.token_ids[:32]) for prompt in prompts}) == 1
+        assert len({tuple(prompt.token_ids[32:]) for prompt in prompts}) == 4
+
     @pytest.mark.parametrize("make", [byte_level_tokenizer, byte_fallback_tokenizer])
     def test_other_tokenizers(self, tmp_path: Path, make: Any) -> None:
         folder = save_tokenizer(make(), tmp_path)

@@ -1,0 +1,1 @@
+"""`trident bench compare`: Trident beside OpenAI-compatible servers, one after the other."""

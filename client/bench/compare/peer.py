@@ -1,0 +1,217 @@
+"""OpenAI-compatible servers that are started by a command of the user's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+import psutil
+
+from client.bench.compare.completions import CompletionsConnection, PromptForm
+from client.bench.compare.server import Connection, Server
+from client.bench.errors import BenchError
+from client.ports import pick_free
+from client.processes import uninterrupted
+
+_START_TIMEOUT_S = 900.0  # some compile for minutes
+_END_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+_LAST_LINES = 8
+
+
+@dataclass(frozen=True)
+class PeerCommand:
+    """How to start a peer.
+
+    Attributes:
+        name: what tables call it.
+        command: its words; `{model}` stands for the checkpoint's folder, `{port}` for a free port.
+        url: of the API up to `/v1`; empty is that of `{port}` on this machine.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    url: str = ""
+
+
+def parse_peers(commands: Sequence[str], urls: Sequence[str]) -> list[PeerCommand]:
+    """Return the peers of `NAME=COMMAND` and `NAME=URL` arguments.
+
+    Raises:
+        BenchError: naming what is wrong with one.
+    """
+    url_of = dict(_pair("--peer-url", url) for url in urls)
+    peers: dict[str, PeerCommand] = {}
+    for name, command in (_pair("--peer", each) for each in commands):
+        if name in peers or name == "trident":
+            raise BenchError(f"--peer: the name {name} is taken")
+        try:
+            words = tuple(shlex.split(command))
+        except ValueError as error:
+            raise BenchError(f"--peer {name}: the command cannot be read: {error}") from None
+        url = url_of.pop(name, "").rstrip("/")
+        if not url and "{port}" not in command:
+            raise BenchError(f"--peer {name}: put {{port}} into the command, or give --peer-url")
+        if url and not url.startswith(("http://", "https://")):
+            raise BenchError(f"--peer-url {name}: must begin with http:// (got {url!r})")
+        peers[name] = PeerCommand(name, words, url)
+    if url_of:
+        raise BenchError(f"--peer-url: there is no peer {', '.join(url_of)}")
+    return list(peers.values())
+
+
+class Peer(Server):
+    """A peer, started on the checkpoint in the folder `model`."""
+
+    def __init__(self, command: PeerCommand, model: Path) -> None:
+        self.name = command.name
+        self._command = command
+        self._checkpoint = model
+        self._model = ""
+        self._form = PromptForm()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """As `Server.pid`."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def wait_until_ready(self) -> None:
+        """Return when `/models` names a model, and completions do not answer "come again"."""
+        async with _session() as session:
+            while not (self._model and await _is_loaded(session, self._url, self._model)):
+                self._require_alive()
+                await asyncio.sleep(_POLL_S)
+                self._model = self._model or await _first_model(session, self._url)
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Connection]:
+        """As `Server.connect`."""
+        async with _session() as session:
+            yield CompletionsConnection(session, self._url, self._model, self._form)
+
+    def __enter__(self) -> Self:
+        (port,) = pick_free(1)
+        self._url = self._command.url or f"http://127.0.0.1:{port}/v1"
+        model = str(self._checkpoint)
+        words = [
+            word.replace("{model}", model).replace("{port}", str(port))
+            for word in self._command.command
+        ]
+        if not words or shutil.which(words[0]) is None:
+            raise BenchError(
+                f"{self.name}: {' '.join(words[:1]) or 'the command'} is not installed"
+            )
+        if self._command.url and _is_taken(self._url):
+            raise BenchError(f"{self.name}: another server is at {self._url} already")
+        self._model = ""
+        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self.launched = time.perf_counter()
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us, who then end it
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._process is not None
+        with uninterrupted():
+            _end(self._process)
+            self._log.close()
+
+    def _require_alive(self) -> None:
+        assert self._process is not None
+        if (status := self._process.poll()) is not None:
+            what = f"ended with status {status}"
+        elif time.perf_counter() - self.launched > _START_TIMEOUT_S:
+            what = f"was not ready after {_START_TIMEOUT_S:g} s"
+        else:
+            return
+        raise BenchError(f"{self.name}: {what}; its last words:\n{self._last_words()}")
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+
+async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
+    """Return the name of the server's first model; empty while it does not answer."""
+    with suppress(aiohttp.ClientError, OSError, ValueError, LookupError, TypeError):
+        async with session.get(f"{url}/models") as response:
+            models: Any = await response.json(content_type=None)
+            if response.status == 200:
+                return str(models["data"][0]["id"])
+    return ""
+
+
+async def _is_loaded(session: aiohttp.ClientSession, url: str, model: str) -> bool:
+    body = {"model": model, "prompt": "a", "max_tokens": 1}
+    with suppress(aiohttp.ClientError, OSError):
+        async with session.post(f"{url}/completions", json=body) as response:
+            return response.status != 503  # llama.cpp's answer while it loads
+    return False
+
+
+def _session() -> aiohttp.ClientSession:
+    # One connection, kept; an answer may take as long as it takes.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=1), timeout=aiohttp.ClientTimeout(total=None)
+    )
+
+
+def _is_taken(url: str) -> bool:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    with suppress(OSError):
+        socket.create_connection((parts.hostname or "localhost", port), timeout=5).close()
+        return True
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all its descendants, politely at first."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_TIMEOUT_S)
+    with suppress(ProcessLookupError):  # what was started meanwhile; the group has our first's id
+        os.killpg(process.pid, signal.SIGKILL)
+    for each in family:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+    psutil.wait_procs(family, timeout=_END_TIMEOUT_S)
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name.strip() and equals and value.strip()):
+        raise BenchError(f"{flag}: must be NAME=VALUE (got {text!r})")
+    return name.strip(), value.strip()

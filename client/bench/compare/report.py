@@ -1,0 +1,191 @@
+"""What was measured, as one table and as JSON: medians over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from client.bench.compare.ceilings import Ceilings
+from client.bench.compare.floors import Floor
+from client.bench.compare.measurement import Measurement
+from client.bench.compare.workload import Workload
+from client.bench.report import Spread, percentile
+
+
+@dataclass
+class Session:
+    """What one server gave from its start to its end.
+
+    Attributes:
+        start_seconds: from its launch to the first token of a first request.
+        measurements: by name of the workload.
+    """
+
+    start_seconds: float
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload on one server. Times in seconds, memory in bytes.
+
+    Attributes:
+        speed: output tokens per second, over the rounds.
+        ratio: Trident's to this server's, per round: what the machine does meanwhile cancels.
+            None for Trident, and where the two share no round.
+        of_floor: share of the floor in bf16.
+        ttft, gap: p50 and p99 over all requests, and over all pairs of adjacent responses.
+        memory: the median.
+        start: the median; the same for all workloads of a server.
+        others: share of the cores' time that other programs took: the largest of the rounds.
+        is_disturbed: whether that is too much for the figures to be trusted.
+    """
+
+    workload: str
+    server: str
+    speed: Spread
+    ratio: float | None
+    of_floor: float
+    ttft: tuple[float, float]
+    gap: tuple[float, float]
+    memory: float
+    start: float
+    others: float
+    is_disturbed: bool
+
+
+@dataclass
+class Results:
+    """All that a comparison found.
+
+    Attributes:
+        reference: the server that the others are set against.
+        sessions: by server and round; None where it failed.
+        failures: by server, why it has no figures, or no more of them.
+    """
+
+    workloads: Sequence[Workload]
+    reference: str
+    ceilings: Ceilings
+    floors: Mapping[str, Floor]
+    sessions: dict[str, list[Session | None]]
+    failures: dict[str, str]
+
+    def rows(self) -> list[Row]:
+        """Return one row for each workload and server that were measured together."""
+        rows = (
+            self._row(workload.name, server)
+            for workload in self.workloads
+            for server in self.sessions
+        )
+        return [row for row in rows if row is not None]
+
+    def _measured(self, workload: str, server: str) -> dict[int, Measurement]:
+        """Return the measurements by round."""
+        return {
+            number: session.measurements[workload]
+            for number, session in enumerate(self.sessions[server])
+            if session is not None and workload in session.measurements
+        }
+
+    def _row(self, workload: str, server: str) -> Row | None:
+        by_round = self._measured(workload, server)
+        measured = list(by_round.values())
+        if not measured:
+            return None
+        reference = self._measured(workload, self.reference)
+        ratios = [
+            reference[number].tokens_per_second / one.tokens_per_second
+            for number, one in by_round.items()
+            if number in reference
+        ]
+        speed = Spread.of([one.tokens_per_second for one in measured])
+        return Row(
+            workload=workload,
+            server=server,
+            speed=speed,
+            ratio=median(ratios) if ratios and server != self.reference else None,
+            of_floor=speed.median / self.floors[workload].bf16,
+            ttft=_p50_p99([ttft for one in measured for ttft in one.ttfts]),
+            gap=_p50_p99([gap for one in measured for gap in one.gaps]),
+            memory=median(one.memory for one in measured),
+            start=median(each.start_seconds for each in self.sessions[server] if each is not None),
+            others=max(one.others for one in measured),
+            is_disturbed=any(one.is_disturbed for one in measured),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {
+            "summary": [asdict(row) for row in self.rows()],
+            "workloads": [asdict(workload) for workload in self.workloads],
+            "ceilings": asdict(self.ceilings),
+            "floors": {name: asdict(floor) for name, floor in self.floors.items()},
+            "rounds": {
+                server: [None if each is None else asdict(each) for each in sessions]
+                for server, sessions in self.sessions.items()
+            },
+            "failures": self.failures,
+        }
+
+
+def table(results: Results) -> Table:
+    """Return the table of all workloads and servers; it fits 80 columns."""
+    shown = Table(
+        title="Servers on the same cores, one after the other",
+        caption=(
+            f"tok/s: median, min-max; ratio: {results.reference} to it; TTFT and inter-token: "
+            "ms, p50 and p99; others: CPU time of other programs, * is too much"
+        ),
+        box=box.SIMPLE,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    shown.add_column("", max_width=14)
+    for name in (
+        "tok/s",
+        "ratio",
+        "of\nfloor",
+        "TTFT",
+        "inter-\ntoken",
+        "mem.\nGB",
+        "start\ns",
+        "others\n%",
+    ):
+        shown.add_column(name, justify="right", no_wrap=True)
+    rows = results.rows()
+    for workload in results.workloads:
+        floor = results.floors[workload.name]
+        shown.add_section()
+        shown.add_row(f"{workload.name} floor bf16", f"{floor.bf16:.0f}")
+        shown.add_row("   floor int8", f"{floor.int8:.0f}")
+        for row in (row for row in rows if row.workload == workload.name):
+            shown.add_row(f" {escape(row.server)}", *_cells(row))
+    return shown
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        f"{row.speed:.1f}",
+        "" if row.ratio is None else f"{row.ratio:.2f}",
+        f"{row.of_floor:.2f}",
+        _milliseconds(row.ttft),
+        _milliseconds(row.gap),
+        f"{row.memory / 1e9:.2f}",
+        f"{row.start:.1f}",
+        f"{100 * row.others:.1f}{'*' if row.is_disturbed else ''}",
+    ]
+
+
+def _p50_p99(values: Sequence[float]) -> tuple[float, float]:
+    return percentile(values, 50), percentile(values, 99)
+
+
+def _milliseconds(seconds: tuple[float, float]) -> str:
+    return "\n".join(f"{1000 * value:.1f}" for value in seconds)

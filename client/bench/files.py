@@ -1,0 +1,17 @@
+"""The files that `trident bench` writes."""
+
+from pathlib import Path
+
+from client.bench.errors import BenchError
+
+
+def require_writable(path: Path) -> None:
+    """Create the file of --json now: what is measured takes minutes, and must not be lost.
+
+    Raises:
+        BenchError: it cannot be written.
+    """
+    try:
+        path.touch()
+    except OSError as error:
+        raise BenchError(f"--json: cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,364 @@
+"""`trident bench compare` without Trident: load, peers, floors and tables."""
+
+import asyncio
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from client import cli
+from client.bench.compare import ceilings, load
+from client.bench.compare.answer import Answer
+from client.bench.compare.ceilings import Ceilings
+from client.bench.compare.comparison import Comparison
+from client.bench.compare.completions import take
+from client.bench.compare.floors import Shape, floor
+from client.bench.compare.load import first_token, run_workload
+from client.bench.compare.measurement import Measurement, measurement
+from client.bench.compare.memory import tree_memory
+from client.bench.compare.peer import Peer, PeerCommand, parse_peers
+from client.bench.compare.report import Results, Session, table
+from client.bench.compare.workload import STANDARD, TINY, Workload
+from client.bench.cpu import OTHERS
+from client.bench.errors import BenchError
+from client.bench.workload import PromptSource
+from engine.demo import CHECKPOINT_DIR
+from engine.demo.random_checkpoint import SIZES
+
+SCRIPT = Path(__file__).parent / "openai_server.py"
+CEILINGS = Ceilings(read=1e9, bf16=1e12, int8=4e12)
+
+
+def _peer(*flags: str, name: str = "fake") -> Peer:
+    command = (sys.executable, str(SCRIPT), "{model}", "--port", "{port}", *flags)
+    return Peer(PeerCommand(name, command), CHECKPOINT_DIR)
+
+
+@pytest.fixture(scope="module")
+def source() -> PromptSource:
+    return PromptSource(CHECKPOINT_DIR, 24)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The CPU seconds of others in each run to come; 0 when there are no more."""
+    others: list[float] = []
+
+    class Meter:
+        def __init__(self, pid: int) -> None:
+            assert psutil.pid_exists(pid)
+
+        def start(self) -> None: ...
+
+        def stop(self) -> dict[str, float]:
+            return {OTHERS: others.pop(0) if others else 0.0}
+
+    monkeypatch.setattr(load, "CpuMeter", Meter)
+    yield others
+    assert not others
+
+
+class TestEvents:
+    def _answer(self, *events: Any) -> Answer:
+        answer = Answer(0.0)
+        for now, event in enumerate(events):
+            take(answer, event if isinstance(event, bytes) else json.dumps(event).encode(), now)
+        return answer
+
+    def test_a_count_in_each_chunk_is_believed(self) -> None:
+        answer = self._answer(
+            {"choices": [{"text": ""}], "usage": {"prompt_tokens": 5, "completion_tokens": 0}},
+            {"choices": [{"text": ""}], "usage": {"prompt_tokens": 5, "completion_tokens": 1}},
+            {"choices": [{"text": "ab"}], "usage": {"prompt_tokens": 5, "completion_tokens": 3}},
+            b"[DONE]",
+        )
+        assert (answer.num_tokens, answer.num_prompt_tokens) == (3, 5)
+        assert answer.arrivals == [1, 2]
+
+    def test_without_it_each_text_is_a_token(self) -> None:
+        texts = [{"choices": [{"text": text}], "usage": None} for text in ("a", "b", "")]
+        answer = self._answer(*texts)
+        assert (answer.num_tokens, answer.arrivals) == (2, [0, 1])
+
+    def test_the_usage_at_the_end_corrects_the_count(self) -> None:
+        answer = self._answer(
+            {"choices": [{"text": "a b"}]},
+            {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 4}},
+        )
+        assert (answer.num_tokens, answer.arrivals) == (4, [0])
+
+    @pytest.mark.parametrize("event", [{"error": {"message": "out of memory"}}, b"{oops"])
+    def test_no_chunk(self, event: Any) -> None:
+        with pytest.raises(BenchError, match=r"out of memory|cannot be read"):
+            self._answer(event)
+
+
+class TestAnswer:
+    def test_lengths_are_checked(self) -> None:
+        good = Answer(0.0, [1.0, 2.0], num_tokens=4, num_prompt_tokens=8)
+        assert good.why_unusable(8, 4) == ""
+        assert replace(good, num_prompt_tokens=0).why_unusable(8, 4) == ""
+        assert "answered with 4 tokens where 5" in good.why_unusable(8, 5)
+        assert "counted 8 tokens in a prompt of 9" in good.why_unusable(9, 4)
+        assert (good.ttft, good.gaps) == (1.0, [1.0])
+
+    def test_measurement(self) -> None:
+        answers = [Answer(10.0, [10.5, 11.0], 3), Answer(10.2, [10.4], 1)]
+        one = measurement(answers, cpu_seconds={OTHERS: 1.0}, others=0.5, memory=7)
+        assert (one.num_tokens, one.num_responses, one.seconds) == (4, 3, 1.0)
+        assert one.ttfts == pytest.approx([0.5, 0.2])
+        assert one.gaps == [0.5]
+        assert one.tokens_per_second == 4
+        assert one.is_disturbed
+        assert not replace(one, others=0.02).is_disturbed
+
+
+class TestPeerArguments:
+    def test_are_read(self) -> None:
+        peers = parse_peers(
+            ["a=serve '{model}' --port {port}", "b=run x=y"], ["b=http://localhost:81/v1/"]
+        )
+        assert peers[0] == PeerCommand("a", ("serve", "{model}", "--port", "{port}"))
+        assert peers[1] == PeerCommand("b", ("run", "x=y"), "http://localhost:81/v1")
+
+    @pytest.mark.parametrize(
+        ("commands", "urls", "error"),
+        [
+            (["serve"], [], "--peer: must be NAME=VALUE"),
+            (["a=serve"], [], r"--peer a: put \{port\}"),
+            (["a=s {port}", "a=t {port}"], [], "the name a is taken"),
+            (["trident=s {port}"], [], "the name trident is taken"),
+            (["a=s '{port}"], [], "cannot be read"),
+            (["a=s"], ["a=localhost:81"], "--peer-url a: must begin with http"),
+            (["a=s {port}"], ["b=http://localhost/v1"], "there is no peer b"),
+        ],
+    )
+    def test_wrong_ones_are_named(self, commands: list[str], urls: list[str], error: str) -> None:
+        with pytest.raises(BenchError, match=error):
+            parse_peers(commands, urls)
+
+
+def _run(peer: Peer, workload: Workload, source: PromptSource) -> tuple[float, Measurement]:
+    async def run() -> tuple[float, Measurement]:
+        (prompt,) = source.draw("first", 1)
+        start = await first_token(peer, prompt)
+        return start, await run_workload(peer, workload, source, "seed")
+
+    with peer:
+        return asyncio.run(run())
+
+
+class TestPeer:
+    WORKLOAD = Workload("W", 2, 5, 24, 6, shared_tokens=16)
+
+    def test_is_measured(self, source: PromptSource, tmp_path: Path, quiet: list[float]) -> None:
+        log = tmp_path / "requests"
+        peer = _peer(f"--requests={log}", "--loads=0.4", "--delay=0.01")
+        start, one = _run(peer, self.WORKLOAD, source)
+        assert start > 0.4
+        assert (one.num_tokens, one.num_responses, one.attempts) == (30, 30, 1)
+        assert one.seconds > 3 * 6 * 0.01  # one of the two streams has three requests
+        assert len(one.ttfts) == 5
+        assert len(one.gaps) == 25
+        assert min(one.ttfts + one.gaps) >= 0.009
+        assert one.memory > 4e6
+        requests = [json.loads(line) for line in log.read_text().splitlines()]
+        measured = requests[-5:]
+        assert all(r["ignore_eos"] and r["model"] == "a model" for r in measured)
+        assert {r["max_tokens"] for r in measured} == {6}
+        assert {len(r["prompt"]) for r in measured} == {24}
+        assert len({tuple(r["prompt"][:16]) for r in measured}) == 1
+        assert len({tuple(r["prompt"]) for r in measured}) == 5
+        assert len({r["port"] for r in measured}) == 2  # a connection for each stream
+
+    def test_that_takes_no_ids_gets_text(
+        self, source: PromptSource, tmp_path: Path, quiet: list[float]
+    ) -> None:
+        log = tmp_path / "requests"
+        _, one = _run(_peer(f"--requests={log}", "--refuse-ids"), self.WORKLOAD, source)
+        assert one.num_tokens == 30
+        prompts = [json.loads(line)["prompt"] for line in log.read_text().splitlines()]
+        assert sum(isinstance(prompt, list) for prompt in prompts) == 1
+
+    def test_that_answers_too_little_has_no_figure(self, source: PromptSource) -> None:
+        with pytest.raises(BenchError, match="answered with 3 tokens where 1 were asked"):
+            _run(_peer("--tokens=3"), self.WORKLOAD, source)
+
+    def test_that_ends_says_why(self, source: PromptSource) -> None:
+        with pytest.raises(BenchError, match="ended with status 1; its last words:\nno such model"):
+            _run(_peer("--fails"), self.WORKLOAD, source)
+
+    def test_that_is_not_installed_is_named(self, source: PromptSource) -> None:
+        peer = Peer(PeerCommand("b", ("/nonexistent/serve", "{port}")), CHECKPOINT_DIR)
+        with pytest.raises(BenchError, match="b: /nonexistent/serve is not installed"):
+            _run(peer, self.WORKLOAD, source)
+
+    def test_nothing_of_it_is_left(self) -> None:
+        script = "import subprocess as s, time; s.Popen(['sleep', '60']); time.sleep(60)"
+        with Peer(PeerCommand("b", (sys.executable, "-c", script)), CHECKPOINT_DIR) as peer:
+            parent = psutil.Process(peer.pid)
+            deadline = time.monotonic() + 10
+            while not (family := parent.children(recursive=True)):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert tree_memory(peer.pid) > tree_memory(family[0].pid) > 0
+        assert not any(process.is_running() for process in [parent, *family])
+
+
+class TestDisturbance:
+    WORKLOAD = Workload("W", 1, 1, 24, 2)
+
+    def test_the_quietest_of_three_counts(self, source: PromptSource, quiet: list[float]) -> None:
+        quiet += [9.0, 5.0, 7.0]
+        _, one = _run(_peer(), self.WORKLOAD, source)
+        assert one.cpu_seconds == {OTHERS: 5.0}
+        assert one.attempts == 3
+        assert one.is_disturbed
+
+    def test_a_quiet_run_ends_it(
+        self, source: PromptSource, quiet: list[float], tmp_path: Path
+    ) -> None:
+        quiet += [9.0, 0.0]
+        log = tmp_path / "requests"
+        _, one = _run(_peer(f"--requests={log}"), self.WORKLOAD, source)
+        assert one.attempts == 2
+        assert not one.is_disturbed
+        prompts = [json.loads(line)["prompt"] for line in log.read_text().splitlines()]
+        assert len({tuple(prompt) for prompt in prompts if prompt != "a"}) == 5  # all different
+
+
+class TestFloors:
+    def test_shape_of_the_standard_model(self, tmp_path: Path) -> None:
+        _, fields = SIZES["0.4b-tied"]
+        assert fields["tie_word_embeddings"]
+        (tmp_path / "config.json").write_text(json.dumps({**fields, "vocab_size": 32000}))
+        shape = Shape.of(tmp_path)
+        assert shape.layer_parameters + shape.head_parameters == 386_498_560
+        assert shape.kv_bytes == 12 * 1024
+
+    def test_arithmetic(self) -> None:
+        shape = Shape(layer_parameters=900, head_parameters=100, kv_bytes=10, attention_flops=10)
+        reads_only = Ceilings(read=1e3, bf16=1e12, int8=1e12)
+        # Two turns of three steps each read the weights: 2 s in bf16, 1 s in int8. Attention reads
+        # 2 sequences of 4, 5 and 6 tokens: 0.3 s per turn.
+        both = floor(shape, Workload("W", 2, 4, 4, 3), reads_only)
+        assert both.bf16 == pytest.approx(12 / (2 * (3 * 2 + 0.3)))
+        assert both.int8 == pytest.approx(12 / (2 * (3 * 1 + 0.3)))
+        computes_only = Ceilings(read=1e12, bf16=1e3, int8=2e3)
+        # One request, 4 tokens in and 1 out: the layers for 4 rows, the head for 1, 10 pairs.
+        both = floor(shape, Workload("W", 1, 1, 4, 1), computes_only)
+        assert both.bf16 == pytest.approx(1 / (2 * (4 * 0.9 + 0.1) + 0.1))
+        assert both.int8 == pytest.approx(1 / ((4 * 0.9 + 0.1) + 0.1))
+
+    def test_what_is_shared_is_computed_once(self) -> None:
+        shape = Shape(900, 100, 10, 10)
+        computes_only = Ceilings(read=1e12, bf16=1e3, int8=1e3)
+        both = floor(shape, Workload("W", 1, 2, 4, 1, shared_tokens=3), computes_only)
+        # 4 rows and 10 pairs at first, then one row over 4 tokens.
+        assert both.bf16 == pytest.approx(2 / ((7.4 + 0.1) + (2.0 + 0.04)))
+
+    def test_the_ceilings_of_this_machine(self) -> None:
+        one = ceilings.measure()
+        assert 1e8 < one.read < 1e13
+        assert 1e8 < one.bf16 < 1e16
+        assert 1e8 < one.int8 < 1e16
+        assert ceilings.highest([one, Ceilings(1e15, 1.0, 1.0)]) == replace(one, read=1e15)
+
+
+def _measurement(seconds: float, others: float = 0.0) -> Measurement:
+    return Measurement(100, seconds, [0.1, 0.3], [0.02], 50, 2 * 10**9, {OTHERS: 0.0}, others)
+
+
+class TestReport:
+    RESULTS = Results(
+        workloads=STANDARD[:2],
+        reference="trident",
+        ceilings=CEILINGS,
+        floors={w.name: floor(Shape(900, 100, 10, 10), w, CEILINGS) for w in STANDARD[:2]},
+        sessions={
+            "trident": [
+                Session(2.0, {"W1": _measurement(1.0), "W2": _measurement(1.0)}),
+                Session(4.0, {"W1": _measurement(2.0)}),
+            ],
+            "a peer with a long name": [
+                Session(60.0, {"W1": _measurement(4.0, others=0.3)}),
+                None,
+            ],
+        },
+        failures={"a peer with a long name": "ended"},
+    )
+
+    def test_rows(self) -> None:
+        rows = self.RESULTS.rows()
+        assert [(row.workload, row.server) for row in rows] == [
+            ("W1", "trident"),
+            ("W1", "a peer with a long name"),
+            ("W2", "trident"),
+        ]
+        trident, peer, _ = rows
+        assert (trident.speed.median, trident.speed.min, trident.speed.max) == (75, 50, 100)
+        assert trident.of_floor == pytest.approx(75 / self.RESULTS.floors["W1"].bf16)
+        assert trident.ratio is None
+        assert not trident.is_disturbed
+        assert trident.start == 3.0
+        assert peer.ratio == 4.0  # of the one round that both have
+        assert peer.ttft == (pytest.approx(0.2), pytest.approx(0.298))
+        assert peer.is_disturbed
+
+    def test_the_table_fits_80_columns(self) -> None:
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(table(self.RESULTS))
+        text = console.export_text()
+        assert "…" not in text
+        for cell in ("W1 floor bf16", "75.0", "50.0-100.0", "4.00", "200.0", "60.0", "30.0*"):
+            assert cell in text
+        assert max(map(len, text.splitlines())) <= 80
+
+    def test_json_has_everything(self) -> None:
+        data = json.loads(json.dumps(self.RESULTS.as_json()))
+        assert [row["server"] for row in data["summary"]].count("trident") == 2
+        assert data["rounds"]["trident"][0]["measurements"]["W2"]["num_tokens"] == 100
+        assert data["rounds"]["a peer with a long name"][1] is None
+        assert data["ceilings"]["read"] == 1e9
+        assert data["floors"]["W1"]["int8"] > 0
+        assert data["failures"] == {"a peer with a long name": "ended"}
+
+
+def test_servers_take_turns_and_one_that_fails_is_left_out(
+    quiet: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
+    console = Console(file=io.StringIO(), width=200)
+    # The third answers the first request, of one token, and no longer one.
+    servers = [_peer(name="a"), _peer(name="b"), _peer("--tokens=1", name="c")]
+    workloads = [TINY[0], TINY[4]]
+    results = Comparison(servers, CHECKPOINT_DIR, workloads, 2, console).run()
+    assert results.reference == "a"
+    for name in "ab":
+        for session in results.sessions[name]:
+            assert session is not None
+            assert set(session.measurements) == {"W1", "W5"}
+    first, second = results.sessions["c"]
+    assert first is not None
+    assert not first.measurements
+    assert second is None
+    assert "answered with 1 tokens where 4" in results.failures["c"]
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    places = [output.index(f"round {n}, {name}, W1") for n, name in [(1, "a"), (1, "b")]]
+    later = [output.index(f"round 2, {name}, W1") for name in "ba"]
+    assert [*places, *later] == sorted([*places, *later])
+
+
+def test_an_unknown_workload_is_named() -> None:
+    result = CliRunner().invoke(cli.app, ["bench", "compare", "--tiny", "--workloads=W1,W9"])
+    assert result.exit_code == 2
+    assert "there is no W9" in result.output
