@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.errors import InsufficientMemoryError
 from kernels.upload import upload_into
 
 _MAX_MIXED_TOKENS = 512
@@ -94,22 +95,32 @@ class StepGraphs:
         device: torch.device,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Capture the graphs of `forward`; `on_progress` hears how many of how many there are."""
+        """Capture the graphs of `forward`; `on_progress` hears how many of how many there are.
+
+        Raises:
+            InsufficientMemoryError: the device has no memory left for them.
+        """
         self._capturer = capturer
         self._device = device
         self._max_num_seqs = max_num_seqs
         self._decode_sizes = decode_sizes(max_num_seqs)
         self._mixed_sizes = mixed_sizes(max_num_batched_tokens)
         total = len(self._decode_sizes) + len(self._mixed_sizes)
-        # The largest first: the others then find room in the memory that it has left.
         self._mixed: dict[int, _Captured] = {}
-        for done, size in enumerate(reversed(self._mixed_sizes), 1):
-            self._mixed[size] = self._capture_mixed(forward, size)
-            on_progress(done, total)
         self._decode: dict[int, _Captured] = {}
-        for done, size in enumerate(reversed(self._decode_sizes), len(self._mixed) + 1):
-            self._decode[size] = self._capture_decode(forward, size)
-            on_progress(done, total)
+        try:
+            # The largest first: the others then find room in the memory that it has left.
+            for done, size in enumerate(reversed(self._mixed_sizes), 1):
+                self._mixed[size] = self._capture_mixed(forward, size)
+                on_progress(done, total)
+            for done, size in enumerate(reversed(self._decode_sizes), len(self._mixed) + 1):
+                self._decode[size] = self._capture_decode(forward, size)
+                on_progress(done, total)
+        except torch.OutOfMemoryError:
+            raise InsufficientMemoryError(
+                f"gpu_memory_utilization: no memory is left for {total} CUDA graphs beside the KV "
+                "cache; lower it, or set enforce_eager to do without them"
+            ) from None
 
     def run(
         self, slots: NDArray[np.int32], query_start_loc: NDArray[np.int32], num_decodes: int

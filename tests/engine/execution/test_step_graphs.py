@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.errors import InsufficientMemoryError
 from engine.execution.step_graphs import StepGraphs, decode_sizes, mixed_sizes
 from tests.factories.replayed_graphs import ReplayingCapturer
 
@@ -100,3 +101,17 @@ def test_progress_is_told(forward: Forward) -> None:
         on_progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_where_no_memory_is_left_the_user_is_told_what_to_change() -> None:
+    def full(
+        slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
+    ) -> tuple[Tensor, Tensor]:
+        if num_decodes == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return slots[:, None].float(), slots.clone()
+
+    with pytest.raises(
+        InsufficientMemoryError, match=r"gpu_memory_utilization: .* 4 CUDA graphs .* enforce_eager"
+    ):
+        StepGraphs(full, ReplayingCapturer(), max_num_seqs=4, max_num_batched_tokens=64, device=CPU)
