@@ -152,6 +152,9 @@ class ModelRunner:
         """Capture the forward passes of steps of few tokens; the KV cache must be allocated.
 
         `on_progress` hears how many have been captured, of how many.
+
+        Raises:
+            InsufficientMemoryError: there is no memory left for them.
         """
         self._graphs = StepGraphs(
             self._forward,
