@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import cpu, device
 from kernels.checks import FLOATS, check_dtype, check_last_stride
 
 
@@ -53,6 +53,8 @@ def gelu_mul(gate_up: Tensor, approximate: Literal["none", "tanh"] = "none") -> 
 
 
 _Activation = Literal["silu", "gelu", "gelu_tanh"]
+# As the kernel of the CPU numbers them.
+_NUMBERS: dict[_Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 
 
 def reference(gate_up: Tensor, activation: _Activation) -> Tensor:
@@ -109,6 +111,9 @@ def _apply(gate_up: Tensor, activation: _Activation) -> Tensor:
         )
     check_last_stride("gate_up", gate_up)
     if not device.runs_triton(gate_up):
+        if (fast := cpu.operations(gate_up)) is not None:
+            product: Tensor = fast.gated_activation(gate_up, _NUMBERS[activation])
+            return product
         return reference(gate_up, activation).to(gate_up.dtype)
     size = gate_up.shape[-1] // 2
     flat = gate_up.reshape(-1, 2 * size)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import cpu, device
 from kernels.checks import FLOATS, check_dtype, check_last_stride, check_like, check_shape
 
 
@@ -32,6 +32,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
     """
     _check(x, weight)
     if not device.runs_triton(x):
+        if (fast := cpu.operations(x)) is not None:
+            normed: Tensor = fast.rms_norm(x, weight, eps, unit_offset)
+            return normed
         return _torch(x, weight, eps, unit_offset)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, None, weight, out, None, eps, unit_offset)
@@ -58,6 +61,9 @@ def rms_norm_add(
     check_like("residual", residual, x)
     check_last_stride("residual", residual)
     if not device.runs_triton(x):
+        if (fast := cpu.operations(x)) is not None:
+            pair: tuple[Tensor, Tensor] = fast.rms_norm_add(x, residual, weight, eps, unit_offset)
+            return pair
         total = residual + x
         return _torch(total, weight, eps, unit_offset), total
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import device
+from kernels import cpu, device
 from kernels.checks import (
     FLOATS,
     check_contiguous,
@@ -79,6 +79,23 @@ def rotary_and_cache(
     _check_caches(key, key_cache, value_cache, slot_mapping)
     _check_scales(key, key_cache, key_scale, value_scale)
     if not device.runs_triton(query):
+        fast = cpu.operations(query)
+        if fast is not None and key_scale is None:
+            rotated: Tensor = fast.rotary_and_cache(
+                query,
+                key,
+                value,
+                cos,
+                sin,
+                key_cache,
+                value_cache,
+                slot_mapping,
+                query_norm,
+                key_norm,
+                norm_eps,
+                interleaved,
+            )
+            return rotated
         if query_norm is not None:
             query = rms_norm(query, query_norm, norm_eps)
         if key_norm is not None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import cpu, device
 from kernels.device import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")
@@ -16,6 +17,15 @@ if DEVICE.type == "cuda":
     TOLERANCES[torch.bfloat16] = 8e-3
 
 each_dtype = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+
+
+def take_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the wrappers take one path: "triton", "torch", or "cpu" for the kernels in C++."""
+    monkeypatch.setattr(device, "runs_triton", lambda _: path == "triton")
+    if path == "torch":
+        monkeypatch.setattr(cpu, "operations", lambda _: None)
+    if path == "cpu" and cpu.operations(torch.zeros((), device=DEVICE)) is None:
+        pytest.skip("there are no CPU kernels: python -m kernels.cpu builds them")
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

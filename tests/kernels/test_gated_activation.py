@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import device
 from kernels.gated_activation import gelu_mul, reference, silu_mul
-from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
+from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn, take_path
 from tests.kernels.vast_memory import vast_zeros
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -18,10 +17,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
-@pytest.fixture(params=["triton", "torch"], autouse=True)
+@pytest.fixture(params=["triton", "torch", "cpu"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have every test hold for the kernel and for what serves the CPU."""
-    monkeypatch.setattr(device, "runs_triton", lambda _: request.param == "triton")
+    take_path(request.param, monkeypatch)
     return request.param
 
 

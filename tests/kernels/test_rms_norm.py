@@ -2,19 +2,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels import device
 from kernels.rms_norm import reference, rms_norm, rms_norm_add
-from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
+from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn, take_path
 from tests.kernels.vast_memory import vast_zeros
 
 # Rows that share a program, with some left over; one row of a program; the widest.
 SHAPES = [(1, 1), (5, 63), (3, 7, 100), (2, 896), (1, 4097), (2, 20000)]
 
 
-@pytest.fixture(params=["triton", "torch"], autouse=True)
+@pytest.fixture(params=["triton", "torch", "cpu"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have every test hold for the kernel and for what serves the CPU."""
-    monkeypatch.setattr(device, "runs_triton", lambda _: request.param == "triton")
+    take_path(request.param, monkeypatch)
     return request.param
 
 

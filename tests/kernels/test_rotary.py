@@ -13,15 +13,15 @@ from tests.kernels.rotary_cases import (
     each_shape,
     turned,
 )
-from tests.kernels.support import DEVICE, assert_close, each_dtype, randn
+from tests.kernels.support import DEVICE, assert_close, each_dtype, randn, take_path
 
 _CACHES = ("key_cache", "value_cache")
 
 
-@pytest.fixture(params=["triton", "torch"], autouse=True)
+@pytest.fixture(params=["triton", "torch", "cpu"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have every test hold for the kernel and for what serves the CPU."""
-    monkeypatch.setattr(device, "runs_triton", lambda _: request.param == "triton")
+    take_path(request.param, monkeypatch)
     return request.param
 
 

@@ -1,5 +1,6 @@
-"""The torch backend against a naive oracle: every query on its own, in float64."""
+"""The CPU backend against a naive oracle: every query on its own, in float64."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -9,9 +10,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.execution.attention import LayerCache, attention_backend
+from kernels import cpu
 from tests.factories.batches import BatchRow, build_batch
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["torch", "cpu"], autouse=True, scope="module")
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Have every test hold for torch's kernels and for ours in C++, where these are built."""
+    if request.param == "cpu" and cpu.operations(torch.zeros(())) is None:
+        pytest.skip("there are no CPU kernels: python -m kernels.cpu builds them")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(cpu, "operations", lambda _: None)
+        yield request.param
 
 
 @dataclass(frozen=True)

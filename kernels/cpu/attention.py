@@ -1,0 +1,78 @@
+"""Causal attention of a mixed step on the CPU, which reads the blocks of the cache in place.
+
+FlashAttention (Dao et al., 2022) over the blocks; the query heads of a group share what is read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import FLOATS, check_contiguous, check_dtype, check_like, check_shape
+from kernels.cpu.library import operations
+
+
+def attention_in_place(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_tables: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Return softmax(scale * q k) v for the last queries of each sequence; float32 inside.
+
+    Query head h reads KV head h // (H / Hkv). Nothing of the cache is copied, and nothing behind
+    the end of a sequence is read. The kernels must have been built: see `operations`.
+
+    Args:
+        query: float [T, H, D].
+        key_cache, value_cache: [num_blocks, block_size, Hkv, D], contiguous, of the dtype of
+            `query`.
+        query_start_loc: int32 [B + 1]: sequence i has tokens query_start_loc[i] to
+            query_start_loc[i + 1] - 1 of the step. They are its last ones.
+        seq_lens: int32 [B], keys of each sequence; 0: an idle row.
+        block_tables: int32 [B, max blocks], rows contiguous.
+        scale: factor of the scores.
+        sliding_window: w lets position p see p - w + 1 .. p; None lets it see 0 .. p.
+
+    Returns:
+        [T, H, D]; anything for tokens of idle rows and of no sequence.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, stride or device.
+    """
+    check_dtype("query", query, *FLOATS)
+    check_shape("query", query, (None, None, None))
+    check_shape("key_cache", key_cache, (None, None, None, query.shape[2]))
+    check_shape("value_cache", value_cache, tuple(key_cache.shape))
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check_like(name, cache, query)
+        check_contiguous(name, cache)
+    if query.shape[1] % key_cache.shape[2]:
+        raise ValueError(
+            f"query: its {query.shape[1]} heads must be a multiple of the cache's "
+            f"{key_cache.shape[2]}"
+        )
+    for name, numbers in (
+        ("query_start_loc", query_start_loc),
+        ("seq_lens", seq_lens),
+        ("block_tables", block_tables),
+    ):
+        check_dtype(name, numbers, torch.int32)
+    check_shape("seq_lens", seq_lens, (query_start_loc.shape[0] - 1,))
+    check_shape("block_tables", block_tables, (seq_lens.shape[0], None))
+    check_contiguous("query_start_loc", query_start_loc)
+    check_contiguous("seq_lens", seq_lens)
+    if block_tables.stride(1) != 1 and block_tables.shape[1] > 1:
+        raise ValueError("block_tables: its rows must be contiguous")
+    fast = operations(query)
+    assert fast is not None, "the CPU kernels are not there"
+    out: Tensor = fast.paged_attention(
+        query, key_cache, value_cache, query_start_loc, seq_lens, block_tables, scale,
+        sliding_window,
+    )  # fmt: skip
+    return out

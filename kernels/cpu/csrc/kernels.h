@@ -1,0 +1,74 @@
+// The kernels, on plain memory: shapes and strides are in values, not bytes. T is float, bfloat16
+// or half; what is computed is computed in float32.
+#pragma once
+
+#include <cstdint>
+
+// One copy of a template for each dtype of tensors.
+#define TRIDENT_FOR_EACH_DTYPE(INSTANTIATE) \
+  INSTANTIATE(float) INSTANTIATE(at::BFloat16) INSTANTIATE(at::Half)
+
+namespace trident {
+
+template <typename T>
+struct RmsNorm {
+  const T* x;         // [rows, size]
+  const T* residual;  // [rows, size], or null
+  const T* weight;    // [size]
+  T* out;             // [rows, size], contiguous
+  T* total;           // x + residual, contiguous; null where there is no residual
+  int64_t rows, size, x_stride, residual_stride;
+  float eps;
+  bool unit_offset;
+};
+
+template <typename T>
+void rms_norm(const RmsNorm<T>& a);
+
+enum class Activation : int64_t { kSilu, kGelu, kGeluTanh };
+
+template <typename T>
+struct GatedActivation {
+  const T* x;  // [rows, 2 size], the gate first
+  T* out;      // [rows, size], contiguous
+  int64_t rows, size, x_stride;
+  Activation activation;
+};
+
+template <typename T>
+void gated_activation(const GatedActivation<T>& a);
+
+template <typename T>
+struct Rotary {
+  const T *query, *key, *value;  // [tokens, heads, dim], a stride between tokens
+  const float *cos, *sin;        // [tokens, half], contiguous
+  const T *query_norm, *key_norm;  // [dim] or null
+  const int64_t* slots;            // [tokens], -1: nothing is cached
+  T* out;                          // [tokens, heads, dim], contiguous
+  T *key_cache, *value_cache;      // [slots, kv_heads, dim], contiguous
+  int64_t tokens, heads, kv_heads, dim, half;
+  int64_t query_stride, key_stride, value_stride;
+  float eps;
+  bool interleaved;
+};
+
+template <typename T>
+void rotary_and_cache(const Rotary<T>& a);
+
+template <typename T>
+struct PagedAttention {
+  const T* query;                   // [tokens, heads, dim], contiguous
+  const T *key_cache, *value_cache;  // [blocks, block_size, kv_heads, dim], contiguous
+  T* out;                           // as query
+  const int32_t* query_start_loc;   // [sequences + 1]
+  const int32_t* seq_lens;          // [sequences], 0: idle
+  const int32_t* block_tables;      // [sequences, table_stride]
+  int64_t sequences, table_stride, block_size, heads, kv_heads, dim;
+  float scale;
+  int64_t window;  // 0: none
+};
+
+template <typename T>
+void paged_attention(const PagedAttention<T>& a);
+
+}  // namespace trident

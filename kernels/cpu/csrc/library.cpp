@@ -1,0 +1,140 @@
+// The operators of torch.ops.trident_cpu. The wrappers in Python have checked their arguments.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <tuple>
+
+#include "kernels.h"
+
+namespace trident::operators {
+namespace {
+
+using at::Tensor;
+
+// Calls run with a value of the dtype's C++ type.
+template <typename Run>
+void for_dtype(const Tensor& x, Run run) {
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return run(float{});
+    case at::kBFloat16:
+      return run(at::BFloat16{});
+    case at::kHalf:
+      return run(at::Half{});
+    default:
+      TORCH_CHECK(false, "trident_cpu: no kernel for ", x.scalar_type());
+  }
+}
+
+template <typename T>
+const T* pointer(const std::optional<Tensor>& x) {
+  return x.has_value() ? x->const_data_ptr<T>() : nullptr;
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, bool unit_offset) {
+  const int64_t size = x.size(-1);
+  const Tensor flat = x.reshape({-1, size});
+  Tensor out = at::empty(x.sizes(), x.options());
+  for_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    trident::rms_norm(RmsNorm<T>{
+        flat.const_data_ptr<T>(), nullptr, weight.const_data_ptr<T>(), out.mutable_data_ptr<T>(),
+        nullptr, flat.size(0), size, flat.stride(0), 0, static_cast<float>(eps), unit_offset});
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> rms_norm_add(
+    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, bool unit_offset) {
+  const int64_t size = x.size(-1);
+  const Tensor flat = x.reshape({-1, size}), added = residual.reshape({-1, size});
+  Tensor out = at::empty(x.sizes(), x.options()), total = at::empty(x.sizes(), x.options());
+  for_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    trident::rms_norm(RmsNorm<T>{
+        flat.const_data_ptr<T>(), added.const_data_ptr<T>(), weight.const_data_ptr<T>(),
+        out.mutable_data_ptr<T>(), total.mutable_data_ptr<T>(), flat.size(0), size, flat.stride(0),
+        added.stride(0), static_cast<float>(eps), unit_offset});
+  });
+  return {out, total};
+}
+
+// `activation` is one of `Activation`.
+Tensor gated_activation(const Tensor& gate_up, int64_t activation) {
+  const int64_t size = gate_up.size(-1) / 2;
+  auto shape = gate_up.sizes().vec();
+  shape.back() = size;
+  const Tensor flat = gate_up.reshape({-1, 2 * size});
+  Tensor out = at::empty(shape, gate_up.options());
+  for_dtype(gate_up, [&](auto zero) {
+    using T = decltype(zero);
+    trident::gated_activation(GatedActivation<T>{
+        flat.const_data_ptr<T>(), out.mutable_data_ptr<T>(), flat.size(0), size, flat.stride(0),
+        static_cast<Activation>(activation)});
+  });
+  return out;
+}
+
+Tensor rotary_and_cache(
+    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& cos,
+    const Tensor& sin, Tensor key_cache, Tensor value_cache, const Tensor& slot_mapping,
+    const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm,
+    double norm_eps, bool interleaved) {
+  Tensor out = at::empty(query.sizes(), query.options());
+  for_dtype(query, [&](auto zero) {
+    using T = decltype(zero);
+    trident::rotary_and_cache(Rotary<T>{
+        query.const_data_ptr<T>(), key.const_data_ptr<T>(), value.const_data_ptr<T>(),
+        cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), pointer<T>(query_norm),
+        pointer<T>(key_norm), slot_mapping.const_data_ptr<int64_t>(), out.mutable_data_ptr<T>(),
+        key_cache.mutable_data_ptr<T>(), value_cache.mutable_data_ptr<T>(), query.size(0),
+        query.size(1), key.size(1), query.size(2), cos.size(1), query.stride(0), key.stride(0),
+        value.stride(0), static_cast<float>(norm_eps), interleaved});
+  });
+  return out;
+}
+
+Tensor paged_attention(
+    const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+    const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& block_tables,
+    double scale, std::optional<int64_t> sliding_window) {
+  const Tensor q = query.contiguous();
+  Tensor out = at::empty(query.sizes(), query.options());
+  for_dtype(q, [&](auto zero) {
+    using T = decltype(zero);
+    trident::paged_attention(PagedAttention<T>{
+        q.const_data_ptr<T>(), key_cache.const_data_ptr<T>(), value_cache.const_data_ptr<T>(),
+        out.mutable_data_ptr<T>(), query_start_loc.const_data_ptr<int32_t>(),
+        seq_lens.const_data_ptr<int32_t>(), block_tables.const_data_ptr<int32_t>(),
+        seq_lens.size(0), block_tables.stride(0), key_cache.size(1), q.size(1),
+        key_cache.size(2), q.size(2), static_cast<float>(scale), sliding_window.value_or(0)});
+  });
+  return out;
+}
+
+}  // namespace
+}  // namespace trident::operators
+
+TORCH_LIBRARY(trident_cpu, m) {
+  m.def(
+      "rms_norm(Tensor x, Tensor weight, float eps, bool unit_offset) -> Tensor",
+      &trident::operators::rms_norm);
+  m.def(
+      "rms_norm_add(Tensor x, Tensor residual, Tensor weight, float eps, bool unit_offset)"
+      " -> (Tensor, Tensor)",
+      &trident::operators::rms_norm_add);
+  m.def(
+      "gated_activation(Tensor gate_up, int activation) -> Tensor",
+      &trident::operators::gated_activation);
+  m.def(
+      "rotary_and_cache(Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin,"
+      " Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, Tensor? query_norm,"
+      " Tensor? key_norm, float norm_eps, bool interleaved) -> Tensor",
+      &trident::operators::rotary_and_cache);
+  m.def(
+      "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor query_start_loc,"
+      " Tensor seq_lens, Tensor block_tables, float scale, int? sliding_window) -> Tensor",
+      &trident::operators::paged_attention);
+}

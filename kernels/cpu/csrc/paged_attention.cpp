@@ -1,0 +1,381 @@
+// Causal attention over the paged cache, in place (online softmax: Milakov and Gimelshein, 2018;
+// FlashAttention, Dao et al., 2022; ranges of keys: Flash-Decoding, 2023).
+//
+// A task is one KV head of one sequence and a few of its queries: the query heads of the group,
+// which share the keys, are the rows of its products. Keys come in tiles, from whichever blocks
+// they lie in. Where there are too few tasks for the threads, each takes a range of the keys only.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "tile.h"
+
+namespace trident {
+namespace {
+
+constexpr int64_t kKeys = 64;         // of a tile: its keys and values stay in the L2 cache
+constexpr int64_t kTaskRows = 64;     // of a long prefill
+constexpr int64_t kRangeKeys = 256;   // below it, splitting costs more than it gains
+constexpr int64_t kTasksPerThread = 4;  // so that threads that are held up are helped out
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+constexpr int64_t round_up(int64_t n, int64_t to) {
+  return (n + to - 1) / to * to;
+}
+
+struct Free {
+  void operator()(float* memory) const {
+    std::free(memory);
+  }
+};
+using Floats = std::unique_ptr<float[], Free>;
+
+// Uninitialised, in whole cache lines.
+Floats floats(int64_t count) {
+  void* memory = std::aligned_alloc(64, round_up(count * sizeof(float), 64));
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  return Floats(static_cast<float*>(memory));
+}
+
+struct Task {
+  int64_t sequence, kv_head;
+  int64_t first, count;         // queries, from the first of the sequence's on
+  int64_t key_begin, key_end;   // positions
+  int64_t parts;                // tasks that share the queries; the first one knows their number
+  int64_t partial;              // offset of its partial result, -1: it has all the keys
+};
+
+template <typename T>
+struct Layout {
+  int64_t group, units, dim;  // rounded up to whole vectors and panels
+
+  explicit Layout(const PagedAttention<T>& a)
+      : group(a.heads / a.kv_heads),
+        units(round_up(kPairs<T> ? (a.dim + 1) / 2 : a.dim, W)),
+        dim(round_up(a.dim, kPanel)) {}
+
+  int64_t queries() const {
+    return std::max<int64_t>(1, kTaskRows / group);
+  }
+  // Sum of values, maximum and sum of weights of each row.
+  int64_t partial_size(int64_t count) const {
+    return count * group * (dim + 2);
+  }
+};
+
+// What one thread works with.
+template <typename T>
+struct Scratch {
+  Floats memory;
+  float *query, *keys, *values, *scores, *out, *maximum, *sum, *keep;
+
+  explicit Scratch(const Layout<T>& layout) {
+    const int64_t rows = layout.queries() * layout.group;
+    const int64_t sizes[] = {
+        rows * layout.units, kKeys * layout.units, kKeys * layout.dim, rows * kKeys,
+        rows * layout.dim, rows, rows, rows};
+    float** const parts[] = {&query, &keys, &values, &scores, &out, &maximum, &sum, &keep};
+    int64_t total = 0;
+    for (const int64_t size : sizes) {
+      total += round_up(size, 16);
+    }
+    memory = floats(total);
+    float* next = memory.get();
+    for (size_t i = 0; i < std::size(sizes); ++i) {
+      *parts[i] = next;
+      next += round_up(sizes[i], 16);
+    }
+  }
+};
+
+// W units of a row of `dim` values, from unit u on; zeros behind its end.
+template <typename T>
+inline Vec load_units(const T* row, int64_t u, int64_t dim) {
+  constexpr int64_t kPerUnit = kPairs<T> ? 2 : 1;
+  const int64_t left = dim - u * kPerUnit;
+  if constexpr (kPairs<T>) {
+    if (left >= 2 * W) {
+      return Vec::loadu(reinterpret_cast<const float*>(row + 2 * u));
+    }
+    T whole[2 * W] = {};
+    std::memcpy(whole, row + 2 * u, left * sizeof(T));
+    return Vec::loadu(reinterpret_cast<const float*>(whole));
+  } else {
+    return widen(row + u, std::min(W, left));
+  }
+}
+
+template <typename T>
+class Worker {
+ public:
+  Worker(const PagedAttention<T>& a, const Layout<T>& layout, float* partials)
+      : a_(a), layout_(layout), partials_(partials), s_(layout) {}
+
+  void run(const Task& task) {
+    const int64_t rows = task.count * layout_.group;
+    const int64_t query_start = a_.query_start_loc[task.sequence];
+    const int64_t total = a_.query_start_loc[task.sequence + 1] - query_start;
+    const int64_t position = a_.seq_lens[task.sequence] - total + task.first;  // of row 0
+    pack_queries(task, query_start);
+    std::fill_n(s_.maximum, rows, kNothing);
+    std::fill_n(s_.sum, rows, 0.0f);
+    std::fill_n(s_.out, rows * layout_.dim, 0.0f);
+    for (int64_t key = task.key_begin; key < task.key_end; key += kKeys) {
+      const int64_t count = std::min(kKeys, task.key_end - key);
+      const int64_t columns = round_up(count, kPanel);
+      pack_keys_and_values(task, key, count, columns);
+      multiply<kPairs<T>>(
+          rows, s_.query, layout_.units, s_.keys, kKeys, units(), columns, s_.scores, kKeys,
+          nullptr);
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t own = position + row / layout_.group;
+        const int64_t low = a_.window ? std::max<int64_t>(0, own - a_.window + 1 - key) : 0;
+        softmax(row, std::min(low, count), std::clamp<int64_t>(own + 1 - key, 0, count), columns);
+      }
+      multiply<false>(
+          rows, s_.scores, kKeys, s_.values, layout_.dim, count, layout_.dim, s_.out, layout_.dim,
+          s_.keep);
+    }
+    if (task.partial < 0) {
+      for (int64_t row = 0; row < rows; ++row) {
+        write(task, query_start, row, s_.out + row * layout_.dim, s_.sum[row]);
+      }
+    } else {
+      float* partial = partials_ + task.partial;
+      std::copy_n(s_.out, rows * layout_.dim, partial);
+      std::copy_n(s_.maximum, rows, partial + rows * layout_.dim);
+      std::copy_n(s_.sum, rows, partial + rows * (layout_.dim + 1));
+    }
+  }
+
+  // Adds up the partial results of a task and those behind it, which share its queries.
+  void merge(const Task& task) {
+    const int64_t rows = task.count * layout_.group, dim = layout_.dim;
+    const int64_t size = layout_.partial_size(task.count);
+    const float* partials = partials_ + task.partial;
+    for (int64_t row = 0; row < rows; ++row) {
+      float maximum = kNothing;
+      for (int64_t part = 0; part < task.parts; ++part) {
+        maximum = std::max(maximum, partials[part * size + rows * dim + row]);
+      }
+      float sum = 0;
+      std::fill_n(s_.out, dim, 0.0f);
+      for (int64_t part = 0; part < task.parts; ++part) {
+        const float* partial = partials + part * size;
+        const float factor = std::exp(partial[rows * dim + row] - maximum);
+        sum += factor * partial[rows * (dim + 1) + row];
+        for (int64_t i = 0; i < dim; ++i) {
+          s_.out[i] += factor * partial[row * dim + i];
+        }
+      }
+      write(task, a_.query_start_loc[task.sequence], row, s_.out, sum);
+    }
+  }
+
+ private:
+  int64_t units() const {
+    return kPairs<T> ? (a_.dim + 1) / 2 : a_.dim;
+  }
+
+  // Of row r of a task: query r / group, head r % group of the KV head's.
+  int64_t offset(const Task& task, int64_t query_start, int64_t row) const {
+    const int64_t token = query_start + task.first + row / layout_.group;
+    const int64_t head = task.kv_head * layout_.group + row % layout_.group;
+    return (token * a_.heads + head) * a_.dim;
+  }
+
+  void pack_queries(const Task& task, int64_t query_start) {
+    for (int64_t row = 0; row < task.count * layout_.group; ++row) {
+      const T* query = a_.query + offset(task, query_start, row);
+      for (int64_t u = 0; u < units(); u += W) {
+        load_units(query, u, a_.dim).store(s_.query + row * layout_.units + u);
+      }
+    }
+  }
+
+  // Keys become columns, W by W of them; values become rows of floats.
+  void pack_keys_and_values(const Task& task, int64_t key, int64_t count, int64_t columns) {
+    const int32_t* table = a_.block_tables + task.sequence * a_.table_stride;
+    int64_t block = key / a_.block_size, place = key % a_.block_size;
+    int64_t rows[kKeys];
+    for (int64_t j = 0; j < count; ++j) {
+      rows[j] = ((table[block] * a_.block_size + place) * a_.kv_heads + task.kv_head) * a_.dim;
+      if (++place == a_.block_size) {
+        place = 0;
+        ++block;
+      }
+    }
+    alignas(64) float square[W * W];
+    for (int64_t j = 0; j < columns; j += W) {
+      const int64_t some = std::clamp<int64_t>(count - j, 0, W);
+      for (int64_t u = 0; u < units(); u += W) {
+        for (int64_t i = 0; i < some; ++i) {
+          load_units(a_.key_cache + rows[j + i], u, a_.dim).store(square + i * W);
+        }
+        for (int64_t i = some; i < W; ++i) {
+          Vec(0.0f).store(square + i * W);
+        }
+        at::vec::transpose_mxn<float, W, W>(square, W, s_.keys + u * kKeys + j, kKeys);
+      }
+    }
+    for (int64_t j = 0; j < count; ++j) {
+      const T* from = a_.value_cache + rows[j];
+      float* to = s_.values + j * layout_.dim;
+      for (int64_t i = 0; i < layout_.dim; i += W) {
+        widen(from + i, std::clamp<int64_t>(a_.dim - i, 0, W)).store(to + i);
+      }
+    }
+  }
+
+  // Turns the scores of a row into weights: those of keys [low, high) of the tile, the rest is 0.
+  void softmax(int64_t row, int64_t low, int64_t high, int64_t columns) {
+    float* scores = s_.scores + row * kKeys;
+    if (low >= high) {
+      std::fill_n(scores, columns, 0.0f);
+      s_.keep[row] = 1.0f;
+      return;
+    }
+    std::fill_n(scores, low, kNothing);
+    std::fill(scores + high, scores + columns, kNothing);
+    const Vec scale(a_.scale);
+    Vec largest(kNothing);
+    for (int64_t j = 0; j < columns; j += W) {
+      largest = at::vec::maximum(largest, Vec::loadu(scores + j) * scale);
+    }
+    float values[W];
+    largest.store(values);
+    float maximum = s_.maximum[row];
+    for (const float value : values) {
+      maximum = value > maximum || std::isnan(value) ? value : maximum;
+    }
+    Vec sum(0.0f);
+    for (int64_t j = 0; j < columns; j += W) {
+      const Vec weight = (Vec::loadu(scores + j) * scale - Vec(maximum)).exp_u20();
+      weight.store(scores + j);
+      sum += weight;
+    }
+    s_.keep[row] = std::exp(s_.maximum[row] - maximum);
+    s_.sum[row] = s_.sum[row] * s_.keep[row] + sum.reduce_add();
+    s_.maximum[row] = maximum;
+  }
+
+  void write(
+      const Task& task, int64_t query_start, int64_t row, const float* from, float sum) {
+    T* to = a_.out + offset(task, query_start, row);
+    const Vec factor(1.0f / sum);
+    for (int64_t i = 0; i < a_.dim; i += W) {
+      store(to + i, Vec::loadu(from + i) * factor, std::min(W, a_.dim - i));
+    }
+  }
+
+  const PagedAttention<T>& a_;
+  const Layout<T>& layout_;
+  float* partials_;
+  Scratch<T> s_;
+};
+
+// The longest tasks of a sequence, its last queries, come first.
+template <typename T>
+std::vector<Task> whole_tasks(const PagedAttention<T>& a, const Layout<T>& layout) {
+  std::vector<Task> tasks;
+  for (int64_t i = 0; i < a.sequences; ++i) {
+    const int64_t length = a.seq_lens[i];
+    if (length == 0) {
+      continue;
+    }
+    const int64_t total = a.query_start_loc[i + 1] - a.query_start_loc[i];
+    const int64_t tiles = (total + layout.queries() - 1) / layout.queries();
+    for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+      const int64_t first = tile * layout.queries();
+      const int64_t count = std::min(layout.queries(), total - first);
+      const int64_t position = length - total + first;
+      const int64_t begin = a.window ? std::max<int64_t>(0, position - a.window + 1) : 0;
+      for (int64_t head = 0; head < a.kv_heads; ++head) {
+        tasks.push_back({i, head, first, count, begin, position + count, 1, -1});
+      }
+    }
+  }
+  return tasks;
+}
+
+// Divides the keys of each task, and gives the parts places for partial results behind `size`.
+template <typename T>
+std::vector<Task> split_tasks(
+    const std::vector<Task>& tasks, const Layout<T>& layout, int64_t wanted, int64_t& size) {
+  std::vector<Task> out;
+  for (Task task : tasks) {
+    const int64_t begin = task.key_begin, keys = task.key_end - begin;
+    const int64_t most = std::max<int64_t>(1, keys / kRangeKeys);
+    const int64_t length = round_up((keys - 1) / std::min(wanted, most) + 1, kKeys);
+    task.parts = (keys + length - 1) / length;
+    if (task.parts == 1) {
+      out.push_back(task);
+      continue;
+    }
+    for (int64_t part = 0; part < task.parts; ++part) {
+      task.key_begin = begin + part * length;
+      task.key_end = begin + std::min(keys, (part + 1) * length);
+      task.partial = size;
+      size += layout.partial_size(task.count);
+      out.push_back(task);
+    }
+  }
+  return out;
+}
+
+// Threads take tasks as they get done, so that neither uneven lengths nor a busy core hold all up.
+template <typename T, typename Run>
+void run_all(
+    const PagedAttention<T>& a, const Layout<T>& layout, float* partials, int64_t count, Run run) {
+  std::atomic<int64_t> next{0};
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), count);
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    Worker<T> worker(a, layout, partials);
+    for (int64_t i = next++; i < count; i = next++) {
+      run(worker, i);
+    }
+  });
+}
+
+}  // namespace
+
+template <typename T>
+void paged_attention(const PagedAttention<T>& a) {
+  const Layout<T> layout(a);
+  std::vector<Task> tasks = whole_tasks(a, layout);
+  const int64_t wanted = kTasksPerThread * at::get_num_threads();
+  const int64_t count = static_cast<int64_t>(tasks.size());
+  int64_t partial_size = 0;
+  if (count > 0 && count < wanted) {
+    tasks = split_tasks(tasks, layout, (wanted + count - 1) / count, partial_size);
+  }
+  const Floats partials = floats(partial_size);
+  run_all(a, layout, partials.get(), tasks.size(), [&](Worker<T>& worker, int64_t i) {
+    worker.run(tasks[i]);
+  });
+  if (partial_size > 0) {
+    std::vector<Task> split;
+    for (size_t i = 0; i < tasks.size(); i += tasks[i].parts) {
+      if (tasks[i].parts > 1) {
+        split.push_back(tasks[i]);
+      }
+    }
+    run_all(a, layout, partials.get(), split.size(), [&](Worker<T>& worker, int64_t i) {
+      worker.merge(split[i]);
+    });
+  }
+}
+
+#define INSTANTIATE(T) template void paged_attention(const PagedAttention<T>&);
+TRIDENT_FOR_EACH_DTYPE(INSTANTIATE)
+
+}  // namespace trident

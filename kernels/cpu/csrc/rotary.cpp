@@ -1,0 +1,107 @@
+// Norm of the heads, rotation, and the write of keys and values to the paged cache, in one pass.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "vector.h"
+
+namespace trident {
+namespace {
+
+// The values of one head, normalised if there is a weight.
+template <typename T>
+struct Head {
+  const T* x;
+  const T* weight;
+  Vec scale;
+
+  Head(const T* x, const T* weight, int64_t dim, float eps) : x(x), weight(weight), scale(1.0f) {
+    if (weight != nullptr) {
+      Vec squares(0.0f);
+      for (int64_t i = 0; i < dim; i += W) {
+        const Vec value = widen(x + i, std::min(W, dim - i));
+        squares = at::vec::fmadd(value, value, squares);
+      }
+      scale = Vec(1.0f / std::sqrt(squares.reduce_add() / static_cast<float>(dim) + eps));
+    }
+  }
+
+  Vec at(int64_t i, int64_t n) const {
+    const Vec value = widen(x + i, n);
+    if (weight == nullptr) {
+      return value;
+    }
+    return rounded<T>(rounded<T>(value * scale) * widen(weight + i, n));
+  }
+};
+
+template <typename T>
+void rotate(
+    const Rotary<T>& a, const Head<T>& head, int64_t token, float* wide, T* out) {
+  const float* cos = a.cos + token * a.half;
+  const float* sin = a.sin + token * a.half;
+  if (a.interleaved) {
+    for (int64_t i = 0; i < 2 * a.half; i += W) {
+      const int64_t n = std::min(W, 2 * a.half - i);
+      store(wide + i, head.at(i, n), n);
+    }
+    for (int64_t i = 0; i < a.half; ++i) {
+      const float first = wide[2 * i], second = wide[2 * i + 1];
+      wide[2 * i] = first * cos[i] - second * sin[i];
+      wide[2 * i + 1] = second * cos[i] + first * sin[i];
+    }
+    for (int64_t i = 0; i < 2 * a.half; i += W) {
+      const int64_t n = std::min(W, 2 * a.half - i);
+      store(out + i, widen(wide + i, n), n);
+    }
+  } else {
+    for (int64_t i = 0; i < a.half; i += W) {
+      const int64_t n = std::min(W, a.half - i);
+      const Vec first = head.at(i, n), second = head.at(a.half + i, n);
+      const Vec c = widen(cos + i, n), s = widen(sin + i, n);
+      store(out + i, first * c - second * s, n);
+      store(out + a.half + i, second * c + first * s, n);
+    }
+  }
+  for (int64_t i = 2 * a.half; i < a.dim; i += W) {
+    const int64_t n = std::min(W, a.dim - i);
+    store(out + i, head.at(i, n), n);
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void rotary_and_cache(const Rotary<T>& a) {
+  const int64_t values = (a.heads + 2 * a.kv_heads) * a.dim;
+  at::parallel_for(0, a.tokens, grain(values), [&](int64_t begin, int64_t end) {
+    std::vector<float> wide(a.dim);
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t h = 0; h < a.heads; ++h) {
+        const T* x = a.query + token * a.query_stride + h * a.dim;
+        T* out = a.out + (token * a.heads + h) * a.dim;
+        rotate(a, Head<T>(x, a.query_norm, a.dim, a.eps), token, wide.data(), out);
+      }
+      if (a.slots[token] < 0) {
+        continue;
+      }
+      const int64_t slot = a.slots[token] * a.kv_heads * a.dim;
+      for (int64_t h = 0; h < a.kv_heads; ++h) {
+        const T* x = a.key + token * a.key_stride + h * a.dim;
+        T* out = a.key_cache + slot + h * a.dim;
+        rotate(a, Head<T>(x, a.key_norm, a.dim, a.eps), token, wide.data(), out);
+      }
+      const T* value = a.value + token * a.value_stride;
+      std::memcpy(a.value_cache + slot, value, a.kv_heads * a.dim * sizeof(T));
+    }
+  });
+}
+
+#define INSTANTIATE(T) template void rotary_and_cache(const Rotary<T>&);
+TRIDENT_FOR_EACH_DTYPE(INSTANTIATE)
+
+}  // namespace trident

@@ -1,0 +1,76 @@
+// One register of floats, and how it is loaded from and stored to tensors of any of our dtypes.
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace trident {
+
+using Vec = at::vec::Vectorized<float>;
+constexpr int64_t W = Vec::size();
+
+template <typename T>
+inline Vec widen(const T* from) {
+  if constexpr (std::is_same_v<T, float>) {
+    return Vec::loadu(from);
+  } else {
+    Vec out;
+    if constexpr (std::is_same_v<T, at::BFloat16>) {
+      at::vec::load_fp32_from_bf16(from, out);
+    } else {
+      at::vec::load_fp32_from_fp16(from, out);
+    }
+    return out;
+  }
+}
+
+// The first n <= W values, zeros behind them.
+template <typename T>
+inline Vec widen(const T* from, int64_t n) {
+  if (n == W) {
+    return widen(from);
+  }
+  T whole[W] = {};
+  std::memcpy(whole, from, n * sizeof(T));
+  return widen(whole);
+}
+
+template <typename T>
+inline auto narrow(Vec v) {
+  if constexpr (std::is_same_v<T, float>) {
+    return v;
+  } else if constexpr (std::is_same_v<T, at::BFloat16>) {
+    return at::vec::convert_float_bfloat16(v, v);
+  } else {
+    return at::vec::convert_float_half(v, v);
+  }
+}
+
+// Rounds to T and writes the first n <= W values.
+template <typename T>
+inline void store(T* to, Vec v, int64_t n = W) {
+  narrow<T>(v).store(to, static_cast<int>(n));
+}
+
+// What is left of v when it is rounded to T.
+template <typename T>
+inline Vec rounded(Vec v) {
+  if constexpr (std::is_same_v<T, float>) {
+    return v;
+  } else {
+    T whole[at::vec::Vectorized<T>::size()];
+    narrow<T>(v).store(whole);
+    return widen(whole);
+  }
+}
+
+// Rows per task, so that none is smaller than what it takes to wake a thread.
+inline int64_t grain(int64_t row_size) {
+  constexpr int64_t kValues = 1 << 14;
+  return row_size < kValues ? kValues / row_size : 1;
+}
+
+}  // namespace trident

@@ -1,0 +1,54 @@
+"""The built library: where it lies, and its operators once it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.target import Target, targets
+
+log = logging.getLogger("trident.kernels")
+
+SOURCES = Path(__file__).parent / "csrc"
+BUILT = Path(__file__).parent / "build"
+
+
+def operations(tensor: Tensor) -> Any | None:
+    """Return the operators that serve `tensor`; None if torch's own do.
+
+    The library is loaded when it is first asked for, and it is logged then whether it is there.
+    """
+    return _load() if tensor.device.type == "cpu" else None
+
+
+def library_path(target: Target) -> Path:
+    """Return where the library for this torch, these sources and `target` lies or would lie."""
+    digest = hashlib.sha256(repr(target.options).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    return BUILT / f"trident_cpu-{torch.__version__}-{target.name}-{digest.hexdigest()[:12]}.so"
+
+
+@cache
+def _load() -> Any | None:
+    path = next((path for target in targets() if (path := library_path(target)).exists()), None)
+    if path is None:
+        log.warning(
+            "No CPU kernels for this machine and torch %s: torch's own operations serve, slower. "
+            "`python -m kernels.cpu` builds them.",
+            torch.__version__,
+        )
+        return None
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        log.warning("CPU kernels cannot be loaded, torch's own operations serve: %s", error)
+        return None
+    log.info("CPU kernels: %s", path.name)
+    return torch.ops.trident_cpu

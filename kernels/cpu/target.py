@@ -1,0 +1,49 @@
+"""What the kernels are compiled for: the widest instructions of a processor."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A set of instructions.
+
+    Attributes:
+        name: part of the library's file name.
+        needs: flags of /proc/cpuinfo that a processor must have.
+        options: of the compiler; the macros choose the vectors of torch's headers.
+    """
+
+    name: str
+    needs: frozenset[str]
+    options: tuple[str, ...]
+
+
+_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_WIDE = ("-march=x86-64-v4", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
+
+# The best first.
+TARGETS = (
+    Target("avx512_bf16", _AVX512 | {"avx512_bf16"}, (*_WIDE, "-mavx512bf16")),
+    Target("avx512", _AVX512, _WIDE),
+    Target("avx2", _AVX2, ("-march=x86-64-v3", "-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2")),
+)
+
+
+def targets() -> list[Target]:
+    """Return the targets that this machine can run, the best first; none if it is no x86-64."""
+    flags = _processor_flags() if platform.machine() == "x86_64" else frozenset()
+    return [target for target in TARGETS if target.needs <= flags]
+
+
+def _processor_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
