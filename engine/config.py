@@ -32,6 +32,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
+Quantization = Literal["int8"]
 
 
 class EngineConfig(BaseModel):
@@ -48,6 +49,9 @@ class EngineConfig(BaseModel):
         "auto", description="auto: the checkpoint's safetensors; dummy: random weights, from seed"
     )
     dtype: Dtype = Field("auto", description="compute type; auto: the checkpoint's")
+    quantization: Quantization | None = Field(
+        None, description="int8: weights and activations, quantised while loading; on CPUs only"
+    )
     device: Device = Field("auto", description="auto: cuda where there is one")
     seed: Annotated[int, Field(ge=0)] = Field(
         0, description="of requests that bring none, and of dummy weights"

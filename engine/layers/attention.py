@@ -46,14 +46,14 @@ class Attention(nn.Module):
         self._sizes = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
         self._scale = dim**-0.5
         self._sliding_window = sliding_window
-        self.qkv_proj = Linear(
+        self.qkv_proj: nn.Module = Linear(
             config.hidden_size,
             dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True)),
             bias=config.qkv_bias,
             dtype=dtype,
             device=device,
         )
-        self.o_proj = Linear(
+        self.o_proj: nn.Module = Linear(
             self._sizes[0],
             {"o_proj": config.hidden_size},
             bias=config.output_bias,

@@ -10,13 +10,18 @@ from engine.layers.linear import parameter
 
 
 class Embedding(nn.Module):
-    """A vector of `hidden_size` for each of `vocab_size` tokens."""
+    """A vector of `hidden_size` for each of `vocab_size` tokens.
+
+    Attributes:
+        head: makes the logits faster than `weight` would, from a copy of it; None without one.
+    """
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
         self.weight = parameter(vocab_size, hidden_size, dtype=dtype, device=device)
+        self.head: nn.Module | None = None
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return [T, hidden_size] for int64 `token_ids` [T]."""
@@ -24,4 +29,7 @@ class Embedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the products of `hidden` [R, hidden_size] with every token's vector."""
-        return F.linear(hidden, self.weight)
+        if self.head is None:
+            return F.linear(hidden, self.weight)
+        logits: Tensor = self.head(hidden)
+        return logits

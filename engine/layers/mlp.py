@@ -17,8 +17,9 @@ class MLP(nn.Module):
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
-        self.down_proj = Linear(inner, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device)
+        self.gate_up_proj: nn.Module = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
+        parts = {"down_proj": hidden}
+        self.down_proj: nn.Module = Linear(inner, parts, bias=bias, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))

@@ -110,7 +110,7 @@ class CausalLM(nn.Module):
         self.model = Decoder(
             config, qk_norm=self.qk_norm, max_model_len=max_model_len, dtype=dtype, device=device
         )
-        self.lm_head: Linear | None = None
+        self.lm_head: nn.Module | None = None
         if not config.tie_word_embeddings:
             parts = {"lm_head": config.vocab_size}
             self.lm_head = Linear(config.hidden_size, parts, bias=False, dtype=dtype, device=device)

@@ -1,0 +1,97 @@
+"""Int8Linear: a projection on a CPU whose weights and activations are 8-bit integers (W8A8).
+
+Weights have a scale per output channel, activations one per token. oneDNN multiplies unsigned
+activations by signed weights, so the activations are moved by a zero point of 128, whose part of
+the product it takes off again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_LARGEST = 127
+_ZERO_POINT = 128
+
+
+def multiplies_int8() -> bool:
+    """Return whether this machine multiplies 8-bit integers without saturating on the way.
+
+    x86 does since VNNI. Before, pairs of products are summed in 16 bits, which these overflow.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    size = 64
+    product = _Int8Product(torch.full((size, size), _LARGEST, dtype=torch.int8), torch.ones(size))
+    x = torch.full((size, size), 255, dtype=torch.uint8)
+    exact = (255 - _ZERO_POINT) * _LARGEST * size
+    return bool((product(x, torch.float32) == exact).all())
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `x` [..., K] as uint8 with zero point 128, and what each row is to be multiplied by.
+
+    The scales are [..., 1] in the type of `x`: rounded to it before they are used, they are exact.
+    """
+    scale = x.abs().amax(-1, keepdim=True).mul_(1 / _LARGEST)
+    scale.clamp_min_(torch.finfo(x.dtype).tiny)  # of rows of zeros
+    # Conversion to an integer cuts off; the half makes it round. A scale that was rounded down, in
+    # bfloat16 by up to 1 / 257, makes the largest step 127.497: below 256 with 128.5.
+    half_up = x.new_full((), _ZERO_POINT + 0.5, dtype=torch.float32)
+    steps = torch.addcmul(half_up, x.float(), scale.float().reciprocal())
+    return steps.to(torch.uint8), scale
+
+
+class Int8Linear(nn.Module):
+    """y = x W^T + b, computed in 8-bit integers where `multiplies_int8`.
+
+    Args:
+        weight: [out_features, in_features], of any float type. It is quantised to a copy.
+        bias: [out_features] or None, of the type of the activations.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        weight = weight.detach().float()
+        scale = weight.abs().amax(1) / _LARGEST
+        scale.clamp_min_(torch.finfo(torch.float32).tiny)
+        steps = (weight / scale[:, None]).round_().to(torch.int8)
+        self._product = _Int8Product(steps, scale)
+        self._bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Of float16 the products, not yet multiplied by the scales of the rows, would overflow.
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+        steps, scale = quantize_rows(x)
+        product = self._product(steps, dtype)
+        if self._bias is None:
+            return product.mul_(scale).to(x.dtype)
+        return torch.addcmul(self._bias, product, scale).to(x.dtype)
+
+
+class _Int8Product:
+    """x W^T for uint8 x with zero point 128, and int8 weights with a scale per row."""
+
+    def __init__(self, weight: Tensor, scale: Tensor) -> None:
+        self._weight = torch.ops.onednn.qlinear_prepack(weight, None)
+        self._scale = scale
+        self._zero_points = torch.zeros(len(scale), dtype=torch.int32)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return [..., out_features] in `dtype`, float32 or bfloat16."""
+        out: Tensor = torch.ops.onednn.qlinear_pointwise(
+            x,
+            1.0,
+            _ZERO_POINT,
+            self._weight,
+            self._scale,
+            self._zero_points,
+            None,
+            1.0,
+            0,
+            dtype,
+            "none",
+            [],
+            "",
+        )
+        return out

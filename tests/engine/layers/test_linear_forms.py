@@ -1,0 +1,325 @@
+"""Packed and int8 projections against exact products, in the whole model and in memory."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from engine import LLM, SamplingParams, memory
+from engine.errors import InsufficientMemoryError, UnsupportedError
+from engine.layers import conversion
+from engine.layers.conversion import check_quantization, convert_weights, num_copied_bytes
+from engine.layers.int8_linear import Int8Linear, multiplies_int8, quantize_rows
+from engine.layers.linear import Linear
+from engine.layers.packed_linear import PackedLinear, can_pack
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.paged_model import PagedModel
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
+
+CPU = torch.device("cpu")
+SHAPES = [(1, 1), (7, 5), (33, 65), (100, 3), (64, 160), (896, 1152)]  # in, out
+NUM_ROWS = [0, 1, 3, 64]
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+PACKABLE = [dtype for dtype in FLOATS if can_pack(dtype)]
+TOKENS = [(7 * i + i // 3) % 160 for i in range(90)]
+
+needs_bfloat16 = pytest.mark.skipif(
+    torch.bfloat16 not in PACKABLE, reason="oneDNN has no products of bfloat16 on this CPU"
+)
+needs_int8 = pytest.mark.skipif(not multiplies_int8(), reason="this CPU has no exact int8 products")
+
+
+def operands(
+    in_features: int, out_features: int, num_rows: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(in_features * 1000 + out_features + num_rows)
+    normal = partial(torch.randn, generator=generator)
+    x, weight, bias = (
+        normal(num_rows, in_features),
+        normal(out_features, in_features),
+        normal(out_features),
+    )
+    return x.to(dtype), weight.to(dtype), bias.to(dtype)
+
+
+def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the largest relative error of rounding to `dtype`."""
+    return torch.finfo(dtype).eps / 2
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", PACKABLE, ids=str)
+def test_packed_products(
+    dtype: torch.dtype, shape: tuple[int, int], num_rows: int, with_bias: bool
+) -> None:
+    x, weight, bias = operands(*shape, num_rows, dtype)
+    given = bias if with_bias else None
+    found = PackedLinear(weight, given)(x)
+    assert found.dtype == dtype
+    assert found.shape == (num_rows, shape[1])
+    # Sums of in_features products in float32, in whatever order, and rounded at the end; before
+    # the bias is added, too.
+    sizes = exact(x.abs(), weight.abs(), None if given is None else given.abs())
+    wanted = exact(x, weight, given)
+    bound = (shape[0] + 1) * rounding(torch.float32) * sizes + 2 * rounding(dtype) * sizes
+    assert ((found.double() - wanted).abs() <= bound).all()
+
+
+@needs_int8
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_int8_products(
+    dtype: torch.dtype, shape: tuple[int, int], num_rows: int, with_bias: bool
+) -> None:
+    x, weight, bias = operands(*shape, num_rows, dtype)
+    given = bias if with_bias else None
+    found = Int8Linear(weight, given)(x)
+    assert found.dtype == dtype
+    assert found.shape == (num_rows, shape[1])
+    # Either operand is off by half a step at most. A step is the largest of its row / 127, that of
+    # the activations rounded to their type.
+    weight_step = weight.double().abs().amax(1) / 127
+    step = x.double().abs().amax(1, keepdim=True) / 127 * (1 + 2 * rounding(dtype))
+    sum_x, sum_weight = x.double().abs().sum(1, keepdim=True), weight.double().abs().sum(1)
+    off = (sum_x * weight_step + step * sum_weight + shape[0] * step * weight_step / 2) / 2
+    wanted = exact(x, weight, given)
+    # Rounded in the product, after the scale, and with the bias.
+    sizes = wanted.abs() + off + (0 if given is None else given.double().abs())
+    assert ((found.double() - wanted).abs() <= off * 1.0001 + 3 * rounding(dtype) * sizes).all()
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_int8_products_are_those_of_the_quantised_operands(dtype: torch.dtype) -> None:
+    x, weight, bias = operands(300, 41, 5, dtype)
+    steps, scale = quantize_rows(x)
+    weight_scale = weight.float().abs().amax(1) / 127
+    weight_steps = (weight.float() / weight_scale[:, None]).round()
+    integers = (steps.double() - 128) @ weight_steps.double().t()
+    assert integers.abs().max() > 2**15  # no sum of 16 bits would hold them
+    wanted = integers * weight_scale.double() * scale.double() + bias.double()
+    sizes = (wanted - bias.double()).abs() + bias.double().abs()
+    off = (Int8Linear(weight, bias)(x).double() - wanted).abs()
+    assert (off <= 3 * rounding(dtype) * sizes + 1e-6 * sizes).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_value_quantises_to_its_nearest_step(dtype: torch.dtype) -> None:
+    values = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    values = values[values.isfinite()]
+    # Each as the largest of its row, with its opposite and with the middle between two steps.
+    rows = torch.stack([values, -values, values * (10.5 / 127), torch.zeros_like(values)], 1)
+    steps, scale = quantize_rows(rows)
+    assert steps.dtype == torch.uint8
+    normal = (rows[:, :1].abs() / 127 >= torch.finfo(dtype).tiny).squeeze()
+    assert (steps[normal][:, :2].int() - 128).abs().eq(127).all()
+    assert steps[:, 3].eq(128).all()
+    assert scale.isfinite().all()
+    off = ((steps.double() - 128) * scale.double() - rows.double()).abs()
+    assert (off <= scale.double() * 0.5001).all()
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rows_of_zeros_and_channels_of_zeros_are_zero(dtype: torch.dtype) -> None:
+    x, weight, bias = operands(33, 5, 4, dtype)
+    x[1] = 0
+    weight[2] = 0
+    found = Int8Linear(weight, bias)(x)
+    assert torch.equal(found[1], bias)
+    assert torch.equal(found[:, 2], bias[2].expand(4))
+    assert found.isfinite().all()
+
+
+@needs_int8
+def test_rows_do_not_depend_on_each_other() -> None:
+    x, weight, _ = operands(896, 1152, 64, torch.bfloat16)
+    linear = Int8Linear(weight, None)
+    alone = torch.cat([linear(row[None]) for row in x * 100])
+    x[1:] *= 100
+    assert torch.equal(linear(x)[1:], alone[1:])
+
+
+def test_undefined_activations_stay_so() -> None:
+    _, scale = quantize_rows(torch.tensor([[1.0, float("nan"), 2.0], [1.0, 2.0, 3.0]]))
+    assert scale.isnan().squeeze().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("form", [PackedLinear, pytest.param(Int8Linear, marks=needs_int8)])
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+def test_stacked_parts_keep_their_places(
+    form: Callable[[Tensor, Tensor | None], nn.Module], with_bias: bool
+) -> None:
+    sizes = {"q_proj": 12, "k_proj": 5, "v_proj": 3}
+    linear = Linear(33, sizes, bias=with_bias, dtype=torch.float32, device=CPU)
+    generator = torch.Generator().manual_seed(1)
+    for place in linear.destinations().values():
+        place.normal_(generator=generator)
+    x = torch.randn(6, 33, generator=generator)
+    parts = form(linear.weight, linear.bias)(x).split(list(sizes.values()), dim=-1)
+    for name, part in zip(sizes, parts, strict=True):
+        given = linear.destinations()
+        alone = form(given[f"{name}.weight"].clone(), given.get(f"{name}.bias"))(x)
+        torch.testing.assert_close(part, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose matrices keep the size of the activations: no softmax magnifies an error."""
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(
+        folder, "Qwen2ForCausalLM", tie_word_embeddings=request.param, initializer_range=64**-0.5
+    )
+    return folder
+
+
+def logits(path: Path, dtype: torch.dtype, *, convert: bool, **settings: Any) -> Tensor:
+    model = PagedModel(path, dtype=dtype)
+    if convert:
+        convert_weights(model.model, settings.get("quantization"))
+    return model.logits(TOKENS, chunks=[40, 1, 3, 46])
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    assert found.isfinite().all()
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", PACKABLE, ids=str)
+def test_the_model_computes_the_same_with_packed_weights(path: Path, dtype: torch.dtype) -> None:
+    found, wanted = (logits(path, dtype, convert=convert) for convert in (True, False))
+    # Each of the 13 products may be rounded to the other side: independent errors.
+    assert relative_error(found, wanted) < 13**0.5 * 2 * rounding(dtype) + 1e-5
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_model_computes_nearly_the_same_in_int8(path: Path, dtype: torch.dtype) -> None:
+    found = logits(path, dtype, convert=True, quantization="int8")
+    wanted = logits(path, dtype, convert=False)
+    # Rounding to a step is off by step / 12 ** 0.5 on average; the largest of a row is at most 4
+    # deviations. That makes 0.9 % of each operand, 1.3 % of each of the 12 products.
+    expected = 12**0.5 * 2**0.5 * (4 / 127 / 12**0.5)
+    error = relative_error(found, wanted)
+    assert expected / 4 < error < expected
+
+
+@needs_bfloat16
+def test_the_originals_are_freed_one_after_the_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = PagedModel(path, dtype=torch.bfloat16).model
+    is_tied = model.lm_head is None
+    originals = [
+        StorageWeakRef(module.weight.untyped_storage())
+        for module in model.modules()
+        if isinstance(module, Linear)
+    ]
+    num_alive: list[int] = []
+
+    class Recording(PackedLinear):
+        def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+            num_alive.append(sum(not storage.expired() for storage in originals))
+            super().__init__(weight, bias)
+
+    monkeypatch.setattr(conversion, "PackedLinear", Recording)
+    convert_weights(model, None)
+    assert num_alive[: len(originals)] == list(range(len(originals), 0, -1))
+    assert all(storage.expired() for storage in originals)
+    assert len(num_alive) == len(originals) + is_tied
+    assert not any(isinstance(module, Linear) for module in model.modules())
+
+
+@needs_bfloat16
+def test_a_tied_head_is_a_copy_and_counted(path: Path) -> None:
+    model = PagedModel(path, dtype=torch.bfloat16).model
+    embedding = model.model.embed_tokens
+    rows = embedding.weight.clone()
+    hidden = torch.randn(3, 64).bfloat16()
+    wanted = model.compute_logits(hidden)
+    convert_weights(model, None)
+    assert torch.equal(embedding.weight, rows)
+    assert torch.equal(embedding(torch.tensor([5, 159])), rows[[5, 159]])
+    torch.testing.assert_close(model.compute_logits(hidden), wanted, rtol=2**-7, atol=1e-5)
+    is_tied = model.lm_head is None
+    assert (embedding.head is not None) == is_tied
+    assert num_copied_bytes(model, CPU) == is_tied * 160 * 64 * 2
+    assert num_copied_bytes(model, torch.device("cuda")) == 0
+
+
+def test_weights_of_a_type_without_packed_products_stay(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "can_pack", lambda dtype: False)
+    model = PagedModel(path).model
+    before = dict(model.named_modules())
+    convert_weights(model, None)
+    assert dict(model.named_modules()) == before
+    assert num_copied_bytes(model, CPU) == 0
+
+
+def test_the_copy_of_a_tied_head_needs_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, tie_word_embeddings=True, vocab_size=400)
+    save_tokenizer(byte_level_tokenizer(), tmp_path)
+    num_bytes = sum(parameter.nbytes for parameter in PagedModel(tmp_path).model.parameters())
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: num_bytes + 400 * 64 * 4 - 1)
+    with pytest.raises(InsufficientMemoryError, match="its weights need"):
+        LLM(str(tmp_path))
+
+
+def test_int8_is_refused_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedError, match=r"^quantization: int8 is for CPUs only"):
+        check_quantization("int8", torch.device("cuda"))
+    check_quantization(None, torch.device("cuda"))
+    monkeypatch.setattr(conversion, "multiplies_int8", lambda: False)
+    with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* VNNI"):
+        check_quantization("int8", CPU)
+    check_quantization(None, CPU)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=needs_int8)])
+def test_the_engine_serves(
+    checkpoint: Path, quantization: str | None, dtype: str, load_format: str
+) -> None:
+    llm = LLM(
+        str(checkpoint),
+        device="cpu",
+        dtype=dtype,
+        quantization=quantization,
+        load_format=load_format,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        block_size=4,
+    )
+    layers = list(llm._core._runner.model.model.modules())
+    assert any(isinstance(layer, Int8Linear) for layer in layers) == (quantization == "int8")
+    if quantization is not None or getattr(torch, dtype) in PACKABLE:
+        assert not any(isinstance(layer, Linear) for layer in layers)
+    params = SamplingParams(temperature=0, max_tokens=9, logprobs=0, ignore_eos=True)
+    prompts = [[1 + i, *range(3, 4 + 5 * i)] for i in range(6)]
+    batched = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, batched, strict=True):
+        assert len(output.outputs[0].token_ids) == 9
+        assert output.outputs[0].cumulative_logprob > -100
+        if dtype == "float32":
+            alone = llm.generate(prompt, params, use_tqdm=False)[0]
+            assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+    llm.check_integrity()
