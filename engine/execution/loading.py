@@ -97,11 +97,14 @@ def load_model(
         num_rows = min(config.max_num_seqs, _TYPICAL_ROWS)
         num_threads = set_num_threads(lambda: runner.run_decode_step(num_rows))
         where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
-    if device.type == "cuda" and not config.enforce_eager:
-        runner.capture_graphs(
-            CudaCapturer(),
-            in_tenths(on_progress, "capturing CUDA graphs {bar} {done} of {total}"),
-        )
+    if device.type == "cuda":
+        on_progress("compiling kernels")
+        runner.warm_up()
+        if not config.enforce_eager:
+            runner.capture_graphs(
+                CudaCapturer(),
+                in_tenths(on_progress, "capturing CUDA graphs {bar} {done} of {total}"),
+            )
     num_usable = plan.num_blocks - 1  # without the null block
     description = (
         f"{config.model} ({model_config.architecture}, {dtype}, {where}), KV cache for "

@@ -134,18 +134,33 @@ class ModelRunner:
             self._sampler.admit(slot, request)
         slots = np.arange(num_rows, dtype=np.int32)
         plan = self._sampler.plan(slots, np.zeros(num_rows, dtype=np.int64), [request] * num_rows)
-        nobody = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
-        starts = torch.linspace(0, num_tokens, num_rows + 1).int().to(self.device)
-        hidden, sample_slots = self._forward(nobody, starts, num_tokens, None)
+        hidden, sample_slots = self._run_padding(num_rows, num_tokens, None)
         self._sampler.sample(plan, self.model.compute_logits(hidden), sample_slots)
 
     @torch.inference_mode()
     def run_decode_step(self, num_rows: int) -> None:
         """Run a decode step of padding, for how long it takes without attention."""
-        nobody = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
-        starts = torch.arange(num_rows + 1, dtype=torch.int32, device=self.device)
-        hidden, _ = self._forward(nobody, starts, num_rows, num_rows)
+        hidden, _ = self._run_padding(num_rows, num_rows, num_rows)
         self.model.compute_logits(hidden)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a step of padding of each kind that has code of its own, so that none is compiled
+        while requests wait. Only the null block must be allocated."""
+        for num_tokens in (2, self._config.max_num_batched_tokens):  # small and large tiles
+            self._run_padding(1, num_tokens, None)
+        num_rows = 1
+        while num_rows < self._config.max_num_seqs:  # splits are planned by powers of two
+            num_rows = min(2 * num_rows, self._config.max_num_seqs)
+            self._run_padding(num_rows, num_rows, num_rows)
+
+    def _run_padding(
+        self, num_rows: int, num_tokens: int, num_decodes: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the forward pass of a step with as many tokens in each row, all of them padding."""
+        nobody = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
+        starts = torch.linspace(0, num_tokens, num_rows + 1).int().to(self.device)
+        return self._forward(nobody, starts, num_tokens, num_decodes)
 
     @torch.inference_mode()
     def capture_graphs(self, capturer: Capturer, on_progress: Callable[[int, int], None]) -> None:
