@@ -71,6 +71,13 @@ def compare(
             help="Where that server's API is, up to /v1; default: at {port} of this machine.",
         ),
     ] = None,
+    trident: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SETTING=VALUE",
+            help="Trident once more, with other settings; several are separated by spaces.",
+        ),
+    ] = None,
     workloads: Annotated[str, typer.Option(help="Which to run.")] = "W1,W2,W3,W4,W5",
     rounds: Annotated[int, typer.Option(min=1, help="Turns of the servers.")] = 3,
     tiny: Annotated[
@@ -85,19 +92,21 @@ def compare(
     """
     from client.bench.compare.comparison import run
     from client.bench.compare.peer import parse_peers
+    from client.bench.compare.trident import TRIDENT, parse_variants
     from client.bench.compare.workload import STANDARD, TINY
     from client.bench.random_checkpoint import random_checkpoint
     from engine.demo import CHECKPOINT_DIR
 
     console = Console()
-    peers = parse_peers(peer or [], peer_url or [])
+    variants = parse_variants(trident or [])
+    peers = parse_peers(peer or [], peer_url or [], taken=[TRIDENT, *variants])
     by_name = {workload.name: workload for workload in (TINY if tiny else STANDARD)}
     names = [name.strip().upper() for name in workloads.split(",")]
     if unknown := [name for name in names if name not in by_name]:
         raise typer.BadParameter(f"workloads: there is no {', '.join(unknown)}")
     model = CHECKPOINT_DIR if tiny else random_checkpoint("0.4b-tied", console)
     chosen = [by_name[name] for name in dict.fromkeys(names)]
-    if not run(model, peers, chosen, rounds, console, json_file=json):
+    if not run(model, peers, chosen, rounds, console, variants=variants, json_file=json):
         raise typer.Exit(1)
 
 

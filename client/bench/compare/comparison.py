@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -38,20 +38,22 @@ class Comparison:
     """Measures some servers on a checkpoint.
 
     Args:
-        servers: the first is the one that the others are set against.
+        tridents, peers: the servers; all are set against each of the first.
         model: the checkpoint's folder.
         rounds: how often every server is started and measured.
     """
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        tridents: Sequence[Server],
+        peers: Sequence[Server],
         model: Path,
         workloads: Sequence[Workload],
         rounds: int,
         console: Console,
     ) -> None:
-        self._servers = servers
+        self._tridents = [server.name for server in tridents]
+        self._servers = [*tridents, *peers]
         self._workloads = workloads
         self._rounds = rounds
         self._console = console
@@ -83,7 +85,7 @@ class Comparison:
                     self._say(f"{server.name}: left out from now on: {failure}")
         best = ceilings.highest(measured)
         floors = {each.name: floor(self._shape, each, best) for each in self._workloads}
-        return Results(self._workloads, self._servers[0].name, best, floors, sessions, failures)
+        return Results(self._workloads, self._tridents, best, floors, sessions, failures)
 
     def _session(self, server: Server, number: int) -> tuple[Session | None, str]:
         """Start and measure a server; return what it gave, and why not all of it if so."""
@@ -132,9 +134,13 @@ def run(
     rounds: int,
     console: Console,
     *,
+    variants: Mapping[str, Mapping[str, str]] = {},
     json_file: Path | None = None,
 ) -> bool:
     """Measure, print the table, and write the JSON file if one is named.
+
+    Args:
+        variants: settings of further Tridents, by name.
 
     Returns:
         whether Trident has all its figures; peers are optional.
@@ -146,14 +152,19 @@ def run(
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    tridents = [
+        Trident(model),
+        *(Trident(model, settings, name=name) for name, settings in variants.items()),
+    ]
     if json_file is not None:
         require_writable(json_file)
     say(f"The checkpoint is {model}")
     if not peers:
         say(INSTALL)
-    servers = [Trident(model), *(Peer(peer, model) for peer in peers)]
     with stopped_by_signals():
-        results = Comparison(servers, model, workloads, rounds, console).run()
+        results = Comparison(
+            tridents, [Peer(peer, model) for peer in peers], model, workloads, rounds, console
+        ).run()
     console.print(table(results))
     for workload in workloads:
         say(f"{workload.name}: {workload.description}")
@@ -168,4 +179,4 @@ def run(
         say(f"{name} has not all its figures: {failure}")
     if json_file is not None:
         json_file.write_text(json.dumps(results.as_json(), indent=1), encoding="utf-8")
-    return servers[0].name not in results.failures
+    return not any(server.name in results.failures for server in tridents)

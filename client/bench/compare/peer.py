@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 
+from client.bench.compare.arguments import named
 from client.bench.compare.completions import CompletionsConnection, PromptForm
 from client.bench.compare.server import Connection, Server
 from client.bench.errors import BenchError
@@ -49,16 +50,22 @@ class PeerCommand:
     url: str = ""
 
 
-def parse_peers(commands: Sequence[str], urls: Sequence[str]) -> list[PeerCommand]:
+def parse_peers(
+    commands: Sequence[str], urls: Sequence[str], *, taken: Iterable[str] = ()
+) -> list[PeerCommand]:
     """Return the peers of `NAME=COMMAND` and `NAME=URL` arguments.
+
+    Args:
+        taken: names that other servers have.
 
     Raises:
         BenchError: naming what is wrong with one.
     """
-    url_of = dict(_pair("--peer-url", url) for url in urls)
+    url_of = dict(named("--peer-url", url) for url in urls)
     peers: dict[str, PeerCommand] = {}
-    for name, command in (_pair("--peer", each) for each in commands):
-        if name in peers or name == "trident":
+    taken = set(taken)
+    for name, command in (named("--peer", each) for each in commands):
+        if name in peers or name in taken:
             raise BenchError(f"--peer: the name {name} is taken")
         try:
             words = tuple(shlex.split(command))
@@ -208,10 +215,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             each.kill()
     process.wait()
     psutil.wait_procs(family, timeout=_END_TIMEOUT_S)
-
-
-def _pair(flag: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name.strip() and equals and value.strip()):
-        raise BenchError(f"{flag}: must be NAME=VALUE (got {text!r})")
-    return name.strip(), value.strip()

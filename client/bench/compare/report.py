@@ -37,9 +37,9 @@ class Row:
 
     Attributes:
         speed: output tokens per second, over the rounds.
-        ratio: Trident's to this server's, per round: what the machine does meanwhile cancels.
-            None for Trident, and where the two share no round.
-        of_floor: share of the floor in bf16.
+        ratios: of each Trident's tokens per second to this server's, over the rounds that both
+            have, each taken within one round: what the machine does meanwhile cancels.
+        of_floor: the share that `speed` is of the floor in bf16.
         ttft, gap: p50 and p99 over all requests, and over all pairs of adjacent responses.
         memory: the median.
         start: the median; the same for all workloads of a server.
@@ -50,7 +50,7 @@ class Row:
     workload: str
     server: str
     speed: Spread
-    ratio: float | None
+    ratios: dict[str, float]
     of_floor: float
     ttft: tuple[float, float]
     gap: tuple[float, float]
@@ -65,13 +65,13 @@ class Results:
     """All that a comparison found.
 
     Attributes:
-        reference: the server that the others are set against.
+        tridents: the servers that all are set against.
         sessions: by server and round; None where it failed.
         failures: by server, why it has no figures, or no more of them.
     """
 
     workloads: Sequence[Workload]
-    reference: str
+    tridents: Sequence[str]
     ceilings: Ceilings
     floors: Mapping[str, Floor]
     sessions: dict[str, list[Session | None]]
@@ -99,18 +99,12 @@ class Results:
         measured = list(by_round.values())
         if not measured:
             return None
-        reference = self._measured(workload, self.reference)
-        ratios = [
-            reference[number].tokens_per_second / one.tokens_per_second
-            for number, one in by_round.items()
-            if number in reference
-        ]
         speed = Spread.of([one.tokens_per_second for one in measured])
         return Row(
             workload=workload,
             server=server,
             speed=speed,
-            ratio=median(ratios) if ratios and server != self.reference else None,
+            ratios=self._ratios(workload, by_round),
             of_floor=speed.median / self.floors[workload].bf16,
             ttft=_p50_p99([ttft for one in measured for ttft in one.ttfts]),
             gap=_p50_p99([gap for one in measured for gap in one.gaps]),
@@ -119,6 +113,19 @@ class Results:
             others=max(one.others for one in measured),
             is_disturbed=any(one.is_disturbed for one in measured),
         )
+
+    def _ratios(self, workload: str, by_round: Mapping[int, Measurement]) -> dict[str, float]:
+        ratios = {}
+        for trident in self.tridents:
+            theirs = self._measured(workload, trident)
+            both = [
+                theirs[number].tokens_per_second / one.tokens_per_second
+                for number, one in by_round.items()
+                if number in theirs
+            ]
+            if both:
+                ratios[trident] = median(both)
+        return ratios
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -137,11 +144,12 @@ class Results:
 
 def table(results: Results) -> Table:
     """Return the table of all workloads and servers; it fits 80 columns."""
+    ratio = escape(f"{', '.join(results.tridents)} to it")
     shown = Table(
         title="Servers on the same cores, one after the other",
         caption=(
-            f"tok/s: median, min-max; ratio: {results.reference} to it; TTFT and inter-token: "
-            "ms, p50 and p99; others: CPU time of other programs, * is too much"
+            f"tok/s: median, min-max; ratio: {ratio}; TTFT and inter-token: ms, p50 and p99; "
+            "others: CPU time of other programs, * is too much"
         ),
         box=box.SIMPLE,
         collapse_padding=True,
@@ -166,14 +174,14 @@ def table(results: Results) -> Table:
         shown.add_row(f"{workload.name} floor bf16", f"{floor.bf16:.0f}")
         shown.add_row("   floor int8", f"{floor.int8:.0f}")
         for row in (row for row in rows if row.workload == workload.name):
-            shown.add_row(f" {escape(row.server)}", *_cells(row))
+            shown.add_row(f" {escape(row.server)}", *_cells(row, results.tridents))
     return shown
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, tridents: Sequence[str]) -> list[str]:
     return [
         f"{row.speed:.1f}",
-        "" if row.ratio is None else f"{row.ratio:.2f}",
+        "\n".join(f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in tridents),
         f"{row.of_floor:.2f}",
         _milliseconds(row.ttft),
         _milliseconds(row.gap),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -11,10 +11,14 @@ from typing import Self
 
 from client import AsyncTridentClient
 from client.bench.compare.answer import Answer
+from client.bench.compare.arguments import named
 from client.bench.compare.server import Connection, Server
 from client.bench.compare.workload import greedy
+from client.bench.errors import BenchError
 from client.bench.workload import Prompt
 from client.serve import TritonServer
+
+TRIDENT = "trident"
 
 
 class GrpcConnection(Connection):
@@ -37,12 +41,21 @@ class GrpcConnection(Connection):
 
 
 class Trident(Server):
-    """A tritonserver on `model`; other settings come from `engine.json` and `TRIDENT_*`."""
+    """A tritonserver on the checkpoint in the folder `model`.
 
-    name = "trident"
+    Args:
+        settings: override those of `engine.json` and the `TRIDENT_*` variables.
 
-    def __init__(self, model: Path) -> None:
-        self._model = model
+    Raises:
+        ServerStartError: a setting is wrong.
+    """
+
+    def __init__(
+        self, model: Path, settings: Mapping[str, str] = {}, *, name: str = TRIDENT
+    ) -> None:
+        self.name = name
+        self._settings = {**settings, "model": str(model)}
+        self._make_server()
         self._server: TritonServer | None = None
 
     @property
@@ -63,7 +76,7 @@ class Trident(Server):
             yield GrpcConnection(client)
 
     def __enter__(self) -> Self:
-        self._server = TritonServer({"model": str(self._model)}, ports=0)
+        self._server = self._make_server()
         self.launched = time.perf_counter()
         self._server.start()
         return self
@@ -77,3 +90,21 @@ class Trident(Server):
         assert self._server is not None
         self._server.stop()
         self._server = None
+
+    def _make_server(self) -> TritonServer:
+        return TritonServer(self._settings, ports=0)
+
+
+def parse_variants(arguments: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the settings by name of `NAME=SETTING=VALUE ...` arguments.
+
+    Raises:
+        BenchError: naming the argument that is none.
+    """
+    variants: dict[str, dict[str, str]] = {}
+    for argument in arguments:
+        name, words = named("--trident", argument)
+        if name in variants or name == TRIDENT:
+            raise BenchError(f"--trident: the name {name} is taken")
+        variants[name] = dict(named(f"--trident {name}", word) for word in words.split())
+    return variants

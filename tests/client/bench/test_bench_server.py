@@ -63,16 +63,17 @@ def test_compare(tmp_path: Path) -> None:
         "--peer=missing=/nonexistent/server {port}",
     ]
     shape = ["--tiny", "--rounds=1", "--workloads=W2,W5"]
-    output = _trident("compare", *shape, *peers, f"--json={file}")
+    variant = "--trident=small=max_num_seqs=2"
+    output = _trident("compare", *shape, variant, *peers, f"--json={file}")
     figures = json.loads(file.read_text())
     measured = [(row["workload"], row["server"]) for row in figures["summary"]]
-    assert measured == [(w, s) for w in ("W2", "W5") for s in ("trident", "fake")]
+    assert measured == [(w, s) for w in ("W2", "W5") for s in ("trident", "small", "fake")]
     for row in figures["summary"]:
         assert row["start"] > 0
         assert row["ttft"][1] >= row["ttft"][0] > 0
-        assert row["memory"] > (1e8 if row["server"] == "trident" else 1e6)
-        assert (row["ratio"] is None) == (row["server"] == "trident")
-    for server in ("trident", "fake"):
+        assert row["memory"] > (1e6 if row["server"] == "fake" else 1e8)
+        assert set(row["ratios"]) == {"trident", "small"}
+    for server in ("trident", "small", "fake"):
         measurements = figures["rounds"][server][0]["measurements"]
         assert measurements["W2"]["num_tokens"] == 4 * 8
         assert measurements["W5"]["num_tokens"] == 4 * 4

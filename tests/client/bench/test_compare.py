@@ -27,10 +27,12 @@ from client.bench.compare.measurement import Measurement, measurement
 from client.bench.compare.memory import tree_memory
 from client.bench.compare.peer import Peer, PeerCommand, parse_peers
 from client.bench.compare.report import Results, Session, table
+from client.bench.compare.trident import Trident, parse_variants
 from client.bench.compare.workload import STANDARD, TINY, Workload
 from client.bench.cpu import OTHERS
 from client.bench.errors import BenchError
 from client.bench.workload import PromptSource
+from client.errors import ServerStartError
 from engine.demo import CHECKPOINT_DIR
 from engine.demo.random_checkpoint import SIZES
 
@@ -136,7 +138,7 @@ class TestPeerArguments:
             (["serve"], [], "--peer: must be NAME=VALUE"),
             (["a=serve"], [], r"--peer a: put \{port\}"),
             (["a=s {port}", "a=t {port}"], [], "the name a is taken"),
-            (["trident=s {port}"], [], "the name trident is taken"),
+            (["other=s {port}"], [], "the name other is taken"),
             (["a=s '{port}"], [], "cannot be read"),
             (["a=s"], ["a=localhost:81"], "--peer-url a: must begin with http"),
             (["a=s {port}"], ["b=http://localhost/v1"], "there is no peer b"),
@@ -144,7 +146,32 @@ class TestPeerArguments:
     )
     def test_wrong_ones_are_named(self, commands: list[str], urls: list[str], error: str) -> None:
         with pytest.raises(BenchError, match=error):
-            parse_peers(commands, urls)
+            parse_peers(commands, urls, taken=["other"])
+
+
+class TestVariants:
+    def test_are_read(self) -> None:
+        assert parse_variants(["a=max_num_seqs=8 block_size=32", "b=seed=1"]) == {
+            "a": {"max_num_seqs": "8", "block_size": "32"},
+            "b": {"seed": "1"},
+        }
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            (["a"], "--trident: must be NAME=VALUE"),
+            (["a=max_num_seqs"], "--trident a: must be NAME=VALUE"),
+            (["trident=seed=1"], "the name trident is taken"),
+            (["a=seed=1", "a=seed=2"], "the name a is taken"),
+        ],
+    )
+    def test_wrong_ones_are_named(self, arguments: list[str], error: str) -> None:
+        with pytest.raises(BenchError, match=error):
+            parse_variants(arguments)
+
+    def test_a_wrong_setting_is_named_before_anything_is_measured(self) -> None:
+        with pytest.raises(ServerStartError, match="max_num_seqs"):
+            Trident(CHECKPOINT_DIR, {"max_num_seqs": "none"})
 
 
 def _run(peer: Peer, workload: Workload, source: PromptSource) -> tuple[float, Measurement]:
@@ -281,7 +308,7 @@ def _measurement(seconds: float, others: float = 0.0) -> Measurement:
 class TestReport:
     RESULTS = Results(
         workloads=STANDARD[:2],
-        reference="trident",
+        tridents=["trident", "int8"],
         ceilings=CEILINGS,
         floors={w.name: floor(Shape(900, 100, 10, 10), w, CEILINGS) for w in STANDARD[:2]},
         sessions={
@@ -289,6 +316,7 @@ class TestReport:
                 Session(2.0, {"W1": _measurement(1.0), "W2": _measurement(1.0)}),
                 Session(4.0, {"W1": _measurement(2.0)}),
             ],
+            "int8": [Session(3.0, {"W1": _measurement(0.5)}), None],
             "a peer with a long name": [
                 Session(60.0, {"W1": _measurement(4.0, others=0.3)}),
                 None,
@@ -301,16 +329,18 @@ class TestReport:
         rows = self.RESULTS.rows()
         assert [(row.workload, row.server) for row in rows] == [
             ("W1", "trident"),
+            ("W1", "int8"),
             ("W1", "a peer with a long name"),
             ("W2", "trident"),
         ]
-        trident, peer, _ = rows
+        trident, _, peer, last = rows
         assert (trident.speed.median, trident.speed.min, trident.speed.max) == (75, 50, 100)
         assert trident.of_floor == pytest.approx(75 / self.RESULTS.floors["W1"].bf16)
-        assert trident.ratio is None
+        assert trident.ratios == {"trident": 1.0, "int8": 2.0}
         assert not trident.is_disturbed
         assert trident.start == 3.0
-        assert peer.ratio == 4.0  # of the one round that both have
+        assert peer.ratios == {"trident": 4.0, "int8": 8.0}  # of the one round that both have
+        assert last.ratios == {"trident": 1.0}
         assert peer.ttft == (pytest.approx(0.2), pytest.approx(0.298))
         assert peer.is_disturbed
 
@@ -319,7 +349,16 @@ class TestReport:
         console.print(table(self.RESULTS))
         text = console.export_text()
         assert "…" not in text
-        for cell in ("W1 floor bf16", "75.0", "50.0-100.0", "4.00", "200.0", "60.0", "30.0*"):
+        for cell in (
+            "W1 floor bf16",
+            "75.0",
+            "50.0-100.0",
+            "4.00",
+            "8.00",
+            "200.0",
+            "60.0",
+            "30.0*",
+        ):
             assert cell in text
         assert max(map(len, text.splitlines())) <= 80
 
@@ -341,8 +380,8 @@ def test_servers_take_turns_and_one_that_fails_is_left_out(
     # The third answers the first request, of one token, and no longer one.
     servers = [_peer(name="a"), _peer(name="b"), _peer("--tokens=1", name="c")]
     workloads = [TINY[0], TINY[4]]
-    results = Comparison(servers, CHECKPOINT_DIR, workloads, 2, console).run()
-    assert results.reference == "a"
+    results = Comparison(servers[:1], servers[1:], CHECKPOINT_DIR, workloads, 2, console).run()
+    assert results.tridents == ["a"]
     for name in "ab":
         for session in results.sessions[name]:
             assert session is not None
