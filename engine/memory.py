@@ -53,7 +53,6 @@ def plan_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
     profile: MemoryProfile | None = None,
-    reserved_bytes: int = 0,
 ) -> KVCachePlan:
     """Size the KV cache after the weights have been loaded.
 
@@ -64,7 +63,6 @@ def plan_kv_cache(
         max_model_len: what the user asked for, or the model was made for.
         dtype: of the KV cache.
         profile: of `engine.gpu_memory.profile_memory`, on a GPU.
-        reserved_bytes: of the GPU's memory, for what is allocated later: CUDA graphs.
 
     Raises:
         InsufficientMemoryError: the model leaves no memory for a KV cache; one sequence of the
@@ -72,14 +70,12 @@ def plan_kv_cache(
     """
     assert (profile is None) == (device.type != "cuda")
     bytes_per_block = model_config.kv_bytes_per_token(dtype) * config.block_size
-    free = _free_bytes(device) if profile is None else max(0, profile.free - reserved_bytes)
+    free = _free_bytes(device) if profile is None else profile.free
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
     else:
         budget = config.kv_cache_memory_bytes or (
-            int(free * _CPU_SHARE)
-            if profile is None
-            else min(free, _gpu_budget(config, profile, reserved_bytes))
+            int(free * _CPU_SHARE) if profile is None else min(free, _gpu_budget(config, profile))
         )
         useful = config.max_num_seqs * blocks_for(max_model_len, config.block_size) + 1
         num_blocks = min(budget // bytes_per_block, useful)
@@ -90,7 +86,7 @@ def plan_kv_cache(
             raise InsufficientMemoryError(
                 f"max_model_len: one sequence of {max_model_len} tokens needs {gib(needed)} of KV "
                 f"cache, but only {max(0, num_blocks - 1)} blocks of {config.block_size} tokens "
-                f"fit{_beside(profile, reserved_bytes)}; {_remedies(config, profile, fitting_len)}"
+                f"fit{_beside(profile)}; {_remedies(config, profile, fitting_len)}"
             )
         max_model_len = fitting_len
     num_bytes = num_blocks * bytes_per_block
@@ -99,7 +95,7 @@ def plan_kv_cache(
         raise InsufficientMemoryError(
             f"{'num_gpu_blocks_override' if by_blocks else 'kv_cache_memory_bytes'}: a KV cache of "
             f"{gib(num_bytes)} does not fit into the {gib(free)} free on {device.type}"
-            f"{_beside(profile, reserved_bytes)}"
+            f"{_beside(profile)}"
         )
     return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes)
 
@@ -140,17 +136,17 @@ def swap_space_bytes(config: EngineConfig, plan: KVCachePlan, device: torch.devi
     return num_bytes
 
 
-def _gpu_budget(config: EngineConfig, profile: MemoryProfile, reserved_bytes: int) -> int:
+def _gpu_budget(config: EngineConfig, profile: MemoryProfile) -> int:
     """Return what the share of this process has left for the KV cache."""
     share = gpu_share(config, profile.total)
     fixed = profile.weights + profile.libraries
     if fixed >= share:
         raise _model_too_large(config, fixed, profile.total)
-    budget = share - fixed - profile.activations - reserved_bytes
+    budget = share - fixed - profile.activations
     if budget <= 0:
         raise InsufficientMemoryError(
             f"max_num_batched_tokens: a step of {config.max_num_batched_tokens} tokens takes "
-            f"{gib(profile.activations + reserved_bytes)} beside {gib(fixed)} of the model, which "
+            f"{gib(profile.activations)} beside {gib(fixed)} of the model, which "
             f"leaves no KV cache of {_share_text(config, profile.total)}; lower "
             "max_num_batched_tokens or max_num_seqs, or raise gpu_memory_utilization"
         )
@@ -171,12 +167,12 @@ def _share_text(config: EngineConfig, total: int) -> str:
     )
 
 
-def _beside(profile: MemoryProfile | None, reserved_bytes: int) -> str:
+def _beside(profile: MemoryProfile | None) -> str:
     if profile is None:
         return ""
     return (
         f" beside {gib(profile.weights + profile.libraries)} of the model and "
-        f"{gib(profile.activations + reserved_bytes)} of activations"
+        f"{gib(profile.activations)} of activations"
     )
 
 

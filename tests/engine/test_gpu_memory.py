@@ -170,9 +170,7 @@ def test_a_cpu_is_not_measured() -> None:
     assert memory_before_loading(config(), torch.device("cpu")) is None
 
 
-def plan(
-    model_config: ModelConfig, profile: MemoryProfile, *, reserved_bytes: int = 0, **settings: int
-) -> KVCachePlan:
+def plan(model_config: ModelConfig, profile: MemoryProfile, **settings: int) -> KVCachePlan:
     return plan_kv_cache(
         config(**settings),
         model_config,
@@ -180,7 +178,6 @@ def plan(
         dtype=torch.bfloat16,
         device=CUDA,
         profile=profile,
-        reserved_bytes=reserved_bytes,
     )
 
 
@@ -199,7 +196,6 @@ def profile(
 
 def test_the_cache_gets_what_the_share_has_left(model_config: ModelConfig) -> None:
     assert plan(model_config, profile()).num_blocks == 900 - 500 - 100 - 10
-    assert plan(model_config, profile(), reserved_bytes=40 * BLOCK).num_blocks == 250
     # Others may take what is not our share, and no more.
     assert plan(model_config, profile(others=100 * BLOCK)).num_blocks == 290
     assert plan(model_config, profile(others=150 * BLOCK)).num_blocks == 240
@@ -277,7 +273,6 @@ SIZES = st.integers(0, 1000 * BLOCK)
     activations=SIZES,
     libraries=SIZES,
     others=SIZES,
-    reserved_bytes=SIZES,
     utilization=st.floats(0.01, 1),
 )
 def test_the_cache_fits_beside_all_else(
@@ -286,11 +281,10 @@ def test_the_cache_fits_beside_all_else(
     activations: int,
     libraries: int,
     others: int,
-    reserved_bytes: int,
     utilization: float,
 ) -> None:
     found = profile(weights=weights, activations=activations, libraries=libraries, others=others)
-    own = weights + activations + libraries + reserved_bytes
+    own = weights + activations + libraries
     room = min(int(found.total * utilization), found.total - others) - own
     settings = config(gpu_memory_utilization=utilization, max_num_seqs=512)
     try:
@@ -301,7 +295,6 @@ def test_the_cache_fits_beside_all_else(
             dtype=torch.bfloat16,
             device=CUDA,
             profile=found,
-            reserved_bytes=reserved_bytes,
         )
     except InsufficientMemoryError:
         assert room // BLOCK < 2
