@@ -79,6 +79,13 @@ def compare(
         ),
     ] = None,
     workloads: Annotated[str, typer.Option(help="Which to run.")] = "W1,W2,W3,W4,W5",
+    growth: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run 1 to 128 streams, and prompts of 256 to 8192 tokens, instead; plot to "
+            "this PNG file."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of the servers.")] = 3,
     tiny: Annotated[
         bool, typer.Option("--tiny", help="The bundled model and a few tokens: does it run?")
@@ -92,21 +99,27 @@ def compare(
     """
     from client.bench.compare.comparison import run
     from client.bench.compare.peer import parse_peers
+    from client.bench.compare.plot import GrowthPlot
     from client.bench.compare.trident import TRIDENT, parse_variants
-    from client.bench.compare.workload import STANDARD, TINY
+    from client.bench.compare.workload import GROWTH, STANDARD, TINY, TINY_GROWTH
     from client.bench.random_checkpoint import random_checkpoint
     from engine.demo import CHECKPOINT_DIR
 
     console = Console()
     variants = parse_variants(trident or [])
     peers = parse_peers(peer or [], peer_url or [], taken=[TRIDENT, *variants])
+    plot = None
     by_name = {workload.name: workload for workload in (TINY if tiny else STANDARD)}
     names = [name.strip().upper() for name in workloads.split(",")]
     if unknown := [name for name in names if name not in by_name]:
         raise typer.BadParameter(f"workloads: there is no {', '.join(unknown)}")
-    model = CHECKPOINT_DIR if tiny else random_checkpoint("0.4b-tied", console)
     chosen = [by_name[name] for name in dict.fromkeys(names)]
-    if not run(model, peers, chosen, rounds, console, variants=variants, json_file=json):
+    if growth is not None:
+        grown = TINY_GROWTH if tiny else GROWTH
+        plot = GrowthPlot(growth, grown)
+        chosen = list(grown.workloads)
+    model = CHECKPOINT_DIR if tiny else random_checkpoint("0.4b-tied", console)
+    if not run(model, peers, chosen, rounds, console, variants=variants, json_file=json, plot=plot):
         raise typer.Exit(1)
 
 

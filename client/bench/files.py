@@ -5,8 +5,8 @@ from pathlib import Path
 from client.bench.errors import BenchError
 
 
-def require_writable(path: Path) -> None:
-    """Create the file of --json now: what is measured takes minutes, and must not be lost.
+def require_writable(flag: str, path: Path) -> None:
+    """Create the file that `flag` names now: what is measured takes minutes, and must not be lost.
 
     Raises:
         BenchError: it cannot be written.
@@ -14,4 +14,4 @@ def require_writable(path: Path) -> None:
     try:
         path.touch()
     except OSError as error:
-        raise BenchError(f"--json: cannot write {path}: {error.strerror}") from None
+        raise BenchError(f"{flag}: cannot write {path}: {error.strerror}") from None

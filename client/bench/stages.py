@@ -141,7 +141,7 @@ def run(
         ServerStartError, BenchError: with what to do about it.
     """
     if json_file is not None:
-        require_writable(json_file)
+        require_writable("--json", json_file)
     with stopped_by_signals():
         rows, rounds = StageBenchmark(model, workload, console, repository=repository).run()
     console.print(throughput_table(rows))

@@ -38,7 +38,10 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "0.4b": ("Qwen2ForCausalLM", _QWEN),
-    "0.4b-tied": ("Qwen2ForCausalLM", {**_QWEN, "tie_word_embeddings": True}),
+    "0.4b-tied": (
+        "Qwen2ForCausalLM",
+        {**_QWEN, "tie_word_embeddings": True, "max_position_embeddings": 10240},
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from client.bench.compare.floors import Shape, floor
 from client.bench.compare.load import first_token, run_workload
 from client.bench.compare.measurement import DISTURBED
 from client.bench.compare.peer import Peer, PeerCommand
+from client.bench.compare.plot import GrowthPlot
 from client.bench.compare.report import Results, Session, table
 from client.bench.compare.server import Server
 from client.bench.compare.trident import Trident
@@ -136,8 +137,9 @@ def run(
     *,
     variants: Mapping[str, Mapping[str, str]] = {},
     json_file: Path | None = None,
+    plot: GrowthPlot | None = None,
 ) -> bool:
-    """Measure, print the table, and write the JSON file if one is named.
+    """Measure, print the table, and write the files that are named.
 
     Args:
         variants: settings of further Tridents, by name.
@@ -157,7 +159,7 @@ def run(
         *(Trident(model, settings, name=name) for name, settings in variants.items()),
     ]
     if json_file is not None:
-        require_writable(json_file)
+        require_writable("--json", json_file)
     say(f"The checkpoint is {model}")
     if not peers:
         say(INSTALL)
@@ -176,7 +178,9 @@ def run(
         "request; memory is that of all processes of the server."
     )
     for name, failure in results.failures.items():
-        say(f"{name} has not all its figures: {failure}")
+        say(f"{name} has not all its figures: {failure.splitlines()[0]}")
     if json_file is not None:
         json_file.write_text(json.dumps(results.as_json(), indent=1), encoding="utf-8")
+    if plot is not None:
+        plot.draw(results)
     return not any(server.name in results.failures for server in tridents)

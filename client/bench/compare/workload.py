@@ -65,3 +65,32 @@ TINY = (
     Workload("W4", 2, 2, 64, 4),
     Workload("W5", 2, 4, 72, 4, shared_tokens=64),
 )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How servers grow: workloads that differ in one thing only.
+
+    Attributes:
+        streams: in the number of streams, all of which send one request.
+        context: in the length of the prompts.
+    """
+
+    streams: tuple[Workload, ...]
+    context: tuple[Workload, ...]
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        """All of them."""
+        return self.streams + self.context
+
+
+GROWTH = Growth(
+    streams=tuple(Workload(f"S{n}", n, n, 256, 32) for n in (1, 2, 4, 8, 16, 32, 64, 128)),
+    context=tuple(Workload(f"C{n}", 4, 4, n, 32) for n in (256, 512, 1024, 2048, 4096, 8192)),
+)
+
+TINY_GROWTH = Growth(
+    streams=tuple(Workload(f"S{n}", n, n, 16, 4) for n in (1, 4)),
+    context=tuple(Workload(f"C{n}", 2, 2, n, 4) for n in (16, 64)),
+)

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -26,9 +28,10 @@ from client.bench.compare.load import first_token, run_workload
 from client.bench.compare.measurement import Measurement, measurement
 from client.bench.compare.memory import tree_memory
 from client.bench.compare.peer import Peer, PeerCommand, parse_peers
+from client.bench.compare.plot import GrowthPlot
 from client.bench.compare.report import Results, Session, table
 from client.bench.compare.trident import Trident, parse_variants
-from client.bench.compare.workload import STANDARD, TINY, Workload
+from client.bench.compare.workload import STANDARD, TINY, TINY_GROWTH, Workload
 from client.bench.cpu import OTHERS
 from client.bench.errors import BenchError
 from client.bench.workload import PromptSource
@@ -370,6 +373,45 @@ class TestReport:
         assert data["ceilings"]["read"] == 1e9
         assert data["floors"]["W1"]["int8"] > 0
         assert data["failures"] == {"a peer with a long name": "ended"}
+
+
+class TestPlot:
+    def _results(self) -> Results:
+        peer = Session(1.0, {"S1": _measurement(2.0), "C16": _measurement(3.0)})
+        every = {each.name: _measurement(1.0) for each in TINY_GROWTH.workloads}
+        shape = Shape(900, 100, 10, 10)
+        return Results(
+            TINY_GROWTH.workloads,
+            ["trident"],
+            CEILINGS,
+            {each.name: floor(shape, each, CEILINGS) for each in TINY_GROWTH.workloads},
+            {"trident": [Session(1.0, every)], "peer": [peer], "gone": [None]},
+            {"gone": "not installed"},
+        )
+
+    def test_is_a_picture_with_all_that_was_measured(self, tmp_path: Path) -> None:
+        path = tmp_path / "growth.png"
+        GrowthPlot(path, TINY_GROWTH).draw(self._results())
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", content[16:24])
+        assert (width, height) == (1320, 960)
+
+    def test_lines(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn: list[Figure] = []
+        monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+        results = self._results()
+        GrowthPlot(tmp_path / "growth.png", TINY_GROWTH).draw(results)
+        by_streams, by_context, _, first_by_context = drawn[0].axes
+        lines = {line.get_label(): line.get_xydata().tolist() for line in by_streams.lines}
+        floors = [[n, results.floors[f"S{n}"].bf16] for n in (1, 4)]
+        assert lines == {"trident": [[1, 100], [4, 100]], "peer": [[1, 50]], "floor, bf16": floors}
+        assert by_context.lines[0].get_xydata().tolist() == [[16, 100], [64, 100]]
+        assert first_by_context.lines[1].get_xydata().tolist() == [[16, 0.2]]
+
+    def test_a_file_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(BenchError, match="--growth: cannot write"):
+            GrowthPlot(tmp_path / "missing" / "growth.png", TINY_GROWTH)
 
 
 def test_servers_take_turns_and_one_that_fails_is_left_out(
