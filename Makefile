@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CPU_KERNELS := $(VENV)/.cpu-kernels
 
 .PHONY: demo serve test interpreted compiled check kernels bench install clean
 
@@ -38,7 +39,12 @@ kernels: install  ## Test and measure all kernels on this machine's GPU; ARGS="-
 bench: install  ## Test and measure the engine on this machine's GPU; ARGS="--json results.json"
 	$(BIN)/python -m engine.bench $(ARGS)
 
-install: $(INSTALLED)
+install: $(INSTALLED) $(CPU_KERNELS)
+
+# They need a compiler; where there is none, torch's operations serve in their place.
+$(CPU_KERNELS): $(INSTALLED) $(wildcard kernels/cpu/*.py kernels/cpu/csrc/*)
+	@$(BIN)/python -m kernels.cpu || true
+	@touch $@
 
 # The stamp is written last, so an interrupted set-up is done again.
 $(INSTALLED): pyproject.toml

@@ -1,10 +1,13 @@
 """`python -m kernels.cpu`: build the kernels of the CPU for this machine, unless they are there.
 
-It ends with 1 if it cannot; the server then runs on torch's own operations.
+With `--all`, for every kind of processor that there are kernels for, as an image needs that is
+built on one machine and run on others. It ends with 1 if it cannot build them; the server then runs
+on torch's own operations.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
@@ -12,31 +15,33 @@ import torch
 
 from kernels.cpu.build import BuildError, build
 from kernels.cpu.library import library_path
-from kernels.cpu.target import targets
+from kernels.cpu.target import TARGETS, targets
 
 
 def main() -> int:
-    found = targets()
-    if not found:
+    parser = argparse.ArgumentParser(prog="python -m kernels.cpu", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="for other machines too")
+    wanted = TARGETS if parser.parse_args().all else targets()[:1]
+    if not wanted:
         print("CPU kernels: none for this processor, which lacks AVX2; torch's operations serve.")
         return 1
-    target = found[0]
-    path = library_path(target)
-    if path.exists():
-        print(f"CPU kernels: {path.name} is up to date.")
-        return 0
-    print(f"CPU kernels: building for {target.name} and torch {torch.__version__}", flush=True)
-    start = time.monotonic()
-    try:
-        build(target)
-    except BuildError as error:
-        print(
-            f"CPU kernels: not built: {error}\n"
-            "The server runs without them, on torch's operations, and slower on a CPU."
-            " `python -m kernels.cpu` tries again."
-        )
-        return 1
-    print(f"CPU kernels: built {path.name} in {time.monotonic() - start:.0f} s.")
+    for target in wanted:
+        path = library_path(target)
+        if path.exists():
+            print(f"CPU kernels: {path.name} is up to date.")
+            continue
+        print(f"CPU kernels: building for {target.name}, torch {torch.__version__}", flush=True)
+        start = time.monotonic()
+        try:
+            build(target)
+        except BuildError as error:
+            print(
+                f"CPU kernels: not built: {error}\n"
+                "Trident works without them, on torch's operations, but slower on a CPU. To try"
+                " again: python -m kernels.cpu"
+            )
+            return 1
+        print(f"CPU kernels: built {path.name} in {time.monotonic() - start:.0f} s.")
     return 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,19 +14,9 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.library import BUILT, SOURCES, library_path
-from kernels.cpu.target import Target
+from kernels.cpu.target import Target, targets
 
 _TORCH = Path(torch.__file__).parent
-_OPTIONS = (
-    "-std=c++20",
-    "-O3",
-    "-fPIC",
-    "-fopenmp",
-    "-fno-math-errno",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
-    "-w",  # of torch's headers; ours are clean with -Wall -Wextra
-)
 
 
 class BuildError(RuntimeError):
@@ -34,51 +26,57 @@ class BuildError(RuntimeError):
 def build(target: Target) -> Path:
     """Compile the kernels for `target` and return the library, which replaces any older one.
 
+    The environment's CXX is used, or g++. The library is tried out if this machine can run it.
+
     Raises:
         BuildError: there is no compiler, it failed, or the library does not load.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise BuildError("no C++ compiler; on Debian or Ubuntu: apt-get install g++")
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    if shutil.which(compiler[0]) is None:
+        raise BuildError(f"there is no {compiler[0]}; on Debian or Ubuntu: apt-get install g++")
     path = library_path(target)
     try:
         BUILT.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILT) as scratch:
             linked = Path(scratch) / path.name
             _link(compiler, _compile(compiler, target, Path(scratch)), linked)
-            _remove_older(target)
+            if target in targets():
+                _try(linked)
+            _remove_older(path, target)
             linked.replace(path)
     except OSError as error:
         raise BuildError(str(error)) from error
     return path
 
 
-def _compile(compiler: str, target: Target, scratch: Path) -> list[Path]:
+def _compile(compiler: list[str], target: Target, scratch: Path) -> list[Path]:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     includes = f"-isystem{_TORCH / 'include'}"
 
     def compile_one(source: Path) -> Path:
         out = scratch / f"{source.stem}.o"
-        _run([compiler, *_OPTIONS, *target.options, abi, includes, "-c", source, "-o", out])
+        _run([*compiler, *target.options, abi, includes, "-c", source, "-o", out])
         return out
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
 
 
-def _link(compiler: str, objects: list[Path], out: Path) -> None:
+def _link(compiler: list[str], objects: list[Path], out: Path) -> None:
     # OpenMP is not linked: the symbols come from the one that torch brings along, and so its
     # threads are ours.
     folder = f"-L{_TORCH / 'lib'}"
-    _run([compiler, "-shared", *objects, folder, "-lc10", "-ltorch_cpu", "-o", out])
-    try:
-        torch.ops.load_library(out)
-    except OSError as error:
-        raise BuildError(f"what was built does not load: {error}") from error
+    _run([*compiler, "-shared", *objects, folder, "-lc10", "-ltorch_cpu", "-o", out])
 
 
-def _remove_older(target: Target) -> None:
-    for other in BUILT.glob(f"trident_cpu-*-{target.name}-*.so"):
+def _try(library: Path) -> None:
+    """Load the library in a process of its own: a process can load one only."""
+    _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(library)!r})"])
+
+
+def _remove_older(path: Path, target: Target) -> None:
+    start = path.name[: path.name.index(f"-{target.name}-")]
+    for other in BUILT.glob(f"{start}-{target.name}-*.so"):
         other.unlink()
 
 

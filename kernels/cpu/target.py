@@ -22,15 +22,26 @@ class Target:
     options: tuple[str, ...]
 
 
+_COMMON = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-w",  # of torch's headers; ours are clean with -Wall -Wextra
+)
+_V3 = (*_COMMON, "-march=x86-64-v3", "-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2")
+_V4 = (*_COMMON, "-march=x86-64-v4", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_WIDE = ("-march=x86-64-v4", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
 
 # The best first.
 TARGETS = (
-    Target("avx512_bf16", _AVX512 | {"avx512_bf16"}, (*_WIDE, "-mavx512bf16")),
-    Target("avx512", _AVX512, _WIDE),
-    Target("avx2", _AVX2, ("-march=x86-64-v3", "-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2")),
+    Target("avx512_bf16", _AVX512 | {"avx512_bf16"}, (*_V4, "-mavx512bf16")),
+    Target("avx512", _AVX512, _V4),
+    Target("avx2", _AVX2, _V3),
 )
 
 

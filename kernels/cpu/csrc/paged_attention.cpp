@@ -60,7 +60,7 @@ struct Layout {
 
   explicit Layout(const PagedAttention<T>& a)
       : group(a.heads / a.kv_heads),
-        units(round_up(kPairs<T> ? (a.dim + 1) / 2 : a.dim, W)),
+        units(round_up(units_of<T>(a.dim), W)),
         dim(round_up(a.dim, kPanel)) {}
 
   int64_t queries() const {
@@ -100,8 +100,7 @@ struct Scratch {
 // W units of a row of `dim` values, from unit u on; zeros behind its end.
 template <typename T>
 inline Vec load_units(const T* row, int64_t u, int64_t dim) {
-  constexpr int64_t kPerUnit = kPairs<T> ? 2 : 1;
-  const int64_t left = dim - u * kPerUnit;
+  const int64_t left = dim - u * kPerUnit<T>;
   if constexpr (kPairs<T>) {
     if (left >= 2 * W) {
       return Vec::loadu(reinterpret_cast<const float*>(row + 2 * u));
@@ -129,10 +128,12 @@ class Worker {
     std::fill_n(s_.maximum, rows, kNothing);
     std::fill_n(s_.sum, rows, 0.0f);
     std::fill_n(s_.out, rows * layout_.dim, 0.0f);
+    locate(task, task.key_begin);
     for (int64_t key = task.key_begin; key < task.key_end; key += kKeys) {
       const int64_t count = std::min(kKeys, task.key_end - key);
       const int64_t columns = round_up(count, kPanel);
-      pack_keys_and_values(task, key, count, columns);
+      pack_keys_and_values(count, columns);
+      locate(task, key + kKeys);
       multiply<kPairs<T>>(
           rows, s_.query, layout_.units, s_.keys, kKeys, units(), columns, s_.scores, kKeys,
           nullptr);
@@ -141,9 +142,9 @@ class Worker {
         const int64_t low = a_.window ? std::max<int64_t>(0, own - a_.window + 1 - key) : 0;
         softmax(row, std::min(low, count), std::clamp<int64_t>(own + 1 - key, 0, count), columns);
       }
-      multiply<false>(
-          rows, s_.scores, kKeys, s_.values, layout_.dim, count, layout_.dim, s_.out, layout_.dim,
-          s_.keep);
+      multiply<kPairs<T>>(
+          rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(count), layout_.dim, s_.out,
+          layout_.dim, s_.keep);
     }
     if (task.partial < 0) {
       for (int64_t row = 0; row < rows; ++row) {
@@ -183,7 +184,7 @@ class Worker {
 
  private:
   int64_t units() const {
-    return kPairs<T> ? (a_.dim + 1) / 2 : a_.dim;
+    return units_of<T>(a_.dim);
   }
 
   // Of row r of a task: query r / group, head r % group of the KV head's.
@@ -202,18 +203,30 @@ class Worker {
     }
   }
 
-  // Keys become columns, W by W of them; values become rows of floats.
-  void pack_keys_and_values(const Task& task, int64_t key, int64_t count, int64_t columns) {
+  // Finds where the keys of a tile lie, and has them fetched while the one before is computed: no
+  // processor foresees a walk over scattered blocks.
+  void locate(const Task& task, int64_t key) {
+    constexpr int64_t kLine = 64 / sizeof(T);
     const int32_t* table = a_.block_tables + task.sequence * a_.table_stride;
     int64_t block = key / a_.block_size, place = key % a_.block_size;
-    int64_t rows[kKeys];
+    const int64_t count = std::min(kKeys, task.key_end - key);
     for (int64_t j = 0; j < count; ++j) {
-      rows[j] = ((table[block] * a_.block_size + place) * a_.kv_heads + task.kv_head) * a_.dim;
+      const int64_t slot = table[block] * a_.block_size + place;
+      rows_[j] = (slot * a_.kv_heads + task.kv_head) * a_.dim;
+      for (int64_t i = 0; i < a_.dim; i += kLine) {
+        __builtin_prefetch(a_.key_cache + rows_[j] + i);
+        __builtin_prefetch(a_.value_cache + rows_[j] + i);
+      }
       if (++place == a_.block_size) {
         place = 0;
         ++block;
       }
     }
+  }
+
+  // Keys become columns, W by W of them; values become rows of units.
+  void pack_keys_and_values(int64_t count, int64_t columns) {
+    const int64_t* rows = rows_;
     alignas(64) float square[W * W];
     for (int64_t j = 0; j < columns; j += W) {
       const int64_t some = std::clamp<int64_t>(count - j, 0, W);
@@ -227,12 +240,16 @@ class Worker {
         at::vec::transpose_mxn<float, W, W>(square, W, s_.keys + u * kKeys + j, kKeys);
       }
     }
-    for (int64_t j = 0; j < count; ++j) {
-      const T* from = a_.value_cache + rows[j];
-      float* to = s_.values + j * layout_.dim;
-      for (int64_t i = 0; i < layout_.dim; i += W) {
-        widen(from + i, std::clamp<int64_t>(a_.dim - i, 0, W)).store(to + i);
+    for (int64_t unit = 0; unit < units_of<T>(count); ++unit) {
+      const int64_t j = unit * kPerUnit<T>;
+      const T* first = a_.value_cache + rows[j];
+      const T* second = j + 1 < count ? a_.value_cache + rows[j + 1] : nullptr;
+      float* to = s_.values + unit * layout_.dim;
+      for (int64_t i = 0; i < a_.dim; i += W) {
+        const T* behind = second == nullptr ? nullptr : second + i;
+        column_units(first + i, behind, std::min(W, a_.dim - i)).store(to + i);
       }
+      std::fill(to + round_up(a_.dim, W), to + layout_.dim, 0.0f);
     }
   }
 
@@ -249,21 +266,18 @@ class Worker {
     const Vec scale(a_.scale);
     Vec largest(kNothing);
     for (int64_t j = 0; j < columns; j += W) {
-      largest = at::vec::maximum(largest, Vec::loadu(scores + j) * scale);
+      largest = at::vec::clamp_min(Vec::loadu(scores + j) * scale, largest);
     }
-    float values[W];
-    largest.store(values);
-    float maximum = s_.maximum[row];
-    for (const float value : values) {
-      maximum = value > maximum || std::isnan(value) ? value : maximum;
-    }
+    const float before = s_.maximum[row], maximum = std::max(before, largest.reduce_max());
+    const Vec shift(maximum);
     Vec sum(0.0f);
-    for (int64_t j = 0; j < columns; j += W) {
-      const Vec weight = (Vec::loadu(scores + j) * scale - Vec(maximum)).exp_u20();
-      weight.store(scores + j);
-      sum += weight;
+    for (int64_t j = 0; j < columns; j += 2 * W) {
+      const Vec left = (Vec::loadu(scores + j) * scale - shift).exp_u20();
+      const Vec right = (Vec::loadu(scores + j + W) * scale - shift).exp_u20();
+      sum += left + right;
+      store_units<T>(scores + j / kPerUnit<T>, left, right);
     }
-    s_.keep[row] = std::exp(s_.maximum[row] - maximum);
+    s_.keep[row] = maximum == before ? 1.0f : std::exp(before - maximum);
     s_.sum[row] = s_.sum[row] * s_.keep[row] + sum.reduce_add();
     s_.maximum[row] = maximum;
   }
@@ -281,6 +295,7 @@ class Worker {
   const Layout<T>& layout_;
   float* partials_;
   Scratch<T> s_;
+  int64_t rows_[kKeys];  // of the cache, as offsets: those of the tile's keys
 };
 
 // The longest tasks of a sequence, its last queries, come first.

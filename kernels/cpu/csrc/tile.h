@@ -17,6 +17,15 @@ template <typename T>
 constexpr bool kPairs = false;
 #endif
 
+template <typename T>
+constexpr int64_t kPerUnit = kPairs<T> ? 2 : 1;
+
+// The number of units that hold n values.
+template <typename T>
+constexpr int64_t units_of(int64_t n) {
+  return (n + kPerUnit<T> - 1) / kPerUnit<T>;
+}
+
 constexpr int64_t kVectors = 2;               // of a panel
 constexpr int64_t kPanel = kVectors * W;      // columns
 constexpr int64_t kRows = W == 16 ? 8 : 4;    // as many accumulators as there are registers for
@@ -29,6 +38,36 @@ inline Vec step(Vec a, Vec b, Vec c) {
   }
 #endif
   return at::vec::fmadd(a, b, c);
+}
+
+// Writes a and b, 2 W values in all, as units.
+template <typename T>
+inline void store_units(float* to, Vec a, Vec b) {
+#ifdef __AVX512BF16__
+  if constexpr (kPairs<T>) {
+    Vec(_mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(b, a))).store(to);
+    return;
+  }
+#endif
+  a.store(to);
+  b.store(to + W);
+}
+
+// The first n <= W values of a row and of the one behind it, as units along the rows; b may be null.
+template <typename T>
+inline Vec column_units(const T* a, const T* b, int64_t n) {
+#ifdef __AVX512BF16__
+  if constexpr (kPairs<T>) {
+    const __mmask16 some = static_cast<__mmask16>((1u << n) - 1);
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, a));
+    if (b == nullptr) {
+      return _mm512_castsi512_ps(low);
+    }
+    const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, b));
+    return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+#endif
+  return widen(a, n);
 }
 
 // c[r, :] = c[r, :] * keep[r] + a[r, :] b for ROWS rows and one panel; without keep, c is written.

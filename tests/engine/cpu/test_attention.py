@@ -1,0 +1,113 @@
+"""What the oracle of the attention backends does not see: idle rows, ranges of keys, arguments."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu.attention import attention_in_place
+
+BLOCK = 16
+
+
+def _inputs(
+    lengths: list[int], queries: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return a step whose sequences lie in shuffled blocks; whatever is no token's is NaN."""
+    generator = torch.Generator().manual_seed(0)
+    counts = [-(-length // BLOCK) for length in lengths]
+    blocks = torch.randperm(sum(counts) + 3, generator=generator).int()
+    tables = torch.full((len(lengths), max(counts) + 2), -1, dtype=torch.int32)
+    caches = [torch.full((len(blocks), BLOCK, kv_heads, dim), torch.nan) for _ in range(2)]
+    for row, (length, own) in enumerate(zip(lengths, blocks.split([*counts, 3])[:-1], strict=True)):
+        tables[row, : len(own)] = own
+        for cache in caches:
+            tokens = torch.arange(length)
+            cache[own[tokens // BLOCK].long(), tokens % BLOCK] = torch.randn(
+                length, kv_heads, dim, generator=generator
+            )
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    return {
+        "query": torch.randn(int(starts[-1]), heads, dim, generator=generator).to(dtype),
+        "key_cache": caches[0].to(dtype),
+        "value_cache": caches[1].to(dtype),
+        "query_start_loc": starts,
+        "seq_lens": torch.tensor(lengths).int(),
+        "block_tables": tables,
+    }
+
+
+def _expected(given: dict[str, Tensor], row: int, window: int | None) -> Tensor:
+    """Return the attention of one sequence of the step, in float64."""
+    start, end = given["query_start_loc"][row : row + 2].tolist()
+    length = int(given["seq_lens"][row])
+    tokens = torch.arange(length)
+    slots = given["block_tables"][row][tokens // BLOCK].long() * BLOCK + tokens % BLOCK
+    query = given["query"][start:end].double()
+    group = query.shape[1] // given["key_cache"].shape[2]
+    key, value = (
+        given[name].flatten(0, 1)[slots].double().repeat_interleave(group, 1)
+        for name in ("key_cache", "value_cache")
+    )
+    scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[2] ** -0.5
+    places = torch.arange(length - (end - start), length)[:, None]
+    hidden = tokens > places
+    if window is not None:
+        hidden |= tokens <= places - window
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)],
+    ids=str,
+)
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(7, 1, 64), (8, 8, 80), (70, 1, 33)])
+def test_few_long_sequences_are_divided(
+    fast: Any, heads: int, kv_heads: int, dim: int, window: int | None,
+    dtype: torch.dtype, tolerance: float,
+) -> None:  # fmt: skip
+    given = _inputs([1337, 3], [2, 1], heads, kv_heads, dim, dtype)
+    out = attention_in_place(**given, scale=dim**-0.5, sliding_window=window).double()
+    for row, (start, end) in enumerate([(0, 2), (2, 3)]):
+        expected = _expected(given, row, window)
+        torch.testing.assert_close(out[start:end], expected, rtol=tolerance, atol=tolerance)
+
+
+def test_idle_rows_are_passed_over(fast: Any) -> None:
+    given = _inputs([20, 0, 33], [1, 1, 5], 4, 2, 16, torch.float32)
+    given["block_tables"][1] = 2**30
+    out = attention_in_place(**given, scale=0.25, sliding_window=None).double()
+    for row, (start, end) in {0: (0, 1), 2: (2, 7)}.items():
+        torch.testing.assert_close(
+            out[start:end], _expected(given, row, None), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_no_sequences(fast: Any) -> None:
+    given = _inputs([5], [1], 4, 2, 16, torch.float32)
+    given["seq_lens"].zero_()
+    assert attention_in_place(**given, scale=1.0, sliding_window=None).shape == (1, 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("query", torch.ones(1, 4, 16).int(), "query: must be"),
+        ("query", torch.ones(1, 3, 16), "query: its 3 heads must be a multiple"),
+        ("key_cache", torch.ones(4, 16, 2, 8), "key_cache: must have shape"),
+        ("value_cache", torch.ones(4, 16, 2, 16).half(), "value_cache: must"),
+        ("key_cache", torch.ones(4, 2, 16, 16).transpose(1, 2), "key_cache: must be contiguous"),
+        ("seq_lens", torch.ones(1).long(), "seq_lens: must be torch.int32"),
+        ("seq_lens", torch.ones(2).int(), "seq_lens: must have shape"),
+        ("block_tables", torch.ones(3, 1).int().T[:, ::2], "block_tables: its rows"),
+    ],
+)
+def test_wrong_arguments_are_named(fast: Any, name: str, wrong: Tensor, message: str) -> None:
+    given = _inputs([20], [1], 4, 2, 16, torch.float32)
+    given["key_cache"], given["value_cache"] = (torch.ones(4, 16, 2, 16) for _ in range(2))
+    with pytest.raises(ValueError, match=message):
+        attention_in_place(**{**given, name: wrong}, scale=1.0, sliding_window=None)
