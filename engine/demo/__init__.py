@@ -2,7 +2,7 @@
 
 Importing this package imports no machine-learning library; its modules are scripts and their
 parts: ``python -m engine.demo.train`` makes the checkpoint, ``python -m engine.demo.evaluate``
-measures one.
+measures one, ``python -m engine.demo.quantization_error`` what int8 makes of it.
 """
 
 from pathlib import Path

@@ -44,7 +44,7 @@ def answers(model: Any, tokenizer: Any, questions: Sequence[Question]) -> list[s
     """The model's greedy answer to each question, or None where it did not come to an end."""
     prompts = [
         tokenizer.apply_chat_template(
-            _messages(question), tokenize=False, add_generation_prompt=True
+            messages(question), tokenize=False, add_generation_prompt=True
         )
         for question in questions
     ]
@@ -108,12 +108,13 @@ def show(scores: dict[str, Score], console: Console) -> None:
     console.print(table)
 
 
-def _messages(question: Question) -> list[dict[str, str]]:
-    messages: list[dict[str, str]] = []
+def messages(question: Question) -> list[dict[str, str]]:
+    """The conversation that asks a question."""
+    turns: list[dict[str, str]] = []
     for text, answer in question.history:
-        messages.append({"role": "user", "content": text})
-        messages.append({"role": "assistant", "content": answer})
-    return [*messages, {"role": "user", "content": question.text}]
+        turns.append({"role": "user", "content": text})
+        turns.append({"role": "assistant", "content": answer})
+    return [*turns, {"role": "user", "content": question.text}]
 
 
 def main(

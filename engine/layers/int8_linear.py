@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 _LARGEST = 127
 _ZERO_POINT = 128
+# Of the weights, so many are quantised at once: they stay in the processor's cache, and PyTorch
+# shares no operation on them with its other threads, for which it would wait each time.
+_CHUNK_ELEMENTS = 2**15 - 1
 
 
 def multiplies_int8() -> bool:
@@ -52,11 +55,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        weight = weight.detach().float()
-        scale = weight.abs().amax(1) / _LARGEST
-        scale.clamp_min_(torch.finfo(torch.float32).tiny)
-        steps = (weight / scale[:, None]).round_().to(torch.int8)
-        self._product = _Int8Product(steps, scale)
+        self._product = _Int8Product(*_quantize_channels(weight))
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,6 +66,21 @@ class Int8Linear(nn.Module):
         if self._bias is None:
             return product.mul_(scale).to(x.dtype)
         return torch.addcmul(self._bias, product, scale).to(x.dtype)
+
+
+def _quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `weight` [N, K] as int8, and float32 [N] that its rows are to be multiplied by."""
+    steps = torch.empty_like(weight, dtype=torch.int8)
+    scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
+    num_rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
+    for source, to, its_scale in zip(
+        *(torch.split(tensor, num_rows) for tensor in (weight, steps, scale)), strict=True
+    ):
+        rows = source.to(torch.float32, copy=True)
+        torch.amax(rows.abs(), 1, out=its_scale)
+        its_scale.div_(_LARGEST).clamp_min_(torch.finfo(torch.float32).tiny)  # of rows of zeros
+        to.copy_(rows.div_(its_scale[:, None]).round_())
+    return steps, scale
 
 
 class _Int8Product:
