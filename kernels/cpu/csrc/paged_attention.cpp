@@ -207,6 +207,7 @@ class Worker {
   // processor foresees a walk over scattered blocks.
   void locate(const Task& task, int64_t key) {
     constexpr int64_t kLine = 64 / sizeof(T);
+    constexpr int kToL2 = 2;  // a tile would fill the L1 cache, and wait for its few buffers
     const int32_t* table = a_.block_tables + task.sequence * a_.table_stride;
     int64_t block = key / a_.block_size, place = key % a_.block_size;
     const int64_t count = std::min(kKeys, task.key_end - key);
@@ -214,8 +215,8 @@ class Worker {
       const int64_t slot = table[block] * a_.block_size + place;
       rows_[j] = (slot * a_.kv_heads + task.kv_head) * a_.dim;
       for (int64_t i = 0; i < a_.dim; i += kLine) {
-        __builtin_prefetch(a_.key_cache + rows_[j] + i);
-        __builtin_prefetch(a_.value_cache + rows_[j] + i);
+        __builtin_prefetch(a_.key_cache + rows_[j] + i, 0, kToL2);
+        __builtin_prefetch(a_.value_cache + rows_[j] + i, 0, kToL2);
       }
       if (++place == a_.block_size) {
         place = 0;
