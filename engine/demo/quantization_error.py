@@ -1,7 +1,7 @@
 """What `quantization: int8` costs in accuracy, on the demo checkpoint or another of its tokenizer.
 
-Run as ``python -m engine.demo.quantization_error [--checkpoint DIR]``;
-``engine.demo.random_checkpoint`` makes checkpoints of other shapes.
+Run as ``python -m engine.demo.quantization_error [--checkpoint DIR] [--questions N]``;
+``engine.demo.random_checkpoint`` makes checkpoints of other shapes, which answer nothing.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def answer_error(
     )
 
 
-def show(logits: LogitError, answers: AnswerError, console: Console) -> None:
-    """Print what was found as a table."""
+def show(logits: LogitError, answers: AnswerError | None, console: Console) -> None:
+    """Print what was found as a table; without `answers` where nothing was asked."""
     table = Table("", "as it is", "int8", "")
     table.add_row(
         "perplexity",
@@ -124,9 +124,10 @@ def show(logits: LogitError, answers: AnswerError, console: Console) -> None:
     )
     table.add_row("likeliest token is the same", "", "", f"{logits.agreement:.2%}")
     table.add_row("error of the logits", "", "", f"{logits.relative_error:.2%}")
-    asked = answers.asked
-    table.add_row(f"right answers of {asked}", str(answers.right), str(answers.quantized_right), "")
-    table.add_row("answers that are the same", "", "", f"{answers.same / asked:.1%}")
+    if answers is not None:
+        asked, right, quantized_right = answers.asked, answers.right, answers.quantized_right
+        table.add_row(f"right answers of {asked}", str(right), str(quantized_right), "")
+        table.add_row("answers that are the same", "", "", f"{answers.same / asked:.1%}")
     console.print(table)
 
 
@@ -184,7 +185,7 @@ def main(
     num_batches: Annotated[
         int, typer.Option("--batches", min=1, help="Of 4,096 tokens of text each.")
     ] = 4,
-    questions: Annotated[int, typer.Option(min=1, help="Questions per category.")] = 20,
+    questions: Annotated[int, typer.Option(min=0, help="Questions per category, if any.")] = 20,
 ) -> None:
     """Print how a checkpoint's logits and answers change when it is quantised to int8."""
     check_quantization("int8", _CPU)
@@ -192,7 +193,7 @@ def main(
     exam = held_out_questions(_SEED, questions)
     asked = [question for category in sorted(exam) for question in exam[category]]
     logits = logit_error(checkpoint, "int8", text)
-    show(logits, answer_error(checkpoint, "int8", asked), Console())
+    show(logits, answer_error(checkpoint, "int8", asked) if asked else None, Console())
 
 
 if __name__ == "__main__":

@@ -57,3 +57,5 @@ def test_the_table(text: list[tuple[Tensor, Tensor]]) -> None:
     assert f"{logits.quantized_perplexity:.4f}" in printed
     assert f"{logits.agreement:.2%}" in printed
     assert "right answers of 1" in printed
+    show(logits, None, console)
+    assert "answers" not in console.export_text()
