@@ -40,7 +40,8 @@ def random_checkpoint(size: str, console: Console) -> Path:
         if made.returncode != 0:
             words = made.stderr.strip().splitlines() or [f"status {made.returncode}"]
             raise BenchError(f"no random checkpoint {size} in {folder.parent}: {words[-1]}")
-        unfinished.rename(folder)
+        if not folder.is_dir():  # unless another process has been faster
+            unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
