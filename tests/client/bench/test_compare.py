@@ -199,7 +199,8 @@ class TestPeer:
         assert one.seconds > 3 * 6 * 0.01  # one of the two streams has three requests
         assert len(one.ttfts) == 5
         assert len(one.gaps) == 25
-        assert min(one.ttfts + one.gaps) >= 0.009
+        assert min(one.ttfts) >= 0.01
+        assert sum(one.ttfts + one.gaps) >= 5 * 6 * 0.01
         assert one.memory > 4e6
         requests = [json.loads(line) for line in log.read_text().splitlines()]
         measured = requests[-5:]
@@ -248,7 +249,7 @@ class TestDisturbance:
     WORKLOAD = Workload("W", 1, 1, 24, 2)
 
     def test_the_quietest_of_three_counts(self, source: PromptSource, quiet: list[float]) -> None:
-        quiet += [9.0, 5.0, 7.0]
+        quiet += [9000.0, 5.0, 7000.0]  # the runs themselves are not equally long
         _, one = _run(_peer(), self.WORKLOAD, source)
         assert one.cpu_seconds == {OTHERS: 5.0}
         assert one.attempts == 3
