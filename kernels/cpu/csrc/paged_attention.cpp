@@ -254,6 +254,15 @@ class Worker {
     }
   }
 
+  // To 20 bits where the result is rounded to fewer.
+  static Vec exponential(const Vec& x) {
+    if constexpr (std::is_same_v<T, float>) {
+      return x.exp();
+    } else {
+      return x.exp_u20();
+    }
+  }
+
   // Turns the scores of a row into weights: those of keys [low, high) of the tile, the rest is 0.
   void softmax(int64_t row, int64_t low, int64_t high, int64_t columns) {
     float* scores = s_.scores + row * kKeys;
@@ -273,8 +282,8 @@ class Worker {
     const Vec shift(maximum);
     Vec sum(0.0f);
     for (int64_t j = 0; j < columns; j += 2 * W) {
-      const Vec left = (Vec::loadu(scores + j) * scale - shift).exp_u20();
-      const Vec right = (Vec::loadu(scores + j + W) * scale - shift).exp_u20();
+      const Vec left = exponential(Vec::loadu(scores + j) * scale - shift);
+      const Vec right = exponential(Vec::loadu(scores + j + W) * scale - shift);
       sum += left + right;
       store_units<T>(scores + j / kPerUnit<T>, left, right);
     }

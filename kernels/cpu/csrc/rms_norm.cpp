@@ -2,7 +2,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels.h"
 #include "vector.h"
@@ -31,7 +30,7 @@ void normalise_row(const RmsNorm<T>& a, int64_t row) {
       squares = at::vec::fmadd(value, value, squares);
     }
   }
-  const Vec scale(1.0f / std::sqrt(squares.reduce_add() / static_cast<float>(a.size) + a.eps));
+  const Vec scale = inverse_rms(squares, a.size, a.eps);
   for (int64_t i = 0; i < a.size; i += W) {
     const int64_t n = std::min(W, a.size - i);
     const Vec normed = widen(x + i, n) * scale;

@@ -2,7 +2,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -26,7 +25,7 @@ struct Head {
         const Vec value = widen(x + i, std::min(W, dim - i));
         squares = at::vec::fmadd(value, value, squares);
       }
-      scale = Vec(1.0f / std::sqrt(squares.reduce_add() / static_cast<float>(dim) + eps));
+      scale = inverse_rms(squares, dim, eps);
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/cpu/vec/vec.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -65,6 +66,18 @@ inline Vec rounded(Vec v) {
     narrow<T>(v).store(whole);
     return widen(whole);
   }
+}
+
+// 1 / sqrt(mean + eps) of `size` squares, summed by lane. What is wrong with the factor of a whole row
+// adds up through the layers: so it is rounded once, from double.
+inline Vec inverse_rms(Vec squares, int64_t size, float eps) {
+  float lanes[W];
+  squares.store(lanes);
+  double sum = 0.0;
+  for (const float lane : lanes) {
+    sum += lane;
+  }
+  return Vec(static_cast<float>(1.0 / std::sqrt(sum / static_cast<double>(size) + eps)));
 }
 
 // Rows per task, so that none is smaller than what it takes to wake a thread.
