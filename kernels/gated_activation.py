@@ -111,7 +111,7 @@ def _apply(gate_up: Tensor, activation: _Activation) -> Tensor:
         )
     check_last_stride("gate_up", gate_up)
     if not device.runs_triton(gate_up):
-        if (fast := cpu.operations(gate_up)) is not None:
+        if (fast := cpu.fast_operations(gate_up)) is not None:
             product: Tensor = fast.gated_activation(gate_up, _NUMBERS[activation])
             return product
         return reference(gate_up, activation).to(gate_up.dtype)

@@ -6,8 +6,6 @@ reduced in float32.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -34,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
     """
     _check(x, weight)
     if not device.runs_triton(x):
-        if (fast := _fast(x)) is not None:
+        if (fast := cpu.fast_operations(x)) is not None:
             normed: Tensor = fast.rms_norm(x, weight, eps, unit_offset)
             return normed
         return _torch(x, weight, eps, unit_offset)
@@ -63,7 +61,7 @@ def rms_norm_add(
     check_like("residual", residual, x)
     check_last_stride("residual", residual)
     if not device.runs_triton(x):
-        if (fast := _fast(x)) is not None:
+        if (fast := cpu.fast_operations(x)) is not None:
             pair: tuple[Tensor, Tensor] = fast.rms_norm_add(x, residual, weight, eps, unit_offset)
             return pair
         total = residual + x
@@ -72,15 +70,6 @@ def rms_norm_add(
     total = torch.empty_like(out)
     _launch(x, residual, weight, out, total, eps, unit_offset)
     return out, total
-
-
-def _fast(x: Tensor) -> Any | None:
-    """Return the CPU's own operators, unless torch's are to serve.
-
-    In float32 they are: a factor of a whole row that differs from transformers' in the last bit
-    would be seen in the logits, and the time goes into the weights.
-    """
-    return None if x.dtype == torch.float32 else cpu.operations(x)
 
 
 def reference(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:

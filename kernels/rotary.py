@@ -79,7 +79,7 @@ def rotary_and_cache(
     _check_caches(key, key_cache, value_cache, slot_mapping)
     _check_scales(key, key_cache, key_scale, value_scale)
     if not device.runs_triton(query):
-        fast = cpu.operations(query)
+        fast = cpu.fast_operations(query)
         if fast is not None and key_scale is None:
             rotated: Tensor = fast.rotary_and_cache(
                 query,

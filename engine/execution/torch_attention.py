@@ -32,7 +32,11 @@ class TorchAttention:
 
     def plan(self, batch: Batch) -> StepAttention:
         if cpu.operations(batch.seq_lens) is not None:
-            return CpuStepAttention(batch)
+            return CpuStepAttention(batch, self)
+        return self.plan_in_torch(batch)
+
+    def plan_in_torch(self, batch: Batch) -> TorchStepAttention:
+        """Return the attention of the step through torch's own kernels."""
         starts: list[int] = batch.query_start_loc.tolist()
         lengths: list[int] = batch.seq_lens.tolist()
         sequences = [
@@ -47,11 +51,16 @@ class TorchAttention:
         return blocks
 
 
-@dataclass(frozen=True, slots=True)
 class CpuStepAttention:
-    """A `StepAttention` that leaves everything to the kernel, which reads the batch's tables."""
+    """A `StepAttention` that leaves everything to the kernel, which reads the batch's tables.
 
-    batch: Batch
+    Torch serves float32, as `kernels.cpu.fast_operations` has it.
+    """
+
+    def __init__(self, batch: Batch, backend: TorchAttention) -> None:
+        self._batch = batch
+        self._backend = backend
+        self._in_torch: TorchStepAttention | None = None
 
     def attend(
         self,
@@ -64,13 +73,17 @@ class CpuStepAttention:
         value_scale: Tensor | None = None,
     ) -> Tensor:
         assert key_scale is value_scale is None, "float8 caches are refused by `check`"
+        if cpu.fast_operations(query) is None:
+            if self._in_torch is None:
+                self._in_torch = self._backend.plan_in_torch(self._batch)
+            return self._in_torch.attend(query, cache, scale=scale, sliding_window=sliding_window)
         return attention_in_place(
             query,
             cache.key,
             cache.value,
-            self.batch.query_start_loc,
-            self.batch.seq_lens,
-            self.batch.block_tables,
+            self._batch.query_start_loc,
+            self._batch.seq_lens,
+            self._batch.block_tables,
             scale=scale,
             sliding_window=sliding_window,
         )

@@ -7,6 +7,6 @@ that they were not built for, the forms in torch serve.
 
 from __future__ import annotations
 
-from kernels.cpu.library import operations
+from kernels.cpu.library import fast_operations, operations
 
-__all__ = ["operations"]
+__all__ = ["fast_operations", "operations"]

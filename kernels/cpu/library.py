@@ -27,6 +27,15 @@ def operations(tensor: Tensor) -> Any | None:
     return _load() if tensor.device.type == "cpu" else None
 
 
+def fast_operations(tensor: Tensor) -> Any | None:
+    """Return the operators that serve `tensor`, but none in float32: there torch's own do.
+
+    Its results are held to transformers' up to the last bits, which another order of additions
+    changes, and a model in float32 spends its time on its weights.
+    """
+    return None if tensor.dtype == torch.float32 else operations(tensor)
+
+
 def library_path(target: Target) -> Path:
     """Return where the library for this torch, these sources and `target` lies or would lie."""
     digest = hashlib.sha256(repr(target.options).encode())

@@ -23,7 +23,7 @@ def take_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the wrappers take one path: "triton", "torch", or "cpu" for the kernels in C++."""
     monkeypatch.setattr(device, "runs_triton", lambda _: path == "triton")
     if path == "torch":
-        monkeypatch.setattr(cpu, "operations", lambda _: None)
+        monkeypatch.setattr(cpu, "fast_operations", lambda _: None)
     if path == "cpu" and cpu.operations(torch.zeros((), device=DEVICE)) is None:
         pytest.skip("there are no CPU kernels: python -m kernels.cpu builds them")
 
