@@ -13,6 +13,7 @@ from engine.core.kv_cache_manager import blocks_for
 from engine.errors import InsufficientMemoryError
 from engine.gpu_memory import MemoryProfile, cache_fills_share, gib, gpu_share
 from engine.models.config import ModelConfig
+from kernels.paged_cache import FP8
 
 # Of the memory that is free once the weights are loaded; the rest is for activations, the
 # server and the machine's other programs.
@@ -42,7 +43,7 @@ class KVCachePlan:
 
 def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     """Return the type of the KV cache of a model that computes in `dtype`."""
-    return dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
+    return dtype if config.kv_cache_dtype == "auto" else FP8
 
 
 def plan_kv_cache(

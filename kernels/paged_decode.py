@@ -12,21 +12,17 @@ import torch
 from torch import Tensor
 
 from kernels import device
-from kernels.checks import (
-    FLOATS,
-    check_contiguous,
-    check_device,
-    check_dtype,
-    check_last_stride,
-    check_like,
-    check_shape,
+from kernels.checks import check_device, check_dtype, check_last_stride, check_shape
+from kernels.paged_cache import (
+    BLOCK_SIZES,
+    FP8,
+    MAX_GROUP,
+    check_caches,
+    check_query,
+    check_scale,
 )
 from kernels.paged_decode_kernel import decode_kernel, settings
 from kernels.split_plan import FAN_IN, SplitPlan
-
-_FP8 = torch.float8_e4m3fn
-_BLOCK_SIZES = (16, 32, 64)
-_MAX_GROUP = 16
 
 
 def paged_decode_attention(
@@ -67,14 +63,11 @@ def paged_decode_attention(
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
     """
+    check_query(query, out)
     _check_cache(query, key_cache, value_cache, key_scale, value_scale)
     _check_tables(query, key_cache, block_tables, seq_lens, plan)
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    else:
-        check_shape("out", out, tuple(query.shape))
-        check_like("out", out, query)
-        check_last_stride("out", out)
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap: must be positive (got {soft_cap})")
     if not device.runs_triton(query):
@@ -163,7 +156,7 @@ def _launch(
     group = num_heads // num_kv_heads
     limits = device.limits(query.device)
     tiles = settings(group, head_dim, key_cache.itemsize, limits.shared_memory)
-    if key_cache.dtype == _FP8:
+    if key_cache.dtype == FP8:
         key_cache, value_cache = key_cache.view(torch.uint16), value_cache.view(torch.uint16)
     partial = torch.empty(num_items, num_heads, head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(num_items, num_heads, dtype=torch.float32, device=query.device)
@@ -205,36 +198,19 @@ def _check_cache(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
 ) -> None:
-    check_dtype("query", query, *FLOATS)
-    check_shape("query", query, (None, None, None))
-    check_last_stride("query", query)
-    heads, head_dim = query.shape[1:]
-    if head_dim % 16 or not 32 <= head_dim <= 256:
+    check_caches(key_cache, value_cache, query, None)
+    heads, (block_size, kv_heads) = query.shape[1], key_cache.shape[1:3]
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"key_cache: must have blocks of {BLOCK_SIZES} tokens (got {block_size})")
+    if heads % kv_heads or heads // kv_heads not in range(1, MAX_GROUP + 1):
         raise ValueError(
-            f"query: the head dimension must be a multiple of 16 from 32 to 256 (got {head_dim})"
-        )
-    check_dtype("key_cache", key_cache, query.dtype, _FP8)
-    check_device("key_cache", key_cache, query.device)
-    check_shape("key_cache", key_cache, (None, None, None, head_dim))
-    check_contiguous("key_cache", key_cache)
-    check_shape("value_cache", value_cache, tuple(key_cache.shape))
-    check_like("value_cache", value_cache, key_cache)
-    check_contiguous("value_cache", value_cache)
-    block_size, kv_heads = key_cache.shape[1:3]
-    if block_size not in _BLOCK_SIZES:
-        raise ValueError(f"key_cache: must have blocks of {_BLOCK_SIZES} tokens (got {block_size})")
-    if heads % kv_heads or heads // kv_heads not in range(1, _MAX_GROUP + 1):
-        raise ValueError(
-            f"query: its {heads} heads must be 1 to {_MAX_GROUP} times the cache's {kv_heads}"
+            f"query: its {heads} heads must be 1 to {MAX_GROUP} times the cache's {kv_heads}"
         )
     for name, scales in (("key_scale", key_scale), ("value_scale", value_scale)):
-        if (scales is None) == (key_cache.dtype == _FP8):
+        if (scales is None) == (key_cache.dtype == FP8):
             raise ValueError(f"{name}: must be given with a float8_e4m3fn cache, and only then")
         if scales is not None:
-            check_dtype(name, scales, torch.float32)
-            check_shape(name, scales, (kv_heads,))
-            check_device(name, scales, query.device)
-            check_contiguous(name, scales)
+            check_scale(name, scales, key_cache)
 
 
 def _check_tables(

@@ -13,19 +13,15 @@ from torch import Tensor
 
 from kernels import device
 from kernels.checks import (
-    FLOATS,
     check_contiguous,
     check_device,
     check_dtype,
     check_last_stride,
-    check_like,
     check_shape,
 )
+from kernels.paged_cache import BLOCK_SIZES, FP8, check_caches, check_query, check_scale
 from kernels.paged_prefill_kernel import prefill_kernel
 from kernels.paged_prefill_tiles import settings
-
-FP8 = torch.float8_e4m3fn
-_BLOCK_SIZES = (16, 32, 64)
 
 
 def paged_prefill_attention(
@@ -71,7 +67,7 @@ def paged_prefill_attention(
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride, device or value, or is missing.
     """
-    _check_query(query, out)
+    check_query(query, out)
     _check_caches(query, key_cache, value_cache, key_scale, value_scale)
     _check_sequences(query, block_tables, query_start_loc, seq_lens)
     _check_numbers(scale, sliding_window, soft_cap)
@@ -189,21 +185,6 @@ def _launch(
     )
 
 
-def _check_query(query: Tensor, out: Tensor | None) -> None:
-    check_dtype("query", query, *FLOATS)
-    check_shape("query", query, (None, None, None))
-    check_last_stride("query", query)
-    dim = query.shape[2]
-    if dim % 16 or not 32 <= dim <= 256:
-        raise ValueError(
-            f"query: the head dimension must be a multiple of 16 from 32 to 256 (got {dim})"
-        )
-    if out is not None:
-        check_shape("out", out, tuple(query.shape))
-        check_like("out", out, query)
-        check_last_stride("out", out)
-
-
 def _check_caches(
     query: Tensor,
     key_cache: Tensor,
@@ -211,16 +192,10 @@ def _check_caches(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
 ) -> None:
-    check_shape("key_cache", key_cache, (None, None, None, query.shape[2]))
+    check_caches(key_cache, value_cache, query, None)
     _, block_size, num_kv_heads, _ = key_cache.shape
-    check_shape("value_cache", value_cache, tuple(key_cache.shape))
-    check_dtype("key_cache", key_cache, query.dtype, FP8)
-    check_dtype("value_cache", value_cache, key_cache.dtype)
-    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        check_device(name, cache, query.device)
-        check_contiguous(name, cache)
-    if block_size not in _BLOCK_SIZES:
-        raise ValueError(f"key_cache: blocks must be of {_BLOCK_SIZES} keys (got {block_size})")
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"key_cache: blocks must be of {BLOCK_SIZES} keys (got {block_size})")
     if not num_kv_heads or query.shape[1] % num_kv_heads:
         raise ValueError(
             f"query: its {query.shape[1]} heads must be a multiple of the cache's {num_kv_heads}"
@@ -229,10 +204,7 @@ def _check_caches(
         if (scale is not None) != (key_cache.dtype == FP8):
             raise ValueError(f"{name}: goes with fp8 caches, and only with them")
         if scale is not None:
-            check_dtype(name, scale, torch.float32)
-            check_shape(name, scale, (num_kv_heads,))
-            check_device(name, scale, query.device)
-            check_contiguous(name, scale)
+            check_scale(name, scale, key_cache)
 
 
 def _check_sequences(

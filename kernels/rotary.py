@@ -19,11 +19,11 @@ from kernels.checks import (
     check_like,
     check_shape,
 )
+from kernels.paged_cache import FP8, check_caches, check_scale
 from kernels.rms_norm import reference as norm_reference
 from kernels.rms_norm import rms_norm
 from kernels.rotary_kernel import num_programs, rotary_kernel, settings
 
-FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 
 
@@ -77,7 +77,7 @@ def rotary_and_cache(
     _check_angles(query, cos, sin)
     _check_norms(query, query_norm, key_norm)
     _check_caches(key, key_cache, value_cache, slot_mapping)
-    _check_scales(key, key_cache, key_scale, value_scale)
+    _check_scales(key_cache, key_scale, value_scale)
     if not device.runs_triton(query):
         fast = cpu.fast_operations(query)
         if fast is not None and key_scale is None:
@@ -234,28 +234,17 @@ def _check_norms(query: Tensor, query_norm: Tensor | None, key_norm: Tensor | No
 def _check_caches(
     key: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    tokens, kv_heads, dim = key.shape
-    check_dtype("key_cache", key_cache, key.dtype, FP8)
-    check_dtype("value_cache", value_cache, key_cache.dtype)
-    check_shape("key_cache", key_cache, (None, None, kv_heads, dim))
-    check_shape("value_cache", value_cache, tuple(key_cache.shape))
-    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        check_device(name, cache, key.device)
-        check_contiguous(name, cache)
+    tokens, kv_heads, _ = key.shape
+    check_caches(key_cache, value_cache, key, kv_heads)
     check_dtype("slot_mapping", slot_mapping, torch.int64)
     check_shape("slot_mapping", slot_mapping, (tokens,))
     check_device("slot_mapping", slot_mapping, key.device)
     check_contiguous("slot_mapping", slot_mapping)
 
 
-def _check_scales(
-    key: Tensor, cache: Tensor, key_scale: Tensor | None, value_scale: Tensor | None
-) -> None:
+def _check_scales(cache: Tensor, key_scale: Tensor | None, value_scale: Tensor | None) -> None:
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
         if (scale is not None) != (cache.dtype == FP8):
             raise ValueError(f"{name}: goes with float8 caches, and only with them")
         if scale is not None:
-            check_dtype(name, scale, torch.float32)
-            check_shape(name, scale, (key.shape[1],))
-            check_device(name, scale, key.device)
-            check_contiguous(name, scale)
+            check_scale(name, scale, cache)

@@ -9,19 +9,17 @@ from engine.errors import UnsupportedError
 from engine.execution.attention import LayerCache
 from engine.execution.batch import Batch
 from engine.models.config import ModelConfig
+from kernels.paged_cache import BLOCK_SIZES, MAX_GROUP
 from kernels.paged_decode import paged_decode_attention
 from kernels.paged_prefill import paged_prefill_attention
 from kernels.split_plan import SplitPlan, num_work_items, plan_splits
-
-_BLOCK_SIZES = (16, 32, 64)
-_MAX_GROUP = 16
 
 
 class TritonAttention:
     """An `AttentionBackend`: split-KV decode for rows of one token, tiled prefill for the rest."""
 
     def __init__(self, block_size: int) -> None:
-        if block_size not in _BLOCK_SIZES:
+        if block_size not in BLOCK_SIZES:
             raise UnsupportedError(f"block_size: must be 16, 32 or 64 on a GPU (got {block_size})")
 
     def check(self, config: ModelConfig, kv_cache_dtype: torch.dtype) -> None:
@@ -31,9 +29,9 @@ class TritonAttention:
                 "config.json: head_dim: must be a multiple of 16 from 32 to 256 on a GPU "
                 f"(got {dim})"
             )
-        if group > _MAX_GROUP:
+        if group > MAX_GROUP:
             raise UnsupportedError(
-                f"config.json: num_key_value_heads: at most {_MAX_GROUP} query heads can share one "
+                f"config.json: num_key_value_heads: at most {MAX_GROUP} query heads can share one "
                 f"on a GPU (got {group})"
             )
 

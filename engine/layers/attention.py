@@ -9,7 +9,8 @@ from engine.execution.attention import LayerCache, StepAttention
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.models.config import ModelConfig
-from kernels.rotary import FP8, rotary_and_cache
+from kernels.paged_cache import FP8
+from kernels.rotary import rotary_and_cache
 
 
 class Attention(nn.Module):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.bench.case import randn
+from kernels.paged_cache import FP8
 
-FP8 = torch.float8_e4m3fn
 _SCALES = (0.02, 0.015)  # of the keys and values of a float8 cache
 
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from kernels.bench.attention import FP8, Paged, gather
+from kernels.bench.attention import Paged, gather
 from kernels.bench.case import LLAMA, QWEN, Aim, Case, Model, Work, numel_bytes, randn
+from kernels.paged_cache import FP8
 from kernels.paged_decode import paged_decode_attention
 from kernels.split_plan import num_work_items, plan_splits
 

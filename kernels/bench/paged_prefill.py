@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from kernels.bench.attention import FP8, Paged
+from kernels.bench.attention import Paged
 from kernels.bench.case import LLAMA, QWEN, Aim, Case, Model, Work, randn
+from kernels.paged_cache import FP8
 from kernels.paged_prefill import paged_prefill_attention
 
 _BLOCK_SIZE = 16

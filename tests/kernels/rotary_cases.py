@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.rotary import FP8, reference
+from kernels.paged_cache import FP8
+from kernels.rotary import reference
 from tests.kernels.support import DEVICE, assert_close, padded, randn
 
 BLOCK_SIZE = 16

@@ -3,7 +3,8 @@ import torch
 from torch import Tensor
 
 from kernels import device
-from kernels.rotary import FP8, rotary_and_cache
+from kernels.paged_cache import FP8
+from kernels.rotary import rotary_and_cache
 from tests.kernels.rotary_cases import (
     BLOCK_SIZE,
     Shape,
