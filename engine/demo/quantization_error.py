@@ -160,7 +160,7 @@ def _logits(model: CausalLM, token_ids: Tensor) -> Tensor:
         block_tables=tables,
         num_decodes=0,
     )
-    attention = attention_backend(_CPU, block_size=_BLOCK_SIZE).plan(batch)
+    attention = attention_backend(_CPU, dtype=dtype, block_size=_BLOCK_SIZE).plan(batch)
     return model.compute_logits(model(batch, cache, attention)).view(rows, length, -1)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.batch import Batch
+from kernels import cpu
 from kernels import device as kernel_device
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # Name of a backend -> the module and the class that implement it, imported when it is asked for.
 BACKENDS: dict[str, tuple[str, str]] = {
+    "cpu": ("engine.execution.cpu_attention", "CpuAttention"),
     "torch": ("engine.execution.torch_attention", "TorchAttention"),
     "triton": ("engine.execution.triton_attention", "TritonAttention"),
 }
@@ -63,15 +65,27 @@ class AttentionBackend(Protocol):
         """Return the attention of the step that `batch` describes."""
 
 
-def attention_backend(device: torch.device, *, block_size: int) -> AttentionBackend:
-    """Return the backend that serves `device`, for a KV cache in blocks of `block_size` tokens.
+def attention_backend(
+    device: torch.device, *, dtype: torch.dtype, block_size: int
+) -> AttentionBackend:
+    """Return the backend that serves queries of `dtype` on `device`.
+
+    Args:
+        block_size: tokens in a block of the KV cache.
 
     Raises:
         UnsupportedError: it has no kernels for such blocks.
     """
-    module, name = BACKENDS["triton" if kernel_device.has_triton(device) else "torch"]
+    module, name = BACKENDS[_backend_name(device, dtype)]
     backend: AttentionBackend = getattr(importlib.import_module(module), name)(block_size)
     return backend
+
+
+def _backend_name(device: torch.device, dtype: torch.dtype) -> str:
+    if kernel_device.has_triton(device):
+        return "triton"
+    query = torch.empty(0, dtype=dtype, device=device)
+    return "torch" if cpu.fast_operations(query) is None else "cpu"
 
 
 def allocate_kv_cache(

@@ -71,7 +71,7 @@ class ModelRunner:
         self._queue = queue
         self._kv_cache: list[LayerCache] = []
         self._graphs: StepGraphs | None = None
-        self._attention = attention_backend(device, block_size=config.block_size)
+        self._attention = attention_backend(device, dtype=dtype, block_size=config.block_size)
         self._attention.check(model_config, self._kv_cache_dtype)
         check_quantization(config.quantization, device)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Attention of the CPU, and of torch's own kernels wherever there are no others."""
+"""Attention through torch's own kernels: the backend wherever there is no other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from engine.errors import UnsupportedError
 from engine.execution.attention import LayerCache, StepAttention
 from engine.execution.batch import Batch
 from engine.models.config import ModelConfig
-from kernels import cpu
-from kernels.cpu.attention import attention_in_place
 from kernels.paged_attention import Span, paged_attention
 
 
 class TorchAttention:
-    """An `AttentionBackend` for every device that torch's scaled_dot_product_attention serves.
-
-    On a CPU whose kernels have been built, these serve in its place.
-    """
+    """An `AttentionBackend` for every device that torch's scaled_dot_product_attention serves."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -31,12 +26,6 @@ class TorchAttention:
             raise UnsupportedError("kv_cache_dtype: fp8 is for GPUs only; set it to auto")
 
     def plan(self, batch: Batch) -> StepAttention:
-        if cpu.operations(batch.seq_lens) is not None:
-            return CpuStepAttention(batch, self)
-        return self.plan_in_torch(batch)
-
-    def plan_in_torch(self, batch: Batch) -> TorchStepAttention:
-        """Return the attention of the step through torch's own kernels."""
         starts: list[int] = batch.query_start_loc.tolist()
         lengths: list[int] = batch.seq_lens.tolist()
         sequences = [
@@ -49,44 +38,6 @@ class TorchAttention:
     def _blocks(self, table: Tensor, length: int) -> list[int]:
         blocks: list[int] = table[: -(-length // self._block_size)].tolist()
         return blocks
-
-
-class CpuStepAttention:
-    """A `StepAttention` that leaves everything to the kernel, which reads the batch's tables.
-
-    Torch serves float32, as `kernels.cpu.fast_operations` has it.
-    """
-
-    def __init__(self, batch: Batch, backend: TorchAttention) -> None:
-        self._batch = batch
-        self._backend = backend
-        self._in_torch: TorchStepAttention | None = None
-
-    def attend(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        key_scale: Tensor | None = None,
-        value_scale: Tensor | None = None,
-    ) -> Tensor:
-        assert key_scale is value_scale is None, "float8 caches are refused by `check`"
-        if cpu.fast_operations(query) is None:
-            if self._in_torch is None:
-                self._in_torch = self._backend.plan_in_torch(self._batch)
-            return self._in_torch.attend(query, cache, scale=scale, sliding_window=sliding_window)
-        return attention_in_place(
-            query,
-            cache.key,
-            cache.value,
-            self._batch.query_start_loc,
-            self._batch.seq_lens,
-            self._batch.block_tables,
-            scale=scale,
-            sliding_window=sliding_window,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class PagedModel:
         self._cache = allocate_kv_cache(
             self.config, num_blocks, block_size, dtype=dtype, device=CPU
         )
-        self._backend = attention_backend(CPU, block_size=block_size)
+        self._backend = attention_backend(CPU, dtype=dtype, block_size=block_size)
         self._free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self._free)
 

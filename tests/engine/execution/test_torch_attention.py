@@ -1,6 +1,5 @@
 """The CPU backend against a naive oracle: every query on its own, in float64."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -10,21 +9,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.execution.attention import LayerCache, attention_backend
+from engine.execution.cpu_attention import CpuAttention
+from engine.execution.torch_attention import TorchAttention
 from kernels import cpu
 from tests.factories.batches import BatchRow, build_batch
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["torch", "cpu"], autouse=True, scope="module")
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Have every test hold for torch's kernels and for ours in C++, where these are built."""
-    if request.param == "cpu" and cpu.operations(torch.zeros(())) is None:
+Backend = type[TorchAttention]
+
+
+@pytest.fixture(params=[TorchAttention, CpuAttention], ids=["torch", "cpu"], scope="module")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Torch's kernels, and ours in C++ where these are built: every test holds for both."""
+    if request.param is CpuAttention and cpu.operations(torch.zeros(())) is None:
         pytest.skip("there are no CPU kernels: python -m kernels.cpu builds them")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            patch.setattr(cpu, "operations", lambda _: None)
-        yield request.param
+    chosen: Backend = request.param
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ def _oracle(
     return out
 
 
-def _check(case: Case, dtype: torch.dtype = torch.float32, tolerance: float = 1e-5) -> None:
+def _check(
+    backend: Backend, case: Case, dtype: torch.dtype = torch.float32, tolerance: float = 1e-5
+) -> None:
     generator = torch.Generator().manual_seed(case.seed)
     lengths = [cached + new for cached, new in case.sequences]
     needed = [-(-length // case.block_size) for length in lengths]
@@ -107,7 +111,7 @@ def _check(case: Case, dtype: torch.dtype = torch.float32, tolerance: float = 1e
         len(batch.token_ids), case.kv_heads * case.group, case.head_dim, generator=generator
     ).to(dtype)
     scale = case.head_dim**-0.5
-    step = attention_backend(CPU, block_size=case.block_size).plan(batch)
+    step = backend(case.block_size).plan(batch)
     for _ in range(2):  # the second layer reuses what the first one found
         out = step.attend(query, cache, scale=scale, sliding_window=case.window)
     assert out.dtype == dtype
@@ -119,34 +123,42 @@ def _check(case: Case, dtype: torch.dtype = torch.float32, tolerance: float = 1e
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
-@given(cases)
+@given(case=cases)
 @settings(max_examples=60, deadline=None)
-def test_any_mixed_step_matches_the_oracle(case: Case) -> None:
-    _check(case)
+def test_any_mixed_step_matches_the_oracle(backend: Backend, case: Case) -> None:
+    _check(backend, case)
 
 
 @pytest.mark.parametrize("window", [None, 100, 300])
-def test_a_long_prefill_is_computed_in_tiles(window: int | None) -> None:
+def test_a_long_prefill_is_computed_in_tiles(backend: Backend, window: int | None) -> None:
     for cached in (0, 37):
-        _check(Case(((cached, 520),), 16, 1, 2, 8, window, shuffled=True))
+        _check(backend, Case(((cached, 520),), 16, 1, 2, 8, window, shuffled=True))
 
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)], ids=str
 )
 @pytest.mark.parametrize("window", [None, 5])
-def test_half_precision(dtype: torch.dtype, tolerance: float, window: int | None) -> None:
+def test_half_precision(
+    backend: Backend, dtype: torch.dtype, tolerance: float, window: int | None
+) -> None:
     case = Case(((0, 9), (12, 1), (17, 6)), 4, 2, 3, 16, window, shuffled=True)
-    _check(case, dtype, tolerance)
+    _check(backend, case, dtype, tolerance)
 
 
-def test_consecutive_blocks_are_read_in_place() -> None:
+def test_consecutive_blocks_are_read_in_place(backend: Backend) -> None:
     """Layers change the cache after the plan is made: the plan must hold places, not data."""
     batch = build_batch([BatchRow([0], 7, [2, 3])], block_size=4)
-    step = attention_backend(CPU, block_size=4).plan(batch)
+    step = backend(4).plan(batch)
     cache = LayerCache(torch.zeros(5, 4, 1, 2), torch.zeros(5, 4, 1, 2))
     query = torch.ones(1, 1, 2)
     step.attend(query, cache, scale=1.0, sliding_window=None)
     cache.value[2:4] = 3.0
     out = step.attend(query, cache, scale=1.0, sliding_window=None)
     torch.testing.assert_close(out, torch.full((1, 1, 2), 3.0))
+
+
+def test_float32_is_left_to_torch() -> None:
+    fast = CpuAttention if cpu.operations(torch.zeros(())) is not None else TorchAttention
+    for dtype, expected in ((torch.float32, TorchAttention), (torch.bfloat16, fast)):
+        assert type(attention_backend(CPU, dtype=dtype, block_size=16)) is expected

@@ -1,0 +1,48 @@
+"""Attention through our kernels in C++: the CPU backend where they have been built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.execution.attention import LayerCache, StepAttention
+from engine.execution.batch import Batch
+from engine.execution.torch_attention import TorchAttention
+from kernels.cpu.attention import attention_in_place
+
+
+class CpuAttention(TorchAttention):
+    """An `AttentionBackend` that accepts what torch's does, and copies nothing of the cache."""
+
+    def plan(self, batch: Batch) -> StepAttention:
+        return CpuStepAttention(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuStepAttention:
+    """A `StepAttention` that leaves everything to the kernel, which reads the batch's tables."""
+
+    batch: Batch
+
+    def attend(
+        self,
+        query: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
+    ) -> Tensor:
+        assert key_scale is value_scale is None, "float8 caches are refused by `check`"
+        return attention_in_place(
+            query,
+            cache.key,
+            cache.value,
+            self.batch.query_start_loc,
+            self.batch.seq_lens,
+            self.batch.block_tables,
+            scale=scale,
+            sliding_window=sliding_window,
+        )
