@@ -4,51 +4,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import KeysView, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.ranked_queue import Rank, RankedQueue
+from engine.core.schedule import Schedule, ScheduledRequest
 from engine.request import Request, SampledToken
-
-
-class ScheduledRequest(NamedTuple):  # quickly made, for each row of each step
-    """Tokens of `request` that are computed in this step.
-
-    Attributes:
-        slot: of the request.
-        start: position of the first of them.
-        num_tokens: how many they are.
-        wants_token: they reach the end of what there is, so that the next token is sampled.
-        first_changed_block: place in its `block_ids` from which on they may have changed since the
-            step before; None if it has got its slot with this step.
-    """
-
-    request: Request
-    slot: int
-    start: int
-    num_tokens: int
-    wants_token: bool
-    first_changed_block: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One step: swap out these blocks, copy and swap in those, then compute these tokens.
-
-    Rows of one token come first: decode and prefill are different kernels, and each then has one
-    range of the step's tokens. Among each kind, those that want a token come first.
-
-    Attributes:
-        swap_out: from blocks of the device to blocks of the host.
-        copies: within the device; all are read before any is written.
-        swap_in: from blocks of the host to blocks of the device.
-    """
-
-    rows: list[ScheduledRequest]
-    swap_out: list[BlockCopy]
-    copies: list[BlockCopy]
-    swap_in: list[BlockCopy]
 
 
 class Scheduler:
@@ -170,7 +131,7 @@ class Scheduler:
         if self.num_preemptions == num_preemptions:
             self._admit(rows, copies, swap_in, budget)
             assert self.running or not self.num_waiting, "a request that can never fit was let in"
-        if not all(map(_is_decode, rows)):
+        if not all(row.is_decode for row in rows):
             rows.sort(key=lambda row: (row.num_tokens > 1, not row.wants_token))
             for row in rows:
                 self._share_prompt(row.request)
@@ -368,7 +329,3 @@ class Scheduler:
             for index, request in siblings.items()
         }
         self.kv_cache.check_integrity(self.requests)
-
-
-def _is_decode(row: ScheduledRequest) -> bool:
-    return row.num_tokens == 1 and row.wants_token and not row.request.forks

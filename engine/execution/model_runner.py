@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import blocks_for
-from engine.core.scheduler import Schedule
+from engine.core.schedule import Schedule
 from engine.execution.attention import LayerCache, allocate_kv_cache, attention_backend
 from engine.execution.batch import Batch
 from engine.execution.block_moves import move_blocks

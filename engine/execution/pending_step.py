@@ -8,7 +8,7 @@ from itertools import compress
 
 import torch
 
-from engine.core.scheduler import Schedule
+from engine.core.schedule import Schedule
 from engine.execution.sampling import Samples
 from engine.execution.step_plan import StepPlan
 from engine.request import SampledToken

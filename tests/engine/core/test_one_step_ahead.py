@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.core.scheduler import Schedule
+from engine.core.schedule import Schedule
 from engine.execution.model_runner import ModelRunner
 from engine.execution.pending_step import PendingStep
 from engine.service.messages import AddRequest, SequenceOutput, TokenLogprobs

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.scheduler import Schedule
+from engine.core.schedule import Schedule
 from engine.request import Request
 from tests.factories.paged_oracle import VOCAB, PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler
