@@ -93,20 +93,22 @@ def prepare_inputs(
     """
     _check(tables, slots, query_start_loc, num_tokens_padded, block_size)
     num_rows, max_blocks = slots.shape[0], tables.block_tables.shape[1]
-    if out is None:
-        out = StepInputs.allocate(
-            num_rows, num_tokens_padded, max_blocks=max_blocks, device=slots.device
-        )
-    else:
+    if out is not None:
         _check_out(out, slots, num_tokens_padded, max_blocks)
     if not device.runs_triton(slots):
         inputs, num_computed_tokens = reference(
             tables, slots, query_start_loc, num_tokens_padded, block_size
         )
+        tables.num_computed_tokens.copy_(num_computed_tokens)
+        if out is None:
+            return inputs
         for field in fields(inputs):
             getattr(out, field.name).copy_(getattr(inputs, field.name))
-        tables.num_computed_tokens.copy_(num_computed_tokens)
         return out
+    if out is None:
+        out = StepInputs.allocate(
+            num_rows, num_tokens_padded, max_blocks=max_blocks, device=slots.device
+        )
     _launch(tables, slots, query_start_loc, block_size, out)
     return out
 
