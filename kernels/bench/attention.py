@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.bench.case import randn
+from kernels.bench.case import Model, randn
 from kernels.paged_cache import FP8
 
 _SCALES = (0.02, 0.015)  # of the keys and values of a float8 cache
@@ -81,6 +82,30 @@ class Paged:
                 rows = (rows.view(FP8).to(dtype) * scale[:, None, None]).to(dtype)
             found.append(rows.contiguous())
         return found[0], found[1]
+
+
+def geometry(model: Model, block_size: int, cache_dtype: torch.dtype) -> dict[str, Any]:
+    """Return what the cases of `model` have in common, as arguments of their builders."""
+    return {
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "dim": model.head_dim,
+        "block_size": block_size,
+        "dtype": torch.bfloat16,
+        "cache_dtype": cache_dtype,
+    }
+
+
+def tiny_geometry(cache_dtype: torch.dtype) -> dict[str, Any]:
+    """Return what differs from that in a tiny case, which tests run."""
+    return {
+        "heads": 6,
+        "kv_heads": 2,
+        "dim": 64,
+        # With float8 the kernels compute in float16, whatever the queries are.
+        "dtype": torch.float16 if cache_dtype == FP8 else torch.float32,
+        "cache_dtype": FP8 if cache_dtype == FP8 else torch.float32,
+    }
 
 
 def gather(cache: Tensor, paged: Paged) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from kernels.bench.attention import Paged, gather
+from kernels.bench.attention import Paged, gather, geometry, tiny_geometry
 from kernels.bench.case import LLAMA, QWEN, Aim, Case, Model, Work, numel_bytes, randn
 from kernels.paged_cache import FP8
 from kernels.paged_decode import paged_decode_attention
@@ -121,24 +121,8 @@ def _case(
         operation="paged_decode",
         name=name,
         build=_decode,
-        shape={
-            "lengths": lengths,
-            "heads": model.heads,
-            "kv_heads": model.kv_heads,
-            "dim": model.head_dim,
-            "block_size": block_size,
-            "dtype": torch.bfloat16,
-            "cache_dtype": cache_dtype,
-        },
-        tiny={
-            "lengths": [70, 1, 33] if ragged else [70, 70],
-            "heads": 6,
-            "kv_heads": 2,
-            "dim": 64,
-            # With float8 the kernels compute in float16, whatever the queries are.
-            "dtype": torch.float16 if cache_dtype == FP8 else torch.float32,
-            "cache_dtype": FP8 if cache_dtype == FP8 else torch.float32,
-        },
+        shape={"lengths": lengths, **geometry(model, block_size, cache_dtype)},
+        tiny={"lengths": [70, 1, 33] if ragged else [70, 70], **tiny_geometry(cache_dtype)},
         aim=aim,
         compile=compile,
     )

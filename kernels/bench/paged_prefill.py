@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from kernels.bench.attention import Paged
+from kernels.bench.attention import Paged, geometry, tiny_geometry
 from kernels.bench.case import LLAMA, QWEN, Aim, Case, Model, Work, randn
 from kernels.paged_cache import FP8
 from kernels.paged_prefill import paged_prefill_attention
@@ -116,24 +116,8 @@ def _case(
         operation="paged_prefill",
         name=name,
         build=_prefill,
-        shape={
-            "chunks": chunks,
-            "heads": model.heads,
-            "kv_heads": model.kv_heads,
-            "dim": model.head_dim,
-            "block_size": block_size,
-            "dtype": torch.bfloat16,
-            "cache_dtype": cache_dtype,
-        },
-        tiny={
-            "chunks": tiny,
-            "heads": 6,
-            "kv_heads": 2,
-            "dim": 64,
-            # With float8 the kernels compute in float16, whatever the queries are.
-            "dtype": torch.float16 if cache_dtype == FP8 else torch.float32,
-            "cache_dtype": FP8 if cache_dtype == FP8 else torch.float32,
-        },
+        shape={"chunks": chunks, **geometry(model, block_size, cache_dtype)},
+        tiny={"chunks": tiny, **tiny_geometry(cache_dtype)},
         aim=aim,
         compile=compile,
     )
