@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels import cpu, device
 from kernels.checks import FLOATS, check_dtype, check_last_stride
+from kernels.cpu.activation import ACTIVATIONS, Activation
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -52,12 +53,7 @@ def gelu_mul(gate_up: Tensor, approximate: Literal["none", "tanh"] = "none") -> 
     return _apply(gate_up, "gelu" if approximate == "none" else "gelu_tanh")
 
 
-_Activation = Literal["silu", "gelu", "gelu_tanh"]
-# As the kernel of the CPU numbers them.
-_NUMBERS: dict[_Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-
-
-def reference(gate_up: Tensor, activation: _Activation) -> Tensor:
+def reference(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return the product computed in float32 throughout."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     if activation == "silu":
@@ -103,7 +99,7 @@ def settings(size: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": max(block // 256, 1)}
 
 
-def _apply(gate_up: Tensor, activation: _Activation) -> Tensor:
+def _apply(gate_up: Tensor, activation: Activation) -> Tensor:
     check_dtype("gate_up", gate_up, *FLOATS)
     if gate_up.dim() == 0 or gate_up.shape[-1] % 2 or not gate_up.shape[-1]:
         raise ValueError(
@@ -112,7 +108,7 @@ def _apply(gate_up: Tensor, activation: _Activation) -> Tensor:
     check_last_stride("gate_up", gate_up)
     if not device.runs_triton(gate_up):
         if (fast := cpu.fast_operations(gate_up)) is not None:
-            product: Tensor = fast.gated_activation(gate_up, _NUMBERS[activation])
+            product: Tensor = fast.gated_activation(gate_up, ACTIVATIONS[activation])
             return product
         return reference(gate_up, activation).to(gate_up.dtype)
     size = gate_up.shape[-1] // 2

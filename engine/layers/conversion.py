@@ -1,12 +1,13 @@
 """What loaded projections are turned into: the form in which they serve fastest on their device.
 
-A form is a module with the `forward` of `Linear` that is made of a loaded weight and bias. What a
+A form is a module with the `forward` of the `Linear` whose weight and bias it is made of. What a
 checkpoint stores in a form already is a module with the `destinations` of `Linear` too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,11 @@ from engine.config import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
 from engine.layers.linear import Linear
+from engine.layers.mlp import Gated, GatedLinear
 from engine.layers.packed_linear import PackedLinear, can_pack
+from engine.layers.panel_linear import PanelLinear
 from engine.models.causal_lm import CausalLM
-
-Form = Callable[[Tensor, Tensor | None], nn.Module]
+from kernels.cpu import linear as panels
 
 
 def check_quantization(quantization: Quantization | None, device: torch.device) -> None:
@@ -43,32 +45,46 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
     is quantised; the head stays as precise as it is, for its errors would go straight into the
     logits. A head that is the embedding is copied, for the embedding needs plain rows.
     """
-    weight = model.model.embed_tokens.weight
-    packed = PackedLinear if _packs(weight.device, weight.dtype) else None
-    form = packed if quantization is None else Int8Linear
-    if form is not None:
-        _convert(model.model, form)
-    if packed is not None:
-        if model.lm_head is None:
-            model.model.embed_tokens.head = packed(weight, None)
-        else:
-            _convert(model, packed)
+    _convert(model.model, partial(_layer_form, int8=quantization is not None))
+    if model.lm_head is not None:
+        _convert(model, lambda head: _head_form(head.weight))
+    else:
+        model.model.embed_tokens.head = _head_form(model.model.embed_tokens.weight)
 
 
 def num_copied_bytes(model: CausalLM, device: torch.device) -> int:
     """Return the bytes by which `convert_weights` makes the weights of `model` on `device` grow."""
     weight = model.model.embed_tokens.weight
-    return weight.nbytes if model.lm_head is None and _packs(device, weight.dtype) else 0
+    return weight.nbytes if model.lm_head is None and _is_packed(weight, device) else 0
 
 
-def _packs(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cpu" and can_pack(dtype)
+def _is_packed(weight: Tensor, device: torch.device) -> bool:
+    """Return whether there is a form for `weight` if it lies on `device`."""
+    return device.type == "cpu" and (panels.serves(weight, device) or can_pack(weight.dtype))
 
 
-def _convert(module: nn.Module, form: Form) -> None:
+def _layer_form(linear: Linear, *, int8: bool) -> nn.Module | None:
+    weight, bias = linear.weight, linear.bias
+    is_gated = isinstance(linear, GatedLinear)
+    if panels.serves(weight, weight.device) and (not is_gated or panels.can_gate(len(weight) // 2)):
+        return PanelLinear(weight, bias, int8=int8, activation="silu" if is_gated else None)
+    if not (int8 or _is_packed(weight, weight.device)):
+        return None
+    form = Int8Linear(weight, bias) if int8 else PackedLinear(weight, bias)
+    return Gated(form) if is_gated else form
+
+
+def _head_form(weight: Tensor) -> nn.Module | None:
+    if panels.serves(weight, weight.device):
+        # Logits are float32 in the end: not rounded in between, fewer of them are equal.
+        return PanelLinear(weight, None, wide=True)
+    return PackedLinear(weight, None) if _is_packed(weight, weight.device) else None
+
+
+def _convert(module: nn.Module, form_of: Callable[[Linear], nn.Module | None]) -> None:
     for name in [name for name, _ in module.named_children()]:
         child = module.get_submodule(name)
-        if isinstance(child, Linear):
-            setattr(module, name, form(child.weight, child.bias))
-        else:
-            _convert(child, form)
+        if not isinstance(child, Linear):
+            _convert(child, form_of)
+        elif (form := form_of(child)) is not None:
+            setattr(module, name, form)

@@ -55,7 +55,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self._product = _Int8Product(*_quantize_channels(weight))
+        self._product = _Int8Product(*quantize_channels(weight))
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Int8Linear(nn.Module):
         return torch.addcmul(self._bias, product, scale).to(x.dtype)
 
 
-def _quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return `weight` [N, K] as int8, and float32 [N] that its rows are to be multiplied by."""
     steps = torch.empty_like(weight, dtype=torch.int8)
     scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)

@@ -10,17 +10,43 @@ from engine.models.config import ModelConfig
 from kernels.gated_activation import silu_mul
 
 
+class GatedLinear(Linear):
+    """silu(gate(x)) * up(x), the two projections in one product."""
+
+    def __init__(
+        self, in_features: int, size: int, *, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        parts = {"gate_proj": size, "up_proj": size}
+        super().__init__(in_features, parts, bias=bias, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return silu_mul(super().forward(x))
+
+
+class Gated(nn.Module):
+    """silu(gate) * up of what `projection` returns, a form of the projections of `GatedLinear`."""
+
+    def __init__(self, projection: nn.Module) -> None:
+        super().__init__()
+        self._projection = projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        return silu_mul(self._projection(x))
+
+
 class MLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), with gate and up in one product."""
+    """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj: nn.Module = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
-        parts = {"down_proj": hidden}
-        self.down_proj: nn.Module = Linear(inner, parts, bias=bias, dtype=dtype, device=device)
+        self.gate_up_proj: nn.Module = GatedLinear(
+            hidden, inner, bias=bias, dtype=dtype, device=device
+        )
+        self.down_proj: nn.Module = Linear(
+            inner, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
+        out: Tensor = self.down_proj(self.gate_up_proj(x))
         return out

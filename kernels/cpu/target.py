@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 
@@ -39,7 +40,11 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 # The best first.
 TARGETS = (
-    Target("avx512_bf16", _AVX512 | {"avx512_bf16"}, (*_V4, "-mavx512bf16")),
+    Target(
+        "avx512_bf16",
+        _AVX512 | {"avx512_bf16", "avx512_vnni"},
+        (*_V4, "-mavx512bf16", "-mavx512vnni"),
+    ),
     Target("avx512", _AVX512, _V4),
     Target("avx2", _AVX2, _V3),
 )
@@ -51,6 +56,12 @@ def targets() -> list[Target]:
     return [target for target in TARGETS if target.needs <= flags]
 
 
+def has_matrix_unit() -> bool:
+    """Return whether this machine multiplies whole matrices of bfloat16 and 8-bit integers."""
+    return {"amx_bf16", "amx_int8"} <= _processor_flags()
+
+
+@cache
 def _processor_flags() -> frozenset[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

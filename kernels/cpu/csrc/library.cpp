@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kernels.h"
+#include "linear.h"
 
 namespace trident::operators {
 namespace {
@@ -114,6 +115,44 @@ Tensor paged_attention(
   return out;
 }
 
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+// Calls run with the arguments of a product whose result has out_features channels of Out.
+template <typename Out, typename Run>
+Tensor multiply(
+    const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
+    const std::optional<Tensor>& bias, int64_t out_features, int64_t out_channels, Run run) {
+  const int64_t in_features = x.size(-1);
+  const Tensor flat = x.reshape({-1, in_features});
+  auto shape = x.sizes().vec();
+  shape.back() = out_channels;
+  Tensor out = at::empty(shape, x.options().dtype(c10::CppTypeToScalarType<Out>::value));
+  run(Linear<Out>{
+      flat.const_data_ptr<at::BFloat16>(), weight.const_data_ptr(), pointer<float>(scale),
+      pointer<at::BFloat16>(bias), out.mutable_data_ptr<Out>(), flat.size(0), in_features,
+      out_features, flat.stride(0)});
+  return out;
+}
+
+Tensor linear(
+    const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
+    const std::optional<Tensor>& bias, int64_t out_features, bool wide) {
+  const auto run = [](const auto& a) { trident::linear(a); };
+  if (wide) {
+    return multiply<float>(x, weight, scale, bias, out_features, out_features, run);
+  }
+  return multiply<at::BFloat16>(x, weight, scale, bias, out_features, out_features, run);
+}
+
+// `activation` is one of `Activation`.
+Tensor gated_linear(
+    const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
+    const std::optional<Tensor>& bias, int64_t size, int64_t activation) {
+  return multiply<at::BFloat16>(x, weight, scale, bias, 2 * size, size, [&](const auto& a) {
+    trident::gated_linear(a, static_cast<Activation>(activation));
+  });
+}
+#endif
+
 }  // namespace
 }  // namespace trident::operators
 
@@ -137,4 +176,14 @@ TORCH_LIBRARY(trident_cpu, m) {
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor query_start_loc,"
       " Tensor seq_lens, Tensor block_tables, float scale, int? sliding_window) -> Tensor",
       &trident::operators::paged_attention);
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+  m.def(
+      "linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int out_features, bool wide)"
+      " -> Tensor",
+      &trident::operators::linear);
+  m.def(
+      "gated_linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int size,"
+      " int activation) -> Tensor",
+      &trident::operators::gated_linear);
+#endif
 }

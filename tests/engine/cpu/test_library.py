@@ -34,7 +34,8 @@ def test_a_processor_is_offered_what_it_can_run_only(monkeypatch: pytest.MonkeyP
     assert names() == []
     assert names(*avx2) == ["avx2"]
     assert names(*(avx512 - {"avx512vl"})) == ["avx2"]
-    assert names(*avx512, "avx512_bf16") == ["avx512_bf16", "avx512", "avx2"]
+    assert names(*avx512, "avx512_bf16") == ["avx512", "avx2"]
+    assert names(*avx512, "avx512_bf16", "avx512_vnni") == ["avx512_bf16", "avx512", "avx2"]
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert names(*avx512) == []
 

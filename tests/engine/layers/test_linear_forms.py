@@ -18,6 +18,8 @@ from engine.layers.conversion import check_quantization, convert_weights, num_co
 from engine.layers.int8_linear import Int8Linear, multiplies_int8, quantize_rows
 from engine.layers.linear import Linear
 from engine.layers.packed_linear import PackedLinear, can_pack
+from engine.layers.panel_linear import PanelLinear
+from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.paged_model import PagedModel
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
@@ -33,6 +35,17 @@ needs_bfloat16 = pytest.mark.skipif(
     torch.bfloat16 not in PACKABLE, reason="oneDNN has no products of bfloat16 on this CPU"
 )
 needs_int8 = pytest.mark.skipif(not multiplies_int8(), reason="this CPU has no exact int8 products")
+
+
+each_kernels = pytest.mark.parametrize("ours", [False, True], ids=["oneDNN", "ours"])
+
+
+def _choose(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+    """Have oneDNN's products serve, or ours where this machine has them."""
+    if not ours:
+        monkeypatch.setattr(panels, "serves", lambda weight, device: False)
+    elif not panels.serves(torch.zeros(4, 4, dtype=torch.bfloat16), CPU):
+        pytest.skip("oneDNN has the fastest products on this CPU, or the kernels are not built")
 
 
 def operands(
@@ -199,16 +212,24 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     return ((found - wanted).norm() / wanted.norm()).item()
 
 
+@each_kernels
 @pytest.mark.parametrize("dtype", PACKABLE, ids=str)
-def test_the_model_computes_the_same_with_packed_weights(path: Path, dtype: torch.dtype) -> None:
+def test_the_model_computes_the_same_with_packed_weights(
+    path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours)
     found, wanted = (logits(path, dtype, convert=convert) for convert in (True, False))
     # Each of the 13 products may be rounded to the other side: independent errors.
     assert relative_error(found, wanted) < 13**0.5 * 2 * rounding(dtype) + 1e-5
 
 
 @needs_int8
+@each_kernels
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_the_model_computes_nearly_the_same_in_int8(path: Path, dtype: torch.dtype) -> None:
+def test_the_model_computes_nearly_the_same_in_int8(
+    path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours)
     found = logits(path, dtype, convert=True, quantization="int8")
     wanted = logits(path, dtype, convert=False)
     # Rounding to a step is off by step / 12 ** 0.5 on average; the largest of a row is at most 4
@@ -219,9 +240,11 @@ def test_the_model_computes_nearly_the_same_in_int8(path: Path, dtype: torch.dty
 
 
 @needs_bfloat16
+@each_kernels
 def test_the_originals_are_freed_one_after_the_other(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
+    _choose(monkeypatch, ours)
     model = PagedModel(path, dtype=torch.bfloat16).model
     is_tied = model.lm_head is None
     originals = [
@@ -231,12 +254,14 @@ def test_the_originals_are_freed_one_after_the_other(
     ]
     num_alive: list[int] = []
 
-    class Recording(PackedLinear):
-        def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-            num_alive.append(sum(not storage.expired() for storage in originals))
-            super().__init__(weight, bias)
+    form = PanelLinear if ours else PackedLinear
 
-    monkeypatch.setattr(conversion, "PackedLinear", Recording)
+    class Recording(form):  # type: ignore[misc, valid-type]
+        def __init__(self, weight: Tensor, bias: Tensor | None, **settings: Any) -> None:
+            num_alive.append(sum(not storage.expired() for storage in originals))
+            super().__init__(weight, bias, **settings)
+
+    monkeypatch.setattr(conversion, form.__name__, Recording)
     convert_weights(model, None)
     assert num_alive[: len(originals)] == list(range(len(originals), 0, -1))
     assert all(storage.expired() for storage in originals)
@@ -245,7 +270,11 @@ def test_the_originals_are_freed_one_after_the_other(
 
 
 @needs_bfloat16
-def test_a_tied_head_is_a_copy_and_counted(path: Path) -> None:
+@each_kernels
+def test_a_tied_head_is_a_copy_and_counted(
+    path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours)
     model = PagedModel(path, dtype=torch.bfloat16).model
     embedding = model.model.embed_tokens
     rows = embedding.weight.clone()
@@ -310,7 +339,8 @@ def test_the_engine_serves(
         block_size=4,
     )
     layers = list(llm._core._runner.model.model.modules())
-    assert any(isinstance(layer, Int8Linear) for layer in layers) == (quantization == "int8")
+    is_int8 = [isinstance(each, Int8Linear) or getattr(each, "int8", False) for each in layers]
+    assert any(is_int8) == (quantization == "int8")
     if quantization is not None or getattr(torch, dtype) in PACKABLE:
         assert not any(isinstance(layer, Linear) for layer in layers)
     params = SamplingParams(temperature=0, max_tokens=9, logprobs=0, ignore_eos=True)

@@ -1,0 +1,9 @@
+"""The activations of gates, as the kernels number them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}

@@ -1,0 +1,283 @@
+// Products with packed weights, in bfloat16 or in 8-bit integers.
+//
+// A panel is some output channels. It lies in memory in the order in which it is read: unit by unit
+// along the depth, that unit of all its channels. Rows are packed alike, in groups of as many as
+// there are registers for. A task multiplies a panel with some groups, and meanwhile fetches the
+// next panel into the cache.
+#include "linear.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "activation.h"
+#include "panel_product.h"
+#include "shares.h"
+
+namespace trident {
+namespace {
+
+constexpr int64_t kPackGrain = 1 << 15;   // values that are worth another thread
+constexpr int64_t kBlockBytes = 1 << 20;  // rows of a task: they stay in the caches
+
+// The rows of x in groups of equal sizes, nearly.
+struct Groups {
+  int64_t rows, count;
+
+  explicit Groups(int64_t rows) : rows(rows), count((rows + kMostRows - 1) / kMostRows) {}
+
+  int64_t begin(int64_t group) const {
+    return group * rows / count;
+  }
+  int64_t size(int64_t group) const {
+    return begin(group + 1) - begin(group);
+  }
+};
+
+// Writes every `stride`th unit.
+inline void scatter(const void* row, int64_t units, int32_t* to, int64_t stride) {
+  const char* from = static_cast<const char*>(row);
+  for (int64_t k = 0; k < units; ++k) {
+    std::memcpy(to + k * stride, from + 4 * k, 4);
+  }
+}
+
+// Calls pack(row, to, stride) for each row; to and stride are where its units belong in its group.
+template <typename Pack>
+void pack_groups(const Groups& groups, int64_t units, int32_t* packed, Pack pack) {
+  const int64_t grain = std::max<int64_t>(1, kPackGrain / (units * kMostRows));
+  at::parallel_for(0, groups.count, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      const int64_t row = groups.begin(group), size = groups.size(group);
+      for (int64_t r = 0; r < size; ++r) {
+        pack(row + r, packed + row * units + r, size);
+      }
+    }
+  });
+}
+
+class BFloat16Rows {
+ public:
+  using Product = BFloat16Product;
+
+  template <typename A>
+  BFloat16Rows(const A& a, const Groups& groups) : units(a.in_features / 2) {
+    if (a.rows == 1) {
+      packed_ = reinterpret_cast<const int32_t*>(a.x);
+      return;
+    }
+    memory_ = std::make_unique_for_overwrite<int32_t[]>(a.rows * units);
+    packed_ = memory_.get();
+    pack_groups(groups, units, memory_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
+      scatter(a.x + row * a.x_stride, units, to, stride);
+    });
+  }
+
+  const int32_t* group(int64_t row) const {
+    return packed_ + row * units;
+  }
+  Vec start(int64_t) const {
+    return Vec(0.0f);
+  }
+  Vec value(int64_t, int64_t, Vec sums) const {
+    return sums;
+  }
+
+  const int64_t units;
+
+ private:
+  const int32_t* packed_;
+  std::unique_ptr<int32_t[]> memory_;
+};
+
+class Int8Rows {
+ public:
+  using Product = Int8Product;
+
+  template <typename A>
+  Int8Rows(const A& a, const Groups& groups)
+      : units(a.in_features / 4),
+        weight_scales_(a.scale),
+        packed_(std::make_unique_for_overwrite<int32_t[]>(a.rows * units)),
+        scales_(std::make_unique_for_overwrite<float[]>(a.rows)),
+        starts_(std::make_unique_for_overwrite<int32_t[]>(a.rows)) {
+    pack_groups(groups, units, packed_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
+      thread_local std::vector<int8_t> steps;
+      steps.resize(a.in_features);
+      quantize(a.x + row * a.x_stride, a.in_features, steps.data(), row);
+      scatter(steps.data(), units, to, stride);
+    });
+  }
+
+  const int32_t* group(int64_t row) const {
+    return packed_.get() + row * units;
+  }
+  __m512i start(int64_t row) const {
+    return _mm512_set1_epi32(starts_[row]);
+  }
+  Vec value(int64_t row, int64_t column, __m512i sums) const {
+    return Vec(_mm512_cvtepi32_ps(sums)) * (Vec(scales_[row]) * widen(weight_scales_ + column));
+  }
+
+  const int64_t units;
+
+ private:
+  // Rounds to steps of a 127th of the row's largest value; if that is not finite, a step is NaN.
+  void quantize(const at::BFloat16* x, int64_t size, int8_t* steps, int64_t row) {
+    // As integers, sizes have the order that they have as numbers, and NaN is beyond infinity.
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t i = 0; i < size; i += W) {
+      const Vec sizes = widen(x + i, std::min(W, size - i)).abs();
+      largest = _mm512_max_epi32(largest, _mm512_castps_si512(sizes));
+    }
+    const float most = std::bit_cast<float>(_mm512_reduce_max_epi32(largest));
+    scales_[row] = std::isfinite(most) ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    const Vec per_step(most > 0.0f ? 127.0f / most : 0.0f);
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t i = 0; i < size; i += W) {
+      const int64_t n = std::min(W, size - i);
+      const __m512i rounded = _mm512_cvtps_epi32(widen(x + i, n) * per_step);
+      sum = _mm512_add_epi32(sum, rounded);
+      const __mmask16 some = static_cast<__mmask16>((1u << n) - 1);
+      _mm_mask_storeu_epi8(steps + i, some, _mm512_cvtsepi32_epi8(rounded));
+    }
+    starts_[row] = -128 * _mm512_reduce_add_epi32(sum);  // what the weights' zero point adds
+  }
+
+  const float* weight_scales_;
+  std::unique_ptr<int32_t[]> packed_;
+  std::unique_ptr<float[]> scales_;
+  std::unique_ptr<int32_t[]> starts_;
+};
+
+// What becomes of the values of a row and a panel.
+template <typename Out>
+class Plain {
+ public:
+  explicit Plain(const Linear<Out>& a) : a_(a) {}
+
+  void operator()(int64_t row, int64_t panel, Vec left, Vec right) const {
+    store_some(row, panel * kColumns, left);
+    store_some(row, panel * kColumns + W, right);
+  }
+
+ private:
+  void store_some(int64_t row, int64_t column, Vec value) const {
+    const int64_t n = std::min(W, a_.out_features - column);
+    if (n <= 0) {
+      return;
+    }
+    if (a_.bias != nullptr) {
+      value = value + widen(a_.bias + column, n);
+    }
+    store(a_.out + row * a_.out_features + column, value, n);
+  }
+
+  const Linear<Out>& a_;
+};
+
+// A panel has gates in its first half, and in the other what they are for.
+template <Activation kind>
+class Gated {
+ public:
+  explicit Gated(const Linear<at::BFloat16>& a) : a_(a) {}
+
+  void operator()(int64_t row, int64_t panel, Vec gate, Vec up) const {
+    if (a_.bias != nullptr) {
+      gate = gate + widen(a_.bias + panel * kColumns);
+      up = up + widen(a_.bias + panel * kColumns + W);
+    }
+    store(a_.out + (row * a_.out_features + panel * kColumns) / 2, activate<kind>(gate) * up);
+  }
+
+ private:
+  const Linear<at::BFloat16>& a_;
+};
+
+template <int64_t ROWS, typename Rows, typename Finish>
+void multiply_group(
+    const Rows& rows, int64_t row, const int32_t* weights, int64_t panel, const char* next,
+    int64_t next_lines, const Finish& finish) {
+  typename Rows::Product::Sums sums[ROWS][kVectors];
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < ROWS; ++r) {
+    sums[r][0] = sums[r][1] = rows.start(row + r);
+  }
+  multiply_panel<typename Rows::Product, ROWS>(
+      sums, rows.group(row), weights, rows.units, next, next_lines);
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < ROWS; ++r) {
+    finish(
+        row + r, panel, rows.value(row + r, panel * kColumns, sums[r][0]),
+        rows.value(row + r, panel * kColumns + W, sums[r][1]));
+  }
+}
+
+template <int64_t ROWS = kMostRows>
+void multiply_group_of(int64_t size, const auto&... arguments) {
+  if constexpr (ROWS > 0) {
+    if (size == ROWS) {
+      multiply_group<ROWS>(arguments...);
+    } else {
+      multiply_group_of<ROWS - 1>(size, arguments...);
+    }
+  }
+}
+
+template <typename Rows, typename Finish>
+void run(const auto& a, const Finish& finish) {
+  const Groups groups(a.rows);
+  const Rows rows(a, groups);
+  const int64_t panels = (a.out_features + kColumns - 1) / kColumns;
+  const int64_t panel_units = rows.units * kColumns;
+  const int64_t most = std::max<int64_t>(1, kBlockBytes / (4 * rows.units * kMostRows));
+  const int64_t blocks = (groups.count + most - 1) / most;
+  share_out(blocks * panels, [&](int64_t task) {
+    const int64_t block = task / panels, panel = task % panels;
+    const int64_t begin = block * groups.count / blocks;
+    const int64_t end = (block + 1) * groups.count / blocks;
+    const int32_t* weights = static_cast<const int32_t*>(a.weight) + panel * panel_units;
+    // The next panel, two lines of the cache per unit, comes with the first two groups.
+    const char* next = reinterpret_cast<const char*>(weights + panel_units);
+    const int64_t lines = panel + 1 == panels ? 0 : end - begin == 1 ? 2 : 1;
+    for (int64_t group = begin; group < end; ++group, next += rows.units * 64) {
+      multiply_group_of(
+          groups.size(group), rows, groups.begin(group), weights, panel, next,
+          group - begin < 2 ? lines : 0, finish);
+    }
+  });
+}
+
+template <typename Rows>
+void run_gated(const Linear<at::BFloat16>& a, Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return run<Rows>(a, Gated<Activation::kSilu>(a));
+    case Activation::kGelu:
+      return run<Rows>(a, Gated<Activation::kGelu>(a));
+    case Activation::kGeluTanh:
+      return run<Rows>(a, Gated<Activation::kGeluTanh>(a));
+  }
+}
+
+}  // namespace
+
+template <typename Out>
+void linear(const Linear<Out>& a) {
+  a.scale == nullptr ? run<BFloat16Rows>(a, Plain<Out>(a)) : run<Int8Rows>(a, Plain<Out>(a));
+}
+
+template void linear(const Linear<at::BFloat16>&);
+template void linear(const Linear<float>&);
+
+void gated_linear(const Linear<at::BFloat16>& a, Activation activation) {
+  a.scale == nullptr ? run_gated<BFloat16Rows>(a, activation) : run_gated<Int8Rows>(a, activation);
+}
+
+}  // namespace trident
+#endif

@@ -1,0 +1,37 @@
+// Work that is shared out among torch's threads.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+namespace trident {
+
+// Calls run(i) for each of `count` tasks. A thread has a run of adjacent ones, whose memory it reads
+// on end, and then helps the others: so a core that another program needs holds nobody up.
+template <typename Run>
+void share_out(int64_t count, Run run) {
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), count);
+  const auto shares = std::make_unique<Share[]>(threads);
+  for (int64_t i = 0; i < threads; ++i) {
+    shares[i].next = i * count / threads;
+    shares[i].end = (i + 1) * count / threads;
+  }
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t) {
+    for (int64_t k = 0; k < threads; ++k) {
+      Share& share = shares[(begin + k) % threads];
+      for (int64_t i = share.next++; i < share.end; i = share.next++) {
+        run(i);
+      }
+    }
+  });
+}
+
+}  // namespace trident

@@ -1,0 +1,158 @@
+"""Products with packed weights, in bfloat16 or in 8-bit integers, where a CPU has instructions.
+
+Weights are packed in panels of 32 output channels, in the order in which the kernels read them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.checks import check_contiguous, check_dtype, check_last_stride, check_shape
+from kernels.cpu.activation import ACTIVATIONS, Activation
+from kernels.cpu.library import operations
+from kernels.cpu.target import has_matrix_unit
+
+_COLUMNS = 32  # of a panel, as in csrc/panel_product.h
+_HALF = _COLUMNS // 2
+_UNIT_BYTES = 4  # along the depth, that an instruction multiplies at once
+
+
+def serves(weight: Tensor, device: torch.device) -> bool:
+    """Return whether `linear` has the fastest product there is on `device` with `weight` [N, K].
+
+    It needs the kernels, built for a processor with AVX-512 BF16 and VNNI. Where it has a unit for
+    whole matrices (AMX), oneDNN's products make use of it. The weight, which may be anywhere, must
+    be bfloat16, its K a multiple of 4.
+    """
+    if weight.dtype != torch.bfloat16 or weight.shape[1] % _UNIT_BYTES:
+        return False
+    fast = operations(torch.empty(0, device=device))
+    return hasattr(fast, "linear") and not has_matrix_unit()
+
+
+def can_gate(size: int) -> bool:
+    """Return whether `gated_linear` takes `size` gates."""
+    return size % _HALF == 0
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Return bfloat16 `weight` [N, K] as panels [P, K / 2, 32, 2], with channels of zeros added."""
+    return _pack(weight, 2)
+
+
+def pack_int8(steps: Tensor) -> Tensor:
+    """Return int8 `steps` [N, K] as panels [P, K / 4, 32, 4] of uint8 with zero point 128."""
+    # The other bit at the top is the other sign, and as a number 128 more.
+    return _pack(steps.view(torch.uint8).bitwise_xor(128), 4)
+
+
+def pad_channels(values: Tensor) -> Tensor:
+    """Return [N] values with zeros for the channels that packing adds."""
+    return F.pad(values, (0, -len(values) % _COLUMNS))
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    out_features: int,
+    scale: Tensor | None = None,
+    wide: bool = False,
+) -> Tensor:
+    """Return `x` W^T + bias, rounded once.
+
+    In bfloat16 products are summed in float32. In 8-bit integers the rows of `x` are rounded to
+    127ths of their largest value first, and summed exactly.
+
+    Args:
+        x: bfloat16 [..., K], rows contiguous.
+        weight: W as `pack` or `pack_int8` returns it.
+        bias: bfloat16 [N] or None.
+        out_features: N.
+        scale: of 8-bit weights: float32 [P * 32], what a step of each channel is worth.
+        wide: return float32.
+
+    Returns:
+        [..., N], contiguous, bfloat16 unless `wide`. In 8-bit integers, rows with a value that is
+        not finite are NaN.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype or stride.
+    """
+    fast = _operations(x, weight, scale, bias, out_features)
+    out: Tensor = fast.linear(x, weight, scale, bias, out_features, wide)
+    return out
+
+
+def gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    size: int,
+    activation: Activation,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """Return `activation(gate) * up`, bfloat16 [..., `size`], of the product `linear` would return.
+
+    Args:
+        x: as in `linear`.
+        weight, bias, scale: as in `linear`, of 2 `size` channels in the order of `interleave`.
+        size: a multiple of 16.
+        activation: of the gates.
+
+    Raises:
+        ValueError: as in `linear`.
+    """
+    if not can_gate(size):
+        raise ValueError(f"size: must be a multiple of {_HALF} (got {size})")
+    fast = _operations(x, weight, scale, bias, 2 * size)
+    out: Tensor = fast.gated_linear(x, weight, scale, bias, size, ACTIVATIONS[activation])
+    return out
+
+
+def interleave(stacked: Tensor) -> Tensor:
+    """Return [2 N, ...] with the first half of the rows, the gates, and the other half by turns.
+
+    Each turn is of 16, a half of a panel.
+    """
+    turns: Tensor = stacked.unflatten(0, (2, -1, _HALF)).transpose(0, 1)
+    return turns.flatten(0, 2)
+
+
+def _pack(weight: Tensor, per_unit: int) -> Tensor:
+    num_channels, depth = weight.shape
+    weight = F.pad(weight, (0, 0, 0, -num_channels % _COLUMNS))
+    panels = weight.view(-1, _COLUMNS, depth // per_unit, per_unit)
+    return panels.transpose(1, 2).contiguous()
+
+
+def _operations(
+    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, out_features: int
+) -> Any:
+    """Return the operators that serve these arguments of `linear`, having checked them."""
+    check_dtype("x", x, torch.bfloat16)
+    check_last_stride("x", x)
+    per_unit, dtype = (2, torch.bfloat16) if scale is None else (4, torch.uint8)
+    check_dtype("weight", weight, dtype)
+    num_panels = -(-out_features // _COLUMNS)
+    if x.shape[-1] % per_unit:
+        raise ValueError(f"x: its last dimension must be a multiple of {per_unit}")
+    check_shape("weight", weight, (num_panels, x.shape[-1] // per_unit, _COLUMNS, per_unit))
+    check_contiguous("weight", weight)
+    if scale is not None:
+        check_dtype("scale", scale, torch.float32)
+        check_shape("scale", scale, (num_panels * _COLUMNS,))
+        check_contiguous("scale", scale)
+    if bias is not None:
+        check_dtype("bias", bias, torch.bfloat16)
+        check_shape("bias", bias, (out_features,))
+        check_contiguous("bias", bias)
+    fast = operations(x)
+    assert fast is not None, "the CPU kernels are not there"
+    return fast
