@@ -17,6 +17,7 @@ class Attention(nn.Module):
     """Grouped-query attention of one layer, with q, k and v in one product.
 
     Attributes:
+        num_heads, num_kv_heads, head_dim, sliding_window: of the model's configuration.
         k_scale, v_scale: float32 [num_kv_heads], what the keys and values in a float8 cache are to
             be multiplied by; 1 unless the checkpoint brings others.
 
@@ -39,14 +40,14 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         dim = config.head_dim
-        self._num_heads, self._num_kv_heads, self._head_dim = (
+        self.num_heads, self.num_kv_heads, self.head_dim = (
             config.num_heads,
             config.num_kv_heads,
             dim,
         )
         self._sizes = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
         self._scale = dim**-0.5
-        self._sliding_window = sliding_window
+        self.sliding_window = sliding_window
         self.qkv_proj: nn.Module = Linear(
             config.hidden_size,
             dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True)),
@@ -81,9 +82,9 @@ class Attention(nn.Module):
         `rotary` holds cos and sin of the tokens' positions.
         """
         q, k, v = self.qkv_proj(x).split(self._sizes, dim=-1)
-        q = q.unflatten(-1, (self._num_heads, self._head_dim))
-        k = k.unflatten(-1, (self._num_kv_heads, self._head_dim))
-        v = v.unflatten(-1, (self._num_kv_heads, self._head_dim))
+        q = q.unflatten(-1, (self.num_heads, self.head_dim))
+        k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         is_float8 = cache.key.dtype == FP8
         key_scale, value_scale = (self.k_scale, self.v_scale) if is_float8 else (None, None)
         q = rotary_and_cache(
@@ -104,7 +105,7 @@ class Attention(nn.Module):
             q,
             cache,
             scale=self._scale,
-            sliding_window=self._sliding_window,
+            sliding_window=self.sliding_window,
             key_scale=key_scale,
             value_scale=value_scale,
         )

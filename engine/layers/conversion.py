@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from engine.config import Quantization
 from engine.errors import UnsupportedError
+from engine.layers.fused_layer import FusedLayer, can_fuse
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
 from engine.layers.linear import Linear
 from engine.layers.mlp import Gated, GatedLinear
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
-from engine.models.causal_lm import CausalLM
+from engine.models.causal_lm import CausalLM, DecoderLayer
 from kernels.cpu import linear as panels
 
 
@@ -50,6 +51,11 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
         _convert(model, lambda head: _head_form(head.weight))
     else:
         model.model.embed_tokens.head = _head_form(model.model.embed_tokens.weight)
+    layers = model.model.layers
+    for i, layer in enumerate(layers):
+        assert isinstance(layer, DecoderLayer)
+        if can_fuse(layer):
+            layers[i] = FusedLayer(layer)
 
 
 def num_copied_bytes(model: CausalLM, device: torch.device) -> int:

@@ -15,11 +15,11 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.weight = parameter(size, dtype=dtype, device=device)
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self._eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of `x + residual`, and the sum."""
-        return rms_norm_add(x, residual, self.weight, self._eps)
+        return rms_norm_add(x, residual, self.weight, self.eps)

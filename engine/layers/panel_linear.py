@@ -51,6 +51,11 @@ class PanelLinear(nn.Module):
         else:
             self._weight = pack(weight)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what the product is made of: `weight`, and `scale` and `bias` where there are."""
+        named = {"weight": self._weight, "scale": self._scale, "bias": self._bias}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
     def forward(self, x: Tensor) -> Tensor:
         if self._activation is None:
             return linear(

@@ -1,18 +1,15 @@
 // The operators of torch.ops.trident_cpu. The wrappers in Python have checked their arguments.
-#include <ATen/core/Tensor.h>
+#include "operators.h"
+
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <optional>
-#include <tuple>
-
+#include "decoder_layer.h"
 #include "kernels.h"
 #include "linear.h"
 
 namespace trident::operators {
 namespace {
-
-using at::Tensor;
 
 // Calls run with a value of the dtype's C++ type.
 template <typename Run>
@@ -33,6 +30,8 @@ template <typename T>
 const T* pointer(const std::optional<Tensor>& x) {
   return x.has_value() ? x->const_data_ptr<T>() : nullptr;
 }
+
+}  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, bool unit_offset) {
   const int64_t size = x.size(-1);
@@ -116,6 +115,8 @@ Tensor paged_attention(
 }
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+namespace {
+
 // Calls run with the arguments of a product whose result has out_features channels of Out.
 template <typename Out, typename Run>
 Tensor multiply(
@@ -132,6 +133,8 @@ Tensor multiply(
       out_features, flat.stride(0)});
   return out;
 }
+
+}  // namespace
 
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
@@ -153,7 +156,6 @@ Tensor gated_linear(
 }
 #endif
 
-}  // namespace
 }  // namespace trident::operators
 
 TORCH_LIBRARY(trident_cpu, m) {
@@ -185,5 +187,10 @@ TORCH_LIBRARY(trident_cpu, m) {
       "gated_linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int size,"
       " int activation) -> Tensor",
       &trident::operators::gated_linear);
+  m.class_<trident::DecoderLayer>("DecoderLayer")
+      .def(torch::init<
+           c10::Dict<std::string, at::Tensor>, int64_t, int64_t, int64_t, double,
+           std::optional<int64_t>>())
+      .def("forward", &trident::DecoderLayer::forward);
 #endif
 }

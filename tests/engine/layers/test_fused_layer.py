@@ -1,0 +1,61 @@
+"""A layer in one operation computes the very same as its operations one by one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.layers import conversion
+from engine.layers.conversion import convert_weights
+from engine.layers.fused_layer import FusedLayer
+from kernels.cpu import linear as panels
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.paged_model import PagedModel
+
+pytestmark = pytest.mark.skipif(
+    not panels.serves(torch.zeros(4, 4, dtype=torch.bfloat16), torch.device("cpu")),
+    reason="oneDNN has the fastest products on this CPU, or the kernels are not built",
+)
+
+TOKENS = [(7 * i + i // 3) % 160 for i in range(90)]
+
+
+def logits(path: Path, quantization: Any, *, fused: bool) -> Tensor:
+    model = PagedModel(path, dtype=torch.bfloat16)
+    convert_weights(model.model, quantization)
+    layers = model.model.model.layers
+    assert all(isinstance(layer, FusedLayer) == fused for layer in layers)
+    return model.logits(TOKENS, chunks=[40, 1, 3, 46])
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("Qwen2ForCausalLM", {}),  # biases of q, k and v
+        ("Qwen3ForCausalLM", {}),  # norms of queries and keys
+        ("MistralForCausalLM", {"sliding_window": 12}),
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    ],
+    ids=str,
+)
+def test_the_same_as_one_by_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    settings: dict[str, Any],
+    quantization: Any,
+) -> None:
+    write_checkpoint(tmp_path, architecture, **settings)
+    found = logits(tmp_path, quantization, fused=True)
+    monkeypatch.setattr(conversion, "can_fuse", lambda layer: False)
+    assert torch.equal(found, logits(tmp_path, quantization, fused=False))
+
+
+def test_layers_with_other_forms_stay(tmp_path: Path) -> None:
+    # No whole number of units along the depth of the last projection.
+    write_checkpoint(tmp_path, intermediate_size=34)
+    assert logits(tmp_path, None, fused=False).isfinite().all()
