@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.execution.batch import Batch
+from engine.execution.demand_memory import zeroed_on_demand
 from kernels import cpu
 from kernels import device as kernel_device
 
@@ -102,10 +104,8 @@ def allocate_kv_cache(
     `dtype` is that of the cache, which may be float8_e4m3fn.
     """
     shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    zeros = zeroed_on_demand if device.type == "cpu" else partial(torch.zeros, device=device)
     return [
-        LayerCache(
-            key=torch.zeros(shape, dtype=dtype, device=device),
-            value=torch.zeros(shape, dtype=dtype, device=device),
-        )
+        LayerCache(key=zeros(shape, dtype=dtype), value=zeros(shape, dtype=dtype))
         for _ in range(config.num_layers)
     ]

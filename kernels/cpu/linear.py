@@ -127,7 +127,8 @@ def interleave(stacked: Tensor) -> Tensor:
 
 def _pack(weight: Tensor, per_unit: int) -> Tensor:
     num_channels, depth = weight.shape
-    weight = F.pad(weight, (0, 0, 0, -num_channels % _COLUMNS))
+    if added := -num_channels % _COLUMNS:
+        weight = F.pad(weight, (0, 0, 0, added))
     panels = weight.view(-1, _COLUMNS, depth // per_unit, per_unit)
     return panels.transpose(1, 2).contiguous()
 
