@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from kernels import device
+from kernels import cpu, device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from kernels.slot_tables import RUNNING, SlotTables
 from kernels.step_inputs_kernel import prepare_inputs_kernel, settings
@@ -96,10 +96,7 @@ def prepare_inputs(
     if out is not None:
         _check_out(out, slots, num_tokens_padded, max_blocks)
     if not device.runs_triton(slots):
-        inputs, num_computed_tokens = reference(
-            tables, slots, query_start_loc, num_tokens_padded, block_size
-        )
-        tables.num_computed_tokens.copy_(num_computed_tokens)
+        inputs = _on_cpu(tables, slots, query_start_loc, num_tokens_padded, block_size)
         if out is None:
             return inputs
         for field in fields(inputs):
@@ -156,6 +153,35 @@ def reference(
         sample_slots=torch.where(live & (seq_lens == known), slots, -1),
     )
     return inputs, num_computed_tokens
+
+
+def _on_cpu(
+    tables: SlotTables,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    num_tokens_padded: int,
+    block_size: int,
+) -> StepInputs:
+    fast = cpu.operations(slots)
+    if fast is None:
+        inputs, num_computed_tokens = reference(
+            tables, slots, query_start_loc, num_tokens_padded, block_size
+        )
+        tables.num_computed_tokens.copy_(num_computed_tokens)
+        return inputs
+    return StepInputs(
+        *fast.prepare_inputs(
+            tables.token_ids,
+            tables.block_tables,
+            tables.num_tokens,
+            tables.num_computed_tokens,
+            tables.finish_reasons,
+            slots,
+            query_start_loc,
+            num_tokens_padded,
+            block_size,
+        )
+    )
 
 
 def _launch(

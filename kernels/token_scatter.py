@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import cpu, device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
 
@@ -43,7 +43,20 @@ def scatter_tokens(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tens
         check_device(name, tensor, tables.buffer.device)
         check_contiguous(name, tensor)
     if not device.runs_triton(slots):
-        return _torch(tables, slots, token_ids)
+        if (fast := cpu.operations(slots)) is None:
+            return _torch(tables, slots, token_ids)
+        found: Tensor = fast.scatter_tokens(
+            tables.token_ids,
+            tables.stop_token_ids,
+            tables.num_tokens,
+            tables.num_prompt_tokens,
+            tables.min_tokens,
+            tables.max_tokens,
+            tables.finish_reasons,
+            slots,
+            token_ids,
+        )
+        return found
     reasons = torch.empty_like(slots)
     if slots.shape[0]:
         _launch(tables, slots, token_ids, reasons)

@@ -11,6 +11,7 @@ from engine.execution.sampling.draw import DrawParams
 from engine.execution.sampling.step_arrays import DeviceArrays
 from engine.execution.sampling.torch_filter import TorchFilter
 from engine.execution.sampling.uniform import uniform_numbers
+from kernels.cpu.argmax import argmax
 
 
 class TorchDraw:
@@ -33,7 +34,7 @@ class TorchDraw:
         """Do what `Draw.draw` says."""
         if 0 < len(self._drawn) == len(logits):
             return self._draw(logits)
-        token_ids = logits.argmax(dim=-1)
+        token_ids = argmax(logits)
         if len(self._drawn):
             token_ids[self._drawn] = self._draw(logits[self._drawn])
         return token_ids

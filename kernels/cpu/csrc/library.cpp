@@ -178,6 +178,18 @@ TORCH_LIBRARY(trident_cpu, m) {
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor query_start_loc,"
       " Tensor seq_lens, Tensor block_tables, float scale, int? sliding_window) -> Tensor",
       &trident::operators::paged_attention);
+  m.def("argmax(Tensor x) -> Tensor", &trident::operators::argmax);
+  m.def(
+      "prepare_inputs(Tensor token_ids, Tensor block_tables, Tensor num_tokens,"
+      " Tensor(a!) num_computed_tokens, Tensor finish_reasons, Tensor slots,"
+      " Tensor query_start_loc, int num_tokens_padded, int block_size)"
+      " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+      &trident::operators::prepare_inputs);
+  m.def(
+      "scatter_tokens(Tensor(a!) token_ids, Tensor stop_token_ids, Tensor(b!) num_tokens,"
+      " Tensor num_prompt_tokens, Tensor min_tokens, Tensor max_tokens, Tensor(c!) finish_reasons,"
+      " Tensor slots, Tensor sampled) -> Tensor",
+      &trident::operators::scatter_tokens);
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int out_features, bool wide)"

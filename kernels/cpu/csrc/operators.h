@@ -34,4 +34,17 @@ Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t size, int64_t activation);
 
+// Of x, float32 [rows, size], int64 [rows].
+Tensor argmax(const Tensor& x);
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> prepare_inputs(
+    const Tensor& token_ids, const Tensor& block_tables, const Tensor& num_tokens,
+    Tensor num_computed_tokens, const Tensor& finish_reasons, const Tensor& slots,
+    const Tensor& query_start_loc, int64_t num_tokens_padded, int64_t block_size);
+
+Tensor scatter_tokens(
+    Tensor token_ids, const Tensor& stop_token_ids, Tensor num_tokens,
+    const Tensor& num_prompt_tokens, const Tensor& min_tokens, const Tensor& max_tokens,
+    Tensor finish_reasons, const Tensor& slots, const Tensor& sampled);
+
 }  // namespace trident::operators
