@@ -71,6 +71,10 @@ class FusedLayer(nn.Module):
         )
         return out
 
+    def take_seconds(self) -> dict[str, float]:
+        """Return what each part of the layer has taken since this was last asked, in all steps."""
+        return dict(self._layer.take_seconds())
+
 
 def can_fuse(layer: DecoderLayer) -> bool:
     """Return whether there is a `FusedLayer` of `layer`: all its projections lie in panels."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from client.bench.errors import BenchError
 from engine.service.environment import engine_environment
 
-_WORKER = "client.bench.compare.ceilings_worker"
+_WORKER = "engine.bench.cpu_ceilings"
 
 
 @dataclass(frozen=True)

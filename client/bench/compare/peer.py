@@ -185,8 +185,8 @@ async def _is_loaded(session: aiohttp.ClientSession, url: str, model: str) -> bo
 
 
 def _session() -> aiohttp.ClientSession:
-    # A connection for each request: some servers close theirs after a stream, which the next request
-    # may come too early to learn of. An answer may take as long as it takes.
+    # A connection for each request: some servers close theirs after a stream, and the next request
+    # may come too early to learn of it. An answer may take as long as it takes.
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=1, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None),

@@ -5,6 +5,7 @@
 #include <ATen/core/Dict.h>
 #include <torch/custom_class.h>
 
+#include <chrono>
 #include <cmath>
 #include <string>
 
@@ -42,35 +43,75 @@ class DecoderLayer : public torch::CustomClassHolder {
       const Tensor& x, const std::optional<Tensor>& residual, const Tensor& cos,
       const Tensor& sin, const Tensor& slot_mapping, const Tensor& key_cache,
       const Tensor& value_cache, const Tensor& query_start_loc, const Tensor& seq_lens,
-      const Tensor& block_tables) const {
+      const Tensor& block_tables) {
     using namespace operators;
     const int64_t tokens = x.size(0), size = x.size(1);
+    Lap lap(seconds_);
     Tensor normed, total = x;
     if (residual.has_value()) {
       std::tie(normed, total) = rms_norm_add(x, *residual, input_norm_, norm_eps_, false);
     } else {
       normed = rms_norm(x, input_norm_, norm_eps_, false);
     }
+    lap.ends(kNorms);
     const int64_t all_heads = heads_ + 2 * kv_heads_;
     const Tensor qkv =
         qkv_.multiply(normed, all_heads * head_dim_).view({tokens, all_heads, head_dim_});
+    lap.ends(kQkv);
     const Tensor query = rotary_and_cache(
         qkv.narrow(1, 0, heads_), qkv.narrow(1, heads_, kv_heads_),
         qkv.narrow(1, heads_ + kv_heads_, kv_heads_), cos, sin, key_cache, value_cache,
         slot_mapping, query_norm_, key_norm_, norm_eps_, false);
+    lap.ends(kRotary);
     const Tensor mixed = paged_attention(
         query, key_cache, value_cache, query_start_loc, seq_lens, block_tables,
         1.0 / std::sqrt(static_cast<double>(head_dim_)), sliding_window_);
+    lap.ends(kAttention);
     const Tensor attended = o_.multiply(mixed.view({tokens, heads_ * head_dim_}), size);
+    lap.ends(kO);
     std::tie(normed, total) =
         rms_norm_add(attended, total, post_attention_norm_, norm_eps_, false);
+    lap.ends(kNorms);
     const Tensor gated = gated_linear(
         normed, gate_up_.weight, gate_up_.scale, gate_up_.bias, gate_up_.channels() / 2,
         static_cast<int64_t>(Activation::kSilu));
-    return {down_.multiply(gated, size), total};
+    lap.ends(kGateUp);
+    const Tensor out = down_.multiply(gated, size);
+    lap.ends(kDown);
+    return {out, total};
+  }
+
+  // Returns what each part has taken since the last call, over all calls of `forward`.
+  c10::Dict<std::string, double> take_seconds() {
+    c10::Dict<std::string, double> taken;
+    for (int64_t part = 0; part < kParts; ++part) {
+      taken.insert(kNames[part], seconds_[part]);
+      seconds_[part] = 0.0;
+    }
+    return taken;
   }
 
  private:
+  enum Part { kNorms, kQkv, kRotary, kAttention, kO, kGateUp, kDown, kParts };
+  static constexpr const char* kNames[kParts] = {
+      "norms", "qkv_proj", "rotary", "attention", "o_proj", "gate_up_proj", "down_proj"};
+
+  class Lap {
+   public:
+    explicit Lap(double* seconds) : seconds_(seconds) {}
+
+    void ends(Part part) {
+      const auto now = Clock::now();
+      seconds_[part] += std::chrono::duration<double>(now - begin_).count();
+      begin_ = now;
+    }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    double* seconds_;
+    Clock::time_point begin_ = Clock::now();
+  };
+
   static std::optional<Tensor> find(
       const c10::Dict<std::string, Tensor>& tensors, const std::string& name) {
     const auto found = tensors.find(name);
@@ -100,6 +141,7 @@ class DecoderLayer : public torch::CustomClassHolder {
   int64_t heads_, kv_heads_, head_dim_;
   double norm_eps_;
   std::optional<int64_t> sliding_window_;
+  double seconds_[kParts] = {};
 };
 
 }  // namespace trident

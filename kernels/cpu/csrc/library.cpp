@@ -203,6 +203,7 @@ TORCH_LIBRARY(trident_cpu, m) {
       .def(torch::init<
            c10::Dict<std::string, at::Tensor>, int64_t, int64_t, int64_t, double,
            std::optional<int64_t>>())
-      .def("forward", &trident::DecoderLayer::forward);
+      .def("forward", &trident::DecoderLayer::forward)
+      .def("take_seconds", &trident::DecoderLayer::take_seconds);
 #endif
 }

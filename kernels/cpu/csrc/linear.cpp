@@ -237,7 +237,7 @@ void run(const auto& a, const Finish& finish) {
   const int64_t panel_units = rows.units * kColumns;
   const int64_t most = std::max<int64_t>(1, kBlockBytes / (4 * rows.units * kMostRows));
   const int64_t blocks = (groups.count + most - 1) / most;
-  share_out(blocks * panels, [&](int64_t task) {
+  const auto multiply = [&](int64_t task) {
     const int64_t block = task / panels, panel = task % panels;
     const int64_t begin = block * groups.count / blocks;
     const int64_t end = (block + 1) * groups.count / blocks;
@@ -250,7 +250,8 @@ void run(const auto& a, const Finish& finish) {
           groups.size(group), rows, groups.begin(group), weights, panel, next,
           group - begin < 2 ? lines : 0, finish);
     }
-  });
+  };
+  share_out(blocks * panels, [&] { return multiply; });
 }
 
 template <typename Rows>

@@ -7,7 +7,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "shares.h"
 #include "tile.h"
 
 namespace trident {
@@ -119,7 +119,8 @@ class Worker {
   Worker(const PagedAttention<T>& a, const Layout<T>& layout, float* partials)
       : a_(a), layout_(layout), partials_(partials), s_(layout) {}
 
-  void run(const Task& task) {
+  // `next` is what this worker will probably do next, if anything.
+  void run(const Task& task, const Task* next) {
     const int64_t rows = task.count * layout_.group;
     const int64_t query_start = a_.query_start_loc[task.sequence];
     const int64_t total = a_.query_start_loc[task.sequence + 1] - query_start;
@@ -128,12 +129,19 @@ class Worker {
     std::fill_n(s_.maximum, rows, kNothing);
     std::fill_n(s_.sum, rows, 0.0f);
     std::fill_n(s_.out, rows * layout_.dim, 0.0f);
-    locate(task, task.key_begin);
+    if (located_ != &task) {
+      locate(task, task.key_begin);
+    }
+    located_ = next;
     for (int64_t key = task.key_begin; key < task.key_end; key += kKeys) {
       const int64_t count = std::min(kKeys, task.key_end - key);
       const int64_t columns = round_up(count, kPanel);
       pack_keys_and_values(count, columns);
-      locate(task, key + kKeys);
+      if (key + kKeys < task.key_end) {
+        locate(task, key + kKeys);
+      } else if (next != nullptr) {
+        locate(*next, next->key_begin);
+      }
       multiply<kPairs<T>>(
           rows, s_.query, layout_.units, s_.keys, kKeys, units(), columns, s_.scores, kKeys,
           nullptr);
@@ -306,6 +314,7 @@ class Worker {
   float* partials_;
   Scratch<T> s_;
   int64_t rows_[kKeys];  // of the cache, as offsets: those of the tile's keys
+  const Task* located_ = nullptr;  // of whose first tile they are, before it is run
 };
 
 // The longest tasks of a sequence, its last queries, come first.
@@ -357,20 +366,6 @@ std::vector<Task> split_tasks(
   return out;
 }
 
-// Threads take tasks as they get done, so that neither uneven lengths nor a busy core hold all up.
-template <typename T, typename Run>
-void run_all(
-    const PagedAttention<T>& a, const Layout<T>& layout, float* partials, int64_t count, Run run) {
-  std::atomic<int64_t> next{0};
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), count);
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    Worker<T> worker(a, layout, partials);
-    for (int64_t i = next++; i < count; i = next++) {
-      run(worker, i);
-    }
-  });
-}
-
 }  // namespace
 
 template <typename T>
@@ -384,8 +379,12 @@ void paged_attention(const PagedAttention<T>& a) {
     tasks = split_tasks(tasks, layout, (wanted + count - 1) / count, partial_size);
   }
   const Floats partials = floats(partial_size);
-  run_all(a, layout, partials.get(), tasks.size(), [&](Worker<T>& worker, int64_t i) {
-    worker.run(tasks[i]);
+  const auto worker = [&] { return Worker<T>(a, layout, partials.get()); };
+  const int64_t all = tasks.size();
+  share_out(all, [&] {
+    return [&, worker = worker()](int64_t i) mutable {
+      worker.run(tasks[i], i + 1 < all ? &tasks[i + 1] : nullptr);
+    };
   });
   if (partial_size > 0) {
     std::vector<Task> split;
@@ -394,8 +393,8 @@ void paged_attention(const PagedAttention<T>& a) {
         split.push_back(tasks[i]);
       }
     }
-    run_all(a, layout, partials.get(), split.size(), [&](Worker<T>& worker, int64_t i) {
-      worker.merge(split[i]);
+    share_out(split.size(), [&] {
+      return [&, worker = worker()](int64_t i) mutable { worker.merge(split[i]); };
     });
   }
 }

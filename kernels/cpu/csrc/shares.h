@@ -10,10 +10,11 @@
 
 namespace trident {
 
-// Calls run(i) for each of `count` tasks. A thread has a run of adjacent ones, whose memory it reads
-// on end, and then helps the others: so a core that another program needs holds nobody up.
-template <typename Run>
-void share_out(int64_t count, Run run) {
+// Does each of `count` tasks: a thread calls make() once, and what that returns with each index. It
+// has a run of adjacent ones, whose memory it reads on end, and then helps the others: so a core that
+// another program needs holds nobody up.
+template <typename Make>
+void share_out(int64_t count, Make make) {
   struct alignas(64) Share {
     std::atomic<int64_t> next;
     int64_t end;
@@ -25,6 +26,7 @@ void share_out(int64_t count, Run run) {
     shares[i].end = (i + 1) * count / threads;
   }
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t) {
+    auto run = make();
     for (int64_t k = 0; k < threads; ++k) {
       Share& share = shares[(begin + k) % threads];
       for (int64_t i = share.next++; i < share.end; i = share.next++) {

@@ -1,6 +1,6 @@
-"""Run as a process: measures what this machine reaches at most, and prints it as JSON.
+"""What this machine reaches at most on its CPU.
 
-It has torch, which the client does without.
+`python -m engine.bench.cpu_ceilings` prints it as JSON, for programs that do without torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ _PRODUCT = 2048
 _REPEATS = 7
 
 
-def main() -> None:
-    """Measure with torch's default number of threads: one per core that it may use."""
+def measure() -> dict[str, float]:
+    """Return bytes per second that can be read, and operations per second of matrix products.
+
+    They are measured with as many threads as torch has.
+    """
     numbers = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
     read = _READ_BYTES / _fastest(numbers.sum)
     a, b = (torch.randn(_PRODUCT, _PRODUCT).bfloat16() for _ in range(2))
@@ -25,7 +28,7 @@ def main() -> None:
     bf16 = flops / _fastest(lambda: torch.mm(a, b))
     c, d = (torch.randint(-128, 128, a.shape, dtype=torch.int8) for _ in range(2))
     int8 = flops / _fastest(lambda: torch._int_mm(c, d))
-    print(json.dumps({"read": read, "bf16": bf16, "int8": int8}))
+    return {"read": read, "bf16": bf16, "int8": int8}
 
 
 def _fastest(call: Callable[[], object]) -> float:
@@ -40,4 +43,4 @@ def _fastest(call: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure()))

@@ -1,0 +1,167 @@
+"""`python -m engine.bench.cpu_step CHECKPOINT`: where the time of a decode step on a CPU goes.
+
+Each part stands beside its floor: what it takes to read its weights or its keys and values, or to
+multiply with them, whichever is longer, at the rates that the machine reaches in the same minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from engine.bench import cpu_ceilings
+from engine.bench.workload import prompts
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.layers.fused_layer import FusedLayer
+from engine.models.causal_lm import CausalLM
+from engine.service.messages import AddRequest
+from kernels.cpu.argmax import argmax
+
+_WARM_UP_STEPS = 3
+_STEPS = 20
+
+
+class CpuStep:
+    """Decode steps of an engine on a CPU, and their parts.
+
+    Raises:
+        ValueError: its layers are not run by the kernels that tell what their parts take.
+    """
+
+    def __init__(
+        self, checkpoint: Path, quantization: str | None, *, most: int, context: int
+    ) -> None:
+        self.core = EngineCore(
+            EngineConfig.parse(
+                {
+                    "model": str(checkpoint),
+                    "device": "cpu",
+                    "quantization": quantization,
+                    "max_num_seqs": most,
+                    "max_model_len": context + _WARM_UP_STEPS + _STEPS + most + 8,
+                }
+            )
+        )
+        self._int8 = quantization is not None
+        self._uid = 0
+        layers = list(self._model.model.layers)
+        self._layers = [layer for layer in layers if isinstance(layer, FusedLayer)]
+        if len(self._layers) < len(layers):
+            raise ValueError("on this machine, or in this dtype, layers do not tell of their parts")
+
+    @property
+    def _model(self) -> CausalLM:
+        return self.core._runner.model
+
+    def measure(self, batch: int, context: int) -> tuple[float, dict[str, float]]:
+        """Return the seconds of a step and of its parts, means over some steps."""
+        config = self._model.config
+        for prompt in prompts([context] * batch, config.vocab_size, seed=batch):
+            params = {"max_tokens": 2**20, "temperature": 0.0, "ignore_eos": True}
+            self.core.add_request(AddRequest(self._uid, prompt, params, stream=True))
+            self._uid += 1
+        while len(self.core.step()) < batch:
+            pass
+        for _ in range(_WARM_UP_STEPS):
+            self.core.step()
+        self._parts()
+        step = _seconds(lambda: [self.core.step() for _ in range(_STEPS)]) / _STEPS
+        parts = {name: seconds / _STEPS for name, seconds in self._parts().items()}
+        with torch.inference_mode():
+            hidden = torch.randn(batch, config.hidden_size).to(torch.bfloat16)
+            logits = self._model.compute_logits(hidden)
+            parts["lm_head"] = median(
+                _seconds(lambda: self._model.compute_logits(hidden)) for _ in range(_STEPS)
+            )
+            parts["argmax"] = median(_seconds(lambda: argmax(logits)) for _ in range(_STEPS))
+        for uid in list(self.core.scheduler.unfinished):
+            self.core.abort(uid)
+        while self.core.has_unfinished_requests():
+            self.core.step()
+        parts["all else"] = step - sum(parts.values())
+        return step, parts
+
+    def floors(self, batch: int, context: int, ceilings: dict[str, float]) -> dict[str, float]:
+        """Return the least seconds that parts of a step can take; other parts have no floor."""
+        config = self._model.config
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
+        read, rate = ceilings["read"], ceilings["int8" if self._int8 else "bf16"]
+        weight_bytes = 1 if self._int8 else 2
+        sizes = {
+            "qkv_proj": hidden * (heads + 2 * kv_heads) * dim,
+            "o_proj": hidden * heads * dim,
+            "gate_up_proj": 2 * hidden * inner,
+            "down_proj": hidden * inner,
+        }
+        floors = {
+            name: layers * max(weight_bytes * size / read, 2 * batch * size / rate)
+            for name, size in sizes.items()
+        }
+        head = hidden * config.vocab_size
+        floors["lm_head"] = max(2 * head / read, 2 * batch * head / ceilings["bf16"])
+        tokens = batch * (context + _WARM_UP_STEPS + _STEPS // 2)
+        floors["attention"] = layers * max(
+            4 * tokens * kv_heads * dim / read, 4 * tokens * heads * dim / ceilings["bf16"]
+        )
+        return floors
+
+    def _parts(self) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for layer in self._layers:
+            for name, seconds in layer.take_seconds().items():
+                totals[name] = totals.get(name, 0.0) + seconds
+        return totals
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _print(step: float, parts: dict[str, float], floors: dict[str, float]) -> None:
+    print(f"{'part':<14}{'ms':>9}{'of step':>9}{'floor ms':>10}{'of floor':>10}")
+    rows: list[tuple[str, float, float | None]] = [("whole step", step, sum(floors.values()))]
+    rows += [
+        (name, seconds, floors.get(name))
+        for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
+    ]
+    for name, seconds, floor in rows:
+        against = "" if floor is None else f"{1e3 * floor:10.2f}{floor / seconds:10.0%}"
+        print(f"{name:<14}{1e3 * seconds:9.2f}{seconds / step:9.1%}{against}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table for each batch."""
+    parser = argparse.ArgumentParser(prog="python -m engine.bench.cpu_step", description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--quantization", choices=("int8",))
+    parser.add_argument("--batches", default="1,16,64", help="sequences in a step")
+    parser.add_argument("--context", type=int, default=160, help="tokens of each sequence")
+    options = parser.parse_args(arguments)
+    batches = [int(batch) for batch in options.batches.split(",")]
+    context = options.context
+    step = CpuStep(options.checkpoint, options.quantization, most=max(batches), context=context)
+    for batch in batches:
+        before = cpu_ceilings.measure()
+        seconds, parts = step.measure(batch, context)
+        after = cpu_ceilings.measure()
+        ceilings = {name: max(rate, after[name]) for name, rate in before.items()}
+        print(
+            f"\n{options.quantization or 'bf16'}, {batch} sequences of {context} tokens, "
+            f"{torch.get_num_threads()} threads; this machine reads {ceilings['read'] / 1e9:.1f} "
+            f"GB/s and multiplies {ceilings['bf16'] / 1e12:.2f} TFLOP/s in bf16, "
+            f"{ceilings['int8'] / 1e12:.2f} TOP/s in int8"
+        )
+        _print(seconds, parts, step.floors(batch, context, ceilings))
+
+
+if __name__ == "__main__":
+    main()
