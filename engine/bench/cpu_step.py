@@ -21,7 +21,7 @@ from engine.core.engine_core import EngineCore
 from engine.layers.fused_layer import FusedLayer
 from engine.models.causal_lm import CausalLM
 from engine.service.messages import AddRequest
-from kernels.cpu.argmax import argmax
+from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3
 _STEPS = 20
@@ -79,7 +79,11 @@ class CpuStep:
             parts["lm_head"] = median(
                 _seconds(lambda: self._model.compute_logits(hidden)) for _ in range(_STEPS)
             )
-            parts["argmax"] = median(_seconds(lambda: argmax(logits)) for _ in range(_STEPS))
+            zeros = torch.zeros(batch, dtype=torch.float64)
+            columns = (zeros, zeros.int(), zeros + 1, zeros, zeros)
+            parts["draw"] = median(
+                _seconds(lambda: draw_tokens(logits, *columns)) for _ in range(_STEPS)
+            )
         for uid in list(self.core.scheduler.unfinished):
             self.core.abort(uid)
         while self.core.has_unfinished_requests():

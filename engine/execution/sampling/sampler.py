@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.execution.sampling.adjustment import Adjustment
-from engine.execution.sampling.draw import Draw, KernelDraw
+from engine.execution.sampling.cpu_draw import CpuDraw
+from engine.execution.sampling.draw import Draw, DrawParams, KernelDraw
 from engine.execution.sampling.logprobs import LogprobsPlan
 from engine.execution.sampling.masks import AllowedTokens, BadWordEnds, Mask, StopTokens
 from engine.execution.sampling.plan import SamplePlan, Samples
@@ -27,6 +28,7 @@ from engine.execution.sampling.step_arrays import StepArrays
 from engine.execution.sampling.token_history import Admissions, History, TokenHistory
 from engine.execution.sampling.torch_draw import TorchDraw
 from engine.request import Request
+from kernels import cpu
 from kernels import device as devices
 
 
@@ -47,6 +49,7 @@ class Sampler:
         Once a sequence asks for penalties, 4 bytes are allocated there for each slot and token.
         """
         self._device = device
+        self._has_cpu_kernels = cpu.operations(torch.empty(0, device=device)) is not None
         self._params = SlotParams(num_slots, vocab_size)
         self._admitted: dict[int, History] = {}  # since the last plan, those with penalties
         self._history = TokenHistory(num_slots, vocab_size, device)
@@ -95,16 +98,13 @@ class Sampler:
             rows = np.flatnonzero(wishes & LOGPROBS)
             logprobs = LogprobsPlan(rows, params.num_top_logprobs[slots[rows]], arrays)
         draws = params.draws(slots, num_output_tokens)
-        draw: Draw = (
-            KernelDraw(draws, arrays) if devices.has_triton(self._device) else TorchDraw(draws)
-        )
         return SamplePlan(
             arrays=arrays,
             admissions=admissions,
             masks=masks,
             adjustment=adjustment,
             counts_output=bool(wished & PENALTIES),
-            draw=draw,
+            draw=self._draw(draws, arrays),
             logprobs=logprobs,
         )
 
@@ -131,6 +131,11 @@ class Sampler:
         if plan.logprobs is None or kept is None:
             return Samples(token_ids, None)
         return Samples(token_ids, plan.logprobs.compute(kept, token_ids, arrays))
+
+    def _draw(self, params: DrawParams, arrays: StepArrays) -> Draw:
+        if devices.has_triton(self._device):
+            return KernelDraw(params, arrays)
+        return CpuDraw(params) if self._has_cpu_kernels else TorchDraw(params)
 
     def _masks(
         self,

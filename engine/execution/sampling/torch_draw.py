@@ -1,4 +1,4 @@
-"""The draw on a CPU: the cumulative distribution of a row, inverted at one random number."""
+"""The draw on a CPU without our kernels: a row's distribution, inverted at one random number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from engine.execution.sampling.draw import DrawParams
 from engine.execution.sampling.step_arrays import DeviceArrays
 from engine.execution.sampling.torch_filter import TorchFilter
 from engine.execution.sampling.uniform import uniform_numbers
-from kernels.cpu.argmax import argmax
 
 
 class TorchDraw:
@@ -34,7 +33,7 @@ class TorchDraw:
         """Do what `Draw.draw` says."""
         if 0 < len(self._drawn) == len(logits):
             return self._draw(logits)
-        token_ids = argmax(logits)
+        token_ids = logits.argmax(dim=-1)
         if len(self._drawn):
             token_ids[self._drawn] = self._draw(logits[self._drawn])
         return token_ids

@@ -20,7 +20,7 @@ class DecoderLayer : public torch::CustomClassHolder {
 
   // `tensors` are, by the names that checkpoints have for their modules: `weight` of the norms, and
   // `weight`, `scale` and `bias` of the projections qkv_proj, o_proj, gate_up_proj and down_proj as
-  // `linear` takes them. Those that are optional there, and the norms of queries and keys, may miss.
+  // `linear` takes them. What is optional there, and the norms of queries and keys, may be missing.
   DecoderLayer(
       c10::Dict<std::string, Tensor> tensors, int64_t heads, int64_t kv_heads, int64_t head_dim,
       double norm_eps, std::optional<int64_t> sliding_window)

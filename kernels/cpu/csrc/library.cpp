@@ -178,7 +178,10 @@ TORCH_LIBRARY(trident_cpu, m) {
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor query_start_loc,"
       " Tensor seq_lens, Tensor block_tables, float scale, int? sliding_window) -> Tensor",
       &trident::operators::paged_attention);
-  m.def("argmax(Tensor x) -> Tensor", &trident::operators::argmax);
+  m.def(
+      "draw(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p,"
+      " Tensor uniform) -> Tensor",
+      &trident::operators::draw);
   m.def(
       "prepare_inputs(Tensor token_ids, Tensor block_tables, Tensor num_tokens,"
       " Tensor(a!) num_computed_tokens, Tensor finish_reasons, Tensor slots,"

@@ -34,8 +34,10 @@ Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t size, int64_t activation);
 
-// Of x, float32 [rows, size], int64 [rows].
-Tensor argmax(const Tensor& x);
+// Of logits, float32 [rows, size]; top_k is int32 [rows], the others float64 [rows].
+Tensor draw(
+    const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+    const Tensor& min_p, const Tensor& uniform);
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> prepare_inputs(
     const Tensor& token_ids, const Tensor& block_tables, const Tensor& num_tokens,

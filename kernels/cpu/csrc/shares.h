@@ -11,8 +11,8 @@
 namespace trident {
 
 // Does each of `count` tasks: a thread calls make() once, and what that returns with each index. It
-// has a run of adjacent ones, whose memory it reads on end, and then helps the others: so a core that
-// another program needs holds nobody up.
+// has a run of adjacent ones, whose memory it reads on end, and then helps the others: so a core
+// that another program needs holds nobody up.
 template <typename Make>
 void share_out(int64_t count, Make make) {
   struct alignas(64) Share {
