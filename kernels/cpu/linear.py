@@ -126,11 +126,13 @@ def interleave(stacked: Tensor) -> Tensor:
 
 
 def _pack(weight: Tensor, per_unit: int) -> Tensor:
-    num_channels, depth = weight.shape
-    if added := -num_channels % _COLUMNS:
+    if added := -len(weight) % _COLUMNS:
         weight = F.pad(weight, (0, 0, 0, added))
-    panels = weight.view(-1, _COLUMNS, depth // per_unit, per_unit)
-    return panels.transpose(1, 2).contiguous()
+    # Moved as whole units: in fewer and larger pieces.
+    units = weight.contiguous().view(torch.int32)
+    panels: Tensor = units.unflatten(0, (-1, _COLUMNS)).transpose(1, 2).contiguous()
+    num_panels, depth, _ = panels.shape
+    return panels.view(weight.dtype).view(num_panels, depth, _COLUMNS, per_unit)
 
 
 def _operations(
