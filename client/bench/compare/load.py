@@ -19,6 +19,8 @@ from client.bench.errors import BenchError
 from client.bench.workload import Prompt, PromptSource
 
 _ATTEMPTS = 3  # for a run that is not disturbed
+# Before a run: what a server does once for such prompts is done then.
+_WARM_UP_REQUESTS = 2
 _WARM_UP_TOKENS = 4
 
 
@@ -63,7 +65,7 @@ async def _run_once(
     server: Server, workload: Workload, source: PromptSource, seed: str
 ) -> Measurement:
     # New prompts each time: a prefix cache would know the old ones.
-    warm_up = source.draw(f"{seed}/warm-up", workload.streams)
+    warm_up = source.draw(f"{seed}/warm-up", min(_WARM_UP_REQUESTS, workload.streams))
     prompts = source.draw(seed, workload.requests, shared=workload.shared_tokens)
     meter = CpuMeter(server.pid)
     async with AsyncExitStack() as stack:
