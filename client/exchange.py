@@ -129,7 +129,7 @@ class Exchange(Generic[T]):
         known = self.error(error) if isinstance(error, grpc.RpcError) else error
         if isinstance(known, UnavailableError) and not self._has_begun:
             delay = next(self._delays, None)
-            if delay is not None and delay < self._seconds_left():
+            if delay is not None and self._clock() + delay < self._deadline:
                 return delay
         raise known from None
 
