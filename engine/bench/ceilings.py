@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 
+from engine.bench.stopwatch import repeated_seconds
 from kernels.bench import timing
 
 _COPY_BYTES = 64 * 2**20  # on a CPU: beyond most caches
@@ -29,11 +29,5 @@ def measure(device: torch.device) -> dict[str, float | None]:
     }
 
 
-def _seconds(call: partial[Any]) -> float:
-    call()
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return median(times)
+def _seconds(call: Callable[[], object]) -> float:
+    return median(repeated_seconds(call, _REPEATS))

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 import torch
+
+from engine.bench.stopwatch import repeated_seconds
 
 _READ_BYTES = 256 * 2**20  # beyond all caches
 _PRODUCT = 2048
@@ -33,13 +34,7 @@ def measure() -> dict[str, float]:
 
 def _fastest(call: Callable[[], object]) -> float:
     """Return the seconds of the fastest of some calls: a ceiling is what can be reached."""
-    call()
-    times = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return min(repeated_seconds(call, _REPEATS))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,15 @@ multiply with them, whichever is longer, at the rates that the machine reaches i
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 import torch
 
 from engine.bench import cpu_ceilings
+from engine.bench.driver import clear
+from engine.bench.stopwatch import repeated_seconds, seconds
 from engine.bench.workload import prompts
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
@@ -71,23 +72,18 @@ class CpuStep:
         for _ in range(_WARM_UP_STEPS):
             self.core.step()
         self._parts()
-        step = _seconds(lambda: [self.core.step() for _ in range(_STEPS)]) / _STEPS
-        parts = {name: seconds / _STEPS for name, seconds in self._parts().items()}
+        step = seconds(lambda: [self.core.step() for _ in range(_STEPS)]) / _STEPS
+        parts = {name: total / _STEPS for name, total in self._parts().items()}
         with torch.inference_mode():
             hidden = torch.randn(batch, config.hidden_size).to(torch.bfloat16)
             logits = self._model.compute_logits(hidden)
             parts["lm_head"] = median(
-                _seconds(lambda: self._model.compute_logits(hidden)) for _ in range(_STEPS)
+                repeated_seconds(lambda: self._model.compute_logits(hidden), _STEPS)
             )
             zeros = torch.zeros(batch, dtype=torch.float64)
             columns = (zeros, zeros.int(), zeros + 1, zeros, zeros)
-            parts["draw"] = median(
-                _seconds(lambda: draw_tokens(logits, *columns)) for _ in range(_STEPS)
-            )
-        for uid in list(self.core.scheduler.unfinished):
-            self.core.abort(uid)
-        while self.core.has_unfinished_requests():
-            self.core.step()
+            parts["draw"] = median(repeated_seconds(lambda: draw_tokens(logits, *columns), _STEPS))
+        clear(self.core)
         parts["all else"] = step - sum(parts.values())
         return step, parts
 
@@ -119,27 +115,21 @@ class CpuStep:
     def _parts(self) -> dict[str, float]:
         totals: dict[str, float] = {}
         for layer in self._layers:
-            for name, seconds in layer.take_seconds().items():
-                totals[name] = totals.get(name, 0.0) + seconds
+            for name, taken in layer.take_seconds().items():
+                totals[name] = totals.get(name, 0.0) + taken
         return totals
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def _print(step: float, parts: dict[str, float], floors: dict[str, float]) -> None:
     print(f"{'part':<14}{'ms':>9}{'of step':>9}{'floor ms':>10}{'of floor':>10}")
     rows: list[tuple[str, float, float | None]] = [("whole step", step, sum(floors.values()))]
     rows += [
-        (name, seconds, floors.get(name))
-        for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
+        (name, taken, floors.get(name))
+        for name, taken in sorted(parts.items(), key=lambda part: -part[1])
     ]
-    for name, seconds, floor in rows:
-        against = "" if floor is None else f"{1e3 * floor:10.2f}{floor / seconds:10.0%}"
-        print(f"{name:<14}{1e3 * seconds:9.2f}{seconds / step:9.1%}{against}")
+    for name, taken, floor in rows:
+        against = "" if floor is None else f"{1e3 * floor:10.2f}{floor / taken:10.0%}"
+        print(f"{name:<14}{1e3 * taken:9.2f}{taken / step:9.1%}{against}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -155,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     step = CpuStep(options.checkpoint, options.quantization, most=max(batches), context=context)
     for batch in batches:
         before = cpu_ceilings.measure()
-        seconds, parts = step.measure(batch, context)
+        step_seconds, parts = step.measure(batch, context)
         after = cpu_ceilings.measure()
         ceilings = {name: max(rate, after[name]) for name, rate in before.items()}
         print(
@@ -164,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"GB/s and multiplies {ceilings['bf16'] / 1e12:.2f} TFLOP/s in bf16, "
             f"{ceilings['int8'] / 1e12:.2f} TOP/s in int8"
         )
-        _print(seconds, parts, step.floors(batch, context, ceilings))
+        _print(step_seconds, parts, step.floors(batch, context, ceilings))
 
 
 if __name__ == "__main__":

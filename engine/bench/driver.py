@@ -83,13 +83,7 @@ class EngineDriver:
 
     def clear(self) -> None:
         """End what is unfinished, and assert that no block was lost."""
-        for uid in list(self.core.scheduler.unfinished):
-            self.core.abort(uid)
-        while self.core.has_unfinished_requests():
-            self.core.step()
-        self.core.check_integrity()
-        pool = self.core.scheduler.kv_cache.pool
-        assert pool.num_free == pool.num_usable
+        clear(self.core)
 
     def synchronize(self) -> None:
         """Wait until the device has done everything."""
@@ -105,3 +99,14 @@ class EngineDriver:
         self.run()
         self.synchronize()
         return time.perf_counter() - start
+
+
+def clear(core: EngineCore) -> None:
+    """End what is unfinished, and assert that no block was lost."""
+    for uid in list(core.scheduler.unfinished):
+        core.abort(uid)
+    while core.has_unfinished_requests():
+        core.step()
+    core.check_integrity()
+    pool = core.scheduler.kv_cache.pool
+    assert pool.num_free == pool.num_usable

@@ -16,7 +16,7 @@ class PanelLinear(nn.Module):
         int8: whether the product is one of 8-bit integers.
 
     Args:
-        weight: [out_features, in_features], one that `kernels.cpu.linear.can_pack`. It is copied.
+        weight: [out_features, in_features], one that `kernels.cpu.linear.serves`. It is copied.
         bias: [out_features] or None, bfloat16.
         int8: quantise the weight, with a scale per output channel, and each token's activations:
             the product is one of 8-bit integers (W8A8).

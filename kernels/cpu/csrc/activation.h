@@ -1,6 +1,8 @@
 // The activations of gates, in float32.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "vector.h"
 
@@ -20,6 +22,22 @@ inline Vec activate(Vec x) {
   } else {
     // (1 + tanh(y)) / 2 is the sigmoid of 2 y, y = sqrt(2 / pi) (x + 0.044715 x^3).
     return sigmoid_times(x, Vec(1.5957691216057308f) * (x + Vec(0.044715f) * x * x * x));
+  }
+}
+
+template <Activation kind>
+using Kind = std::integral_constant<Activation, kind>;
+
+// Calls run with the `Kind` of the activation.
+template <typename Run>
+void for_activation(Activation activation, Run run) {
+  switch (activation) {
+    case Activation::kSilu:
+      return run(Kind<Activation::kSilu>{});
+    case Activation::kGelu:
+      return run(Kind<Activation::kGelu>{});
+    case Activation::kGeluTanh:
+      return run(Kind<Activation::kGeluTanh>{});
   }
 }
 

@@ -104,14 +104,8 @@ class Drawer {
         }
         sum += Vec::blendv(Vec(0.0f), some, some >= Vec(least));
       }
-      float lanes[W];
-      sum.store(lanes);
-      double block = 0.0;
-      for (const float lane : lanes) {
-        block += lane;
-      }
-      sums_.push_back(block);
-      total += block;
+      sums_.push_back(sum_of_lanes(sum));
+      total += sums_.back();
     }
     return total;
   }

@@ -27,14 +27,7 @@ void apply(const GatedActivation<T>& a) {
 
 template <typename T>
 void gated_activation(const GatedActivation<T>& a) {
-  switch (a.activation) {
-    case Activation::kSilu:
-      return apply<T, Activation::kSilu>(a);
-    case Activation::kGelu:
-      return apply<T, Activation::kGelu>(a);
-    case Activation::kGeluTanh:
-      return apply<T, Activation::kGeluTanh>(a);
-  }
+  for_activation(a.activation, [&](auto kind) { apply<T, kind()>(a); });
 }
 
 #define INSTANTIATE(T) template void gated_activation(const GatedActivation<T>&);

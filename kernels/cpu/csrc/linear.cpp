@@ -256,14 +256,7 @@ void run(const auto& a, const Finish& finish) {
 
 template <typename Rows>
 void run_gated(const Linear<at::BFloat16>& a, Activation activation) {
-  switch (activation) {
-    case Activation::kSilu:
-      return run<Rows>(a, Gated<Activation::kSilu>(a));
-    case Activation::kGelu:
-      return run<Rows>(a, Gated<Activation::kGelu>(a));
-    case Activation::kGeluTanh:
-      return run<Rows>(a, Gated<Activation::kGeluTanh>(a));
-  }
+  for_activation(activation, [&](auto kind) { run<Rows>(a, Gated<kind()>(a)); });
 }
 
 }  // namespace

@@ -5,12 +5,13 @@
 
 #include <cstdint>
 
+#include "vector.h"
+
 namespace trident {
 
-constexpr int64_t kLanes = 16;
-constexpr int64_t kVectors = 2;                  // of a panel
-constexpr int64_t kColumns = kVectors * kLanes;  // as `kernels.cpu.linear` packs them
-constexpr int64_t kMostRows = 12;                // with two vectors each, 24 of 32 registers
+constexpr int64_t kVectors = 2;             // of a panel
+constexpr int64_t kColumns = kVectors * W;  // as `kernels.cpu.linear` packs them
+constexpr int64_t kMostRows = 12;           // with two vectors each, 24 of 32 registers
 
 // A unit is 32 bits along the depth: a pair of bfloat16, or four integers.
 struct BFloat16Product {
@@ -38,7 +39,7 @@ inline void multiply_panel(
     int64_t units, const char* next, int64_t next_lines) {
   for (int64_t k = 0; k < units; ++k) {
     const __m512i left = _mm512_load_si512(panel + k * kColumns);
-    const __m512i right = _mm512_load_si512(panel + k * kColumns + kLanes);
+    const __m512i right = _mm512_load_si512(panel + k * kColumns + W);
     for (int64_t i = 0; i < next_lines; ++i, next += 64) {
       _mm_prefetch(next, _MM_HINT_T1);
     }

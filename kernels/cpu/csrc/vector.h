@@ -68,16 +68,21 @@ inline Vec rounded(Vec v) {
   }
 }
 
-// 1 / sqrt(mean + eps) of `size` squares, summed by lane. What is wrong with the factor of a whole row
-// adds up through the layers: so it is rounded once, from double.
-inline Vec inverse_rms(Vec squares, int64_t size, float eps) {
+inline double sum_of_lanes(Vec v) {
   float lanes[W];
-  squares.store(lanes);
+  v.store(lanes);
   double sum = 0.0;
   for (const float lane : lanes) {
     sum += lane;
   }
-  return Vec(static_cast<float>(1.0 / std::sqrt(sum / static_cast<double>(size) + eps)));
+  return sum;
+}
+
+// 1 / sqrt(mean + eps) of `size` squares, summed by lane. What is wrong with the factor of a whole row
+// adds up through the layers: so it is rounded once, from double.
+inline Vec inverse_rms(Vec squares, int64_t size, float eps) {
+  const double mean = sum_of_lanes(squares) / static_cast<double>(size);
+  return Vec(static_cast<float>(1.0 / std::sqrt(mean + eps)));
 }
 
 // Rows per task, so that none is smaller than what it takes to wake a thread.
