@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from engine.bench.cpu_ceilings import product_dtype
 from engine.bench.stopwatch import repeated_seconds
 from kernels.bench import timing
 
@@ -22,7 +23,7 @@ def measure(device: torch.device) -> dict[str, float | None]:
         return timing.ceilings(timing.Stopwatch())
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
-    a, b = (torch.randn(_PRODUCT, _PRODUCT).bfloat16() for _ in range(2))
+    a, b = (torch.randn(_PRODUCT, _PRODUCT).to(product_dtype()) for _ in range(2))
     return {
         "copy_gb_s": 2 * _COPY_BYTES / _seconds(partial(target.copy_, source)) / 1e9,
         "bf16_tflop_s": 2 * _PRODUCT**3 / _seconds(partial(torch.mm, a, b)) / 1e12,

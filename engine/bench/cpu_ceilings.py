@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 
 from engine.bench.stopwatch import repeated_seconds
+from engine.layers.int8_linear import Int8Product
+from engine.layers.packed_linear import can_pack
 
 _READ_BYTES = 256 * 2**20  # beyond all caches
 _PRODUCT = 2048
@@ -24,12 +26,19 @@ def measure() -> dict[str, float]:
     """
     numbers = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
     read = _READ_BYTES / _fastest(numbers.sum)
-    a, b = (torch.randn(_PRODUCT, _PRODUCT).bfloat16() for _ in range(2))
+    a, b = (torch.randn(_PRODUCT, _PRODUCT).to(product_dtype()) for _ in range(2))
     flops = 2 * _PRODUCT**3
     bf16 = flops / _fastest(lambda: torch.mm(a, b))
-    c, d = (torch.randint(-128, 128, a.shape, dtype=torch.int8) for _ in range(2))
-    int8 = flops / _fastest(lambda: torch._int_mm(c, d))
+    weight = torch.randint(-127, 128, (_PRODUCT, _PRODUCT), dtype=torch.int8)
+    product = Int8Product(weight, torch.ones(_PRODUCT))
+    x = torch.randint(0, 256, (_PRODUCT, _PRODUCT), dtype=torch.uint8)
+    int8 = flops / _fastest(lambda: product(x, torch.float32))
     return {"read": read, "bf16": bf16, "int8": int8}
+
+
+def product_dtype() -> torch.dtype:
+    """Return what products of bfloat16 are: without instructions for them, ones of float32."""
+    return torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
 
 
 def _fastest(call: Callable[[], object]) -> float:

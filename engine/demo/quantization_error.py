@@ -134,6 +134,7 @@ def show(logits: LogitError, answers: AnswerError | None, console: Console) -> N
 def _load(checkpoint: Path, quantization: Quantization | None) -> CausalLM:
     config = ModelConfig.from_hf(checkpoint)
     dtype = getattr(torch, config.dtype)
+    check_quantization(quantization, _CPU, dtype)
     length = config.max_position_embeddings
     model = build_model(config, max_model_len=length, dtype=dtype, device=_CPU)
     load_weights(model, checkpoint)
@@ -188,7 +189,6 @@ def main(
     questions: Annotated[int, typer.Option(min=0, help="Questions per category, if any.")] = 20,
 ) -> None:
     """Print how a checkpoint's logits and answers change when it is quantised to int8."""
-    check_quantization("int8", _CPU)
     text = islice(batches(AutoTokenizer.from_pretrained(checkpoint), _SEED), num_batches)
     exam = held_out_questions(_SEED, questions)
     asked = [question for category in sorted(exam) for question in exam[category]]

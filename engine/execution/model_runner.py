@@ -73,7 +73,7 @@ class ModelRunner:
         self._graphs: StepGraphs | None = None
         self._attention = attention_backend(device, dtype=dtype, block_size=config.block_size)
         self._attention.check(model_config, self._kv_cache_dtype)
-        check_quantization(config.quantization, device)
+        check_quantization(config.quantization, device, dtype)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
         num_bytes = sum(p.nbytes for p in outline.parameters()) + num_copied_bytes(outline, device)

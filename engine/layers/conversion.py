@@ -24,18 +24,21 @@ from engine.models.causal_lm import CausalLM, DecoderLayer
 from kernels.cpu import linear as panels
 
 
-def check_quantization(quantization: Quantization | None, device: torch.device) -> None:
-    """Raise `UnsupportedError` if there are no kernels for `quantization` on `device`."""
+def check_quantization(
+    quantization: Quantization | None, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raise `UnsupportedError` if weights of `dtype` cannot be quantised so on `device`."""
     if quantization is None:
         return
     if device.type != "cpu":
         raise UnsupportedError(
             f"quantization: {quantization} is for CPUs only; leave it out, or set device to cpu"
         )
-    if not multiplies_int8():
+    if not (multiplies_int8() or panels.serves(torch.empty(0, 0, dtype=dtype), device)):
         raise UnsupportedError(
             f"quantization: {quantization} needs a CPU that multiplies 8-bit integers exactly "
-            "(x86: VNNI); leave it out"
+            "(x86: VNNI), or AVX2, dtype bfloat16 and the kernels that `python -m kernels.cpu` "
+            "builds; leave it out"
         )
 
 
@@ -72,11 +75,17 @@ def _is_packed(weight: Tensor, device: torch.device) -> bool:
 def _layer_form(linear: Linear, *, int8: bool) -> nn.Module | None:
     weight, bias = linear.weight, linear.bias
     is_gated = isinstance(linear, GatedLinear)
-    if panels.serves(weight, weight.device) and (not is_gated or panels.can_gate(len(weight) // 2)):
-        return PanelLinear(weight, bias, int8=int8, activation="silu" if is_gated else None)
-    if not (int8 or _is_packed(weight, weight.device)):
+    form: nn.Module
+    if panels.serves(weight, weight.device):
+        if is_gated and panels.can_gate(len(weight) // 2):
+            return PanelLinear(weight, bias, int8=int8, activation="silu")
+        form = PanelLinear(weight, bias, int8=int8)
+    elif int8 and multiplies_int8():
+        form = Int8Linear(weight, bias)
+    elif _is_packed(weight, weight.device):
+        form = PackedLinear(weight, bias)
+    else:
         return None
-    form = Int8Linear(weight, bias) if int8 else PackedLinear(weight, bias)
     return Gated(form) if is_gated else form
 
 

@@ -7,6 +7,8 @@ the product it takes off again.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -17,15 +19,16 @@ _ZERO_POINT = 128
 _CHUNK_ELEMENTS = 2**15 - 1
 
 
+@cache
 def multiplies_int8() -> bool:
-    """Return whether this machine multiplies 8-bit integers without saturating on the way.
+    """Return whether oneDNN multiplies 8-bit integers without saturating on the way, here.
 
     x86 does since VNNI. Before, pairs of products are summed in 16 bits, which these overflow.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     size = 64
-    product = _Int8Product(torch.full((size, size), _LARGEST, dtype=torch.int8), torch.ones(size))
+    product = Int8Product(torch.full((size, size), _LARGEST, dtype=torch.int8), torch.ones(size))
     x = torch.full((size, size), 255, dtype=torch.uint8)
     exact = (255 - _ZERO_POINT) * _LARGEST * size
     return bool((product(x, torch.float32) == exact).all())
@@ -55,7 +58,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self._product = _Int8Product(*quantize_channels(weight))
+        self._product = Int8Product(*quantize_channels(weight))
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
     return steps, scale
 
 
-class _Int8Product:
+class Int8Product:
     """x W^T for uint8 x with zero point 128, and int8 weights with a scale per row."""
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:

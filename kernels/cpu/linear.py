@@ -1,10 +1,12 @@
-"""Products with packed weights, in bfloat16 or in 8-bit integers, where a CPU has instructions.
+"""Products with packed weights, in bfloat16 or in 8-bit integers.
 
-Weights are packed in panels of 32 output channels, in the order in which the kernels read them.
+Weights are packed in panels of output channels, as many as two registers hold, 32 of AVX-512 and 16
+of AVX2, in the order in which the kernels read them.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,17 +18,16 @@ from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.cpu.library import operations
 from kernels.cpu.target import has_matrix_unit
 
-_COLUMNS = 32  # of a panel, as in csrc/panel_product.h
-_HALF = _COLUMNS // 2
 _UNIT_BYTES = 4  # along the depth, that an instruction multiplies at once
 
 
 def serves(weight: Tensor, device: torch.device) -> bool:
     """Return whether `linear` has the fastest product there is on `device` with `weight` [N, K].
 
-    It needs the kernels, built for a processor with AVX-512 BF16 and VNNI. Where it has a unit for
-    whole matrices (AMX), oneDNN's products make use of it. The weight, which may be anywhere, must
-    be bfloat16, its K a multiple of 4.
+    It needs the kernels, built for a processor with AVX-512 BF16 and VNNI or for one with AVX2
+    alone, for which oneDNN has none of bfloat16. With other AVX-512, or a unit for whole matrices
+    (AMX), oneDNN's serve. The weight, which may be anywhere, must be bfloat16, its K a multiple
+    of 4.
     """
     if weight.dtype != torch.bfloat16 or weight.shape[1] % _UNIT_BYTES:
         return False
@@ -34,25 +35,34 @@ def serves(weight: Tensor, device: torch.device) -> bool:
     return hasattr(fast, "linear") and not has_matrix_unit()
 
 
+@cache
+def panel_columns() -> int:
+    """Return the output channels of a panel, C; the kernels must have been built."""
+    fast = operations(torch.empty(0))
+    assert fast is not None, "the CPU kernels are not there"
+    columns: int = fast.panel_columns()
+    return columns
+
+
 def can_gate(size: int) -> bool:
     """Return whether `gated_linear` takes `size` gates."""
-    return size % _HALF == 0
+    return size % (panel_columns() // 2) == 0
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return bfloat16 `weight` [N, K] as panels [P, K / 2, 32, 2], with channels of zeros added."""
+    """Return bfloat16 `weight` [N, K] as panels [P, K / 2, C, 2], with channels of zeros added."""
     return _pack(weight, 2)
 
 
 def pack_int8(steps: Tensor) -> Tensor:
-    """Return int8 `steps` [N, K] as panels [P, K / 4, 32, 4] of uint8 with zero point 128."""
+    """Return int8 `steps` [N, K] as panels [P, K / 4, C, 4] of uint8 with zero point 128."""
     # The other bit at the top is the other sign, and as a number 128 more.
     return _pack(steps.view(torch.uint8).bitwise_xor(128), 4)
 
 
 def pad_channels(values: Tensor) -> Tensor:
     """Return [N] values with zeros for the channels that packing adds."""
-    return F.pad(values, (0, -len(values) % _COLUMNS))
+    return F.pad(values, (0, -len(values) % panel_columns()))
 
 
 def linear(
@@ -74,7 +84,7 @@ def linear(
         weight: W as `pack` or `pack_int8` returns it.
         bias: bfloat16 [N] or None.
         out_features: N.
-        scale: of 8-bit weights: float32 [P * 32], what a step of each channel is worth.
+        scale: of 8-bit weights: float32 [P * C], what a step of each channel is worth.
         wide: return float32.
 
     Returns:
@@ -103,14 +113,14 @@ def gated_linear(
     Args:
         x: as in `linear`.
         weight, bias, scale: as in `linear`, of 2 `size` channels in the order of `interleave`.
-        size: a multiple of 16.
+        size: one that `can_gate`.
         activation: of the gates.
 
     Raises:
         ValueError: as in `linear`.
     """
     if not can_gate(size):
-        raise ValueError(f"size: must be a multiple of {_HALF} (got {size})")
+        raise ValueError(f"size: must be a multiple of {panel_columns() // 2} (got {size})")
     fast = _operations(x, weight, scale, bias, 2 * size)
     out: Tensor = fast.gated_linear(x, weight, scale, bias, size, ACTIVATIONS[activation])
     return out
@@ -119,20 +129,21 @@ def gated_linear(
 def interleave(stacked: Tensor) -> Tensor:
     """Return [2 N, ...] with the first half of the rows, the gates, and the other half by turns.
 
-    Each turn is of 16, a half of a panel.
+    Each turn is of half a panel.
     """
-    turns: Tensor = stacked.unflatten(0, (2, -1, _HALF)).transpose(0, 1)
+    turns: Tensor = stacked.unflatten(0, (2, -1, panel_columns() // 2)).transpose(0, 1)
     return turns.flatten(0, 2)
 
 
 def _pack(weight: Tensor, per_unit: int) -> Tensor:
-    if added := -len(weight) % _COLUMNS:
+    columns = panel_columns()
+    if added := -len(weight) % columns:
         weight = F.pad(weight, (0, 0, 0, added))
     # Moved as whole units: in fewer and larger pieces.
     units = weight.contiguous().view(torch.int32)
-    panels: Tensor = units.unflatten(0, (-1, _COLUMNS)).transpose(1, 2).contiguous()
+    panels: Tensor = units.unflatten(0, (-1, columns)).transpose(1, 2).contiguous()
     num_panels, depth, _ = panels.shape
-    return panels.view(weight.dtype).view(num_panels, depth, _COLUMNS, per_unit)
+    return panels.view(weight.dtype).view(num_panels, depth, columns, per_unit)
 
 
 def _operations(
@@ -143,14 +154,15 @@ def _operations(
     check_last_stride("x", x)
     per_unit, dtype = (2, torch.bfloat16) if scale is None else (4, torch.uint8)
     check_dtype("weight", weight, dtype)
-    num_panels = -(-out_features // _COLUMNS)
+    columns = panel_columns()
+    num_panels = -(-out_features // columns)
     if x.shape[-1] % per_unit:
         raise ValueError(f"x: its last dimension must be a multiple of {per_unit}")
-    check_shape("weight", weight, (num_panels, x.shape[-1] // per_unit, _COLUMNS, per_unit))
+    check_shape("weight", weight, (num_panels, x.shape[-1] // per_unit, columns, per_unit))
     check_contiguous("weight", weight)
     if scale is not None:
         check_dtype("scale", scale, torch.float32)
-        check_shape("scale", scale, (num_panels * _COLUMNS,))
+        check_shape("scale", scale, (num_panels * columns,))
         check_contiguous("scale", scale)
     if bias is not None:
         check_dtype("bias", bias, torch.bfloat16)

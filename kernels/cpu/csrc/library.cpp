@@ -114,7 +114,7 @@ Tensor paged_attention(
   return out;
 }
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#ifdef TRIDENT_LINEAR
 namespace {
 
 // Calls run with the arguments of a product whose result has out_features channels of Out.
@@ -193,7 +193,8 @@ TORCH_LIBRARY(trident_cpu, m) {
       " Tensor num_prompt_tokens, Tensor min_tokens, Tensor max_tokens, Tensor(c!) finish_reasons,"
       " Tensor slots, Tensor sampled) -> Tensor",
       &trident::operators::scatter_tokens);
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#ifdef TRIDENT_LINEAR
+  m.def("panel_columns() -> int", &trident::panel_columns);
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int out_features, bool wide)"
       " -> Tensor",

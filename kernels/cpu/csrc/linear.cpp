@@ -6,13 +6,15 @@
 // next panel into the cache.
 #include "linear.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#ifdef TRIDENT_LINEAR
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "activation.h"
@@ -22,8 +24,11 @@
 namespace trident {
 namespace {
 
+using Ints = at::vec::Vectorized<int32_t>;
+
 constexpr int64_t kPackGrain = 1 << 15;   // values that are worth another thread
 constexpr int64_t kBlockBytes = 1 << 20;  // rows of a task: they stay in the caches
+constexpr int64_t kUnitLines = kColumns * 4 / 64;  // of the cache, of a unit of all channels
 
 // The rows of x in groups of equal sizes, nearly.
 struct Groups {
@@ -39,23 +44,28 @@ struct Groups {
   }
 };
 
-// Writes every `stride`th unit.
-inline void scatter(const void* row, int64_t units, int32_t* to, int64_t stride) {
-  const char* from = static_cast<const char*>(row);
-  for (int64_t k = 0; k < units; ++k) {
-    std::memcpy(to + k * stride, from + 4 * k, 4);
+// Writes `steps` times 32 bits of a row, whose values are to be of another type, to every `stride`th
+// place.
+template <typename Value, typename T>
+inline void scatter(const T* row, int64_t steps, int32_t* to, int64_t stride) {
+  for (int64_t k = 0; k < steps; ++k) {
+    if constexpr (std::is_same_v<T, Value>) {
+      std::memcpy(to + k * stride, row + k * (4 / sizeof(T)), 4);
+    } else {
+      to[k * stride] = std::bit_cast<int32_t>(static_cast<Value>(row[k]));
+    }
   }
 }
 
-// Calls pack(row, to, stride) for each row; to and stride are where its units belong in its group.
+// Calls pack(row, to, stride) for each row; to and stride are where its steps belong in its group.
 template <typename Pack>
-void pack_groups(const Groups& groups, int64_t units, int32_t* packed, Pack pack) {
-  const int64_t grain = std::max<int64_t>(1, kPackGrain / (units * kMostRows));
+void pack_groups(const Groups& groups, int64_t steps, int32_t* packed, Pack pack) {
+  const int64_t grain = std::max<int64_t>(1, kPackGrain / (steps * kMostRows));
   at::parallel_for(0, groups.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group) {
       const int64_t row = groups.begin(group), size = groups.size(group);
       for (int64_t r = 0; r < size; ++r) {
-        pack(row + r, packed + row * units + r, size);
+        pack(row + r, packed + row * steps + r, size);
       }
     }
   });
@@ -66,20 +76,21 @@ class BFloat16Rows {
   using Product = BFloat16Product;
 
   template <typename A>
-  BFloat16Rows(const A& a, const Groups& groups) : units(a.in_features / 2) {
-    if (a.rows == 1) {
+  BFloat16Rows(const A& a, const Groups& groups)
+      : units(a.in_features / 2), steps(units * Product::kSteps) {
+    if (a.rows == 1 && Product::kSteps == 1) {
       packed_ = reinterpret_cast<const int32_t*>(a.x);
       return;
     }
-    memory_ = std::make_unique_for_overwrite<int32_t[]>(a.rows * units);
+    memory_ = std::make_unique_for_overwrite<int32_t[]>(a.rows * steps);
     packed_ = memory_.get();
-    pack_groups(groups, units, memory_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
-      scatter(a.x + row * a.x_stride, units, to, stride);
+    pack_groups(groups, steps, memory_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
+      scatter<Product::Value>(a.x + row * a.x_stride, steps, to, stride);
     });
   }
 
   const int32_t* group(int64_t row) const {
-    return packed_ + row * units;
+    return packed_ + row * steps;
   }
   Vec start(int64_t) const {
     return Vec(0.0f);
@@ -88,7 +99,7 @@ class BFloat16Rows {
     return sums;
   }
 
-  const int64_t units;
+  const int64_t units, steps;
 
  private:
   const int32_t* packed_;
@@ -102,51 +113,62 @@ class Int8Rows {
   template <typename A>
   Int8Rows(const A& a, const Groups& groups)
       : units(a.in_features / 4),
+        steps(units * Product::kSteps),
         weight_scales_(a.scale),
-        packed_(std::make_unique_for_overwrite<int32_t[]>(a.rows * units)),
+        packed_(std::make_unique_for_overwrite<int32_t[]>(a.rows * steps)),
         scales_(std::make_unique_for_overwrite<float[]>(a.rows)),
         starts_(std::make_unique_for_overwrite<int32_t[]>(a.rows)) {
-    pack_groups(groups, units, packed_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
-      thread_local std::vector<int8_t> steps;
-      steps.resize(a.in_features);
-      quantize(a.x + row * a.x_stride, a.in_features, steps.data(), row);
-      scatter(steps.data(), units, to, stride);
+    pack_groups(groups, steps, packed_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
+      thread_local std::vector<Product::Value> integers;
+      integers.resize(a.in_features);
+      quantize(a.x + row * a.x_stride, a.in_features, integers.data(), row);
+      scatter<Product::Value>(integers.data(), steps, to, stride);
     });
   }
 
   const int32_t* group(int64_t row) const {
-    return packed_.get() + row * units;
+    return packed_.get() + row * steps;
   }
-  __m512i start(int64_t row) const {
-    return _mm512_set1_epi32(starts_[row]);
+  Ints start(int64_t row) const {
+    return Ints(starts_[row]);
   }
-  Vec value(int64_t row, int64_t column, __m512i sums) const {
-    return Vec(_mm512_cvtepi32_ps(sums)) * (Vec(scales_[row]) * widen(weight_scales_ + column));
+  Vec value(int64_t row, int64_t column, Ints sums) const {
+    return at::vec::convert_to_fp_of_same_size<float>(sums) *
+           (Vec(scales_[row]) * widen(weight_scales_ + column));
   }
 
-  const int64_t units;
+  const int64_t units, steps;
 
  private:
-  // Rounds to steps of a 127th of the row's largest value; if that is not finite, a step is NaN.
-  void quantize(const at::BFloat16* x, int64_t size, int8_t* steps, int64_t row) {
+  // Rounds to 127ths of the row's largest value; if that is not finite, its scale is NaN.
+  void quantize(const at::BFloat16* x, int64_t size, Product::Value* integers, int64_t row) {
     // As integers, sizes have the order that they have as numbers, and NaN is beyond infinity.
-    __m512i largest = _mm512_setzero_si512();
+    Ints largest(0);
     for (int64_t i = 0; i < size; i += W) {
       const Vec sizes = widen(x + i, std::min(W, size - i)).abs();
-      largest = _mm512_max_epi32(largest, _mm512_castps_si512(sizes));
+      largest = at::vec::maximum(largest, at::vec::cast<int32_t>(sizes));
     }
-    const float most = std::bit_cast<float>(_mm512_reduce_max_epi32(largest));
+    int32_t lanes[W];
+    largest.store(lanes);
+    const float most = std::bit_cast<float>(*std::max_element(lanes, lanes + W));
     scales_[row] = std::isfinite(most) ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
     const Vec per_step(most > 0.0f ? 127.0f / most : 0.0f);
-    __m512i sum = _mm512_setzero_si512();
+    Ints sum(0);
     for (int64_t i = 0; i < size; i += W) {
       const int64_t n = std::min(W, size - i);
-      const __m512i rounded = _mm512_cvtps_epi32(widen(x + i, n) * per_step);
-      sum = _mm512_add_epi32(sum, rounded);
-      const __mmask16 some = static_cast<__mmask16>((1u << n) - 1);
-      _mm_mask_storeu_epi8(steps + i, some, _mm512_cvtsepi32_epi8(rounded));
+      const Vec rounded = (widen(x + i, n) * per_step).round();
+      const Ints whole = at::vec::convert_to_int_of_same_size(rounded);
+      sum = sum + whole;
+      whole.store(lanes);
+      if (n == W) {
+        std::copy_n(lanes, W, integers + i);  // of a length that the compiler knows
+      } else {
+        std::copy_n(lanes, n, integers + i);
+      }
     }
-    starts_[row] = -128 * _mm512_reduce_add_epi32(sum);  // what the weights' zero point adds
+    sum.store(lanes);
+    // What the weights' zero point adds.
+    starts_[row] = -128 * std::accumulate(lanes, lanes + W, 0);
   }
 
   const float* weight_scales_;
@@ -235,20 +257,20 @@ void run(const auto& a, const Finish& finish) {
   const Rows rows(a, groups);
   const int64_t panels = (a.out_features + kColumns - 1) / kColumns;
   const int64_t panel_units = rows.units * kColumns;
-  const int64_t most = std::max<int64_t>(1, kBlockBytes / (4 * rows.units * kMostRows));
+  const int64_t most = std::max<int64_t>(1, kBlockBytes / (4 * rows.steps * kMostRows));
   const int64_t blocks = (groups.count + most - 1) / most;
   const auto multiply = [&](int64_t task) {
     const int64_t block = task / panels, panel = task % panels;
     const int64_t begin = block * groups.count / blocks;
     const int64_t end = (block + 1) * groups.count / blocks;
     const int32_t* weights = static_cast<const int32_t*>(a.weight) + panel * panel_units;
-    // The next panel, two lines of the cache per unit, comes with the first two groups.
+    // The next panel comes with the first group, or in two parts with the first two.
     const char* next = reinterpret_cast<const char*>(weights + panel_units);
-    const int64_t lines = panel + 1 == panels ? 0 : end - begin == 1 ? 2 : 1;
+    const int64_t lines = panel + 1 == panels ? 0 : end - begin == 1 ? kUnitLines : 1;
     for (int64_t group = begin; group < end; ++group, next += rows.units * 64) {
       multiply_group_of(
           groups.size(group), rows, groups.begin(group), weights, panel, next,
-          group - begin < 2 ? lines : 0, finish);
+          group - begin < kUnitLines ? lines : 0, finish);
     }
   };
   share_out(blocks * panels, [&] { return multiply; });
@@ -260,6 +282,10 @@ void run_gated(const Linear<at::BFloat16>& a, Activation activation) {
 }
 
 }  // namespace
+
+int64_t panel_columns() {
+  return kColumns;
+}
 
 template <typename Out>
 void linear(const Linear<Out>& a) {

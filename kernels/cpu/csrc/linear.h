@@ -1,5 +1,4 @@
-// Products with packed weights, on plain memory. There are some for processors that multiply
-// bfloat16 and 8-bit integers.
+// Products with packed weights, on plain memory.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -8,13 +7,22 @@
 
 #include "kernels.h"
 
+// There are some for AVX-512 that multiplies bfloat16 and 8-bit integers, and for AVX2, for which
+// oneDNN has none. With other AVX-512, oneDNN's serve.
+#if !defined(CPU_CAPABILITY_AVX512) || (defined(__AVX512BF16__) && defined(__AVX512VNNI__))
+#define TRIDENT_LINEAR
+#endif
+
 namespace trident {
+
+// Returns the output channels of a panel.
+int64_t panel_columns();
 
 template <typename Out>
 struct Linear {
   const at::BFloat16* x;     // [rows, in_features], a stride between rows
-  const void* weight;        // [panels, units, 32, values in a unit], contiguous
-  const float* scale;        // [panels * 32] of 8-bit weights, otherwise null
+  const void* weight;        // [panels, units, columns, values in a unit], contiguous
+  const float* scale;        // [panels * columns] of 8-bit weights, otherwise null
   const at::BFloat16* bias;  // [out_features] or null
   Out* out;                  // [rows, out_features], contiguous
   int64_t rows, in_features, out_features, x_stride;
@@ -25,8 +33,8 @@ struct Linear {
 template <typename Out>
 void linear(const Linear<Out>& a);
 
-// A panel has 16 channels of gates, then the 16 that they are for; out is [rows, out_features / 2].
-// out_features is a multiple of 32.
+// The first half of a panel are gates, the other what they are for; out is
+// [rows, out_features / 2]. out_features is a multiple of the columns.
 void gated_linear(const Linear<at::BFloat16>& a, Activation activation);
 
 }  // namespace trident

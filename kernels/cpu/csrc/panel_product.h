@@ -11,43 +11,110 @@ namespace trident {
 
 constexpr int64_t kVectors = 2;             // of a panel
 constexpr int64_t kColumns = kVectors * W;  // as `kernels.cpu.linear` packs them
-constexpr int64_t kMostRows = 12;           // with two vectors each, 24 of 32 registers
 
-// A unit is 32 bits along the depth: a pair of bfloat16, or four integers.
+// A unit is 32 bits along the depth of the weights: a pair of bfloat16, or four integers, which are
+// unsigned; what their zero point adds is in the sums from the start. A product takes it in kSteps
+// steps, each with 32 bits of a row, whose values are of another type then.
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+
+using Units = __m512i;
+constexpr int64_t kMostRows = 12;  // with two vectors each, 24 of 32 registers
+
 struct BFloat16Product {
   using Sums = __m512;
-  static Sums step(Sums sums, int32_t x, __m512i weights) {
+  using Value = at::BFloat16;
+  static constexpr int64_t kSteps = 1;
+
+  static Units weights(const int32_t* units, int64_t) {
+    return _mm512_load_si512(units);
+  }
+  static Sums add(Sums sums, int32_t x, Units weights) {
     return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(x));
   }
 };
 
-// The weights are unsigned; what their zero point adds is in the sums from the start.
 struct Int8Product {
   using Sums = __m512i;
-  static Sums step(Sums sums, int32_t x, __m512i weights) {
+  using Value = int8_t;
+  static constexpr int64_t kSteps = 1;
+
+  static Units weights(const int32_t* units, int64_t) {
+    return _mm512_load_si512(units);
+  }
+  static Sums add(Sums sums, int32_t x, Units weights) {
     // For the intrinsic, GCC 12 copies the sums to another register and back.
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(_mm512_set1_epi32(x)));
     return sums;
   }
 };
 
-// Adds the products of ROWS rows, x [units, ROWS], with a panel [units, kColumns] to the sums. With
-// each unit, some lines of memory from `next` on are fetched into the cache.
+#else
+
+using Units = __m256i;
+constexpr int64_t kMostRows = 6;  // with two vectors each, 12 of 16 registers
+
+inline Units load_units(const int32_t* from) {
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+// Of floats, one of the pair after the other.
+struct BFloat16Product {
+  using Sums = __m256;
+  using Value = float;
+  static constexpr int64_t kSteps = 2;
+
+  static Units weights(const int32_t* from, int64_t step) {
+    const Units units = load_units(from);
+    return step == 0 ? _mm256_slli_epi32(units, 16)
+                     : _mm256_and_si256(units, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000)));
+  }
+  static Sums add(Sums sums, int32_t x, Units weights) {
+    // For the intrinsics here and below, GCC 12 uses more registers than there are.
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(_mm256_set1_epi32(x)), "x"(weights));
+    return sums;
+  }
+};
+
+// Of pairs of 16 bits: products of 8 bits are added up in 16, which is too few.
+struct Int8Product {
+  using Sums = __m256i;
+  using Value = int16_t;
+  static constexpr int64_t kSteps = 2;
+
+  static Units weights(const int32_t* from, int64_t step) {
+    // Each half of the register is shuffled on its own; -1 is a zero.
+    const auto pair = [](char i) { return _mm256_setr_epi8(
+        i, -1, i + 1, -1, i + 4, -1, i + 5, -1, i + 8, -1, i + 9, -1, i + 12, -1, i + 13, -1,
+        i, -1, i + 1, -1, i + 4, -1, i + 5, -1, i + 8, -1, i + 9, -1, i + 12, -1, i + 13, -1); };
+    return _mm256_shuffle_epi8(load_units(from), step == 0 ? pair(0) : pair(2));
+  }
+  static Sums add(Sums sums, int32_t x, Units weights) {
+    const __m256i products = _mm256_madd_epi16(weights, _mm256_set1_epi32(x));
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
+    return sums;
+  }
+};
+
+#endif
+
+// Adds the products of ROWS rows, x [units, kSteps, ROWS], with a panel [units, kColumns] to the
+// sums. With each unit, some lines of memory from `next` on are fetched into the cache.
 template <typename Product, int64_t ROWS>
 inline void multiply_panel(
     typename Product::Sums (&sums)[ROWS][kVectors], const int32_t* x, const int32_t* panel,
     int64_t units, const char* next, int64_t next_lines) {
-  for (int64_t k = 0; k < units; ++k) {
-    const __m512i left = _mm512_load_si512(panel + k * kColumns);
-    const __m512i right = _mm512_load_si512(panel + k * kColumns + W);
+  for (int64_t k = 0; k < units; ++k, panel += kColumns) {
     for (int64_t i = 0; i < next_lines; ++i, next += 64) {
       _mm_prefetch(next, _MM_HINT_T1);
     }
+#pragma GCC unroll 2
+    for (int64_t step = 0; step < Product::kSteps; ++step, x += ROWS) {
+      const Units left = Product::weights(panel, step), right = Product::weights(panel + W, step);
 #pragma GCC unroll 12
-    for (int64_t r = 0; r < ROWS; ++r) {
-      const int32_t value = x[k * ROWS + r];
-      sums[r][0] = Product::step(sums[r][0], value, left);
-      sums[r][1] = Product::step(sums[r][1], value, right);
+      for (int64_t r = 0; r < ROWS; ++r) {
+        sums[r][0] = Product::add(sums[r][0], x[r], left);
+        sums[r][1] = Product::add(sums[r][1], x[r], right);
+      }
     }
   }
 }

@@ -12,9 +12,11 @@ from engine.demo import CHECKPOINT_DIR
 from engine.demo.batches import batches
 from engine.demo.corpus import held_out_questions
 from engine.demo.quantization_error import answer_error, logit_error, show
-from engine.layers.int8_linear import multiplies_int8
+from tests.factories.forms import quantizes
 
-pytestmark = pytest.mark.skipif(not multiplies_int8(), reason="this CPU has no exact int8 products")
+pytestmark = pytest.mark.skipif(
+    not quantizes(torch.bfloat16), reason="this CPU has no exact int8 products"
+)
 
 
 @pytest.fixture(scope="module")

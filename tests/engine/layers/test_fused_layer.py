@@ -10,12 +10,12 @@ from torch import Tensor
 from engine.layers import conversion
 from engine.layers.conversion import convert_weights
 from engine.layers.fused_layer import FusedLayer
-from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.forms import in_panels
 from tests.factories.paged_model import PagedModel
 
 pytestmark = pytest.mark.skipif(
-    not panels.serves(torch.zeros(4, 4, dtype=torch.bfloat16), torch.device("cpu")),
+    not in_panels(torch.bfloat16),
     reason="oneDNN has the fastest products on this CPU, or the kernels are not built",
 )
 

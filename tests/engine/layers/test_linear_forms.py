@@ -21,6 +21,7 @@ from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.forms import in_panels, quantizes
 from tests.factories.paged_model import PagedModel
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
@@ -31,21 +32,22 @@ FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 PACKABLE = [dtype for dtype in FLOATS if can_pack(dtype)]
 TOKENS = [(7 * i + i // 3) % 160 for i in range(90)]
 
-needs_bfloat16 = pytest.mark.skipif(
-    torch.bfloat16 not in PACKABLE, reason="oneDNN has no products of bfloat16 on this CPU"
-)
 needs_int8 = pytest.mark.skipif(not multiplies_int8(), reason="this CPU has no exact int8 products")
 
 
 each_kernels = pytest.mark.parametrize("ours", [False, True], ids=["oneDNN", "ours"])
 
 
-def _choose(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
-    """Have oneDNN's products serve, or ours where this machine has them."""
+def _choose(
+    monkeypatch: pytest.MonkeyPatch, ours: bool, dtype: torch.dtype, *, int8: bool = False
+) -> None:
+    """Have oneDNN's products serve, or ours; skip where this machine has none for `dtype`."""
+    if ours and not in_panels(dtype):
+        pytest.skip(f"our kernels are not for {dtype} on this CPU, or not built")
     if not ours:
         monkeypatch.setattr(panels, "serves", lambda weight, device: False)
-    elif not panels.serves(torch.zeros(4, 4, dtype=torch.bfloat16), CPU):
-        pytest.skip("oneDNN has the fastest products on this CPU, or the kernels are not built")
+        if not (multiplies_int8() if int8 else can_pack(dtype)):
+            pytest.skip(f"oneDNN has no products of {'int8' if int8 else dtype} on this CPU")
 
 
 def operands(
@@ -213,23 +215,22 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 
 @each_kernels
-@pytest.mark.parametrize("dtype", PACKABLE, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_model_computes_the_same_with_packed_weights(
     path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
-    _choose(monkeypatch, ours)
+    _choose(monkeypatch, ours, dtype)
     found, wanted = (logits(path, dtype, convert=convert) for convert in (True, False))
     # Each of the 13 products may be rounded to the other side: independent errors.
     assert relative_error(found, wanted) < 13**0.5 * 2 * rounding(dtype) + 1e-5
 
 
-@needs_int8
 @each_kernels
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_model_computes_nearly_the_same_in_int8(
     path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
-    _choose(monkeypatch, ours)
+    _choose(monkeypatch, ours, dtype, int8=True)
     found = logits(path, dtype, convert=True, quantization="int8")
     wanted = logits(path, dtype, convert=False)
     # Rounding to a step is off by step / 12 ** 0.5 on average; the largest of a row is at most 4
@@ -239,12 +240,11 @@ def test_the_model_computes_nearly_the_same_in_int8(
     assert expected / 4 < error < expected
 
 
-@needs_bfloat16
 @each_kernels
 def test_the_originals_are_freed_one_after_the_other(
     path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
-    _choose(monkeypatch, ours)
+    _choose(monkeypatch, ours, torch.bfloat16)
     model = PagedModel(path, dtype=torch.bfloat16).model
     is_tied = model.lm_head is None
     originals = [
@@ -269,12 +269,11 @@ def test_the_originals_are_freed_one_after_the_other(
     assert not any(isinstance(module, Linear) for module in model.modules())
 
 
-@needs_bfloat16
 @each_kernels
 def test_a_tied_head_is_a_copy_and_counted(
     path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
-    _choose(monkeypatch, ours)
+    _choose(monkeypatch, ours, torch.bfloat16)
     model = PagedModel(path, dtype=torch.bfloat16).model
     embedding = model.model.embed_tokens
     rows = embedding.weight.clone()
@@ -314,20 +313,25 @@ def test_the_copy_of_a_tied_head_needs_room(
 
 def test_int8_is_refused_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match=r"^quantization: int8 is for CPUs only"):
-        check_quantization("int8", torch.device("cuda"))
-    check_quantization(None, torch.device("cuda"))
+        check_quantization("int8", torch.device("cuda"), torch.bfloat16)
+    check_quantization(None, torch.device("cuda"), torch.bfloat16)
     monkeypatch.setattr(conversion, "multiplies_int8", lambda: False)
     with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* VNNI"):
-        check_quantization("int8", CPU)
-    check_quantization(None, CPU)
+        check_quantization("int8", CPU, torch.float16)
+    check_quantization(None, CPU, torch.float16)
+    monkeypatch.setattr(panels, "serves", lambda weight, device: False)
+    with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* kernels\.cpu"):
+        check_quantization("int8", CPU, torch.bfloat16)
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=needs_int8)])
+@pytest.mark.parametrize("quantization", [None, "int8"])
 def test_the_engine_serves(
     checkpoint: Path, quantization: str | None, dtype: str, load_format: str
 ) -> None:
+    if quantization is not None and not quantizes(getattr(torch, dtype)):
+        pytest.skip(f"this CPU has no exact int8 products for weights of {dtype}")
     llm = LLM(
         str(checkpoint),
         device="cpu",
@@ -339,9 +343,10 @@ def test_the_engine_serves(
         block_size=4,
     )
     layers = list(llm._core._runner.model.model.modules())
+    is_converted = getattr(torch, dtype) in PACKABLE or in_panels(getattr(torch, dtype))
     is_int8 = [isinstance(each, Int8Linear) or getattr(each, "int8", False) for each in layers]
     assert any(is_int8) == (quantization == "int8")
-    if quantization is not None or getattr(torch, dtype) in PACKABLE:
+    if quantization is not None or is_converted:
         assert not any(isinstance(layer, Linear) for layer in layers)
     params = SamplingParams(temperature=0, max_tokens=9, logprobs=0, ignore_eos=True)
     prompts = [[1 + i, *range(3, 4 + 5 * i)] for i in range(6)]

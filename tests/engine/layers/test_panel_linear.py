@@ -11,9 +11,10 @@ from engine.layers.panel_linear import PanelLinear
 from kernels import gated_activation
 from kernels.cpu import linear as kernels
 from kernels.cpu.activation import Activation
+from tests.factories.forms import in_panels
 
 pytestmark = pytest.mark.skipif(
-    not kernels.serves(torch.zeros(4, 4, dtype=torch.bfloat16), torch.device("cpu")),
+    not in_panels(torch.bfloat16),
     reason="oneDNN has the fastest products on this CPU, or the kernels are not built",
 )
 
@@ -158,17 +159,23 @@ def test_wrong_arguments_are_named() -> None:
     linear = partial(kernels.linear, out_features=33)
     with pytest.raises(ValueError, match=r"^x: must be torch.bfloat16"):
         linear(x.float(), packed, bias)
-    with pytest.raises(ValueError, match=r"^weight: must have shape \[2, 16, 32, 2\]"):
+    columns = kernels.panel_columns()
+    panels = len(packed)
+    with pytest.raises(
+        ValueError, match=rf"^weight: must have shape \[{panels}, 16, {columns}, 2\]"
+    ):
         linear(x[:, :32], packed, bias)
     with pytest.raises(ValueError, match=r"^bias: must have shape \[33\]"):
         linear(x, packed, bias[:3])
     with pytest.raises(ValueError, match=r"^x: the last dimension must be contiguous"):
         linear(x.t().contiguous().t(), packed, bias)
-    with pytest.raises(ValueError, match=r"^scale: must have shape \[64\]"):
+    with pytest.raises(ValueError, match=rf"^scale: must have shape \[{panels * columns}\]"):
         linear(x, kernels.pack_int8(weight.to(torch.int8)), bias, scale=torch.ones(33))
     with pytest.raises(ValueError, match=r"^weight: must be torch.uint8"):
         linear(x, packed, bias, scale=torch.ones(64))
-    with pytest.raises(ValueError, match=r"^size: must be a multiple of 16 \(got 17\)"):
+    with pytest.raises(
+        ValueError, match=rf"^size: must be a multiple of {columns // 2} \(got 17\)"
+    ):
         kernels.gated_linear(x, packed, None, size=17, activation="silu")
 
 

@@ -1,0 +1,23 @@
+"""Which forms of projections there are on this machine."""
+
+import torch
+
+from engine.errors import UnsupportedError
+from engine.layers.conversion import check_quantization
+from kernels.cpu import linear as panels
+
+_CPU = torch.device("cpu")
+
+
+def in_panels(dtype: torch.dtype) -> bool:
+    """Return whether our own kernels serve weights of `dtype`."""
+    return panels.serves(torch.zeros(4, 4, dtype=dtype), _CPU)
+
+
+def quantizes(dtype: torch.dtype) -> bool:
+    """Return whether weights of `dtype` can be quantised."""
+    try:
+        check_quantization("int8", _CPU, dtype)
+    except UnsupportedError:
+        return False
+    return True
