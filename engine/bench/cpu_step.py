@@ -19,6 +19,7 @@ from engine.bench.stopwatch import repeated_seconds, seconds
 from engine.bench.workload import prompts
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
+from engine.errors import TridentError
 from engine.layers.fused_layer import FusedLayer
 from engine.models.causal_lm import CausalLM
 from engine.service.messages import AddRequest
@@ -54,7 +55,10 @@ class CpuStep:
         layers = list(self._model.model.layers)
         self._layers = [layer for layer in layers if isinstance(layer, FusedLayer)]
         if len(self._layers) < len(layers):
-            raise ValueError("on this machine, or in this dtype, layers do not tell of their parts")
+            raise ValueError(
+                "on this machine, or in this dtype, no kernel runs whole layers and tells of their "
+                "parts; `python -m kernels.cpu` builds those there are"
+            )
 
     @property
     def _model(self) -> CausalLM:
@@ -132,18 +136,31 @@ def _print(step: float, parts: dict[str, float], floors: dict[str, float]) -> No
         print(f"{name:<14}{1e3 * taken:9.2f}{taken / step:9.1%}{against}")
 
 
+def _batches(text: str) -> list[int]:
+    batches = [int(batch) for batch in text.split(",")]
+    if min(batches) < 1:
+        raise ValueError
+    return batches
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table for each batch."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.cpu_step", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--quantization", choices=("int8",))
-    parser.add_argument("--batches", default="1,16,64", help="sequences in a step")
+    parser.add_argument(
+        "--batches", type=_batches, default="1,16,64", help="sequences in a step, several in turns"
+    )
     parser.add_argument("--context", type=int, default=160, help="tokens of each sequence")
     options = parser.parse_args(arguments)
-    batches = [int(batch) for batch in options.batches.split(",")]
     context = options.context
-    step = CpuStep(options.checkpoint, options.quantization, most=max(batches), context=context)
-    for batch in batches:
+    try:
+        step = CpuStep(
+            options.checkpoint, options.quantization, most=max(options.batches), context=context
+        )
+    except (ValueError, TridentError) as error:
+        parser.error(str(error))
+    for batch in options.batches:
         before = cpu_ceilings.measure()
         step_seconds, parts = step.measure(batch, context)
         after = cpu_ceilings.measure()

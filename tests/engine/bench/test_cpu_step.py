@@ -1,0 +1,102 @@
+"""The profile of a decode step on a CPU: its parts, their floors, and what it says of mistakes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.bench import cpu_ceilings, cpu_step
+from engine.bench.cpu_step import CpuStep, main
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.forms import in_panels
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
+
+needs_fused_layers = pytest.mark.skipif(
+    not in_panels(torch.bfloat16), reason="no kernel runs whole layers on this CPU"
+)
+CEILINGS = {"read": 1e9, "bf16": 1e12, "int8": 2e12}
+PARTS = {
+    *("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"),
+    *("attention", "norms", "rotary", "draw", "all else"),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path, dtype=torch.bfloat16)
+    save_tokenizer(byte_level_tokenizer(), tmp_path)
+    return tmp_path
+
+
+@needs_fused_layers
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_parts_are_those_of_the_step(path: Path, quantization: str | None) -> None:
+    profile = CpuStep(path, quantization, most=3, context=20)
+    for batch in (1, 3):
+        step, parts = profile.measure(batch, context=20)
+        assert parts.keys() == PARTS
+        assert sum(parts.values()) == pytest.approx(step)
+        assert all(taken > 0 for name, taken in parts.items() if name != "all else")
+    profile.core.check_integrity()
+    assert not profile.core.has_unfinished_requests()
+
+
+@needs_fused_layers
+def test_floors_follow_from_the_shapes(path: Path) -> None:
+    few, many = (
+        CpuStep(path, quantization, most=1, context=20).floors(1, 20, CEILINGS)
+        for quantization in ("int8", None)
+    )
+    # Of one row the weights are read, a byte or two of each, and of the head always two.
+    assert many["down_proj"] == pytest.approx(2 * few["down_proj"])
+    assert many["lm_head"] == few["lm_head"]
+    profile = CpuStep(path, None, most=1, context=20)
+    products = profile.floors(10**6, 20, CEILINGS)["down_proj"] * CEILINGS["bf16"]
+    config = profile._model.config
+    assert products == pytest.approx(
+        config.num_layers * 2 * 10**6 * config.hidden_size * config.intermediate_size
+    )
+
+
+@needs_fused_layers
+def test_the_command_prints_every_part_beside_its_floor(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_ceilings, "measure", lambda: CEILINGS)
+    main([str(path), "--batches", "1,2", "--context", "20"])
+    said = capsys.readouterr().out
+    assert "bf16, 1 sequences of 20 tokens" in said
+    assert "bf16, 2 sequences of 20 tokens" in said
+    assert "reads 1.0 GB/s" in said
+    assert all(said.count(f"\n{part} ") == 2 for part in PARTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batches", "1,x"], "argument --batches: invalid"),
+        (["--batches", "0"], "argument --batches: invalid"),
+        (["--quantization", "int3"], "argument --quantization: invalid choice"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["folder", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_checkpoint_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "missing")])
+    assert "missing" in capsys.readouterr().err
+
+
+def test_layers_that_no_kernel_runs_are_refused(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_step, "FusedLayer", type("Other", (), {}))
+    with pytest.raises(SystemExit):
+        main([str(path), "--batches", "1", "--context", "8"])
+    assert "no kernel runs whole layers" in capsys.readouterr().err
