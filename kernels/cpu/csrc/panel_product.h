@@ -97,12 +97,20 @@ struct Int8Product {
 
 #endif
 
-// Adds the products of ROWS rows, x [units, kSteps, ROWS], with a panel [units, kColumns] to the
-// sums. With each unit, some lines of memory from `next` on are fetched into the cache.
+// The products of ROWS rows, x [units, kSteps, ROWS], with a panel [units, kColumns], added to what is
+// in sums. With each unit, some lines of memory from `next` on are fetched into the cache.
+//
+// Not inlined: beside what becomes of the sums, GCC 12 keeps some of them in memory while they grow.
 template <typename Product, int64_t ROWS>
-inline void multiply_panel(
+[[gnu::noinline]] void multiply_panel(
     typename Product::Sums (&sums)[ROWS][kVectors], const int32_t* x, const int32_t* panel,
     int64_t units, const char* next, int64_t next_lines) {
+  typename Product::Sums own[ROWS][kVectors];
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < ROWS; ++r) {
+    own[r][0] = sums[r][0];
+    own[r][1] = sums[r][1];
+  }
   for (int64_t k = 0; k < units; ++k, panel += kColumns) {
     for (int64_t i = 0; i < next_lines; ++i, next += 64) {
       _mm_prefetch(next, _MM_HINT_T1);
@@ -112,10 +120,15 @@ inline void multiply_panel(
       const Units left = Product::weights(panel, step), right = Product::weights(panel + W, step);
 #pragma GCC unroll 12
       for (int64_t r = 0; r < ROWS; ++r) {
-        sums[r][0] = Product::add(sums[r][0], x[r], left);
-        sums[r][1] = Product::add(sums[r][1], x[r], right);
+        own[r][0] = Product::add(own[r][0], x[r], left);
+        own[r][1] = Product::add(own[r][1], x[r], right);
       }
     }
+  }
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < ROWS; ++r) {
+    sums[r][0] = own[r][0];
+    sums[r][1] = own[r][1];
   }
 }
 
