@@ -68,49 +68,68 @@ class Comparison:
     def run(self) -> Results:
         """Measure. A server that fails is left out from then on.
 
+        An interrupt ends it early: what was measured until then counts.
+
         Raises:
             BenchError: the machine's own ceilings cannot be measured.
+            KeyboardInterrupt: before anything was measured.
         """
         measured: list[ceilings.Ceilings] = []
         sessions: dict[str, list[Session | None]] = {each.name: [] for each in self._servers}
         failures: dict[str, str] = {}
-        for number in range(self._rounds):
-            with self._console.status("measuring what this machine reaches"):
-                measured.append(ceilings.measure())
-            # Every other round the other way: what drifts evenly then cancels.
-            for server in self._servers if number % 2 == 0 else reversed(self._servers):
-                if server.name in failures:
-                    sessions[server.name].append(None)
-                    continue
-                session, failure = self._session(server, number)
-                sessions[server.name].append(session)
+        interrupted = False
+        try:
+            for number in range(self._rounds):
+                with self._console.status("measuring what this machine reaches"):
+                    measured.append(ceilings.measure())
+                self._round(number, sessions, failures)
+        except KeyboardInterrupt:
+            if not any(any(each) for each in sessions.values()):
+                raise
+            interrupted = True
+            self._say("interrupted: this is what was measured until then")
+        best = ceilings.highest(measured)
+        floors = {each.name: floor(self._shape, each, best) for each in self._workloads}
+        return Results(
+            self._workloads, self._tridents, best, floors, sessions, failures, interrupted
+        )
+
+    def _round(
+        self, number: int, sessions: dict[str, list[Session | None]], failures: dict[str, str]
+    ) -> None:
+        # Every other round the other way: what drifts evenly then cancels.
+        for server in self._servers if number % 2 == 0 else reversed(self._servers):
+            its_sessions = sessions[server.name]
+            if server.name not in failures:
+                failure = self._session(server, number, its_sessions)
                 if failure:
                     failures[server.name] = failure
                     self._say(f"{server.name}: left out from now on: {failure}")
-        best = ceilings.highest(measured)
-        floors = {each.name: floor(self._shape, each, best) for each in self._workloads}
-        return Results(self._workloads, self._tridents, best, floors, sessions, failures)
+            if len(its_sessions) == number:
+                its_sessions.append(None)
 
-    def _session(self, server: Server, number: int) -> tuple[Session | None, str]:
-        """Start and measure a server; return what it gave, and why not all of it if so."""
-        session: Session | None = None
+    def _session(self, server: Server, number: int, sessions: list[Session | None]) -> str:
+        """Start and measure a server.
+
+        What it gives is in `sessions` as soon as it has answered. Returns why not all of it, if so.
+        """
         title = f"round {number + 1} of {self._rounds}, {server.name}: "
         try:
             with self._console.status(f"{title}starting") as status, server:
 
                 async def measure() -> None:
-                    nonlocal session
                     source = self._sources[self._workloads[0].prompt_tokens]
                     (prompt,) = source.draw(f"{number}/first", 1)
                     session = Session(await first_token(server, prompt))
+                    sessions.append(session)
                     await self._measure(
                         server, number, session, lambda words: status.update(f"{title}{words}")
                     )
 
                 asyncio.run(measure())
         except TridentClientError as error:
-            return session, str(error)
-        return session, ""
+            return str(error)
+        return ""
 
     async def _measure(
         self, server: Server, number: int, session: Session, say: Callable[[str], None]
@@ -152,6 +171,7 @@ def run(
 
     Raises:
         BenchError: with what to do about it.
+        KeyboardInterrupt: after it has shown what was measured until then.
     """
 
     def say(text: str) -> None:
@@ -175,8 +195,8 @@ def run(
         say(f"{workload.name}: {workload.description}")
     say(
         f"{len(os.sched_getaffinity(0))} cores; {results.ceilings.description}. Medians of "
-        f"{rounds} rounds. Above {DISTURBED:.0%} of other programs a run is repeated. The load "
-        "generator shares the cores with the server that it measures. Inter-token is the time "
+        f"{rounds} rounds at most. Above {DISTURBED:.0%} of other programs a run is repeated. The "
+        "load generator shares the cores with the server that it measures. Inter-token is the time "
         "between two responses of a stream; start is the time to the first token of a first "
         "request; memory is that of all processes of the server."
     )
@@ -186,4 +206,6 @@ def run(
         json_file.write_text(json.dumps(results.as_json(), indent=1), encoding="utf-8")
     if plot is not None:
         plot.draw(results)
+    if results.interrupted:
+        raise KeyboardInterrupt
     return not any(server.name in results.failures for server in tridents)

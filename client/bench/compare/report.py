@@ -66,8 +66,9 @@ class Results:
 
     Attributes:
         tridents: the servers that all are set against.
-        sessions: by server and round; None where it failed.
+        sessions: by server and round; None where it failed, and fewer where it was interrupted.
         failures: by server, why it has no figures, or no more of them.
+        interrupted: whether it was ended before all rounds had been measured.
     """
 
     workloads: Sequence[Workload]
@@ -76,6 +77,7 @@ class Results:
     floors: Mapping[str, Floor]
     sessions: dict[str, list[Session | None]]
     failures: dict[str, str]
+    interrupted: bool = False
 
     def rows(self) -> list[Row]:
         """Return one row for each workload and server that were measured together."""
@@ -139,6 +141,7 @@ class Results:
                 for server, sessions in self.sessions.items()
             },
             "failures": self.failures,
+            "interrupted": self.interrupted,
         }
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import signal
 import struct
 import sys
 import time
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 from client import cli
 from client.bench.compare import ceilings, load
+from client.bench.compare import comparison as comparing
 from client.bench.compare.answer import Answer
 from client.bench.compare.ceilings import Ceilings
 from client.bench.compare.comparison import Comparison
@@ -438,6 +441,51 @@ def test_servers_take_turns_and_one_that_fails_is_left_out(
     places = [output.index(f"round {n}, {name}, W1") for n, name in [(1, "a"), (1, "b")]]
     later = [output.index(f"round 2, {name}, W1") for name in "ba"]
     assert [*places, *later] == sorted([*places, *later])
+
+
+def test_an_interrupt_leaves_what_was_measured(
+    quiet: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
+    console = Console(file=io.StringIO(), width=200)
+    servers = [_peer(name="a"), _peer(name="b")]
+    workloads = [TINY[0], TINY[4]]
+    comparison = Comparison(servers[:1], servers[1:], CHECKPOINT_DIR, workloads, 2, console)
+    asked: list[str] = []
+    pids: set[int] = set()
+
+    async def measure(server: Any, workload: Workload, *_: Any) -> Measurement:
+        asked.append(f"{server.name} {workload.name}")
+        pids.add(server.pid)
+        if len(asked) == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        return _measurement(1.0)
+
+    monkeypatch.setattr(comparing, "run_workload", measure)
+    results = comparison.run()
+    assert asked == ["a W1", "a W5", "b W1", "b W5", "b W1", "b W5"]
+    assert results.interrupted
+    (one,) = results.sessions["a"]
+    complete, partial = results.sessions["b"]
+    assert one is not None
+    assert complete is not None
+    assert partial is not None
+    assert list(partial.measurements) == ["W1"]
+    assert [row.server for row in results.rows()] == ["a", "b"] * 2
+    assert "interrupted: this is what was measured" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_an_interrupt_before_anything_was_measured_is_one(
+    quiet: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> Ceilings:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ceilings, "measure", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Comparison([_peer()], [], CHECKPOINT_DIR, TINY[:1], 1, Console(file=io.StringIO())).run()
 
 
 def test_an_unknown_workload_is_named() -> None:
