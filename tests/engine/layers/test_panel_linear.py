@@ -159,23 +159,22 @@ def test_wrong_arguments_are_named() -> None:
     linear = partial(kernels.linear, out_features=33)
     with pytest.raises(ValueError, match=r"^x: must be torch.bfloat16"):
         linear(x.float(), packed, bias)
-    columns = kernels.panel_columns()
-    panels = len(packed)
-    with pytest.raises(
-        ValueError, match=rf"^weight: must have shape \[{panels}, 16, {columns}, 2\]"
-    ):
+    # By the channels of a panel, which are those of two registers of AVX2 or of AVX-512.
+    weight_shape, channels, half = {
+        16: (r"\[3, 16, 16, 2\]", 48, 8),
+        32: (r"\[2, 16, 32, 2\]", 64, 16),
+    }[kernels.panel_columns()]
+    with pytest.raises(ValueError, match=rf"^weight: must have shape {weight_shape}"):
         linear(x[:, :32], packed, bias)
     with pytest.raises(ValueError, match=r"^bias: must have shape \[33\]"):
         linear(x, packed, bias[:3])
     with pytest.raises(ValueError, match=r"^x: the last dimension must be contiguous"):
         linear(x.t().contiguous().t(), packed, bias)
-    with pytest.raises(ValueError, match=rf"^scale: must have shape \[{panels * columns}\]"):
+    with pytest.raises(ValueError, match=rf"^scale: must have shape \[{channels}\]"):
         linear(x, kernels.pack_int8(weight.to(torch.int8)), bias, scale=torch.ones(33))
     with pytest.raises(ValueError, match=r"^weight: must be torch.uint8"):
         linear(x, packed, bias, scale=torch.ones(64))
-    with pytest.raises(
-        ValueError, match=rf"^size: must be a multiple of {columns // 2} \(got 17\)"
-    ):
+    with pytest.raises(ValueError, match=rf"^size: must be a multiple of {half} \(got 17\)"):
         kernels.gated_linear(x, packed, None, size=17, activation="silu")
 
 
