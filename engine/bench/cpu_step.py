@@ -99,17 +99,16 @@ class CpuStep:
         read, rate = ceilings["read"], ceilings["int8" if self._int8 else "bf16"]
         weight_bytes = 1 if self._int8 else 2
         sizes = {
-            "qkv_proj": hidden * (heads + 2 * kv_heads) * dim,
-            "o_proj": hidden * heads * dim,
-            "gate_up_proj": 2 * hidden * inner,
-            "down_proj": hidden * inner,
+            "qkv_proj": layers * hidden * (heads + 2 * kv_heads) * dim,
+            "o_proj": layers * hidden * heads * dim,
+            "gate_up_proj": layers * 2 * hidden * inner,
+            "down_proj": layers * hidden * inner,
+            "lm_head": hidden * config.vocab_size,
         }
         floors = {
-            name: layers * max(weight_bytes * size / read, 2 * batch * size / rate)
+            name: max(weight_bytes * size / read, 2 * batch * size / rate)
             for name, size in sizes.items()
         }
-        head = hidden * config.vocab_size
-        floors["lm_head"] = max(2 * head / read, 2 * batch * head / ceilings["bf16"])
         tokens = batch * (context + _WARM_UP_STEPS + _STEPS // 2)
         floors["attention"] = layers * max(
             4 * tokens * kv_heads * dim / read, 4 * tokens * heads * dim / ceilings["bf16"]

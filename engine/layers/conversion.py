@@ -45,15 +45,18 @@ def check_quantization(
 def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
     """Replace the loaded projections of `model` by the form that serves them, where there is one.
 
-    The weight of each is freed before the next is converted. With `quantization` that of the layers
-    is quantised; the head stays as precise as it is, for its errors would go straight into the
-    logits. A head that is the embedding is copied, for the embedding needs plain rows.
+    The weight of each is freed before the next is converted. With `quantization` all are
+    quantised, the head too: it adds little to the error of the layers, and is much of what a step
+    of few sequences reads. A head that is the embedding is copied: the embedding needs plain rows.
     """
-    _convert(model.model, partial(_layer_form, int8=quantization is not None))
+    int8 = quantization is not None
+    _convert(model.model, partial(_layer_form, int8=int8))
+    # Logits are float32 in the end: not rounded in between, fewer of them are equal.
+    head_form = partial(_form, bias=None, int8=int8, wide=True)
     if model.lm_head is not None:
-        _convert(model, lambda head: _head_form(head.weight))
+        _convert(model, lambda head: head_form(head.weight))
     else:
-        model.model.embed_tokens.head = _head_form(model.model.embed_tokens.weight)
+        model.model.embed_tokens.head = head_form(model.model.embed_tokens.weight)
     layers = model.model.layers
     for i, layer in enumerate(layers):
         assert isinstance(layer, DecoderLayer)
@@ -62,7 +65,7 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
 
 
 def num_copied_bytes(model: CausalLM, device: torch.device) -> int:
-    """Return the bytes by which `convert_weights` makes the weights of `model` on `device` grow."""
+    """Return by how many bytes `convert_weights` makes `model` on `device` grow, at most."""
     weight = model.model.embed_tokens.weight
     return weight.nbytes if model.lm_head is None and _is_packed(weight, device) else 0
 
@@ -74,26 +77,22 @@ def _is_packed(weight: Tensor, device: torch.device) -> bool:
 
 def _layer_form(linear: Linear, *, int8: bool) -> nn.Module | None:
     weight, bias = linear.weight, linear.bias
-    is_gated = isinstance(linear, GatedLinear)
-    form: nn.Module
-    if panels.serves(weight, weight.device):
-        if is_gated and panels.can_gate(len(weight) // 2):
-            return PanelLinear(weight, bias, int8=int8, activation="silu")
-        form = PanelLinear(weight, bias, int8=int8)
-    elif int8 and multiplies_int8():
-        form = Int8Linear(weight, bias)
-    elif _is_packed(weight, weight.device):
-        form = PackedLinear(weight, bias)
-    else:
-        return None
-    return Gated(form) if is_gated else form
+    if not isinstance(linear, GatedLinear):
+        return _form(weight, bias, int8=int8)
+    if panels.serves(weight, weight.device) and panels.can_gate(len(weight) // 2):
+        return PanelLinear(weight, bias, int8=int8, activation="silu")
+    form = _form(weight, bias, int8=int8)
+    return None if form is None else Gated(form)
 
 
-def _head_form(weight: Tensor) -> nn.Module | None:
+def _form(
+    weight: Tensor, bias: Tensor | None, *, int8: bool, wide: bool = False
+) -> nn.Module | None:
     if panels.serves(weight, weight.device):
-        # Logits are float32 in the end: not rounded in between, fewer of them are equal.
-        return PanelLinear(weight, None, wide=True)
-    return PackedLinear(weight, None) if _is_packed(weight, weight.device) else None
+        return PanelLinear(weight, bias, int8=int8, wide=wide)
+    if int8 and multiplies_int8():
+        return Int8Linear(weight, bias)
+    return PackedLinear(weight, bias) if _is_packed(weight, weight.device) else None
 
 
 def _convert(module: nn.Module, form_of: Callable[[Linear], nn.Module | None]) -> None:

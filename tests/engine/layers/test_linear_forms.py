@@ -234,10 +234,24 @@ def test_the_model_computes_nearly_the_same_in_int8(
     found = logits(path, dtype, convert=True, quantization="int8")
     wanted = logits(path, dtype, convert=False)
     # Rounding to a step is off by step / 12 ** 0.5 on average; the largest of a row is at most 4
-    # deviations. That makes 0.9 % of each operand, 1.3 % of each of the 12 products.
-    expected = 12**0.5 * 2**0.5 * (4 / 127 / 12**0.5)
+    # deviations. That makes 0.9 % of each operand, 1.3 % of each of the 13 products.
+    expected = 13**0.5 * 2**0.5 * (4 / 127 / 12**0.5)
     error = relative_error(found, wanted)
     assert expected / 4 < error < expected
+
+
+@each_kernels
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_head_is_quantised_too(
+    path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours, dtype, int8=True)
+    model = PagedModel(path, dtype=dtype).model
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wanted = model.compute_logits(hidden)
+    convert_weights(model, "int8")
+    expected = 2**0.5 * (4 / 127 / 12**0.5)  # of one product, as above
+    assert expected / 4 < relative_error(model.compute_logits(hidden), wanted) < expected
 
 
 @each_kernels
