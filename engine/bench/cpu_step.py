@@ -20,7 +20,7 @@ from engine.bench.workload import prompts
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import TridentError
-from engine.layers.fused_layer import FusedLayer
+from engine.layers.fused_layers import FusedLayers
 from engine.models.causal_lm import CausalLM
 from engine.service.messages import AddRequest
 from kernels.cpu.draw import draw_tokens
@@ -52,13 +52,13 @@ class CpuStep:
         )
         self._int8 = quantization is not None
         self._uid = 0
-        layers = list(self._model.model.layers)
-        self._layers = [layer for layer in layers if isinstance(layer, FusedLayer)]
-        if len(self._layers) < len(layers):
+        fused = self._model.model.fused
+        if not isinstance(fused, FusedLayers):
             raise ValueError(
                 "on this machine, or in this dtype, no kernel runs whole layers and tells of their "
                 "parts; `python -m kernels.cpu` builds those there are"
             )
+        self._layers = fused
 
     @property
     def _model(self) -> CausalLM:
@@ -75,9 +75,10 @@ class CpuStep:
             pass
         for _ in range(_WARM_UP_STEPS):
             self.core.step()
-        self._parts()
+        self._layers.take_seconds()
         step = seconds(lambda: [self.core.step() for _ in range(_STEPS)]) / _STEPS
-        parts = {name: total / _STEPS for name, total in self._parts().items()}
+        taken = self._layers.take_seconds()
+        parts = {name: total / _STEPS for name, total in taken.items()}
         with torch.inference_mode():
             hidden = torch.randn(batch, config.hidden_size).to(torch.bfloat16)
             logits = self._model.compute_logits(hidden)
@@ -114,13 +115,6 @@ class CpuStep:
             4 * tokens * kv_heads * dim / read, 4 * tokens * heads * dim / ceilings["bf16"]
         )
         return floors
-
-    def _parts(self) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        for layer in self._layers:
-            for name, taken in layer.take_seconds().items():
-                totals[name] = totals.get(name, 0.0) + taken
-        return totals
 
 
 def _print(step: float, parts: dict[str, float], floors: dict[str, float]) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from engine.config import Quantization
 from engine.errors import UnsupportedError
-from engine.layers.fused_layer import FusedLayer, can_fuse
+from engine.layers.fused_layers import FusedLayers, can_fuse
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
 from engine.layers.linear import Linear
 from engine.layers.mlp import Gated, GatedLinear
@@ -57,11 +58,9 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
         _convert(model, lambda head: head_form(head.weight))
     else:
         model.model.embed_tokens.head = head_form(model.model.embed_tokens.weight)
-    layers = model.model.layers
-    for i, layer in enumerate(layers):
-        assert isinstance(layer, DecoderLayer)
-        if can_fuse(layer):
-            layers[i] = FusedLayer(layer)
+    layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
+    if can_fuse(layers):
+        model.model.fused = FusedLayers(layers)
 
 
 def num_copied_bytes(model: CausalLM, device: torch.device) -> int:

@@ -12,9 +12,6 @@ from kernels.cpu.linear import gated_linear, interleave, linear, pack, pack_int8
 class PanelLinear(nn.Module):
     """y = x W^T + b, or `activation(gate) * up` of what that returns, for x in bfloat16.
 
-    Attributes:
-        int8: whether the product is one of 8-bit integers.
-
     Args:
         weight: [out_features, in_features], one that `kernels.cpu.linear.serves`. It is copied.
         bias: [out_features] or None, bfloat16.
@@ -42,7 +39,6 @@ class PanelLinear(nn.Module):
             weight = interleave(weight)
             bias = None if bias is None else interleave(bias)
         self._bias = bias
-        self.int8 = int8
         self._scale: Tensor | None = None
         if int8:
             steps, scale = quantize_channels(weight)

@@ -59,7 +59,11 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and final norm."""
+    """Embedding, layers and final norm.
+
+    Attributes:
+        fused: runs all layers in one operation, with their own tensors; None to run each.
+    """
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class Decoder(nn.Module):
             DecoderLayer(config, sliding_window=window, qk_norm=qk_norm, dtype=dtype, device=device)
             for window in config.sliding_windows
         )
+        self.fused: nn.Module | None = None
         self.norm = RMSNorm(size, config.rms_norm_eps, dtype=dtype, device=device)
 
     def forward(
@@ -86,8 +91,11 @@ class Decoder(nn.Module):
         x: Tensor = self.embed_tokens(batch.token_ids)
         residual: Tensor | None = None
         rotary = self.rotary(batch.positions)
-        for layer, cache in zip(self.layers, kv_cache, strict=True):
-            x, residual = layer(x, residual, rotary, batch.slot_mapping, cache, attention)
+        if self.fused is not None:
+            x, residual = self.fused(x, rotary, batch.slot_mapping, kv_cache, attention)
+        else:
+            for layer, cache in zip(self.layers, kv_cache, strict=True):
+                x, residual = layer(x, residual, rotary, batch.slot_mapping, cache, attention)
         assert residual is not None
         return self.norm.add(x, residual)[0]
 

@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "decoder_layer.h"
+#include "decoder_layers.h"
 #include "kernels.h"
 #include "linear.h"
 
@@ -203,11 +203,10 @@ TORCH_LIBRARY(trident_cpu, m) {
       "gated_linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int size,"
       " int activation) -> Tensor",
       &trident::operators::gated_linear);
-  m.class_<trident::DecoderLayer>("DecoderLayer")
-      .def(torch::init<
-           c10::Dict<std::string, at::Tensor>, int64_t, int64_t, int64_t, double,
-           std::optional<int64_t>>())
-      .def("forward", &trident::DecoderLayer::forward)
-      .def("take_seconds", &trident::DecoderLayer::take_seconds);
+  m.class_<trident::DecoderLayers>("DecoderLayers")
+      .def(torch::init<int64_t, int64_t, int64_t, double>())
+      .def("append", &trident::DecoderLayers::append)
+      .def("forward", &trident::DecoderLayers::forward)
+      .def("take_seconds", &trident::DecoderLayers::take_seconds);
 #endif
 }

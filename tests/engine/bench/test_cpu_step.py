@@ -96,7 +96,7 @@ def test_a_missing_checkpoint_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_layers_that_no_kernel_runs_are_refused(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_step, "FusedLayer", type("Other", (), {}))
+    monkeypatch.setattr(cpu_step, "FusedLayers", type("Other", (), {}))
     with pytest.raises(SystemExit):
         main([str(path), "--batches", "1", "--context", "8"])
     assert "no kernel runs whole layers" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A layer in one operation computes the very same as its operations one by one."""
+"""Layers in one operation compute the very same as their operations one by one."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.layers import conversion
 from engine.layers.conversion import convert_weights
-from engine.layers.fused_layer import FusedLayer
+from engine.layers.fused_layers import FusedLayers
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import in_panels
 from tests.factories.paged_model import PagedModel
@@ -25,8 +25,7 @@ TOKENS = [(7 * i + i // 3) % 160 for i in range(90)]
 def logits(path: Path, quantization: Any, *, fused: bool) -> Tensor:
     model = PagedModel(path, dtype=torch.bfloat16)
     convert_weights(model.model, quantization)
-    layers = model.model.model.layers
-    assert all(isinstance(layer, FusedLayer) == fused for layer in layers)
+    assert isinstance(model.model.model.fused, FusedLayers) == fused
     return model.logits(TOKENS, chunks=[40, 1, 3, 46])
 
 
@@ -51,7 +50,7 @@ def test_the_same_as_one_by_one(
 ) -> None:
     write_checkpoint(tmp_path, architecture, **settings)
     found = logits(tmp_path, quantization, fused=True)
-    monkeypatch.setattr(conversion, "can_fuse", lambda layer: False)
+    monkeypatch.setattr(conversion, "can_fuse", lambda layers: False)
     assert torch.equal(found, logits(tmp_path, quantization, fused=False))
 
 

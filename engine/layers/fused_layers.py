@@ -1,0 +1,98 @@
+"""FusedLayers: all decoder layers on a CPU in one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor, nn
+
+from engine.execution.attention import LayerCache, StepAttention
+from engine.execution.cpu_attention import CpuStepAttention
+from engine.layers.panel_linear import PanelLinear
+from engine.models.causal_lm import DecoderLayer
+from kernels.cpu.decoder_layers import decoder_layers
+
+
+class FusedLayers(nn.Module):
+    """The same as the `DecoderLayer`s it is made of, of which each must be one that `can_fuse`.
+
+    At a single sequence, what Python takes between operations is a good part of what they take
+    themselves.
+    """
+
+    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+        super().__init__()
+        attention = layers[0].self_attn
+        self._layers = decoder_layers(
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            norm_eps=layers[0].input_layernorm.eps,
+        )
+        for layer in layers:
+            self._layers.append(_tensors(layer), layer.self_attn.sliding_window)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        slot_mapping: Tensor,
+        kv_cache: Sequence[LayerCache],
+        attention: StepAttention,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the last layer's output, not yet added, and the residual stream to add it to.
+
+        The attention is that of the CPU's own kernel.
+        """
+        assert isinstance(attention, CpuStepAttention)
+        batch = attention.batch
+        out: tuple[Tensor, Tensor] = self._layers.forward(
+            x,
+            *rotary,
+            slot_mapping,
+            [cache.key for cache in kv_cache],
+            [cache.value for cache in kv_cache],
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.block_tables,
+        )
+        return out
+
+    def take_seconds(self) -> dict[str, float]:
+        """Return what each part of the layers has taken since this was last asked, in all steps."""
+        return dict(self._layers.take_seconds())
+
+
+def can_fuse(layers: Iterable[DecoderLayer]) -> bool:
+    """Return whether there are `FusedLayers` of `layers`: all their projections lie in panels."""
+    return all(
+        isinstance(projection, PanelLinear)
+        for layer in layers
+        for projection in _projections(layer).values()
+    )
+
+
+def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
+    attention = layer.self_attn
+    tensors: dict[str, Tensor] = {
+        "input_layernorm.weight": layer.input_layernorm.weight,
+        "post_attention_layernorm.weight": layer.post_attention_layernorm.weight,
+    }
+    for name, norm in (("q_norm", attention.q_norm), ("k_norm", attention.k_norm)):
+        if norm is not None:
+            tensors[f"{name}.weight"] = norm.weight
+    for name, projection in _projections(layer).items():
+        assert isinstance(projection, PanelLinear)
+        for part, tensor in projection.tensors().items():
+            tensors[f"{name}.{part}"] = tensor
+    return tensors
+
+
+def _projections(layer: DecoderLayer) -> dict[str, nn.Module]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "qkv_proj": attention.qkv_proj,
+        "o_proj": attention.o_proj,
+        "gate_up_proj": mlp.gate_up_proj,
+        "down_proj": mlp.down_proj,
+    }
