@@ -358,8 +358,13 @@ def test_the_engine_serves(
     )
     layers = list(llm._core._runner.model.model.modules())
     is_converted = getattr(torch, dtype) in PACKABLE or in_panels(getattr(torch, dtype))
-    is_int8 = [isinstance(each, Int8Linear) or getattr(each, "int8", False) for each in layers]
-    assert any(is_int8) == (quantization == "int8")
+    is_int8 = [
+        isinstance(each, Int8Linear)
+        or (isinstance(each, PanelLinear) and "scale" in each.tensors())
+        for each in layers
+        if isinstance(each, Int8Linear | PanelLinear | PackedLinear)
+    ]
+    assert is_int8 == [quantization == "int8"] * len(is_int8)
     if quantization is not None or is_converted:
         assert not any(isinstance(layer, Linear) for layer in layers)
     params = SamplingParams(temperature=0, max_tokens=9, logprobs=0, ignore_eos=True)
