@@ -27,6 +27,7 @@ from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3
 _STEPS = 20
+_BUDGET = 2048  # tokens of a step
 
 
 class CpuStep:
@@ -39,6 +40,8 @@ class CpuStep:
     def __init__(
         self, checkpoint: Path, quantization: str | None, *, most: int, context: int
     ) -> None:
+        budget = max(_BUDGET, 2 * most)
+        prefill_steps = -(-most * context // (budget - most))  # the first decode meanwhile
         self.core = EngineCore(
             EngineConfig.parse(
                 {
@@ -46,7 +49,8 @@ class CpuStep:
                     "device": "cpu",
                     "quantization": quantization,
                     "max_num_seqs": most,
-                    "max_model_len": context + _WARM_UP_STEPS + _STEPS + most + 8,
+                    "max_num_batched_tokens": budget,
+                    "max_model_len": context + prefill_steps + _WARM_UP_STEPS + _STEPS + most + 8,
                 }
             )
         )
@@ -65,14 +69,19 @@ class CpuStep:
         return self.core._runner.model
 
     def measure(self, batch: int, context: int) -> tuple[float, dict[str, float]]:
-        """Return the seconds of a step and of its parts, means over some steps."""
+        """Return the seconds of a step and of its parts, means over some steps.
+
+        Raises:
+            ValueError: there is no room for so many sequences of `context` tokens.
+        """
         config = self._model.config
         for prompt in prompts([context] * batch, config.vocab_size, seed=batch):
             params = {"max_tokens": 2**20, "temperature": 0.0, "ignore_eos": True}
             self.core.add_request(AddRequest(self._uid, prompt, params, stream=True))
             self._uid += 1
         while len(self.core.step()) < batch:
-            pass
+            if not self.core.has_unfinished_requests():
+                raise ValueError(f"no room in the KV cache for {batch} sequences of {context}")
         for _ in range(_WARM_UP_STEPS):
             self.core.step()
         self._layers.take_seconds()
@@ -129,11 +138,14 @@ def _print(step: float, parts: dict[str, float], floors: dict[str, float]) -> No
         print(f"{name:<14}{1e3 * taken:9.2f}{taken / step:9.1%}{against}")
 
 
-def _batches(text: str) -> list[int]:
-    batches = [int(batch) for batch in text.split(",")]
-    if min(batches) < 1:
+def _positive(text: str) -> int:
+    if int(text) < 1:
         raise ValueError
-    return batches
+    return int(text)
+
+
+def _batches(text: str) -> list[int]:
+    return [_positive(batch) for batch in text.split(",")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--batches", type=_batches, default="1,16,64", help="sequences in a step, several in turns"
     )
-    parser.add_argument("--context", type=int, default=160, help="tokens of each sequence")
+    parser.add_argument("--context", type=_positive, default=160, help="tokens of each sequence")
     options = parser.parse_args(arguments)
     context = options.context
     try:
@@ -155,7 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     for batch in options.batches:
         before = cpu_ceilings.measure()
-        step_seconds, parts = step.measure(batch, context)
+        try:
+            step_seconds, parts = step.measure(batch, context)
+        except ValueError as error:
+            parser.error(f"--batches, --context: {error}")
         after = cpu_ceilings.measure()
         ceilings = {name: max(rate, after[name]) for name, rate in before.items()}
         print(

@@ -76,7 +76,8 @@ class ModelRunner:
         check_quantization(config.quantization, device, dtype)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
-        num_bytes = sum(p.nbytes for p in outline.parameters()) + num_copied_bytes(outline, device)
+        num_bytes = sum(p.nbytes for p in outline.parameters())
+        num_bytes += num_copied_bytes(outline, config.quantization, device)
         require_room_for_weights(num_bytes, device, config)
         self.model = build(device=device)
         initialise_weights(

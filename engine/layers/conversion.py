@@ -49,6 +49,10 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
     The weight of each is freed before the next is converted. With `quantization` all are
     quantised, the head too: it adds little to the error of the layers, and is much of what a step
     of few sequences reads. A head that is the embedding is copied: the embedding needs plain rows.
+    Where a kernel runs all layers in one operation, it does from now on.
+
+    Raises:
+        UnsupportedError: this machine cannot quantise a projection of this shape.
     """
     int8 = quantization is not None
     _convert(model.model, partial(_layer_form, int8=int8))
@@ -63,15 +67,15 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
         model.model.fused = FusedLayers(layers)
 
 
-def num_copied_bytes(model: CausalLM, device: torch.device) -> int:
+def num_copied_bytes(
+    model: CausalLM, quantization: Quantization | None, device: torch.device
+) -> int:
     """Return by how many bytes `convert_weights` makes `model` on `device` grow, at most."""
     weight = model.model.embed_tokens.weight
-    return weight.nbytes if model.lm_head is None and _is_packed(weight, device) else 0
-
-
-def _is_packed(weight: Tensor, device: torch.device) -> bool:
-    """Return whether there is a form for `weight` if it lies on `device`."""
-    return device.type == "cpu" and (panels.serves(weight, device) or can_pack(weight.dtype))
+    is_copied = device.type == "cpu" and (
+        quantization is not None or panels.serves(weight, device) or can_pack(weight.dtype)
+    )
+    return weight.nbytes if is_copied and model.lm_head is None else 0
 
 
 def _layer_form(linear: Linear, *, int8: bool) -> nn.Module | None:
@@ -89,9 +93,15 @@ def _form(
 ) -> nn.Module | None:
     if panels.serves(weight, weight.device):
         return PanelLinear(weight, bias, int8=int8, wide=wide)
-    if int8 and multiplies_int8():
+    if int8:
+        if not multiplies_int8():
+            raise UnsupportedError(
+                "quantization: int8 needs projections of a multiple of 4 inputs on this CPU (got "
+                f"{weight.shape[1]}); leave it out"
+            )
         return Int8Linear(weight, bias)
-    return PackedLinear(weight, bias) if _is_packed(weight, weight.device) else None
+    is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
+    return PackedLinear(weight, bias) if is_packed else None
 
 
 def _convert(module: nn.Module, form_of: Callable[[Linear], nn.Module | None]) -> None:

@@ -32,6 +32,7 @@ class PanelLinear(nn.Module):
         wide: bool = False,
     ) -> None:
         super().__init__()
+        assert activation is None or not wide, "activations are bfloat16"
         self._out_features = len(weight)
         self._activation = activation
         self._wide = wide

@@ -8,7 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import FLOATS, check_contiguous, check_dtype, check_like, check_shape
+from kernels.checks import (
+    FLOATS,
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_like,
+    check_shape,
+)
 from kernels.cpu.library import operations
 
 
@@ -43,7 +50,7 @@ def attention_in_place(
         [T, H, D]; anything for tokens of idle rows and of no sequence.
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype, stride or device.
+        ValueError: an argument has a wrong value, shape, dtype, stride or device.
     """
     check_dtype("query", query, *FLOATS)
     check_shape("query", query, (None, None, None))
@@ -63,12 +70,15 @@ def attention_in_place(
         ("block_tables", block_tables),
     ):
         check_dtype(name, numbers, torch.int32)
+        check_device(name, numbers, query.device)
     check_shape("seq_lens", seq_lens, (query_start_loc.shape[0] - 1,))
     check_shape("block_tables", block_tables, (seq_lens.shape[0], None))
     check_contiguous("query_start_loc", query_start_loc)
     check_contiguous("seq_lens", seq_lens)
     if block_tables.stride(1) != 1 and block_tables.shape[1] > 1:
         raise ValueError("block_tables: its rows must be contiguous")
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window: must be at least 1 (got {sliding_window})")
     fast = operations(query)
     assert fast is not None, "the CPU kernels are not there"
     out: Tensor = fast.paged_attention(

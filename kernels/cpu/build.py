@@ -31,7 +31,10 @@ def build(target: Target) -> Path:
     Raises:
         BuildError: there is no compiler, it failed, or the library does not load.
     """
-    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    try:
+        compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    except ValueError as error:
+        raise BuildError(f"CXX: {error}") from None
     if shutil.which(compiler[0]) is None:
         raise BuildError(f"there is no {compiler[0]}; on Debian or Ubuntu: apt-get install g++")
     path = library_path(target)

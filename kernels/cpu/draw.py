@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import check_contiguous, check_dtype, check_shape
+from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from kernels.cpu.library import operations
 
 
@@ -32,7 +32,7 @@ def draw_tokens(
         uniform: float64 [R], in [0, 1).
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype or stride.
+        ValueError: an argument has a wrong shape, dtype, stride or device.
     """
     check_dtype("logits", logits, torch.float32)
     check_shape("logits", logits, (None, None))
@@ -45,6 +45,7 @@ def draw_tokens(
         ("uniform", uniform, torch.float64),
     ):
         check_dtype(name, column, dtype)
+        check_device(name, column, logits.device)
         check_shape(name, column, (logits.shape[0],))
         check_contiguous(name, column)
     fast = operations(logits)

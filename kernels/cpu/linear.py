@@ -13,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.checks import check_contiguous, check_dtype, check_last_stride, check_shape
+from kernels.checks import (
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_last_stride,
+    check_shape,
+)
 from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.cpu.library import operations
 from kernels.cpu.target import has_matrix_unit
@@ -168,6 +174,9 @@ def _operations(
         check_dtype("bias", bias, torch.bfloat16)
         check_shape("bias", bias, (out_features,))
         check_contiguous("bias", bias)
+    for name, tensor in (("weight", weight), ("scale", scale), ("bias", bias)):
+        if tensor is not None:
+            check_device(name, tensor, x.device)
     fast = operations(x)
     assert fast is not None, "the CPU kernels are not there"
     return fast

@@ -1,5 +1,6 @@
 """What holds for the tests of the engine."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
 # The models are tiny: threads would spend their time waiting for each other.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[1, 3], ids="{0} threads".format)
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """How many threads torch's operations get: one, and more than share the work evenly."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

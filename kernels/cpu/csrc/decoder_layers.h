@@ -25,8 +25,8 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   // Adds a layer behind the others. `tensors` are, by the names that checkpoints have for their
   // modules: `weight` of the norms, and `weight`, `scale` and `bias` of the projections qkv_proj,
-  // o_proj, gate_up_proj and down_proj as `linear` takes them. What is optional there, and the norms
-  // of queries and keys, may be missing.
+  // o_proj, gate_up_proj and down_proj as `linear` takes them. What is optional there, and the
+  // norms of queries and keys, may be missing.
   void append(const Tensors& tensors, std::optional<int64_t> sliding_window) {
     layers_.push_back(
         {tensors.at("input_layernorm.weight"), tensors.at("post_attention_layernorm.weight"),
@@ -34,8 +34,8 @@ class DecoderLayers : public torch::CustomClassHolder {
          {tensors, "o_proj"}, {tensors, "gate_up_proj"}, {tensors, "down_proj"}, sliding_window});
   }
 
-  // Returns the last layer's output, not yet added, and the residual stream to add it to. There is a
-  // cache of keys and one of values for each layer.
+  // Returns the last layer's output, not yet added, and the residual stream to add it to. There is
+  // a cache of keys and one of values for each layer.
   std::tuple<Tensor, Tensor> forward(
       Tensor x, const Tensor& cos, const Tensor& sin, const Tensor& slot_mapping,
       const std::vector<Tensor>& key_caches, const std::vector<Tensor>& value_caches,

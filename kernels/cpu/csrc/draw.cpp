@@ -115,7 +115,7 @@ class Drawer {
     while (block < last && target >= sums_[block]) {
       target -= sums_[block++];
     }
-    int64_t found = size_ - 1;
+    int64_t found = -1;
     for (int64_t i = block * kSumBlock; i < std::min(size_, (block + 1) * kSumBlock); ++i) {
       const double some = weight(x_[i]);
       if (some > 0.0 && some >= least) {
@@ -126,7 +126,8 @@ class Drawer {
         }
       }
     }
-    return found;
+    // The sums' weights are rounded otherwise: what they had of a block may be left out here.
+    return found < 0 ? argmax_of(x_, size_) : found;
   }
 
   // `mass` is that of all tokens that min_p leaves; with top_k it is found here.

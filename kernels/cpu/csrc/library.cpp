@@ -1,4 +1,5 @@
-// The operators of torch.ops.trident_cpu. The wrappers in Python have checked their arguments.
+// The operators of torch.ops.trident_cpu. The wrappers in Python have checked their arguments, and
+// `engine.layers.fused_layers` makes those of `DecoderLayers` right.
 #include "operators.h"
 
 #include <ATen/ops/empty.h>
@@ -117,7 +118,7 @@ Tensor paged_attention(
 #ifdef TRIDENT_LINEAR
 namespace {
 
-// Calls run with the arguments of a product whose result has out_features channels of Out.
+// Calls run with the arguments of a product whose result has out_channels channels of Out.
 template <typename Out, typename Run>
 Tensor multiply(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,

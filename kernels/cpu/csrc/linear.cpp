@@ -44,8 +44,8 @@ struct Groups {
   }
 };
 
-// Writes `steps` times 32 bits of a row, whose values are to be of another type, to every `stride`th
-// place.
+// Writes `steps` times 32 bits of a row, whose values are to be of another type, to every
+// `stride`th place.
 template <typename Value, typename T>
 inline void scatter(const T* row, int64_t steps, int32_t* to, int64_t stride) {
   for (int64_t k = 0; k < steps; ++k) {
@@ -264,7 +264,8 @@ void run(const auto& a, const Finish& finish) {
     const int64_t begin = block * groups.count / blocks;
     const int64_t end = (block + 1) * groups.count / blocks;
     const int32_t* weights = static_cast<const int32_t*>(a.weight) + panel * panel_units;
-    // The next panel comes with the first group, or in two parts with the first two.
+    // The next panel comes with the first group. Where a unit of it is two lines of the cache, it
+    // comes in two parts with the first two groups.
     const char* next = reinterpret_cast<const char*>(weights + panel_units);
     const int64_t lines = panel + 1 == panels ? 0 : end - begin == 1 ? kUnitLines : 1;
     for (int64_t group = begin; group < end; ++group, next += rows.units * 64) {

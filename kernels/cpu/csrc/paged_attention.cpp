@@ -61,7 +61,7 @@ struct Layout {
   explicit Layout(const PagedAttention<T>& a)
       : group(a.heads / a.kv_heads),
         units(round_up(units_of<T>(a.dim), W)),
-        dim(round_up(a.dim, kPanel)) {}
+        dim(round_up(a.dim, kColumns)) {}
 
   int64_t queries() const {
     return std::max<int64_t>(1, kTaskRows / group);
@@ -135,7 +135,7 @@ class Worker {
     located_ = next;
     for (int64_t key = task.key_begin; key < task.key_end; key += kKeys) {
       const int64_t count = std::min(kKeys, task.key_end - key);
-      const int64_t columns = round_up(count, kPanel);
+      const int64_t columns = round_up(count, kColumns);
       pack_keys_and_values(count, columns);
       if (key + kKeys < task.key_end) {
         locate(task, key + kKeys);

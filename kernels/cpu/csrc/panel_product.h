@@ -9,9 +9,6 @@
 
 namespace trident {
 
-constexpr int64_t kVectors = 2;             // of a panel
-constexpr int64_t kColumns = kVectors * W;  // as `kernels.cpu.linear` packs them
-
 // A unit is 32 bits along the depth of the weights: a pair of bfloat16, or four integers, which are
 // unsigned; what their zero point adds is in the sums from the start. A product takes it in kSteps
 // steps, each with 32 bits of a row, whose values are of another type then.
@@ -97,10 +94,10 @@ struct Int8Product {
 
 #endif
 
-// The products of ROWS rows, x [units, kSteps, ROWS], with a panel [units, kColumns], added to what is
-// in sums. With each unit, some lines of memory from `next` on are fetched into the cache.
+// The products of ROWS rows, x [units, kSteps, ROWS], with a panel [units, kColumns], added to what
+// is in sums. With each unit, some lines of memory from `next` on are fetched into the cache.
 //
-// Not inlined: beside what becomes of the sums, GCC 12 keeps some of them in memory while they grow.
+// Not inlined: beside what becomes of the sums, GCC 12 keeps some of them in memory meanwhile.
 template <typename Product, int64_t ROWS>
 [[gnu::noinline]] void multiply_panel(
     typename Product::Sums (&sums)[ROWS][kVectors], const int32_t* x, const int32_t* panel,

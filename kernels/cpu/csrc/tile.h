@@ -26,9 +26,7 @@ constexpr int64_t units_of(int64_t n) {
   return (n + kPerUnit<T> - 1) / kPerUnit<T>;
 }
 
-constexpr int64_t kVectors = 2;               // of a panel
-constexpr int64_t kPanel = kVectors * W;      // columns
-constexpr int64_t kRows = W == 16 ? 8 : 4;    // as many accumulators as there are registers for
+constexpr int64_t kRows = W == 16 ? 8 : 4;  // as many accumulators as there are registers for
 
 template <bool PAIRS>
 inline Vec step(Vec a, Vec b, Vec c) {
@@ -53,7 +51,8 @@ inline void store_units(float* to, Vec a, Vec b) {
   b.store(to + W);
 }
 
-// The first n <= W values of a row and of the one behind it, as units along the rows; b may be null.
+// The first n <= W values of a row and of the one behind it, as units along the rows; b may be
+// null.
 template <typename T>
 inline Vec column_units(const T* a, const T* b, int64_t n) {
 #ifdef __AVX512BF16__
@@ -109,7 +108,7 @@ void multiply_rows(
     if (rows < ROWS) {
       return multiply_rows<PAIRS, ROWS - 1>(rows, a, lda, b, ldb, depth, columns, c, ldc, keep);
     }
-    for (int64_t n = 0; n < columns; n += kPanel) {
+    for (int64_t n = 0; n < columns; n += kColumns) {
       multiply_tile<PAIRS, ROWS>(a, lda, b + n, ldb, depth, c + n, ldc, keep);
     }
   }

@@ -13,6 +13,10 @@ namespace trident {
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t W = Vec::size();
 
+// A panel: what a product computes side by side of a row; weights are packed in panels of as many.
+constexpr int64_t kVectors = 2;
+constexpr int64_t kColumns = kVectors * W;
+
 template <typename T>
 inline Vec widen(const T* from) {
   if constexpr (std::is_same_v<T, float>) {
@@ -78,8 +82,8 @@ inline double sum_of_lanes(Vec v) {
   return sum;
 }
 
-// 1 / sqrt(mean + eps) of `size` squares, summed by lane. What is wrong with the factor of a whole row
-// adds up through the layers: so it is rounded once, from double.
+// 1 / sqrt(mean + eps) of `size` squares, summed by lane. What is wrong with the factor of a whole
+// row adds up through the layers: so it is rounded once, from double.
 inline Vec inverse_rms(Vec squares, int64_t size, float eps) {
   const double mean = sum_of_lanes(squares) / static_cast<double>(size);
   return Vec(static_cast<float>(1.0 / std::sqrt(mean + eps)));

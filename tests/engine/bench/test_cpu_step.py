@@ -7,6 +7,7 @@ import torch
 
 from engine.bench import cpu_ceilings, cpu_step
 from engine.bench.cpu_step import CpuStep, main
+from engine.core.engine_core import EngineCore
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import in_panels
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
@@ -76,6 +77,7 @@ def test_the_command_prints_every_part_beside_its_floor(
     [
         (["--batches", "1,x"], "argument --batches: invalid"),
         (["--batches", "0"], "argument --batches: invalid"),
+        (["--context", "0"], "argument --context: invalid"),
         (["--quantization", "int3"], "argument --quantization: invalid choice"),
     ],
 )
@@ -85,6 +87,27 @@ def test_wrong_arguments_are_named(
     with pytest.raises(SystemExit):
         main(["folder", *arguments])
     assert message in capsys.readouterr().err
+
+
+@needs_fused_layers
+def test_sequences_that_are_not_prefilled_in_one_step_wait_for_each_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_step, "_BUDGET", 8)
+    step, parts = CpuStep(path, None, most=3, context=40).measure(3, 40)
+    assert sum(parts.values()) == pytest.approx(step)
+
+
+@needs_fused_layers
+def test_sequences_without_room_are_refused(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_ceilings, "measure", lambda: CEILINGS)
+    monkeypatch.setattr(EngineCore, "has_unfinished_requests", lambda core: False)
+    monkeypatch.setattr(cpu_step, "_BUDGET", 8)
+    with pytest.raises(SystemExit):
+        main([str(path), "--batches", "3", "--context", "40"])
+    assert "--batches, --context: no room in the KV cache for 3" in capsys.readouterr().err
 
 
 def test_a_missing_checkpoint_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

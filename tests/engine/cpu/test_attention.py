@@ -65,7 +65,10 @@ def _expected(given: dict[str, Tensor], row: int, window: int | None) -> Tensor:
     ids=str,
 )
 @pytest.mark.parametrize("window", [None, 700])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(7, 1, 64), (8, 8, 80), (70, 1, 33)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(7, 1, 64), (1, 1, 80), (8, 8, 80), (70, 1, 33)]
+)
+@pytest.mark.usefixtures("threads")
 def test_few_long_sequences_are_divided(
     fast: Any, heads: int, kv_heads: int, dim: int, window: int | None,
     dtype: torch.dtype, tolerance: float,
@@ -104,10 +107,12 @@ def test_no_sequences(fast: Any) -> None:
         ("seq_lens", torch.ones(1).long(), "seq_lens: must be torch.int32"),
         ("seq_lens", torch.ones(2).int(), "seq_lens: must have shape"),
         ("block_tables", torch.ones(3, 1).int().T[:, ::2], "block_tables: its rows"),
+        ("seq_lens", torch.ones(1, device="meta").int(), "seq_lens: must be on cpu"),
+        ("sliding_window", 0, "sliding_window: must be at least 1"),
     ],
 )
-def test_wrong_arguments_are_named(fast: Any, name: str, wrong: Tensor, message: str) -> None:
-    given = _inputs([20], [1], 4, 2, 16, torch.float32)
+def test_wrong_arguments_are_named(fast: Any, name: str, wrong: Any, message: str) -> None:
+    given: dict[str, Any] = _inputs([20], [1], 4, 2, 16, torch.float32)
     given["key_cache"], given["value_cache"] = (torch.ones(4, 16, 2, 16) for _ in range(2))
     with pytest.raises(ValueError, match=message):
-        attention_in_place(**{**given, name: wrong}, scale=1.0, sliding_window=None)
+        attention_in_place(**{"sliding_window": None, **given, name: wrong}, scale=1.0)

@@ -1,5 +1,6 @@
 """The draw in C++: which token it takes for each random number, and for odd logits."""
 
+import math
 from itertools import accumulate
 
 import pytest
@@ -31,6 +32,14 @@ def draw(
     )
     assert tokens.dtype == torch.int64
     return tokens.tolist()
+
+
+def test_min_p_alone_never_draws_what_it_forbids() -> None:
+    # The second weight is half of the first but for its rounding, alone in its part of the row.
+    logits = torch.full((1, 2048), -torch.inf)
+    logits[0, [0, 1500]] = torch.tensor([math.log(2.0), 0.0])
+    for uniform in (0.0, 0.6, 0.7, 0.9, 0.999):
+        assert draw(logits, [(0, 1.0, 0.5)], [uniform])[0] in (0, 1500)
 
 
 def kept_tokens(weights: list[int], filters: Filters) -> list[int]:

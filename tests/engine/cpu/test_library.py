@@ -69,7 +69,12 @@ def test_no_tensor_of_another_device_is_served() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiler", "message"), [("/no/such/g++", "there is no /no/such/g++"), ("false", "failed")]
+    ("compiler", "message"),
+    [
+        ("/no/such/g++", "there is no /no/such/g++"),
+        ("false", "failed"),
+        ("g++ '", "CXX: No closing quotation"),
+    ],
 )
 def test_what_cannot_be_built_is_said(
     empty: Path,
@@ -85,6 +90,13 @@ def test_what_cannot_be_built_is_said(
     assert message in said
     assert "Trident works without them" in said
     assert list(empty.iterdir()) == []
+
+
+def test_an_empty_cxx_is_none(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", " ")
+    monkeypatch.setattr(building.shutil, "which", lambda command: None)
+    with pytest.raises(building.BuildError, match=r"there is no g\+\+"):
+        building.build(TARGETS[0])
 
 
 def test_what_is_there_is_not_built_again(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.errors import UnsupportedError
 from engine.layers import conversion
 from engine.layers.conversion import convert_weights
 from engine.layers.fused_layers import FusedLayers
@@ -57,4 +58,17 @@ def test_the_same_as_one_by_one(
 def test_layers_with_other_forms_stay(tmp_path: Path) -> None:
     # No whole number of units along the depth of the last projection.
     write_checkpoint(tmp_path, intermediate_size=34)
-    assert logits(tmp_path, None, fused=False).isfinite().all()
+    found = logits(tmp_path, None, fused=False)
+    wanted = PagedModel(tmp_path, dtype=torch.bfloat16).logits(TOKENS, chunks=[40, 1, 3, 46])
+    # Each of 13 products, and what is between them, may be rounded to the other side.
+    rounding = torch.finfo(torch.bfloat16).eps / 2
+    assert (found - wanted).norm() < 13**0.5 * 2 * rounding * wanted.norm()
+
+
+def test_projections_that_cannot_be_quantised_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "multiplies_int8", lambda: False)
+    write_checkpoint(tmp_path, intermediate_size=34)
+    with pytest.raises(UnsupportedError, match=r"^quantization: int8 .* multiple of 4 .*got 34"):
+        logits(tmp_path, "int8", fused=False)

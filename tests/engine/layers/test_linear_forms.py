@@ -299,8 +299,8 @@ def test_a_tied_head_is_a_copy_and_counted(
     torch.testing.assert_close(model.compute_logits(hidden), wanted, rtol=2**-7, atol=1e-5)
     is_tied = model.lm_head is None
     assert (embedding.head is not None) == is_tied
-    assert num_copied_bytes(model, CPU) == is_tied * 160 * 64 * 2
-    assert num_copied_bytes(model, torch.device("cuda")) == 0
+    assert num_copied_bytes(model, None, CPU) == is_tied * 160 * 64 * 2
+    assert num_copied_bytes(model, None, torch.device("cuda")) == 0
 
 
 def test_weights_of_a_type_without_packed_products_stay(
@@ -311,7 +311,9 @@ def test_weights_of_a_type_without_packed_products_stay(
     before = dict(model.named_modules())
     convert_weights(model, None)
     assert dict(model.named_modules()) == before
-    assert num_copied_bytes(model, CPU) == 0
+    assert num_copied_bytes(model, None, CPU) == 0
+    is_tied = model.lm_head is None
+    assert num_copied_bytes(model, "int8", CPU) == is_tied * 160 * 64 * 4  # that is a copy
 
 
 def test_the_copy_of_a_tied_head_needs_room(

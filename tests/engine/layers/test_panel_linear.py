@@ -19,8 +19,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 SHAPES = [(4, 1), (8, 31), (36, 33), (160, 64), (896, 1152), (4864, 96)]  # in, out
-# None; less than, as many as and more than are multiplied at once; more than one task has.
-NUM_ROWS = [0, 1, 3, 12, 13, 40, 701]
+# None; less than, as many as and more than are multiplied at once, with AVX2 (6) and AVX-512 (12);
+# more than one task has.
+NUM_ROWS = [0, 1, 3, 6, 7, 12, 13, 40, 701]
 BFLOAT16 = torch.finfo(torch.bfloat16).eps / 2
 FLOAT32 = torch.finfo(torch.float32).eps / 2
 
@@ -42,15 +43,7 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
 
 
-@pytest.fixture(params=[1, 3], ids="{0} threads".format)
-def _threads(request: pytest.FixtureRequest) -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("wide", [False, True], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
@@ -68,7 +61,7 @@ def test_products(shape: tuple[int, int], num_rows: int, with_bias: bool, wide: 
     assert ((found.double() - wanted).abs() <= bound).all()
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -131,7 +124,7 @@ def test_rows_do_not_depend_on_each_other(int8: bool) -> None:
     assert torch.equal(linear(x), torch.cat([linear(row[None]) for row in x]))
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("threads")
 @each_kind
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
@@ -168,6 +161,8 @@ def test_wrong_arguments_are_named() -> None:
         linear(x[:, :32], packed, bias)
     with pytest.raises(ValueError, match=r"^bias: must have shape \[33\]"):
         linear(x, packed, bias[:3])
+    with pytest.raises(ValueError, match=r"^weight: must be on cpu"):
+        linear(x, packed.to("meta"), bias)
     with pytest.raises(ValueError, match=r"^x: the last dimension must be contiguous"):
         linear(x.t().contiguous().t(), packed, bias)
     with pytest.raises(ValueError, match=rf"^scale: must have shape \[{channels}\]"):
