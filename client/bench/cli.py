@@ -78,7 +78,9 @@ def compare(
             help="Trident once more, with other settings; several are separated by spaces.",
         ),
     ] = None,
-    workloads: Annotated[str, typer.Option(help="Which to run.")] = "W1,W2,W3,W4,W5",
+    workloads: Annotated[
+        str | None, typer.Option(help="Which to run, of W1,W2,W3,W4,W5; default: all.")
+    ] = None,
     growth: Annotated[
         Path | None,
         typer.Option(
@@ -110,7 +112,11 @@ def compare(
     peers = parse_peers(peer or [], peer_url or [], taken=[TRIDENT, *variants])
     plot = None
     by_name = {workload.name: workload for workload in (TINY if tiny else STANDARD)}
-    names = [name.strip().upper() for name in workloads.split(",")]
+    names = list(by_name)
+    if workloads is not None:
+        if growth is not None:
+            raise typer.BadParameter("workloads: --growth has its own")
+        names = [name.strip().upper() for name in workloads.split(",")]
     if unknown := [name for name in names if name not in by_name]:
         raise typer.BadParameter(f"workloads: there is no {', '.join(unknown)}")
     chosen = [by_name[name] for name in dict.fromkeys(names)]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import defaultdict
 from pathlib import Path
 
 import psutil
 
 CLIENT = "client"
-OTHERS = "all else on this machine"
+OTHERS = "all else on these cores"
+STOLEN = "taken by the host"
 _STUB = "triton_python_backend_stub"
 
 
 class CpuMeter:
     """CPU seconds by process, user and system, between `start` and `stop`.
 
-    The stages' stubs are told apart by their models; several instances of one count together.
-    The resolution is that of the kernel's counters, mostly 10 ms.
+    The stages' stubs are told apart by their models; several instances of one count together. What
+    other programs took is that of the cores that this process may use, and what the host took of
+    them, if this is a virtual machine, is told apart. The resolution is that of the kernel's
+    counters, mostly 10 ms.
     """
 
     def __init__(self, server_pid: int) -> None:
@@ -29,29 +33,30 @@ class CpuMeter:
         self._before = self._now()
 
     def stop(self) -> dict[str, float]:
-        """Return the seconds since `start` by process, those of other programs together."""
+        """Return the seconds since `start` by process, with those of `OTHERS` and `STOLEN`."""
         now = self._now()
         used = {name: max(0.0, now[name] - self._before.get(name, 0.0)) for name in now}
-        own = sum(seconds for name, seconds in used.items() if name != OTHERS)
+        own = sum(seconds for name, seconds in used.items() if name not in (OTHERS, STOLEN))
         used[OTHERS] = max(0.0, used[OTHERS] - own)
         return used
 
     def _now(self) -> dict[str, float]:
-        """Return the counters; that of the others is still the whole machine's."""
+        """Return the counters; that of the others is still that of all programs."""
         seconds: dict[str, float] = defaultdict(float)
         for process in [self._server, *self._server.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                seconds[process_name(process.name(), process.cmdline())] += (
-                    times.user + times.system
-                )
+                used = process.cpu_times()
+                seconds[process_name(process.name(), process.cmdline())] += used.user + used.system
         own = psutil.Process().cpu_times()
         seconds[CLIENT] += own.user + own.system
-        machine = psutil.cpu_times()
-        # guest is a part of user, and what the host took away (steal) was not ours either.
-        idle = machine.idle + getattr(machine, "iowait", 0.0) + getattr(machine, "steal", 0.0)
-        guest = getattr(machine, "guest", 0.0) + getattr(machine, "guest_nice", 0.0)
-        seconds[OTHERS] = sum(machine) - idle - guest
+        cores = os.sched_getaffinity(0)
+        for core, times in enumerate(psutil.cpu_times(percpu=True)):
+            if core in cores:
+                stolen = getattr(times, "steal", 0.0)
+                idle = times.idle + getattr(times, "iowait", 0.0)
+                guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+                seconds[STOLEN] += stolen
+                seconds[OTHERS] += sum(times) - idle - stolen - guest  # guest is a part of user
         return seconds
 
 

@@ -1,4 +1,4 @@
-"""The random checkpoints of `trident bench stages --random-model`, made once and kept."""
+"""The random checkpoints of `trident bench`, made once and kept."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def row(streams: int, rounds: Sequence[Round]) -> Row:
         engine=Spread.of([wave.tokens_per_second for wave in engine]),
         ensemble=Spread.of([wave.tokens_per_second for wave in ensemble]),
         ratio=Spread.of([_throughput(each.ensemble) / _throughput(each.engine) for each in rounds]),
-        ttft=_p50_p99([ttft for wave in ensemble for ttft in wave.ttfts]),
-        gap=_p50_p99([gap for wave in ensemble for gap in wave.gaps]),
+        ttft=p50_p99([ttft for wave in ensemble for ttft in wave.ttfts]),
+        gap=p50_p99([gap for wave in ensemble for gap in wave.gaps]),
         tokens_per_response=(
             sum(wave.num_tokens for wave in ensemble) / sum(wave.num_responses for wave in ensemble)
         ),
@@ -112,8 +112,8 @@ def throughput_table(rows: Sequence[Row]) -> Table:
             f"{each.engine:.0f}",
             f"{each.ensemble:.0f}",
             f"{each.ratio:.2f}",
-            _milliseconds(each.ttft),
-            _milliseconds(each.gap),
+            milliseconds(each.ttft),
+            milliseconds(each.gap),
             f"{each.tokens_per_response:.2f}",
         )
     return table
@@ -146,7 +146,8 @@ def _throughput(waves: Sequence[Wave]) -> float:
     return median(wave.tokens_per_second for wave in waves)
 
 
-def _p50_p99(values: Sequence[float]) -> tuple[float, float]:
+def p50_p99(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile."""
     return percentile(values, 50), percentile(values, 99)
 
 
@@ -158,7 +159,8 @@ def _cpu_per_1000_tokens(waves: Sequence[Wave]) -> dict[str, float]:
     }
 
 
-def _milliseconds(seconds: tuple[float, float]) -> str:
+def milliseconds(seconds: tuple[float, float]) -> str:
+    """Return both as milliseconds, one below the other."""
     return "\n".join(f"{1000 * value:.1f}" for value in seconds)
 
 

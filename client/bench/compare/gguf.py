@@ -87,7 +87,10 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--type", choices=tuple(TYPES), default="q8_0")
     arguments = parser.parse_args()
-    convert(arguments.checkpoint, arguments.out, arguments.type)
+    try:
+        convert(arguments.checkpoint, arguments.out, arguments.type)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

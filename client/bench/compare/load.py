@@ -14,11 +14,12 @@ from client.bench.compare.measurement import Measurement, measurement
 from client.bench.compare.memory import tree_memory
 from client.bench.compare.server import Connection, Server
 from client.bench.compare.workload import Workload
-from client.bench.cpu import OTHERS, CpuMeter
+from client.bench.cpu import CpuMeter
 from client.bench.errors import BenchError
 from client.bench.workload import Prompt, PromptSource
 
 _ATTEMPTS = 3  # for a run that is not disturbed
+_ANSWER_TIMEOUT_S = 3600.0  # no answer takes so long: the server hangs
 # Before a run: what a server does once for such prompts is done then.
 _WARM_UP_REQUESTS = 2
 _WARM_UP_TOKENS = 4
@@ -32,8 +33,7 @@ async def first_token(server: Server, prompt: Prompt) -> float:
     """
     await server.wait_until_ready()
     async with server.connect() as connection:
-        answer = await connection.ask(prompt, 1)
-    _check(answer, prompt, 1)
+        answer = await _ask(connection, prompt, 1)
     return answer.arrivals[0] - server.launched
 
 
@@ -78,11 +78,10 @@ async def _run_once(
         answers = await _ask_all(connections, prompts, workload.output_tokens)
         cpu_seconds = meter.stop()
         seconds = time.perf_counter() - started
-    cores = len(os.sched_getaffinity(0))
     return measurement(
         answers,
         cpu_seconds=cpu_seconds,
-        others=cpu_seconds[OTHERS] / (seconds * cores),
+        core_seconds=seconds * len(os.sched_getaffinity(0)),
         memory=tree_memory(server.pid),
     )
 
@@ -95,10 +94,7 @@ async def _ask_all(
     answers: list[Answer] = []
 
     async def stream(connection: Connection) -> None:
-        for prompt in waiting:
-            answer = await connection.ask(prompt, output_tokens)
-            _check(answer, prompt, output_tokens)
-            answers.append(answer)
+        answers.extend([await _ask(connection, prompt, output_tokens) for prompt in waiting])
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -109,6 +105,12 @@ async def _ask_all(
     return answers
 
 
-def _check(answer: Answer, prompt: Prompt, output_tokens: int) -> None:
+async def _ask(connection: Connection, prompt: Prompt, output_tokens: int) -> Answer:
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            answer = await connection.ask(prompt, output_tokens)
+    except TimeoutError:
+        raise BenchError(f"the server has not answered in {_ANSWER_TIMEOUT_S:g} s") from None
     if reason := answer.why_unusable(len(prompt.token_ids), output_tokens):
         raise BenchError(f"the server {reason}")
+    return answer

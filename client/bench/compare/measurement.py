@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from client.bench.compare.answer import Answer
+from client.bench.cpu import OTHERS, STOLEN
 
 DISTURBED = 0.02  # share of the cores' time that other programs take
 
@@ -23,6 +24,7 @@ class Measurement:
         memory: bytes of the server's processes after the run, shared ones counted once (PSS).
         cpu_seconds: by process, other programs together.
         others: share of the cores' time that other programs took meanwhile.
+        stolen: share of it that the host of this virtual machine took.
         attempts: runs that were made; the least disturbed one counts.
     """
 
@@ -34,6 +36,7 @@ class Measurement:
     memory: int
     cpu_seconds: dict[str, float]
     others: float
+    stolen: float = 0.0
     attempts: int = 1
 
     @property
@@ -51,10 +54,14 @@ def measurement(
     answers: Sequence[Answer],
     *,
     cpu_seconds: dict[str, float],
-    others: float,
+    core_seconds: float,
     memory: int,
 ) -> Measurement:
-    """Return the measurement that `answers`, of which there is at least one, tell of."""
+    """Return the measurement that `answers`, of which there is at least one, tell of.
+
+    Args:
+        core_seconds: that the cores together had meanwhile.
+    """
     started = min(answer.started for answer in answers)
     return Measurement(
         num_tokens=sum(answer.num_tokens for answer in answers),
@@ -64,5 +71,6 @@ def measurement(
         num_responses=sum(len(answer.arrivals) for answer in answers),
         memory=memory,
         cpu_seconds=cpu_seconds,
-        others=others,
+        others=cpu_seconds[OTHERS] / core_seconds,
+        stolen=cpu_seconds[STOLEN] / core_seconds,
     )

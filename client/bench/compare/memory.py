@@ -6,12 +6,24 @@ from contextlib import suppress
 
 import psutil
 
+from client.bench.errors import BenchError
+
 
 def tree_memory(pid: int) -> int:
-    """Return the bytes that a process and its descendants hold, shared pages counted once (PSS)."""
+    """Return the bytes that a process and its descendants hold, shared pages counted once (PSS).
+
+    Raises:
+        BenchError: one of them is another user's, of whose memory nothing is told.
+    """
     total = 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
-            total += process.memory_full_info().pss
+            try:
+                total += process.memory_full_info().pss
+            except psutil.AccessDenied:
+                raise BenchError(
+                    f"the memory of process {process.pid} of the server cannot be read: it is "
+                    "another user's"
+                ) from None
     return total

@@ -61,7 +61,11 @@ def parse_peers(
     Raises:
         BenchError: naming what is wrong with one.
     """
-    url_of = dict(named("--peer-url", url) for url in urls)
+    url_of: dict[str, str] = {}
+    for name, url in (named("--peer-url", each) for each in urls):
+        if name in url_of:
+            raise BenchError(f"--peer-url: {name} has two")
+        url_of[name] = url
     peers: dict[str, PeerCommand] = {}
     taken = set(taken)
     for name, command in (named("--peer", each) for each in commands):
@@ -74,8 +78,8 @@ def parse_peers(
         url = url_of.pop(name, "").rstrip("/")
         if not url and "{port}" not in command:
             raise BenchError(f"--peer {name}: put {{port}} into the command, or give --peer-url")
-        if url and not url.startswith(("http://", "https://")):
-            raise BenchError(f"--peer-url {name}: must begin with http:// (got {url!r})")
+        if url:
+            _check_url(name, url)
         peers[name] = PeerCommand(name, words, url)
     if url_of:
         raise BenchError(f"--peer-url: there is no peer {', '.join(url_of)}")
@@ -100,18 +104,29 @@ class Peer(Server):
         return self._process.pid
 
     async def wait_until_ready(self) -> None:
-        """Return when `/models` names a model, and completions do not answer "come again"."""
-        async with _session() as session:
-            while not (self._model and await _is_loaded(session, self._url, self._model)):
-                self._require_alive()
-                await asyncio.sleep(_POLL_S)
-                self._model = self._model or await _first_model(session, self._url)
+        """Return when `/models` names a model, and completions do not answer "come again".
+
+        That takes one request more than the first that is measured.
+        """
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S), _session() as session:
+                while not (self._model and await _is_loaded(session, self._url, self._model)):
+                    self._require_alive()
+                    await asyncio.sleep(_POLL_S)
+                    self._model = self._model or await _first_model(session, self._url)
+        except TimeoutError:
+            raise self._failure(f"was not ready after {_START_TIMEOUT_S:g} s") from None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
         """As `Server.connect`."""
         async with _session() as session:
-            yield CompletionsConnection(session, self._url, self._model, self._form)
+            try:
+                yield CompletionsConnection(session, self._url, self._model, self._form)
+            except BenchError:
+                await asyncio.sleep(_POLL_S)  # a process ends a little after its connections
+                self._require_alive()  # or else that is the reason
+                raise
 
     def __enter__(self) -> Self:
         (port,) = pick_free(1)
@@ -130,13 +145,17 @@ class Peer(Server):
         self._model = ""
         self._log: IO[bytes] = tempfile.TemporaryFile()
         self.launched = time.perf_counter()
-        self._process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us, who then end it
-        )
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us, who then end it
+            )
+        except OSError as error:
+            self._log.close()
+            raise BenchError(f"{self.name}: cannot be started: {error}") from None
         return self
 
     def __exit__(
@@ -153,17 +172,24 @@ class Peer(Server):
     def _require_alive(self) -> None:
         assert self._process is not None
         if (status := self._process.poll()) is not None:
-            what = f"ended with status {status}"
-        elif time.perf_counter() - self.launched > _START_TIMEOUT_S:
-            what = f"was not ready after {_START_TIMEOUT_S:g} s"
-        else:
-            return
-        raise BenchError(f"{self.name}: {what}; its last words:\n{self._last_words()}")
+            raise self._failure(f"ended with status {status}")
 
-    def _last_words(self) -> str:
+    def _failure(self, what: str) -> BenchError:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:])
+        last_words = "\n".join(lines[-_LAST_LINES:])
+        return BenchError(f"{self.name}: {what}; its last words:\n{last_words}")
+
+
+def _check_url(name: str, url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise BenchError(f"--peer-url {name}: must begin with http:// (got {url!r})")
+    try:
+        has_host = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+    except ValueError:
+        has_host = False
+    if not has_host:
+        raise BenchError(f"--peer-url {name}: must have a host and a port number (got {url!r})")
 
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> str:

@@ -15,7 +15,7 @@ from client.bench.compare.ceilings import Ceilings
 from client.bench.compare.floors import Floor
 from client.bench.compare.measurement import Measurement
 from client.bench.compare.workload import Workload
-from client.bench.report import Spread, percentile
+from client.bench.report import Spread, milliseconds, p50_p99
 
 
 @dataclass
@@ -88,6 +88,20 @@ class Results:
         )
         return [row for row in rows if row is not None]
 
+    @property
+    def stolen(self) -> float:
+        """The largest share of the cores' time that the host took in a run."""
+        return max(
+            (
+                one.stolen
+                for sessions in self.sessions.values()
+                for session in sessions
+                if session is not None
+                for one in session.measurements.values()
+            ),
+            default=0.0,
+        )
+
     def _measured(self, workload: str, server: str) -> dict[int, Measurement]:
         """Return the measurements by round."""
         return {
@@ -108,8 +122,8 @@ class Results:
             speed=speed,
             ratios=self._ratios(workload, by_round),
             of_floor=speed.median / self.floors[workload].bf16,
-            ttft=_p50_p99([ttft for one in measured for ttft in one.ttfts]),
-            gap=_p50_p99([gap for one in measured for gap in one.gaps]),
+            ttft=p50_p99([ttft for one in measured for ttft in one.ttfts]),
+            gap=p50_p99([gap for one in measured for gap in one.gaps]),
             memory=median(one.memory for one in measured),
             start=median(each.start_seconds for each in self.sessions[server] if each is not None),
             others=max(one.others for one in measured),
@@ -186,17 +200,9 @@ def _cells(row: Row, tridents: Sequence[str]) -> list[str]:
         f"{row.speed:.1f}",
         "\n".join(f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in tridents),
         f"{row.of_floor:.2f}",
-        _milliseconds(row.ttft),
-        _milliseconds(row.gap),
+        milliseconds(row.ttft),
+        milliseconds(row.gap),
         f"{row.memory / 1e9:.2f}",
         f"{row.start:.1f}",
         f"{100 * row.others:.1f}{'*' if row.is_disturbed else ''}",
     ]
-
-
-def _p50_p99(values: Sequence[float]) -> tuple[float, float]:
-    return percentile(values, 50), percentile(values, 99)
-
-
-def _milliseconds(seconds: tuple[float, float]) -> str:
-    return "\n".join(f"{1000 * value:.1f}" for value in seconds)

@@ -106,5 +106,9 @@ def parse_variants(arguments: Sequence[str]) -> dict[str, dict[str, str]]:
         name, words = named("--trident", argument)
         if name in variants or name == TRIDENT:
             raise BenchError(f"--trident: the name {name} is taken")
-        variants[name] = dict(named(f"--trident {name}", word) for word in words.split())
+        settings = [named(f"--trident {name}", word) for word in words.split()]
+        names = [setting for setting, _ in settings]
+        if "model" in names or len(set(names)) < len(names):
+            raise BenchError(f"--trident {name}: each setting once, and not model, which all serve")
+        variants[name] = dict(settings)
     return variants

@@ -81,14 +81,13 @@ class Growth:
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
-        """All of them."""
-        return self.streams + self.context
+        """All of them, each once."""
+        return tuple(dict.fromkeys(self.streams + self.context))
 
 
-GROWTH = Growth(
-    streams=tuple(Workload(f"S{n}", n, n, 256, 32) for n in (1, 2, 4, 8, 16, 32, 64, 128)),
-    context=tuple(Workload(f"C{n}", 4, 4, n, 32) for n in (256, 512, 1024, 2048, 4096, 8192)),
-)
+_STREAMS = tuple(Workload(f"S{n}", n, n, 256, 32) for n in (1, 2, 4, 8, 16, 32, 64, 128))
+_LONGER = tuple(Workload(f"C{n}", 4, 4, n, 32) for n in (512, 1024, 2048, 4096, 8192))
+GROWTH = Growth(streams=_STREAMS, context=(_STREAMS[2], *_LONGER))
 
 TINY_GROWTH = Growth(
     streams=tuple(Workload(f"S{n}", n, n, 16, 4) for n in (1, 4)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     arguments: ClassVar[argparse.Namespace]
     loaded: ClassVar[float]
+    streams: ClassVar[int] = 0
 
     def do_GET(self) -> None:
         self._send(200, {"data": [{"id": "a model"}]})
@@ -46,6 +48,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         count = len(prompt) if isinstance(prompt, list) else 0
+        Handler.streams += 1
+        if Handler.streams == self.arguments.dies_after:
+            print("no memory", file=sys.stderr, flush=True)
+            os._exit(3)
         for number in range(1, num_tokens + 1):
             time.sleep(self.arguments.delay)
             usage = {"prompt_tokens": count, "completion_tokens": number}
@@ -81,6 +87,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.002)
     parser.add_argument("--loads", type=float, default=0.0, help="seconds of 503")
     parser.add_argument("--fails", action="store_true")
+    parser.add_argument("--dies-after", type=int, default=0, help="streams, in the middle of one")
     Handler.arguments = parser.parse_args()
     if Handler.arguments.fails:
         sys.exit("no such model")

@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from client import cli
-from client.bench.compare import ceilings, load
+from client.bench.compare import ceilings, load, peer
 from client.bench.compare import comparison as comparing
 from client.bench.compare.answer import Answer
 from client.bench.compare.ceilings import Ceilings
@@ -34,11 +34,12 @@ from client.bench.compare.peer import Peer, PeerCommand, parse_peers
 from client.bench.compare.plot import GrowthPlot
 from client.bench.compare.report import Results, Session, table
 from client.bench.compare.trident import Trident, parse_variants
-from client.bench.compare.workload import STANDARD, TINY, TINY_GROWTH, Workload
-from client.bench.cpu import OTHERS
+from client.bench.compare.workload import GROWTH, STANDARD, TINY, TINY_GROWTH, Workload
+from client.bench.cpu import OTHERS, STOLEN
 from client.bench.errors import BenchError
 from client.bench.workload import PromptSource
 from client.errors import ServerStartError
+from client.ports import pick_free
 from engine.demo import CHECKPOINT_DIR
 from engine.demo.random_checkpoint import SIZES
 
@@ -68,7 +69,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         def start(self) -> None: ...
 
         def stop(self) -> dict[str, float]:
-            return {OTHERS: others.pop(0) if others else 0.0}
+            return {OTHERS: others.pop(0) if others else 0.0, STOLEN: 0.0}
 
     monkeypatch.setattr(load, "CpuMeter", Meter)
     yield others
@@ -121,13 +122,16 @@ class TestAnswer:
 
     def test_measurement(self) -> None:
         answers = [Answer(10.0, [10.5, 11.0], 3), Answer(10.2, [10.4], 1)]
-        one = measurement(answers, cpu_seconds={OTHERS: 1.0}, others=0.5, memory=7)
+        used = {OTHERS: 1.0, STOLEN: 0.5}
+        one = measurement(answers, cpu_seconds=used, core_seconds=2.0, memory=7)
         assert (one.num_tokens, one.num_responses, one.seconds) == (4, 3, 1.0)
         assert one.ttfts == pytest.approx([0.5, 0.2])
         assert one.gaps == [0.5]
         assert one.tokens_per_second == 4
+        assert (one.others, one.stolen) == (0.5, 0.25)
         assert one.is_disturbed
         assert not replace(one, others=0.02).is_disturbed
+        assert replace(one, others=0.021).is_disturbed
 
 
 class TestPeerArguments:
@@ -147,6 +151,10 @@ class TestPeerArguments:
             (["other=s {port}"], [], "the name other is taken"),
             (["a=s '{port}"], [], "cannot be read"),
             (["a=s"], ["a=localhost:81"], "--peer-url a: must begin with http"),
+            (["a=s {port}"], ["a=http://localhost:{port}/v1"], "--peer-url a: must have a host"),
+            (["a=s"], ["a=http://localhost:99999/v1"], "--peer-url a: must have a host"),
+            (["a=s"], ["a=http:///v1"], "--peer-url a: must have a host"),
+            (["a=s"], ["a=http://localhost/v1"] * 2, "--peer-url: a has two"),
             (["a=s {port}"], ["b=http://localhost/v1"], "there is no peer b"),
         ],
     )
@@ -169,6 +177,8 @@ class TestVariants:
             (["a=max_num_seqs"], "--trident a: must be NAME=VALUE"),
             (["trident=seed=1"], "the name trident is taken"),
             (["a=seed=1", "a=seed=2"], "the name a is taken"),
+            (["a=seed=1 seed=2"], "--trident a: each setting once"),
+            (["a=model=/other"], "--trident a: each setting once, and not model"),
         ],
     )
     def test_wrong_ones_are_named(self, arguments: list[str], error: str) -> None:
@@ -223,13 +233,59 @@ class TestPeer:
         prompts = [json.loads(line)["prompt"] for line in log.read_text().splitlines()]
         assert sum(isinstance(prompt, list) for prompt in prompts) == 1
 
-    def test_that_answers_too_little_has_no_figure(self, source: PromptSource) -> None:
-        with pytest.raises(BenchError, match="answered with 3 tokens where 1 were asked"):
-            _run(_peer("--tokens=3"), self.WORKLOAD, source)
+    @pytest.mark.parametrize(("tokens", "asked"), [(3, 1), (1, 4)])
+    def test_that_answers_too_much_or_too_little_has_no_figure(
+        self, source: PromptSource, quiet: list[float], tokens: int, asked: int
+    ) -> None:
+        message = f"answered with {tokens} tokens where {asked} were asked"
+        with pytest.raises(BenchError, match=message):
+            _run(_peer(f"--tokens={tokens}"), self.WORKLOAD, source)
 
     def test_that_ends_says_why(self, source: PromptSource) -> None:
         with pytest.raises(BenchError, match="ended with status 1; its last words:\nno such model"):
             _run(_peer("--fails"), self.WORKLOAD, source)
+
+    def test_that_is_never_ready_says_so(
+        self, source: PromptSource, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(peer, "_START_TIMEOUT_S", 1.0)
+        with pytest.raises(BenchError, match="fake: was not ready after 1 s; its last words"):
+            _run(_peer("--loads=60"), self.WORKLOAD, source)
+
+    def test_that_hangs_is_given_up(
+        self, source: PromptSource, quiet: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(load, "_ANSWER_TIMEOUT_S", 0.5)
+        with pytest.raises(BenchError, match=r"the server has not answered in 0\.5 s"):
+            _run(_peer("--delay=0.3"), self.WORKLOAD, source)
+
+    def test_that_dies_meanwhile_says_why(self, source: PromptSource, quiet: list[float]) -> None:
+        with pytest.raises(
+            BenchError, match="fake: ended with status 3; its last words:\nno memory"
+        ):
+            _run(_peer("--dies-after=4"), self.WORKLOAD, source)
+
+    def test_that_cannot_be_started_is_named(self, source: PromptSource, tmp_path: Path) -> None:
+        script = tmp_path / "serve"
+        script.write_text("no program")
+        script.chmod(0o755)
+        with pytest.raises(BenchError, match="b: cannot be started"):
+            _run(
+                Peer(PeerCommand("b", (str(script), "{port}")), CHECKPOINT_DIR),
+                self.WORKLOAD,
+                source,
+            )
+
+    def test_at_a_url_of_its_own(self, source: PromptSource, quiet: list[float]) -> None:
+        (port,) = pick_free(1)
+        command = (sys.executable, str(SCRIPT), "{model}", "--port", str(port))
+        own = PeerCommand("b", command, f"http://127.0.0.1:{port}/v1")
+        _, one = _run(Peer(own, CHECKPOINT_DIR), self.WORKLOAD, source)
+        assert one.num_tokens == 30
+        with Peer(own, CHECKPOINT_DIR) as first:
+            asyncio.run(first.wait_until_ready())
+            with pytest.raises(BenchError, match="b: another server is at http"):
+                Peer(own, CHECKPOINT_DIR).__enter__()
 
     def test_that_is_not_installed_is_named(self, source: PromptSource) -> None:
         peer = Peer(PeerCommand("b", ("/nonexistent/serve", "{port}")), CHECKPOINT_DIR)
@@ -254,7 +310,7 @@ class TestDisturbance:
     def test_the_quietest_of_three_counts(self, source: PromptSource, quiet: list[float]) -> None:
         quiet += [9000.0, 5.0, 7000.0]  # the runs themselves are not equally long
         _, one = _run(_peer(), self.WORKLOAD, source)
-        assert one.cpu_seconds == {OTHERS: 5.0}
+        assert one.cpu_seconds == {OTHERS: 5.0, STOLEN: 0.0}
         assert one.attempts == 3
         assert one.is_disturbed
 
@@ -309,7 +365,8 @@ class TestFloors:
 
 
 def _measurement(seconds: float, others: float = 0.0) -> Measurement:
-    return Measurement(100, seconds, [0.1, 0.3], [0.02], 50, 2 * 10**9, {OTHERS: 0.0}, others)
+    used = {OTHERS: 0.0, STOLEN: 0.0}
+    return Measurement(100, seconds, [0.1, 0.3], [0.02], 50, 2 * 10**9, used, others, stolen=0.04)
 
 
 class TestReport:
@@ -350,6 +407,7 @@ class TestReport:
         assert last.ratios == {"trident": 1.0}
         assert peer.ttft == (pytest.approx(0.2), pytest.approx(0.298))
         assert peer.is_disturbed
+        assert self.RESULTS.stolen == 0.04
 
     def test_the_table_fits_80_columns(self) -> None:
         console = Console(width=80, record=True, file=io.StringIO())
@@ -443,6 +501,27 @@ def test_servers_take_turns_and_one_that_fails_is_left_out(
     assert [*places, *later] == sorted([*places, *later])
 
 
+def test_ceilings_that_fail_later_lose_nothing(
+    quiet: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = [CEILINGS]
+
+    def measure() -> Ceilings:
+        if not measured:
+            raise BenchError("no ceilings")
+        return measured.pop()
+
+    monkeypatch.setattr(ceilings, "measure", measure)
+    console = Console(file=io.StringIO(), width=200)
+    arguments: Any = ([_peer()], [], CHECKPOINT_DIR, TINY[:1], 2, console)
+    results = Comparison(*arguments).run()
+    assert len(results.sessions["fake"]) == 2
+    assert results.ceilings == CEILINGS
+    assert "no ceilings; those of the rounds before" in console.file.getvalue()  # type: ignore[attr-defined]
+    with pytest.raises(BenchError, match="no ceilings"):
+        Comparison(*arguments).run()
+
+
 def test_an_interrupt_leaves_what_was_measured(
     quiet: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,6 +565,18 @@ def test_an_interrupt_before_anything_was_measured_is_one(
     monkeypatch.setattr(ceilings, "measure", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Comparison([_peer()], [], CHECKPOINT_DIR, TINY[:1], 1, Console(file=io.StringIO())).run()
+
+
+def test_growth_has_its_own_workloads(tmp_path: Path) -> None:
+    arguments = ["bench", "compare", "--tiny", "--workloads=W1", f"--growth={tmp_path / 'g.png'}"]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 2
+    assert "--growth has its own" in result.output
+
+
+def test_no_workload_of_growth_is_measured_twice() -> None:
+    shapes = [(each.streams, each.prompt_tokens) for each in GROWTH.workloads]
+    assert len(set(shapes)) == len(shapes) == 13
 
 
 def test_an_unknown_workload_is_named() -> None:

@@ -4,11 +4,13 @@ import asyncio
 import io
 import os
 import time
+from collections import namedtuple
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from client import AsyncTridentClient, cli
-from client.bench.cpu import CLIENT, OTHERS, CpuMeter, process_name
+from client.bench.cpu import CLIENT, OTHERS, STOLEN, CpuMeter, process_name
 from client.bench.errors import BenchError
 from client.bench.load import Trace, run_wave, summary
 from client.bench.measurement import Wave
@@ -173,6 +175,26 @@ class TestCpu:
         used = meter.stop()
         assert used[CLIENT] >= 0.25
         assert used[OTHERS] >= 0
+        assert used[STOLEN] >= 0
+
+    def test_other_cores_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Times = namedtuple("Times", "user system idle iowait steal guest guest_nice")
+        passed = [0.0]
+
+        def cpu_times(*, percpu: bool) -> list[Times]:
+            assert percpu
+            own = Times(3 + 2 * passed[0], 1.0, 5.0, passed[0], 4 * passed[0], passed[0], 0.0)
+            return [Times(100 * passed[0], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), own]
+
+        monkeypatch.setattr(psutil, "cpu_times", cpu_times)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1})
+        meter = CpuMeter(os.getpid())
+        meter.start()
+        passed[0] = 1000.0
+        used = meter.stop()
+        assert used[STOLEN] == 4000
+        # The guest's time is in the user's already; a little of it was this process's own.
+        assert 1990 < used[OTHERS] <= 2000
 
 
 @pytest.mark.parametrize("streams", ["", "0", "1,x", "-1"])
