@@ -1,5 +1,7 @@
 """What the arguments of `trident bench compare` have in common."""
 
+from collections.abc import Container, Iterable
+
 from client.bench.errors import BenchError
 
 
@@ -13,3 +15,20 @@ def named(flag: str, text: str) -> tuple[str, str]:
     if not (name and value):
         raise BenchError(f"{flag}: must be NAME=VALUE (got {text!r})")
     return name, value
+
+
+def all_named(flag: str, texts: Iterable[str], *, taken: Container[str] = ()) -> dict[str, str]:
+    """Return the values by name of `NAME=VALUE`s.
+
+    Args:
+        taken: names that others have.
+
+    Raises:
+        BenchError: naming `flag`, if one is none, or its name is taken.
+    """
+    values: dict[str, str] = {}
+    for name, value in (named(flag, text) for text in texts):
+        if name in values or name in taken:
+            raise BenchError(f"{flag}: the name {name} is taken")
+        values[name] = value
+    return values

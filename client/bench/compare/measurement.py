@@ -36,7 +36,7 @@ class Measurement:
     memory: int
     cpu_seconds: dict[str, float]
     others: float
-    stolen: float = 0.0
+    stolen: float
     attempts: int = 1
 
     @property

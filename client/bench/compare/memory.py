@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import psutil
 
 from client.bench.errors import BenchError
@@ -18,12 +16,13 @@ def tree_memory(pid: int) -> int:
     total = 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):
-            try:
-                total += process.memory_full_info().pss
-            except psutil.AccessDenied:
-                raise BenchError(
-                    f"the memory of process {process.pid} of the server cannot be read: it is "
-                    "another user's"
-                ) from None
+        try:
+            total += process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.AccessDenied:
+            raise BenchError(
+                f"the memory of process {process.pid} of the server cannot be read: it is "
+                "another user's"
+            ) from None
     return total

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 
-from client.bench.compare.arguments import named
+from client.bench.compare.arguments import all_named
 from client.bench.compare.completions import CompletionsConnection, PromptForm
 from client.bench.compare.server import Connection, Server
 from client.bench.errors import BenchError
@@ -51,7 +51,7 @@ class PeerCommand:
 
 
 def parse_peers(
-    commands: Sequence[str], urls: Sequence[str], *, taken: Iterable[str] = ()
+    commands: Sequence[str], urls: Sequence[str], *, taken: Container[str] = ()
 ) -> list[PeerCommand]:
     """Return the peers of `NAME=COMMAND` and `NAME=URL` arguments.
 
@@ -61,16 +61,9 @@ def parse_peers(
     Raises:
         BenchError: naming what is wrong with one.
     """
-    url_of: dict[str, str] = {}
-    for name, url in (named("--peer-url", each) for each in urls):
-        if name in url_of:
-            raise BenchError(f"--peer-url: {name} has two")
-        url_of[name] = url
-    peers: dict[str, PeerCommand] = {}
-    taken = set(taken)
-    for name, command in (named("--peer", each) for each in commands):
-        if name in peers or name in taken:
-            raise BenchError(f"--peer: the name {name} is taken")
+    url_of = all_named("--peer-url", urls)
+    peers: list[PeerCommand] = []
+    for name, command in all_named("--peer", commands, taken=taken).items():
         try:
             words = tuple(shlex.split(command))
         except ValueError as error:
@@ -80,10 +73,10 @@ def parse_peers(
             raise BenchError(f"--peer {name}: put {{port}} into the command, or give --peer-url")
         if url:
             _check_url(name, url)
-        peers[name] = PeerCommand(name, words, url)
+        peers.append(PeerCommand(name, words, url))
     if url_of:
         raise BenchError(f"--peer-url: there is no peer {', '.join(url_of)}")
-    return list(peers.values())
+    return peers
 
 
 class Peer(Server):

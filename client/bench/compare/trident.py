@@ -11,7 +11,7 @@ from typing import Self
 
 from client import AsyncTridentClient
 from client.bench.compare.answer import Answer
-from client.bench.compare.arguments import named
+from client.bench.compare.arguments import all_named
 from client.bench.compare.server import Connection, Server
 from client.bench.compare.workload import greedy
 from client.bench.errors import BenchError
@@ -102,13 +102,8 @@ def parse_variants(arguments: Sequence[str]) -> dict[str, dict[str, str]]:
         BenchError: naming the argument that is none.
     """
     variants: dict[str, dict[str, str]] = {}
-    for argument in arguments:
-        name, words = named("--trident", argument)
-        if name in variants or name == TRIDENT:
-            raise BenchError(f"--trident: the name {name} is taken")
-        settings = [named(f"--trident {name}", word) for word in words.split()]
-        names = [setting for setting, _ in settings]
-        if "model" in names or len(set(names)) < len(names):
-            raise BenchError(f"--trident {name}: each setting once, and not model, which all serve")
-        variants[name] = dict(settings)
+    for name, words in all_named("--trident", arguments, taken=[TRIDENT]).items():
+        variants[name] = all_named(f"--trident {name}", words.split())
+        if "model" in variants[name]:
+            raise BenchError(f"--trident {name}: all serve the same model")
     return variants

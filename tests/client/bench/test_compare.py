@@ -154,7 +154,7 @@ class TestPeerArguments:
             (["a=s {port}"], ["a=http://localhost:{port}/v1"], "--peer-url a: must have a host"),
             (["a=s"], ["a=http://localhost:99999/v1"], "--peer-url a: must have a host"),
             (["a=s"], ["a=http:///v1"], "--peer-url a: must have a host"),
-            (["a=s"], ["a=http://localhost/v1"] * 2, "--peer-url: a has two"),
+            (["a=s"], ["a=http://localhost/v1"] * 2, "--peer-url: the name a is taken"),
             (["a=s {port}"], ["b=http://localhost/v1"], "there is no peer b"),
         ],
     )
@@ -177,8 +177,8 @@ class TestVariants:
             (["a=max_num_seqs"], "--trident a: must be NAME=VALUE"),
             (["trident=seed=1"], "the name trident is taken"),
             (["a=seed=1", "a=seed=2"], "the name a is taken"),
-            (["a=seed=1 seed=2"], "--trident a: each setting once"),
-            (["a=model=/other"], "--trident a: each setting once, and not model"),
+            (["a=seed=1 seed=2"], "--trident a: the name seed is taken"),
+            (["a=model=/other"], "--trident a: all serve the same model"),
         ],
     )
     def test_wrong_ones_are_named(self, arguments: list[str], error: str) -> None:

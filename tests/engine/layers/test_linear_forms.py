@@ -234,8 +234,9 @@ def test_the_model_computes_nearly_the_same_in_int8(
     found = logits(path, dtype, convert=True, quantization="int8")
     wanted = logits(path, dtype, convert=False)
     # Rounding to a step is off by step / 12 ** 0.5 on average; the largest of a row is at most 4
-    # deviations. That makes 0.9 % of each operand, 1.3 % of each of the 13 products.
-    expected = 13**0.5 * 2**0.5 * (4 / 127 / 12**0.5)
+    # deviations. That makes 0.9 % of each operand, 1.3 % of each product: of the 12 of
+    # the layers, beside which that of the head is little.
+    expected = 12**0.5 * 2**0.5 * (4 / 127 / 12**0.5)
     error = relative_error(found, wanted)
     assert expected / 4 < error < expected
 
@@ -366,7 +367,8 @@ def test_the_engine_serves(
         for each in layers
         if isinstance(each, Int8Linear | PanelLinear | PackedLinear)
     ]
-    assert is_int8 == [quantization == "int8"] * len(is_int8)
+    assert any(is_int8) == (quantization == "int8")
+    assert all(is_int8) or quantization is None
     if quantization is not None or is_converted:
         assert not any(isinstance(layer, Linear) for layer in layers)
     params = SamplingParams(temperature=0, max_tokens=9, logprobs=0, ignore_eos=True)
