@@ -1,9 +1,10 @@
 // Causal attention over the paged cache, in place (online softmax: Milakov and Gimelshein, 2018;
 // FlashAttention, Dao et al., 2022; ranges of keys: Flash-Decoding, 2023).
 //
-// A task is one KV head of one sequence and a few of its queries: the query heads of the group,
-// which share the keys, are the rows of its products. Keys come in tiles, from whichever blocks
-// they lie in. Where there are too few tasks for the threads, each takes a range of the keys only.
+// A task is a few queries of one sequence and, of these few rows, as many KV heads as may be, which
+// lie side by side. The query heads of a group, which share the keys, are the rows of its products.
+// Keys come in tiles, from whichever blocks they lie in. Where there are too few tasks for the
+// threads, each has one KV head, and at last a range of the keys only.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@ namespace trident {
 namespace {
 
 constexpr int64_t kKeys = 64;         // of a tile: its keys and values stay in the L2 cache
-constexpr int64_t kTaskRows = 64;     // of a long prefill
+constexpr int64_t kTaskRows = 64;     // of a long prefill, and at most
 constexpr int64_t kRangeKeys = 256;   // below it, splitting costs more than it gains
 constexpr int64_t kTasksPerThread = 4;  // so that threads that are held up are helped out
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -47,7 +48,8 @@ Floats floats(int64_t count) {
 }
 
 struct Task {
-  int64_t sequence, kv_head;
+  int64_t sequence;
+  int64_t kv_head, kv_heads;    // the first one, and how many
   int64_t first, count;         // queries, from the first of the sequence's on
   int64_t key_begin, key_end;   // positions
   int64_t parts;                // tasks that share the queries; the first one knows their number
@@ -121,38 +123,34 @@ class Worker {
 
   // `next` is what this worker will probably do next, if anything.
   void run(const Task& task, const Task* next) {
-    const int64_t rows = task.count * layout_.group;
+    const int64_t head_rows = task.count * layout_.group, rows = task.kv_heads * head_rows;
     const int64_t query_start = a_.query_start_loc[task.sequence];
     const int64_t total = a_.query_start_loc[task.sequence + 1] - query_start;
     const int64_t position = a_.seq_lens[task.sequence] - total + task.first;  // of row 0
-    pack_queries(task, query_start);
+    if (located_ != &task) {
+      locate(task, task.key_begin);
+      for (int64_t head = 0; head < task.kv_heads; ++head) {
+        fetch(a_.key_cache, head, 0, kKeys);
+        fetch(a_.value_cache, head, 0, kKeys);
+      }
+    }
+    located_ = next;
+    pack_queries(task, query_start, rows);
     std::fill_n(s_.maximum, rows, kNothing);
     std::fill_n(s_.sum, rows, 0.0f);
     std::fill_n(s_.out, rows * layout_.dim, 0.0f);
-    if (located_ != &task) {
-      locate(task, task.key_begin);
-    }
-    located_ = next;
     for (int64_t key = task.key_begin; key < task.key_end; key += kKeys) {
-      const int64_t count = std::min(kKeys, task.key_end - key);
-      const int64_t columns = round_up(count, kColumns);
-      pack_keys_and_values(count, columns);
+      std::swap(tile_, ahead_);
       if (key + kKeys < task.key_end) {
         locate(task, key + kKeys);
       } else if (next != nullptr) {
         locate(*next, next->key_begin);
+      } else {
+        ahead_.count = 0;
       }
-      multiply<kPairs<T>>(
-          rows, s_.query, layout_.units, s_.keys, kKeys, units(), columns, s_.scores, kKeys,
-          nullptr);
-      for (int64_t row = 0; row < rows; ++row) {
-        const int64_t own = position + row / layout_.group;
-        const int64_t low = a_.window ? std::max<int64_t>(0, own - a_.window + 1 - key) : 0;
-        softmax(row, std::min(low, count), std::clamp<int64_t>(own + 1 - key, 0, count), columns);
+      for (int64_t head = 0; head < task.kv_heads; ++head) {
+        attend(head, head * head_rows, head_rows, key, position);
       }
-      multiply<kPairs<T>>(
-          rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(count), layout_.dim, s_.out,
-          layout_.dim, s_.keep);
     }
     if (task.partial < 0) {
       for (int64_t row = 0; row < rows; ++row) {
@@ -195,15 +193,16 @@ class Worker {
     return units_of<T>(a_.dim);
   }
 
-  // Of row r of a task: query r / group, head r % group of the KV head's.
+  // Rows are sorted by KV head, query and head of the group.
   int64_t offset(const Task& task, int64_t query_start, int64_t row) const {
-    const int64_t token = query_start + task.first + row / layout_.group;
-    const int64_t head = task.kv_head * layout_.group + row % layout_.group;
+    const int64_t group = layout_.group, head_rows = task.count * group;
+    const int64_t token = query_start + task.first + row % head_rows / group;
+    const int64_t head = (task.kv_head + row / head_rows) * group + row % group;
     return (token * a_.heads + head) * a_.dim;
   }
 
-  void pack_queries(const Task& task, int64_t query_start) {
-    for (int64_t row = 0; row < task.count * layout_.group; ++row) {
+  void pack_queries(const Task& task, int64_t query_start, int64_t rows) {
+    for (int64_t row = 0; row < rows; ++row) {
       const T* query = a_.query + offset(task, query_start, row);
       for (int64_t u = 0; u < units(); u += W) {
         load_units(query, u, a_.dim).store(s_.query + row * layout_.units + u);
@@ -211,21 +210,15 @@ class Worker {
     }
   }
 
-  // Finds where the keys of a tile lie, and has them fetched while the one before is computed: no
-  // processor foresees a walk over scattered blocks.
+  // Finds where the keys of the next tile lie.
   void locate(const Task& task, int64_t key) {
-    constexpr int64_t kLine = 64 / sizeof(T);
-    constexpr int kToL2 = 2;  // a tile would fill the L1 cache, and wait for its few buffers
     const int32_t* table = a_.block_tables + task.sequence * a_.table_stride;
     int64_t block = key / a_.block_size, place = key % a_.block_size;
-    const int64_t count = std::min(kKeys, task.key_end - key);
-    for (int64_t j = 0; j < count; ++j) {
+    ahead_.kv_heads = task.kv_heads;
+    ahead_.count = std::min(kKeys, task.key_end - key);
+    for (int64_t j = 0; j < ahead_.count; ++j) {
       const int64_t slot = table[block] * a_.block_size + place;
-      rows_[j] = (slot * a_.kv_heads + task.kv_head) * a_.dim;
-      for (int64_t i = 0; i < a_.dim; i += kLine) {
-        __builtin_prefetch(a_.key_cache + rows_[j] + i, 0, kToL2);
-        __builtin_prefetch(a_.value_cache + rows_[j] + i, 0, kToL2);
-      }
+      ahead_.rows[j] = (slot * a_.kv_heads + task.kv_head) * a_.dim;
       if (++place == a_.block_size) {
         place = 0;
         ++block;
@@ -233,15 +226,51 @@ class Worker {
     }
   }
 
-  // Keys become columns, W by W of them; values become rows of units.
-  void pack_keys_and_values(int64_t count, int64_t columns) {
-    const int64_t* rows = rows_;
+  // Has keys [begin, end) of the next tile fetched from one of the caches: no processor foresees a
+  // walk over scattered blocks. A few at a time, as there are few buffers for what is on its way.
+  void fetch(const T* cache, int64_t head, int64_t begin, int64_t end) const {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    if (head >= ahead_.kv_heads) {
+      return;
+    }
+    for (int64_t j = begin; j < std::min(end, ahead_.count); ++j) {
+      for (int64_t i = 0; i < a_.dim; i += kLine) {
+        // GCC 12 sees no effect in a function that only has __builtin_prefetch, and drops it.
+        asm volatile("prefetcht1 %0" : : "m"(cache[ahead_.rows[j] + head * a_.dim + i]));
+      }
+    }
+  }
+
+  // Adds the tile, whose first position is `key`, to the results of the rows of a KV head.
+  void attend(int64_t head, int64_t first, int64_t rows, int64_t key, int64_t position) {
+    const int64_t columns = round_up(tile_.count, kColumns);
+    pack_keys(head, columns);
+    multiply<kPairs<T>>(
+        rows, s_.query + first * layout_.units, layout_.units, s_.keys, kKeys, units(), columns,
+        s_.scores, kKeys, nullptr);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t own = position + row / layout_.group;
+      const int64_t low = a_.window ? std::max<int64_t>(0, own - a_.window + 1 - key) : 0;
+      softmax(
+          s_.scores + row * kKeys, first + row, std::min(low, tile_.count),
+          std::clamp<int64_t>(own + 1 - key, 0, tile_.count), columns);
+    }
+    pack_values(head);
+    multiply<kPairs<T>>(
+        rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(tile_.count), layout_.dim,
+        s_.out + first * layout_.dim, layout_.dim, s_.keep + first);
+  }
+
+  // Keys become columns, W by W of them.
+  void pack_keys(int64_t head, int64_t columns) {
     alignas(64) float square[W * W];
     for (int64_t j = 0; j < columns; j += W) {
-      const int64_t some = std::clamp<int64_t>(count - j, 0, W);
+      fetch(a_.key_cache, head, j, j + W < columns ? j + W : kKeys);
+      const int64_t some = std::clamp<int64_t>(tile_.count - j, 0, W);
       for (int64_t u = 0; u < units(); u += W) {
         for (int64_t i = 0; i < some; ++i) {
-          load_units(a_.key_cache + rows[j + i], u, a_.dim).store(square + i * W);
+          const T* row = a_.key_cache + tile_.rows[j + i] + head * a_.dim;
+          load_units(row, u, a_.dim).store(square + i * W);
         }
         for (int64_t i = some; i < W; ++i) {
           Vec(0.0f).store(square + i * W);
@@ -249,11 +278,17 @@ class Worker {
         at::vec::transpose_mxn<float, W, W>(square, W, s_.keys + u * kKeys + j, kKeys);
       }
     }
-    for (int64_t unit = 0; unit < units_of<T>(count); ++unit) {
-      const int64_t j = unit * kPerUnit<T>;
-      const T* first = a_.value_cache + rows[j];
-      const T* second = j + 1 < count ? a_.value_cache + rows[j + 1] : nullptr;
-      float* to = s_.values + unit * layout_.dim;
+  }
+
+  // Values become rows of units.
+  void pack_values(int64_t head) {
+    const T* values = a_.value_cache + head * a_.dim;
+    const int64_t count = tile_.count;
+    for (int64_t j = 0; j < count; j += kPerUnit<T>) {
+      fetch(a_.value_cache, head, j, j + kPerUnit<T> < count ? j + kPerUnit<T> : kKeys);
+      const T* first = values + tile_.rows[j];
+      const T* second = j + 1 < count ? values + tile_.rows[j + 1] : nullptr;
+      float* to = s_.values + j / kPerUnit<T> * layout_.dim;
       for (int64_t i = 0; i < a_.dim; i += W) {
         const T* behind = second == nullptr ? nullptr : second + i;
         column_units(first + i, behind, std::min(W, a_.dim - i)).store(to + i);
@@ -272,8 +307,7 @@ class Worker {
   }
 
   // Turns the scores of a row into weights: those of keys [low, high) of the tile, the rest is 0.
-  void softmax(int64_t row, int64_t low, int64_t high, int64_t columns) {
-    float* scores = s_.scores + row * kKeys;
+  void softmax(float* scores, int64_t row, int64_t low, int64_t high, int64_t columns) {
     if (low >= high) {
       std::fill_n(scores, columns, 0.0f);
       s_.keep[row] = 1.0f;
@@ -313,13 +347,18 @@ class Worker {
   const Layout<T>& layout_;
   float* partials_;
   Scratch<T> s_;
-  int64_t rows_[kKeys];  // of the cache, as offsets: those of the tile's keys
-  const Task* located_ = nullptr;  // of whose first tile they are, before it is run
+  struct Tile {
+    int64_t rows[kKeys];  // of the caches, as offsets: the first KV head of each key
+    int64_t count = 0, kv_heads = 0;
+  };
+  Tile tile_, ahead_;
+  const Task* located_ = nullptr;  // whose first tile is ahead, before it is run
 };
 
-// The longest tasks of a sequence, its last queries, come first.
+// The longest tasks of a sequence, its last queries, come first. None has more than `most_heads`.
 template <typename T>
-std::vector<Task> whole_tasks(const PagedAttention<T>& a, const Layout<T>& layout) {
+std::vector<Task> whole_tasks(
+    const PagedAttention<T>& a, const Layout<T>& layout, int64_t most_heads) {
   std::vector<Task> tasks;
   for (int64_t i = 0; i < a.sequences; ++i) {
     const int64_t length = a.seq_lens[i];
@@ -333,15 +372,19 @@ std::vector<Task> whole_tasks(const PagedAttention<T>& a, const Layout<T>& layou
       const int64_t count = std::min(layout.queries(), total - first);
       const int64_t position = length - total + first;
       const int64_t begin = a.window ? std::max<int64_t>(0, position - a.window + 1) : 0;
-      for (int64_t head = 0; head < a.kv_heads; ++head) {
-        tasks.push_back({i, head, first, count, begin, position + count, 1, -1});
+      const int64_t heads =
+          std::clamp<int64_t>(kTaskRows / (count * layout.group), 1, most_heads);
+      for (int64_t head = 0; head < a.kv_heads; head += heads) {
+        const int64_t some = std::min(heads, a.kv_heads - head);
+        tasks.push_back({i, head, some, first, count, begin, position + count, 1, -1});
       }
     }
   }
   return tasks;
 }
 
-// Divides the keys of each task, and gives the parts places for partial results behind `size`.
+// Divides the keys of each task, which has one KV head, and gives the parts places for partial
+// results behind `size`.
 template <typename T>
 std::vector<Task> split_tasks(
     const std::vector<Task>& tasks, const Layout<T>& layout, int64_t wanted, int64_t& size) {
@@ -371,12 +414,15 @@ std::vector<Task> split_tasks(
 template <typename T>
 void paged_attention(const PagedAttention<T>& a) {
   const Layout<T> layout(a);
-  std::vector<Task> tasks = whole_tasks(a, layout);
   const int64_t wanted = kTasksPerThread * at::get_num_threads();
-  const int64_t count = static_cast<int64_t>(tasks.size());
+  const auto missing = [&](const auto& tasks) { return wanted - std::ssize(tasks); };
+  std::vector<Task> tasks = whole_tasks(a, layout, a.kv_heads);
   int64_t partial_size = 0;
-  if (count > 0 && count < wanted) {
-    tasks = split_tasks(tasks, layout, (wanted + count - 1) / count, partial_size);
+  if (missing(tasks) > 0) {
+    tasks = whole_tasks(a, layout, 1);
+  }
+  if (!tasks.empty() && missing(tasks) > 0) {
+    tasks = split_tasks(tasks, layout, (wanted - 1) / std::ssize(tasks) + 1, partial_size);
   }
   const Floats partials = floats(partial_size);
   const auto worker = [&] { return Worker<T>(a, layout, partials.get()); };
