@@ -243,6 +243,9 @@ class TritonServer:
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
             *self._arguments,
         ]
+        if self._repository == model_repository().resolve():
+            # Ours is complete. To ask what to add, Triton would start each stage twice.
+            command.append("--disable-auto-complete-config")
         return command, environment
 
     def _launch(self) -> None:

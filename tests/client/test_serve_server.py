@@ -290,6 +290,15 @@ class TestServeCommand:
         assert _nothing_left(run_id, tmp_path)
 
 
+def test_triton_completes_the_configurations_of_other_repositories_only(
+    server: TritonServer,
+) -> None:
+    flag = "--disable-auto-complete-config"
+    assert flag not in psutil.Process(server.pid).cmdline()
+    with TritonServer(ports=0) as own:
+        assert flag in psutil.Process(own.pid).cmdline()
+
+
 def test_a_stage_that_dies_is_noticed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_watch, "_GRACE_S", 0.5)
     with TritonServer(repository=repository, ports=0) as server:
