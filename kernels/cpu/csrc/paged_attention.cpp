@@ -227,7 +227,8 @@ class Worker {
   }
 
   // Has keys [begin, end) of the next tile fetched from one of the caches: no processor foresees a
-  // walk over scattered blocks. A few at a time, as there are few buffers for what is on its way.
+  // walk over scattered blocks. To be called for a few at a time, as there are few buffers for what
+  // is on its way; into L2, as a tile would fill L1.
   void fetch(const T* cache, int64_t head, int64_t begin, int64_t end) const {
     constexpr int64_t kLine = 64 / sizeof(T);
     if (head >= ahead_.kv_heads) {
@@ -261,7 +262,8 @@ class Worker {
         s_.out + first * layout_.dim, layout_.dim, s_.keep + first);
   }
 
-  // Keys become columns, W by W of them.
+  // Keys become columns, W by W of them. Meanwhile as many of the next tile are fetched, with the
+  // last ones the rest.
   void pack_keys(int64_t head, int64_t columns) {
     alignas(64) float square[W * W];
     for (int64_t j = 0; j < columns; j += W) {
@@ -280,7 +282,7 @@ class Worker {
     }
   }
 
-  // Values become rows of units.
+  // Values become rows of units. Those of the next tile are fetched as its keys are.
   void pack_values(int64_t head) {
     const T* values = a_.value_cache + head * a_.dim;
     const int64_t count = tile_.count;
@@ -415,13 +417,13 @@ template <typename T>
 void paged_attention(const PagedAttention<T>& a) {
   const Layout<T> layout(a);
   const int64_t wanted = kTasksPerThread * at::get_num_threads();
-  const auto missing = [&](const auto& tasks) { return wanted - std::ssize(tasks); };
+  const auto too_few = [&](const auto& tasks) { return std::ssize(tasks) < wanted; };
   std::vector<Task> tasks = whole_tasks(a, layout, a.kv_heads);
   int64_t partial_size = 0;
-  if (missing(tasks) > 0) {
+  if (too_few(tasks)) {
     tasks = whole_tasks(a, layout, 1);
   }
-  if (!tasks.empty() && missing(tasks) > 0) {
+  if (!tasks.empty() && too_few(tasks)) {
     tasks = split_tasks(tasks, layout, (wanted - 1) / std::ssize(tasks) + 1, partial_size);
   }
   const Floats partials = floats(partial_size);
