@@ -1,4 +1,4 @@
-"""Trident's client and launcher: `TridentClient`, `AsyncTridentClient`, `client.serve`."""
+"""Trident's client and launcher: `TridentClient`, `AsyncTridentClient`, `engine.launch.server`."""
 
 from client.aio import AsyncTridentClient
 from client.client import TridentClient

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from client.arguments import setting_flags
 from client.bench.cli import app as bench
-from client.connection_options import connected
-from client.errors import ServerStartError, TridentClientError
+from client.commands.connection_options import connected
+from client.errors import TridentClientError
 from client.protocol import SamplingOptions
 from engine.config import EngineConfig
+from engine.errors import TridentError
+from engine.launch.arguments import setting_flags
+from engine.launch.errors import ServerStartError
 
 if TYPE_CHECKING:
     from client.client import TridentClient
@@ -64,7 +66,7 @@ def _serve(
     one they are closed. TRIDENT_SSL_CERTFILE and TRIDENT_SSL_KEYFILE (PEM) give gRPC TLS, and
     TRIDENT_SSL_CA_CERTS wants client certificates.
     """
-    from client.serve_command import serve
+    from client.commands.serve import serve
 
     raise typer.Exit(serve(settings, context.args, model_repository, Console()))
 
@@ -115,7 +117,7 @@ def generate(
     temperature: Temperature = None,
 ) -> None:
     """Print what the model answers to a prompt, as it comes."""
-    from client.chat import generate
+    from client.commands.chat import generate
 
     client.health()  # which says at once what is wrong, where a request would be tried again
     sampling = _sampling(max_tokens, temperature)
@@ -137,7 +139,7 @@ def chat(
     """Talk with the model: Ctrl-C stops an answer, Ctrl-D or /exit ends."""
     import readline  # noqa: F401 (gives input() editing and history)
 
-    from client.chat import Chat
+    from client.commands.chat import Chat
 
     client.health()
     Chat(client, Console(), system=system, sampling=_sampling(max_tokens, temperature)).run()
@@ -153,7 +155,7 @@ def health(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for all of it.")] = 10,
 ) -> None:
     """Say in one line whether the server is well; the exit status is 1 if it is not."""
-    from client.health_command import check
+    from client.commands.health import check
 
     typer.echo(check(client, generate=generate, timeout=timeout))
 
@@ -161,7 +163,7 @@ def health(
 @app.command()
 def demo() -> None:
     """Start the real server on the bundled model and ask it several questions at once."""
-    from client.demo import run
+    from client.commands.demo import run
 
     raise typer.Exit(run(Console()))
 
@@ -186,7 +188,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it tells the terminal of each lost peer
     try:
         app()
-    except TridentClientError as error:
+    except (TridentClientError, TridentError) as error:
         _complain(f"trident: {error}", style="red")
         if isinstance(error, ServerStartError) and error.hint:
             _complain(f"  {error.hint}")

@@ -1,4 +1,4 @@
-"""Every error that the client and the launcher raise for their users, in one tree.
+"""Every error that the client raises for its users, in one tree.
 
 The text of each is one line fit to be shown; `from_status` and `from_text` map what a server
 answers.
@@ -53,22 +53,6 @@ class RequestCancelledError(TridentClientError):
 
 class ServerError(TridentClientError):
     """The server failed at a request that was right."""
-
-
-class StageDiedError(TridentClientError):
-    """A process of the server that is needed for every request has ended; a restart is due."""
-
-
-class ServerStartError(TridentClientError):
-    """tritonserver cannot be started. `hint` says what to do about it.
-
-    Attributes:
-        hint: the next step as a sentence or command; empty if the text says it all.
-    """
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 _BY_STATUS: Mapping[str, type[TridentClientError]] = {

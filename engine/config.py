@@ -38,7 +38,8 @@ Quantization = Literal["int8"]
 class EngineConfig(BaseModel):
     """Settings of the engine, in vLLM's names. Immutable; wrong values raise `ValueError`.
 
-    Fields whose default is None are derived when the model is known (see `engine.memory`).
+    Fields whose default is None are derived when the model is known (see
+    `engine.execution.kv_cache_plan`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)

@@ -15,8 +15,8 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
-from engine.service.messages import AddRequest, SequenceOutput, TokenLogprobs
 from engine.text import chat_template
 
 Prompt = str | Sequence[int]

@@ -13,10 +13,10 @@ from client import SamplingOptions
 from client.bench.errors import BenchError
 from client.bench.measurement import Wave
 from client.bench.workload import Prompt
-from client.environment import interpreter_folder, server_environment
-from client.tritonserver import find_tritonserver
 from engine.config import EngineConfig
-from engine.service.environment import engine_environment
+from engine.launch.environment import interpreter_folder, server_environment
+from engine.launch.installation import find_tritonserver
+from engine.service.stub.environment import engine_environment
 
 ENGINE = "engine process"
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from client.bench import perf_analyzer
 from client.bench.tools import Load, ToolEnvironment, is_given, require_server
-from client.readiness import MODEL
 from engine.demo import CHECKPOINT_DIR
 from engine.hub import DEMO
+from engine.launch.readiness import MODEL
 
 _NAME = "genai-perf"
 _VERSION = "0.0.16"

@@ -24,8 +24,8 @@ from client.bench.tools import (
     library_folder,
     require_server,
 )
-from client.readiness import MODEL
 from engine.demo.prompts import DEMO_PROMPTS
+from engine.launch.readiness import MODEL
 
 _NAME = "perf_analyzer"
 # Later wheels want a newer glibc than Debian 12's, and the latest carry no perf_analyzer.

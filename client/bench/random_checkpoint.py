@@ -12,7 +12,7 @@ from rich.console import Console
 
 from client.bench.cache import cache_folder
 from client.bench.errors import BenchError
-from engine.service.environment import engine_environment
+from engine.service.stub.environment import engine_environment
 
 
 def random_checkpoint(size: str, console: Console) -> Path:

@@ -21,10 +21,10 @@ from client.bench.load import run_wave
 from client.bench.measurement import Wave
 from client.bench.report import Round, Row, as_json, cpu_table, row, throughput_table
 from client.bench.workload import Prompt, PromptSource, Workload
-from client.serve import TritonServer
-from client.server_display import stopped_by_signals
+from client.commands.server_display import stopped_by_signals
 from engine.errors import CheckpointError
 from engine.hub import resolve_checkpoint, resolve_tokenizer
+from engine.launch.server import TritonServer
 
 _WARM_UP_TOKENS = 8
 

@@ -22,7 +22,7 @@ from engine.core.engine_core import EngineCore
 from engine.errors import TridentError
 from engine.layers.fused_layers import FusedLayers
 from engine.models.causal_lm import CausalLM
-from engine.service.messages import AddRequest
+from engine.protocol import AddRequest
 from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3

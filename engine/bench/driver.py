@@ -13,7 +13,7 @@ from engine.bench.shapes import Shape
 from engine.bench.workload import Workload
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.service.messages import AddRequest, SequenceOutput
+from engine.protocol import AddRequest, SequenceOutput
 
 _UNBOUNDED = 2**31
 

@@ -9,7 +9,7 @@ from engine.bench import floors
 from engine.bench.driver import EngineDriver
 from engine.bench.floors import Ceilings
 from engine.bench.part import Figures, Part
-from engine.service.messages import SequenceOutput
+from engine.protocol import SequenceOutput
 
 
 @dataclass(frozen=True)

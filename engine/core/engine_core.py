@@ -18,8 +18,8 @@ from engine.errors import CheckpointError
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
-from engine.models.config import ModelConfig
-from engine.service.messages import AddRequest, Ready, SequenceOutput, Stats
+from engine.models.model_config import ModelConfig
+from engine.protocol import AddRequest, Ready, SequenceOutput, Stats
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer

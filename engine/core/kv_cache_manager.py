@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engine.core.block_pool import BlockPool
 from engine.core.host_block_pool import HostBlockPool
-from engine.request import Request
+from engine.core.request import Request
 
 
 class BlockCopy(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from engine.request import Request
-from engine.service.messages import RequestStats, SequenceOutput
+from engine.core.request import Request
+from engine.protocol import RequestStats, SequenceOutput
 from engine.text.detokenizer import Detokenizer
 
 _WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
-from engine.request import Request
+from engine.core.request import Request
 
 Rank = tuple[int, int, int]
 

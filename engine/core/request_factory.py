@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable
 
+from engine.core.request import Request
 from engine.errors import RequestError
 from engine.limits import (
     MAX_LOGPROBS_AT_ONCE,
@@ -12,9 +13,8 @@ from engine.limits import (
     MAX_PROMPT_TOKENS,
     check_length,
 )
-from engine.request import Request
+from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
-from engine.service.messages import AddRequest
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopAutomaton, StopChecker
 from engine.text.tokenizer import Tokenizer

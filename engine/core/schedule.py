@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.core.kv_cache_manager import BlockCopy
-from engine.request import Request
+from engine.core.request import Request
 
 
 class ScheduledRequest(NamedTuple):  # quickly made, for each row of each step

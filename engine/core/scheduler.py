@@ -8,8 +8,8 @@ from typing import Literal
 
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.ranked_queue import Rank, RankedQueue
+from engine.core.request import Request, SampledToken
 from engine.core.schedule import Schedule, ScheduledRequest
-from engine.request import Request, SampledToken
 
 
 class Scheduler:

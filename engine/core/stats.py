@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.request import Request
-from engine.service.messages import HistogramDelta, Stats
+from engine.protocol import HistogramDelta, Stats
 
 _LATENCY_BOUNDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),

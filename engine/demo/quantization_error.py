@@ -32,7 +32,7 @@ from engine.execution.attention import allocate_kv_cache, attention_backend
 from engine.execution.batch import Batch
 from engine.layers.conversion import check_quantization, convert_weights
 from engine.models.causal_lm import CausalLM
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from engine.models.registry import build_model
 from engine.weights import load_weights
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from engine.execution.batch import Batch
-from engine.execution.demand_memory import zeroed_on_demand
+from engine.execution.lazy_zeros import zeroed_on_demand
 from kernels import cpu
 from kernels import device as kernel_device
 
 if TYPE_CHECKING:
-    from engine.models.config import ModelConfig
+    from engine.models.model_config import ModelConfig
 
 # Name of a backend -> the module and the class that implement it, imported when it is asked for.
 BACKENDS: dict[str, tuple[str, str]] = {

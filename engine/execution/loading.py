@@ -12,11 +12,16 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution.cpu_threads import set_num_threads
 from engine.execution.device_queue import InlineQueue, WorkerQueue
+from engine.execution.gpu_memory_profile import memory_before_loading, profile_memory
+from engine.execution.kv_cache_plan import (
+    KVCachePlan,
+    kv_cache_dtype,
+    plan_kv_cache,
+    swap_space_bytes,
+)
 from engine.execution.model_runner import ModelRunner
 from engine.execution.step_graphs import CudaCapturer
-from engine.gpu_memory import memory_before_loading, profile_memory
-from engine.memory import KVCachePlan, kv_cache_dtype, plan_kv_cache, swap_space_bytes
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from engine.progress import in_tenths
 
 _TYPICAL_ROWS = 16  # of a step by which the threads of a CPU are chosen

@@ -12,21 +12,21 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import blocks_for
+from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.execution.attention import LayerCache, allocate_kv_cache, attention_backend
 from engine.execution.batch import Batch
 from engine.execution.block_moves import move_blocks
 from engine.execution.device_queue import DeviceQueue
 from engine.execution.host_cache import allocate_host_cache
+from engine.execution.kv_cache_plan import kv_cache_dtype, require_room_for_weights
 from engine.execution.pending_step import PendingStep, SentSamples
 from engine.execution.sampling import Sampler
 from engine.execution.step_graphs import Capturer, StepGraphs
 from engine.execution.step_plan import StepPlan, plan_step
 from engine.layers.conversion import check_quantization, convert_weights, num_copied_bytes
-from engine.memory import kv_cache_dtype, require_room_for_weights
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from engine.models.registry import build_model
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.weights import initialise_weights
 from kernels.block_copy import BlockCopier

@@ -8,10 +8,10 @@ from itertools import compress
 
 import torch
 
+from engine.core.request import SampledToken
 from engine.core.schedule import Schedule
 from engine.execution.sampling import Samples
 from engine.execution.step_plan import StepPlan
-from engine.request import SampledToken
 
 
 class SentSamples:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv_cache_manager import BlockCopy
+from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.execution.sampling import SamplePlan, Sampler
-from engine.request import Request
 from kernels.slot_tables import SlotTables, SlotWrites
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.execution.attention import LayerCache, StepAttention
 from engine.execution.batch import Batch
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from kernels.paged_attention import Span, paged_attention
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.execution.attention import LayerCache
 from engine.execution.batch import Batch
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from kernels.paged_cache import BLOCK_SIZES, MAX_GROUP
 from kernels.paged_decode import paged_decode_attention
 from kernels.paged_prefill import paged_prefill_attention

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from engine.execution.attention import LayerCache, StepAttention
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from kernels.paged_cache import FP8
 from kernels.rotary import rotary_and_cache
 

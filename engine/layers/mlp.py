@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.linear import Linear
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from kernels.gated_activation import silu_mul
 
 

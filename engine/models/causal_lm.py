@@ -15,7 +15,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 
 
 class DecoderLayer(nn.Module):

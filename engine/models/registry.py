@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.models.causal_lm import CausalLM
-    from engine.models.config import ModelConfig
+    from engine.models.model_config import ModelConfig
 
 # Architecture, which is also the name of its class -> the module that defines it.
 MODELS: dict[str, str] = {

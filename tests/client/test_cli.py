@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from client import cli, serve_command
-from client.chat import Answer, Chat
+from client import cli
 from client.client import TridentClient
-from client.demo_display import Question, answers, figures, frame
+from client.commands import serve as serve_command
+from client.commands.chat import Answer, Chat
+from client.commands.demo_display import Question, answers, figures, frame
 from client.protocol import Chunk
 from engine.config import EngineConfig
 from tests.client.command import main
@@ -261,7 +262,8 @@ def test_version() -> None:
 
 def test_importing_the_client_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, client, client.cli, client.serve_command, client.demo, client.chat\n"
+        "import sys, client, client.cli\n"
+        "import client.commands.serve, client.commands.demo, client.commands.chat\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(cli.__file__).parents[1])

@@ -11,8 +11,8 @@ import trustme
 
 from client import SSLOptions, TridentClient, connection
 from client.errors import AccessDeniedError, UnavailableError
-from client.serve import TritonServer
-from client.tritonserver import find_tritonserver
+from engine.launch.installation import find_tritonserver
+from engine.launch.server import TritonServer
 from tests.client.clients import Connect
 from tests.client.scripted_model import write_repository
 

@@ -8,7 +8,7 @@ import pytest
 
 from client import AsyncTridentClient, Completion, TridentClient
 from client.errors import InvalidRequestError, RequestTimeoutError, UnsupportedRequestError
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 

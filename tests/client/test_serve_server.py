@@ -16,15 +16,12 @@ from urllib import request as http
 import psutil
 import pytest
 
-from client import AsyncTridentClient, TridentClient, cli, stage_watch
-from client.environment import RUN_ID
-from client.errors import (
-    InvalidRequestError,
-    RequestTimeoutError,
-    ServerStartError,
-    StageDiedError,
-)
-from client.serve import TritonServer
+from client import AsyncTridentClient, TridentClient, cli
+from client.errors import InvalidRequestError, RequestTimeoutError
+from engine.launch import stage_watch
+from engine.launch.environment import RUN_ID
+from engine.launch.errors import ServerStartError, StageDiedError
+from engine.launch.server import TritonServer
 from tests.client.scripted_model import write_repository
 
 pytestmark = pytest.mark.server

@@ -17,7 +17,7 @@ import pytest
 import trustme
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.ports import pick_free
+from engine.launch.ports import pick_free
 from tests.client.scripted_model import write_repository
 from tests.docker.files import DOCKER
 

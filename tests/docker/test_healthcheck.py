@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client.ports import pick_free
+from engine.launch.ports import pick_free
 from tests.docker.files import DOCKER
 
 TOKEN = {"text_output": "x"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from client.ports import pick_free
+from engine.launch.ports import pick_free
 from tests.docker.files import DOCKER
 
 pytestmark = pytest.mark.skipif(

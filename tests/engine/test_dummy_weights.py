@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.causal_lm import CausalLM
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from engine.models.registry import build_model
 from engine.weights import fill_with_random_weights, initialise_weights, load_weights
 from tests.factories import paged_model

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.models.causal_lm import CausalLM
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from engine.models.registry import build_model
 from engine.weights import SINGLE, load_weights
 from tests.factories.checkpoints import write_checkpoint

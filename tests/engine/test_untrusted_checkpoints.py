@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from client.errors import ServerStartError
-from client.serve import TritonServer
 from engine import LLM
 from engine.errors import TridentError
+from engine.launch.errors import ServerStartError
+from engine.launch.server import TritonServer
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 

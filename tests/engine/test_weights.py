@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.errors import CheckpointError
 from engine.models.causal_lm import CausalLM
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from engine.models.registry import build_model
 from engine.weights import INDEX, SINGLE, load_weights
 from tests.factories.checkpoints import write_checkpoint

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.attention import allocate_kv_cache, attention_backend
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 from engine.models.registry import build_model
 from engine.weights import load_weights
 from tests.factories.batches import BatchRow, build_batch

@@ -12,10 +12,10 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.core.request import Request, SampledToken
 from engine.core.schedule import Schedule, ScheduledRequest
 from engine.core.scheduler import Scheduler
 from engine.execution.block_moves import move_blocks
-from engine.request import Request, SampledToken
 
 VOCAB = 50
 

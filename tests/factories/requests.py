@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.core.request import Request, SampledToken
 from engine.execution.sampling import SamplePlan, Sampler
-from engine.request import Request, SampledToken
 
 
 def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:

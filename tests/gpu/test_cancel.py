@@ -10,7 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.service.messages import AddRequest, SequenceOutput
+from engine.protocol import AddRequest, SequenceOutput
 from tests.factories.greedy import SHARED_GPU, GreedyCheckpoint
 
 MAX_TOKENS = 24

@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
+from engine.core.request import Request, SampledToken
 from engine.execution.sampling import Sampler
-from engine.request import Request, SampledToken
 from kernels import device
 from tests.factories.requests import make_request
 from tests.factories.sampling import make_plan, run_plan, sample_requests

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 from tests.server.caller import Caller

@@ -2,7 +2,7 @@
 
 import psutil
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 
 
 def engine_process(server: TritonServer) -> psutil.Process:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 
 Numbers = dict[str, float]
 

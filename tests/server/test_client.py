@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from client import Completion, RetryPolicy, TridentClient, cli
 from client.errors import InvalidRequestError, RequestTimeoutError, UnavailableError
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.client.clients import BOTH, AnyClient
 from tests.server.engine_process import engine_process
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process
 

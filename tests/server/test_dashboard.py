@@ -5,7 +5,7 @@ from urllib import request
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.docker.files import metric_names
 from tests.server.caller import Caller
 

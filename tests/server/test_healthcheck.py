@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.docker.files import DOCKER
 
 pytestmark = pytest.mark.server

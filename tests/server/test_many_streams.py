@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
 
 pytestmark = pytest.mark.server

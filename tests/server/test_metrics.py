@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from client import server_log
-from client.serve import TritonServer
+from engine.launch import server_log
+from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
 from tests.server.conftest import MAX_MODEL_LEN
 from tests.server.engine_process import engine_process

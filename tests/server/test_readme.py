@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 
 pytestmark = pytest.mark.server
 

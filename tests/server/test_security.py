@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
+from engine.protocol import DetokenizerInput
 from engine.service.cancellation import CancelSender
-from engine.service.messages import DetokenizerInput
 from tests.server.caller import Caller
 
 pytestmark = pytest.mark.server

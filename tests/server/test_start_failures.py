@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from client.errors import ServerStartError
-from client.serve import TritonServer
+from engine.launch.errors import ServerStartError
+from engine.launch.server import TritonServer
 
 pytestmark = pytest.mark.server
 

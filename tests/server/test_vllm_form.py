@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.serve import TritonServer
 from engine.demo.prompts import DEMO_PROMPTS
+from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process
 

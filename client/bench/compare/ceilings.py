@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from client.bench.errors import BenchError
-from engine.service.environment import engine_environment
+from engine.service.stub.environment import engine_environment
 
 _WORKER = "engine.bench.cpu_ceilings"
 

@@ -23,8 +23,9 @@ from client.bench.compare.workload import Workload
 from client.bench.errors import BenchError
 from client.bench.files import require_writable
 from client.bench.workload import PromptSource
+from client.commands.server_display import stopped_by_signals
 from client.errors import TridentClientError
-from client.server_display import stopped_by_signals
+from engine.errors import TridentError
 
 INSTALL = """\
 No peers are given. vLLM on a CPU (if it trips over torchvision, torchaudio or torchcodec, pip
@@ -138,7 +139,7 @@ class Comparison:
                     )
 
                 asyncio.run(measure())
-        except TridentClientError as error:
+        except (TridentClientError, TridentError) as error:
             return str(error)
         return ""
 

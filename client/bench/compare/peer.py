@@ -26,8 +26,8 @@ from client.bench.compare.arguments import all_named
 from client.bench.compare.completions import CompletionsConnection, PromptForm
 from client.bench.compare.server import Connection, Server
 from client.bench.errors import BenchError
-from client.ports import pick_free
-from client.processes import uninterrupted
+from engine.launch.ports import pick_free
+from engine.launch.processes import uninterrupted
 
 _START_TIMEOUT_S = 900.0  # some compile for minutes
 _END_TIMEOUT_S = 10.0

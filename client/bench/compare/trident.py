@@ -16,7 +16,7 @@ from client.bench.compare.server import Connection, Server
 from client.bench.compare.workload import greedy
 from client.bench.errors import BenchError
 from client.bench.workload import Prompt
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 
 TRIDENT = "trident"
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.execution.sampling.step_arrays import DeviceArrays, StepArrays
-from engine.service.messages import TokenLogprobs
+from engine.protocol import TokenLogprobs
 from kernels import device
 from kernels.sampling.logprobs import token_logprobs
 

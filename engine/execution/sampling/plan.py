@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.core.request import SampledToken
 from engine.execution.sampling.adjustment import Adjustment
 from engine.execution.sampling.draw import Draw
 from engine.execution.sampling.logprobs import Logprobs, LogprobsPlan
 from engine.execution.sampling.masks import Mask
 from engine.execution.sampling.step_arrays import StepArrays
 from engine.execution.sampling.token_history import Admissions
-from engine.request import SampledToken
 
 
 class Samples(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.core.request import Request
 from engine.execution.sampling.adjustment import Adjustment
 from engine.execution.sampling.cpu_draw import CpuDraw
 from engine.execution.sampling.draw import Draw, DrawParams, KernelDraw
@@ -27,7 +28,6 @@ from engine.execution.sampling.slot_params import (
 from engine.execution.sampling.step_arrays import StepArrays
 from engine.execution.sampling.token_history import Admissions, History, TokenHistory
 from engine.execution.sampling.torch_draw import TorchDraw
-from engine.request import Request
 from kernels import cpu
 from kernels import device as devices
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.request import Request
 from engine.execution.sampling.adjustment import Bias, PenaltyParams
 from engine.execution.sampling.draw import DrawParams
 from engine.execution.sampling.masks import BadWords
 from engine.execution.sampling.step_arrays import RequestArray
-from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 # Values of `SlotParams.wishes`, which most sequences have none of.

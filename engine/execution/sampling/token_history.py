@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.core.request import Request
 from engine.execution.sampling.step_arrays import DeviceArrays, Part, StepArrays
-from engine.request import Request
 from kernels.sampling.token_counts import TokenCounts, count_output, mark_prompt
 
 

@@ -11,7 +11,7 @@ if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a co
     sys.path.insert(0, str(ROOT))
 
 from engine.service.cancellation import CancelSender
-from engine.service.postprocessor import Postprocessor, decode_message
+from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.service.triton import Stage, input_tensors
 
 

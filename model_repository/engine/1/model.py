@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
-from engine.service.responder import Responder
+from engine.service.stub.responder import Responder
 from engine.service.triton import Stage
 
 

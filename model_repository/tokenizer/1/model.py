@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
-from engine.service.preprocessor import Preprocessor, engine_tensors, stop_tensors
-from engine.service.request_inputs import parse_inputs
+from engine.service.stages.preprocessor import Preprocessor, engine_tensors, stop_tensors
+from engine.service.stages.request_inputs import parse_inputs
 from engine.service.triton import Stage, input_tensors, request_parameters
 
 

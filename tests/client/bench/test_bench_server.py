@@ -12,7 +12,7 @@ from rich.console import Console
 from client.bench import genai_perf, perf_analyzer
 from client.bench.errors import BenchError
 from client.bench.tools import ToolEnvironment
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

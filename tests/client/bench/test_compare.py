@@ -38,10 +38,10 @@ from client.bench.compare.workload import GROWTH, STANDARD, TINY, TINY_GROWTH, W
 from client.bench.cpu import OTHERS, STOLEN
 from client.bench.errors import BenchError
 from client.bench.workload import PromptSource
-from client.errors import ServerStartError
-from client.ports import pick_free
 from engine.demo import CHECKPOINT_DIR
 from engine.demo.random_checkpoint import SIZES
+from engine.launch.errors import ServerStartError
+from engine.launch.ports import pick_free
 
 SCRIPT = Path(__file__).parent / "openai_server.py"
 CEILINGS = Ceilings(read=1e9, bf16=1e12, int8=4e12)

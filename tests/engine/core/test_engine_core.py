@@ -10,7 +10,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import CheckpointError, QueueFullError
-from engine.service.messages import AddRequest, SequenceOutput
+from engine.protocol import AddRequest, SequenceOutput
 
 MakeCore = Callable[..., EngineCore]
 

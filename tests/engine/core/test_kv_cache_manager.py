@@ -1,5 +1,5 @@
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
-from engine.request import Request, SampledToken
+from engine.core.request import Request, SampledToken
 from tests.factories.requests import make_request
 
 

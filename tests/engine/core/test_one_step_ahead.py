@@ -17,7 +17,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.schedule import Schedule
 from engine.execution.model_runner import ModelRunner
 from engine.execution.pending_step import PendingStep
-from engine.service.messages import AddRequest, SequenceOutput, TokenLogprobs
+from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 
 VOCAB = 400
 _uids = count()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
 from engine.core.queue_limits import QueueLimits
+from engine.core.request import SampledToken
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFullError
-from engine.request import SampledToken
 from tests.factories.paged_oracle import PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler
 

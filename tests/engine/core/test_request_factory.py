@@ -4,7 +4,7 @@ import pytest
 
 from engine.core import request_factory
 from engine.core.request_factory import RequestFactory
-from engine.service.messages import AddRequest
+from engine.protocol import AddRequest
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopAutomaton
 from engine.text.tokenizer import Tokenizer

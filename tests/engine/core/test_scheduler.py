@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.request import Request
 from engine.core.schedule import Schedule
-from engine.request import Request
 from tests.factories.paged_oracle import VOCAB, PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler
 

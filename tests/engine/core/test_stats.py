@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.request import Request
 from engine.core.stats import HISTOGRAM_BOUNDS, Histogram, StatsRecorder
-from engine.request import Request
-from engine.service.messages import Stats
+from engine.protocol import Stats
 from tests.factories.paged_oracle import PagedOracle
 from tests.factories.requests import make_request, make_scheduler
 

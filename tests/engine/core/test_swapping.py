@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
-from engine.request import Request
 from tests.factories.paged_oracle import PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler
 

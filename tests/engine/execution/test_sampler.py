@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.request import Request
+from engine.core.request import Request
 from tests.factories.requests import make_request
 from tests.factories.sampling import sample_requests
 

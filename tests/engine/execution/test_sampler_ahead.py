@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.request import Request
 from engine.execution.sampling import Sampler, step_arrays
 from engine.execution.sampling.uniform import uniform_numbers
-from engine.request import Request
 from tests.factories.requests import make_request
 from tests.factories.sampling import make_plan, run_plan, sample_requests
 

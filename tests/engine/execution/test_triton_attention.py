@@ -8,7 +8,7 @@ import torch
 from engine.demo import CHECKPOINT_DIR
 from engine.errors import UnsupportedError
 from engine.execution.triton_attention import TritonAttention
-from engine.models.config import ModelConfig
+from engine.models.model_config import ModelConfig
 
 
 @pytest.fixture(scope="module")

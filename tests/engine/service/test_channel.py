@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.protocol import Abort, AddRequest, FromEngine, Shutdown, ToEngine
 from engine.service import channel as channel_module
 from engine.service.channel import Channel, ChannelError
-from engine.service.messages import Abort, AddRequest, FromEngine, Shutdown, ToEngine
 
 Pair = tuple[Channel, Channel, socket.socket]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client import server_log
+from engine.launch import server_log
 from engine.service.logs import JsonFormatter, LogFormat, TextFormatter, configure_logging
 
 

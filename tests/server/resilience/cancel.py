@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience import cancel_latency, report
 from tests.server.resilience.chorus import Chorus
 from tests.server.resilience.conversation import Answer

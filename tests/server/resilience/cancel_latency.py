@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience import report
 from tests.server.resilience.conversation import Conversation
 from tests.server.resilience.desk import Desk

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience.service import serving
 
 

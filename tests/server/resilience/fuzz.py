@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from client.serve import TritonServer, model_repository
+from engine.launch.server import TritonServer, model_repository
 from tests.server.resilience import report
 from tests.server.resilience.desk import Desk
 from tests.server.resilience.fuzzing import grpc_cases, http_cases

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience import report
 from tests.server.resilience.chorus import Chorus
 from tests.server.resilience.desk import Desk

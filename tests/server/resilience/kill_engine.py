@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience.chorus import Chorus
 from tests.server.resilience.conversation import Answer
 from tests.server.resilience.desk import Desk

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psutil
 
-from client.environment import server_environment, settings_variables
-from client.ports import pick_free
-from client.processes import kill_all
-from client.run_directory import RunDirectory
-from client.serve import model_repository
-from client.tritonserver import find_tritonserver
+from engine.launch.environment import server_environment, settings_variables
+from engine.launch.installation import find_tritonserver
+from engine.launch.ports import pick_free
+from engine.launch.processes import kill_all
+from engine.launch.run_directory import RunDirectory
+from engine.launch.server import model_repository
 from tests.server.resilience.processes import Footprint, Tree
 
 _START_TIMEOUT_S = 180.0

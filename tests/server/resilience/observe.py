@@ -11,8 +11,8 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from client import server_log
-from client.serve import TritonServer
+from engine.launch import server_log
+from engine.launch.server import TritonServer
 
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 

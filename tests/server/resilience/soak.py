@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience import report
 from tests.server.resilience.cancel import aftermath
 from tests.server.resilience.desk import Desk

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience.cancel import storm
 from tests.server.resilience.cancel_latency import STATES, Result, State, gap, measure
 from tests.server.resilience.conversation import Answer

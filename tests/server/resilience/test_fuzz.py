@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience.fuzz import fuzz, make
 from tests.server.resilience.fuzzing.case import Case
 from tests.server.resilience.fuzzing.judge import GOOD, Judge

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience.chorus import Chorus
 from tests.server.resilience.conversation import Answer
 from tests.server.resilience.desk import Desk

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.serve import TritonServer
+from engine.launch.server import TritonServer
 from tests.server.resilience.gate import Gate
 from tests.server.resilience.observe import until
 from tests.server.resilience.processes import Tree

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from tritonclient.grpc import service_pb2
 
-from engine.service.messages import Chunk, DetokenizerInput
+from engine.protocol import Chunk, DetokenizerInput
 
 MODELS = ("ensemble", "engine", "tokenizer", "detokenizer")
 TEXT_MODELS = ("ensemble", "tokenizer")

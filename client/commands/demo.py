@@ -1,0 +1,84 @@
+"""`trident demo`: the real server, several questions at the same moment, answered side by side."""
+
+import asyncio
+from contextlib import aclosing
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from client.aio import AsyncTridentClient
+from client.commands.demo_display import Question, answers, figures, frame
+from client.commands.server_display import ServerLog, stopped_by_signals
+from client.errors import TridentClientError
+from engine.demo.prompts import DEMO_PROMPTS
+from engine.launch.server import TritonServer
+
+_NUM_QUESTIONS = 8
+_MAX_TOKENS = 160
+_FRAMES_PER_S = 12
+
+
+def run(console: Console) -> int:
+    """Run the demo from start to clean end; return the exit status of the command.
+
+    Raises:
+        ServerStartError: the server cannot be started.
+    """
+    questions = [Question(number, text) for number, text in enumerate(_chosen(), start=1)]
+    log = ServerLog(console)
+    server = TritonServer({"model": "demo"}, ports=0, on_line=log.show)
+    with stopped_by_signals():
+        try:
+            with log.loading("Starting Triton Inference Server"):
+                server.start()
+            _say(console, f"[bold green]Trident is ready.[/] {escape(log.description)}")
+            _say(console, f"{len(questions)} questions at the same moment over gRPC:")
+            asyncio.run(_ask_all(server.grpc_url, questions, console))
+        finally:
+            server.stop()
+    console.print(figures(questions, console.width))
+    failed = [each for each in questions if each.problem]
+    for each in failed:
+        _say(console, f"[red]{each.number}: {escape(each.problem)}[/]")
+    return 1 if failed else 0
+
+
+def _chosen() -> tuple[str, ...]:
+    return DEMO_PROMPTS[:_NUM_QUESTIONS]
+
+
+async def _ask_all(url: str, questions: list[Question], console: Console) -> None:
+    async with AsyncTridentClient(url) as client:
+        if not console.is_terminal:
+            await asyncio.gather(*(_ask(client, each, console) for each in questions))
+            return
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            async with asyncio.TaskGroup() as group:  # which ends the requests on Ctrl-C
+                asking = [group.create_task(_ask(client, each, None)) for each in questions]
+                while not all(task.done() for task in asking):
+                    live.update(frame(questions, console.size), refresh=True)
+                    await asyncio.wait(asking, timeout=1 / _FRAMES_PER_S)
+        console.print(answers(questions, console.width))
+
+
+async def _ask(client: AsyncTridentClient, question: Question, console: Console | None) -> None:
+    """Have one question answered, and say so line by line on `console` if there is one."""
+    messages = [{"role": "user", "content": question.text}]
+    stream = client.stream(messages=messages, max_tokens=_MAX_TOKENS, temperature=0.0)
+    question.start()
+    try:
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                is_first = question.add(chunk)
+                if is_first and console is not None:
+                    _say(console, f"{question.number}: first token after {question.ttft:.3f} s")
+        question.end()
+    except TridentClientError as error:
+        question.end(str(error))
+    if console is not None:
+        _say(console, escape(f"{question.number}: {question.text} -> {question.answer}"))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False)

@@ -1,0 +1,78 @@
+"""Shows a server that is starting, and lets signals end what runs it."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from engine.launch import server_log
+
+
+class ServerLog:
+    """Shows what matters of a server's log to its user, or every line of it.
+
+    Args:
+        everything: print each line as it is.
+
+    Attributes:
+        description: the model and its KV cache in one line, as the engine reports when ready.
+        is_loaded: whether `loading` has ended without an error.
+    """
+
+    def __init__(self, console: Console, *, everything: bool = False) -> None:
+        self.description = ""
+        self.is_loaded = False
+        self._console = console
+        self._everything = everything
+        self._on_words: Callable[[str], None] = lambda words: None
+
+    def show(self, line: str) -> None:
+        """Take one raw line of the log."""
+        if self._everything:
+            self._console.out(line, highlight=False)
+        parsed = server_log.parse(line)
+        if parsed.from_engine:
+            if "KV cache for" in parsed.text:
+                self.description = parsed.text
+                if self.is_loaded and not self._everything:
+                    self._console.print("[green]The engine is ready again.[/]")
+            self._on_words(parsed.text)
+        if self.is_loaded and parsed.is_problem and not self._everything:
+            self._console.print(f"[yellow]{escape(parsed.text)}[/]")
+
+    @contextmanager
+    def loading(self, title: str) -> Iterator[None]:
+        """Show in the block that the server is loading, for how long, and what it says."""
+        if not self._console.is_terminal:
+            self._console.print(title, highlight=False)
+            yield
+        else:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("[bold]{task.description}"),
+                TextColumn("[dim]{task.fields[words]}"),
+                TimeElapsedColumn(),
+            )
+            with Progress(*columns, console=self._console, transient=True) as progress:
+                task: TaskID = progress.add_task(escape(title), total=None, words="")
+                self._on_words = lambda words: progress.update(task, words=escape(words))
+                yield
+        self.is_loaded = True
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP in the block raise KeyboardInterrupt, as SIGINT does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,181 @@
+"""Request: the engine's mutable state of one sequence while it is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.protocol import TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.text.stop import StopChecker
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class SampledToken(NamedTuple):
+    """What the sampler chose for one sequence."""
+
+    token_id: int
+    logprob: float
+    logprobs: TokenLogprobs | None = None  # if the request asked for them
+
+
+class Request:
+    """One sequence: its tokens, how far they are computed, the blocks that hold their KV.
+
+    There is no prefill or decode phase: the scheduler only ever moves `num_computed_tokens`
+    up to the tokens there are, those that a step in flight will give among them. The scheduler
+    alone writes `num_computed_tokens`, `num_unread_tokens` and `slot`, the KV cache manager alone
+    `block_ids`, `block_hashes`, `num_committed_blocks`, `host_block_ids` and `num_swapped_tokens`.
+    """
+
+    def __init__(
+        self,
+        uid: int,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        *,
+        max_tokens: int,
+        seed: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+        index: int = 0,
+        priority: int = 0,
+        arrival_time: float | None = None,
+        stream: bool = True,
+        stop_checker: StopChecker | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
+        window_ids: Sequence[int] = (),
+    ) -> None:
+        """Start a sequence with nothing computed.
+
+        Args:
+            uid: names the request that the sequence belongs to.
+            prompt_token_ids: not copied before the sequence runs, so that siblings share it.
+            max_tokens: output tokens at most, already limited by the context length.
+            seed: of this sequence's random draws.
+            stop_token_ids: tokens that end it, the model's own end-of-sequence ids among them.
+            index: which of the request's `n` sequences.
+            arrival_time: `time.monotonic()` second; None: now.
+            bad_words: token sequences that must not be produced.
+            window_ids: stand for the prompt where the output is decoded.
+        """
+        self.uid = uid
+        self.index = index
+        self.sampling_params = sampling_params
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.stop_token_ids = stop_token_ids
+        self.priority = priority
+        self.stream = stream
+        self.stop_checker = stop_checker
+        self.bad_words = bad_words
+
+        self.token_ids = prompt_token_ids  # prompt, then output
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + max_tokens  # of prompt and output
+        self.num_computed_tokens = 0  # in the KV cache, or there once the steps in flight are over
+        self.num_unread_tokens = 0  # that steps in flight sample: on the device, not in token_ids
+        self.slot: int | None = None  # while it runs: its row in the tables of the device
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_committed_blocks = 0
+        self.host_block_ids: list[int] = []  # while it waits with its KV swapped out
+        self.num_swapped_tokens = 0  # whose KV they hold
+        self.forks: list[Request] = []  # siblings that wait for this one's prompt KV
+
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.logprobs: list[TokenLogprobs] = []  # of the tokens not released yet
+        self.cumulative_logprob = 0.0
+
+        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time = 0.0  # with the first
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_released_tokens = 0  # output tokens handed out to the client
+        self.window_ids = list(window_ids)  # for what has been released, from then on
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far, without the unread ones."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, without the unread ones."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is still to be computed before the next one can be sampled."""
+        return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens
+
+    @property
+    def must_be_read(self) -> bool:
+        """Whether the sequence cannot go on before the token in flight has been read.
+
+        It may be the last one there is; or the host has a part in choosing the next.
+        """
+        return self.num_unread_tokens > 0 and (
+            len(self.token_ids) + self.num_unread_tokens >= self.max_num_tokens
+            or bool(self.bad_words)
+        )
+
+    @cached_property
+    def allowed_token_ids(self) -> NDArray[np.int64]:
+        """Those of the sampling parameters, in a form that need not be converted each step."""
+        return np.array(self.sampling_params.allowed_token_ids, dtype=np.int64)
+
+    def mark_scheduled(self) -> None:
+        """Note that the sequence runs for the first time, on what it found in the prefix cache."""
+        self.first_scheduled_time = time.monotonic()
+        self.token_ids = list(self.token_ids)
+        self.num_cached_tokens = max(self.num_cached_tokens, self.num_computed_tokens)
+
+    def append(self, sampled: SampledToken) -> None:
+        """Add a sampled token and set `finish_reason` if the sequence ends with it."""
+        token_id = sampled.token_id
+        self.token_ids.append(token_id)
+        self.cumulative_logprob += sampled.logprob
+        if sampled.logprobs is not None:
+            self.logprobs.append(sampled.logprobs)
+        if self.first_token_time is None:
+            self.first_token_time = time.monotonic()
+        stop_string = self.stop_checker.append(token_id) if self.stop_checker else None
+        if (
+            token_id in self.stop_token_ids
+            and self.num_output_tokens > self.sampling_params.min_tokens
+        ):
+            self.finish_reason, self.stop_reason = "stop", token_id
+        elif stop_string is not None:
+            self.finish_reason, self.stop_reason = "stop", stop_string
+        elif len(self.token_ids) >= self.max_num_tokens:
+            self.finish_reason = "length"
+
+    def end_text(self) -> int:
+        """End the search for stop strings; return the characters to cut from the final text.
+
+        Text that was held back may complete a stop string only now, which then ended the sequence.
+        """
+        if self.stop_checker is None:
+            return 0
+        text_cut = self.stop_checker.finish()
+        if self.stop_checker.match is not None:
+            self.finish_reason, self.stop_reason = "stop", self.stop_checker.match.stop
+        return text_cut
+
+    @property
+    def num_releasable_tokens(self) -> int:
+        """Output tokens that the client may have now."""
+        if self.finish_reason is not None:
+            return self.num_output_tokens
+        if not self.stream:
+            return 0
+        return self.stop_checker.releasable if self.stop_checker else self.num_output_tokens

@@ -1,0 +1,209 @@
+"""How much KV cache there is room for, and how long a sequence may then become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from engine.config import EngineConfig
+from engine.core.kv_cache_manager import blocks_for
+from engine.errors import InsufficientMemoryError
+from engine.execution.gpu_memory_profile import MemoryProfile, cache_fills_share, gib, gpu_share
+from engine.models.model_config import ModelConfig
+from kernels.paged_cache import FP8
+
+# Of the memory that is free once the weights are loaded; the rest is for activations, the
+# server and the machine's other programs.
+_CPU_SHARE = 0.5
+
+# Where a container's limit and usage are: cgroup v2, then v1.
+_CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (
+        Path("/sys/fs/cgroup/memory"),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCachePlan:
+    """The size of the KV cache and the longest sequence that it serves."""
+
+    num_blocks: int  # the null block among them
+    block_size: int
+    max_model_len: int
+    num_bytes: int
+
+
+def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the KV cache of a model that computes in `dtype`."""
+    return dtype if config.kv_cache_dtype == "auto" else FP8
+
+
+def plan_kv_cache(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    profile: MemoryProfile | None = None,
+) -> KVCachePlan:
+    """Size the KV cache after the weights have been loaded.
+
+    No more blocks are planned than `max_num_seqs` sequences of full length can fill. Where the
+    user did not ask for a `max_model_len`, it is lowered to what fits.
+
+    Args:
+        max_model_len: what the user asked for, or the model was made for.
+        dtype: of the KV cache.
+        profile: of `engine.execution.gpu_memory_profile.profile_memory`, on a GPU.
+
+    Raises:
+        InsufficientMemoryError: the model leaves no memory for a KV cache; one sequence of the
+            length asked for does not fit; or a cache of the size asked for does not.
+    """
+    assert (profile is None) == (device.type != "cuda")
+    bytes_per_block = model_config.kv_bytes_per_token(dtype) * config.block_size
+    free = _free_bytes(device) if profile is None else profile.free
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override
+    else:
+        budget = config.kv_cache_memory_bytes or (
+            int(free * _CPU_SHARE) if profile is None else min(free, _gpu_budget(config, profile))
+        )
+        useful = config.max_num_seqs * blocks_for(max_model_len, config.block_size) + 1
+        num_blocks = min(budget // bytes_per_block, useful)
+    fitting_len = max(0, num_blocks - 1) * config.block_size
+    if fitting_len < max_model_len:
+        if config.max_model_len is not None or fitting_len < 2:
+            needed = blocks_for(max_model_len, config.block_size) * bytes_per_block
+            raise InsufficientMemoryError(
+                f"max_model_len: one sequence of {max_model_len} tokens needs {gib(needed)} of KV "
+                f"cache, but only {max(0, num_blocks - 1)} blocks of {config.block_size} tokens "
+                f"fit{_beside(profile)}; {_remedies(config, profile, fitting_len)}"
+            )
+        max_model_len = fitting_len
+    num_bytes = num_blocks * bytes_per_block
+    if free < num_bytes:  # happens only where the user set the size
+        by_blocks = config.num_gpu_blocks_override is not None
+        raise InsufficientMemoryError(
+            f"{'num_gpu_blocks_override' if by_blocks else 'kv_cache_memory_bytes'}: a KV cache of "
+            f"{gib(num_bytes)} does not fit into the {gib(free)} free on {device.type}"
+            f"{_beside(profile)}"
+        )
+    return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes)
+
+
+def require_room_for_weights(num_bytes: int, device: torch.device, config: EngineConfig) -> None:
+    """Raise `InsufficientMemoryError` if weights of `num_bytes` do not fit on `device`.
+
+    On a GPU they must leave something of the share of `gpu_memory_utilization`, unless the size of
+    the KV cache is given: that is known before they are loaded.
+    """
+    free = _free_bytes(device)
+    if num_bytes > free:
+        raise InsufficientMemoryError(
+            f"model: its weights need {gib(num_bytes)}, but only {gib(free)} of memory is free "
+            f"on {device.type}; choose a smaller model or dtype, or free some memory"
+        )
+    if device.type == "cuda" and cache_fills_share(config):
+        total = torch.cuda.mem_get_info(device)[1]
+        if num_bytes >= gpu_share(config, total):
+            raise _model_too_large(config, num_bytes, total)
+
+
+def swap_space_bytes(config: EngineConfig, plan: KVCachePlan, device: torch.device) -> int:
+    """Return the bytes of the host's memory that hold KV of preempted sequences.
+
+    Raises:
+        InsufficientMemoryError: the host has not so many beside `plan`, if that is on a CPU.
+    """
+    num_bytes = int(config.swap_space * 2**30)
+    on_host = device.type == "cpu"
+    free = max(0, _free_bytes(torch.device("cpu")) - (plan.num_bytes if on_host else 0))
+    if num_bytes > free:
+        raise InsufficientMemoryError(
+            f"swap_space: {gib(num_bytes)} does not fit into the {gib(free)} of the host's memory "
+            f"that is free{' beside the KV cache' if on_host else ''}; lower it, or free some "
+            "memory"
+        )
+    return num_bytes
+
+
+def _gpu_budget(config: EngineConfig, profile: MemoryProfile) -> int:
+    """Return what the share of this process has left for the KV cache."""
+    share = gpu_share(config, profile.total)
+    fixed = profile.weights + profile.libraries
+    if fixed >= share:
+        raise _model_too_large(config, fixed, profile.total)
+    budget = share - fixed - profile.activations
+    if budget <= 0:
+        raise InsufficientMemoryError(
+            f"max_num_batched_tokens: a step of {config.max_num_batched_tokens} tokens takes "
+            f"{gib(profile.activations)} beside {gib(fixed)} of the model, which "
+            f"leaves no KV cache of {_share_text(config, profile.total)}; lower "
+            "max_num_batched_tokens or max_num_seqs, or raise gpu_memory_utilization"
+        )
+    return budget
+
+
+def _model_too_large(config: EngineConfig, num_bytes: int, total: int) -> InsufficientMemoryError:
+    return InsufficientMemoryError(
+        f"model: it takes {gib(num_bytes)}, which leaves nothing of {_share_text(config, total)}; "
+        "choose a smaller model or dtype, or raise gpu_memory_utilization"
+    )
+
+
+def _share_text(config: EngineConfig, total: int) -> str:
+    return (
+        f"the {gib(gpu_share(config, total))} that gpu_memory_utilization "
+        f"{config.gpu_memory_utilization:g} gives of {gib(total)}"
+    )
+
+
+def _beside(profile: MemoryProfile | None) -> str:
+    if profile is None:
+        return ""
+    return (
+        f" beside {gib(profile.weights + profile.libraries)} of the model and "
+        f"{gib(profile.activations)} of activations"
+    )
+
+
+def _remedies(config: EngineConfig, profile: MemoryProfile | None, fitting_len: int) -> str:
+    """Return what can be done where one sequence does not fit."""
+    found = [f"lower max_model_len to at most {fitting_len}"] if fitting_len >= 2 else []
+    if config.num_gpu_blocks_override is not None:
+        return " or ".join([*found, "raise num_gpu_blocks_override"])
+    if profile is None or config.kv_cache_memory_bytes is not None:
+        found.append("raise kv_cache_memory_bytes")
+    else:
+        found += ["raise gpu_memory_utilization", "lower max_num_batched_tokens"]
+    if profile is not None and config.kv_cache_dtype == "auto":
+        found.append("set kv_cache_dtype to fp8")
+    return " or ".join(found)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = psutil.virtual_memory().available
+    for folder, limit, usage, reclaimable in _CGROUPS:
+        # A container's limit is not in /proc/meminfo; "max" means that there is none.
+        if (folder / limit).exists() and (text := (folder / limit).read_text().strip()) != "max":
+            used = int((folder / usage).read_text()) - _stat(folder / "memory.stat", reclaimable)
+            free = min(free, max(0, int(text) - used))
+    return free
+
+
+def _stat(path: Path, name: str) -> int:
+    """Return one figure of a cgroup's memory.stat: cached files are given up when needed."""
+    figures = dict(line.split() for line in path.read_text().splitlines())
+    return int(figures[name])

@@ -1,0 +1,1 @@
+"""Finds tritonserver on this machine and starts it on Trident's model repository."""

@@ -1,0 +1,91 @@
+"""The flags of `trident serve`: its own, and what it must know of those for tritonserver."""
+
+import difflib
+from collections.abc import Sequence
+from itertools import chain
+
+from engine.config import EngineConfig
+from engine.launch.errors import ServerStartError
+from engine.launch.ports import Endpoint, pick_free
+
+DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+# The launcher sets these itself: given twice, tritonserver would take one of them unseen.
+_RESERVED = ("--model-repository", "--model-store", "--backend-directory")
+
+
+def value_of(arguments: Sequence[str], flag: str) -> str | None:
+    """Return the last value given for `flag`, as `--flag value` or `--flag=value`; else None."""
+    value = None
+    for index, argument in enumerate(arguments):
+        if argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
+        elif argument == flag and index + 1 < len(arguments):
+            value = arguments[index + 1]
+    return value
+
+
+def is_off(arguments: Sequence[str], flag: str) -> bool:
+    """Tell whether a boolean flag that is on by default is switched off."""
+    return (value_of(arguments, flag) or "true").lower() in ("0", "false", "off")
+
+
+def setting_flags() -> dict[str, tuple[str, ...]]:
+    """Return the flags of every field of EngineConfig, its own name first."""
+    return {
+        field: tuple(f"--{name.replace('_', '-')}" for name in EngineConfig.names(field))
+        for field in EngineConfig.model_fields
+    }
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Refuse what the launcher sets itself, misspelt settings, and what is no flag at all.
+
+    Raises:
+        ServerStartError: naming the argument.
+    """
+    own = list(chain.from_iterable(setting_flags().values()))
+    for flag in (each.partition("=")[0] for each in arguments if each.startswith("--")):
+        if flag in _RESERVED:
+            raise ServerStartError(f"{flag} is set by trident itself")
+        if similar := difflib.get_close_matches(flag, own, n=1, cutoff=0.9):
+            raise ServerStartError(f"unknown flag {flag}", f"did you mean {similar[0]}?")
+    if arguments and not arguments[0].startswith("-"):
+        raise ServerStartError(
+            f"unexpected argument {arguments[0]!r}",
+            f"if it is the model: trident serve --model {arguments[0]}",
+        )
+
+
+def endpoints(
+    arguments: Sequence[str], default_port: int | None = None
+) -> tuple[dict[str, Endpoint], list[str]]:
+    """Return tritonserver's services by name, and the arguments with their ports filled in.
+
+    A service that is switched off is left out. Port 0 means: choose a free one; services without
+    a port get `default_port`, or tritonserver's own default if that is None.
+
+    Raises:
+        ServerStartError: a port is no number of 0..65535.
+    """
+    free = iter(pick_free(len(DEFAULT_PORTS)))
+    filled = list(arguments)
+    services: dict[str, Endpoint] = {}
+    for name, default in DEFAULT_PORTS.items():
+        if is_off(arguments, f"--allow-{name}"):
+            continue
+        flag = f"--{name}-port"
+        unset = default if default_port is None else default_port
+        port = _port(flag, value_of(arguments, flag) or str(unset)) or next(free)
+        filled.append(f"{flag}={port}")  # the last one counts
+        address = value_of(arguments, f"--{name}-address")
+        if address is None and name == "metrics":  # as tritonserver does
+            address = value_of(arguments, "--http-address")
+        services[name] = Endpoint(name, address or "0.0.0.0", port)
+    return services, filled
+
+
+def _port(flag: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise ServerStartError(f"{flag} must be a port number of 0 to 65535 (got {text!r})")
+    return int(text)

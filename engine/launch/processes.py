@@ -1,0 +1,68 @@
+"""Ends every process of a server and what it leaves; lets interrupts wait meanwhile."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from engine.launch.environment import RUN_ID
+
+_ENVIRONMENTS = Path("/tmp")  # whatever TMPDIR says
+_STARTING_S = 10.0
+
+
+def kill_all(run_id: str) -> None:
+    """Kill what carries `run_id` in its environment and wait until it is gone.
+
+    Process groups and parents do not find them all: a child may have made a session of its own,
+    and whose parent died belongs to init.
+    """
+    processes = list(_of_run(run_id))
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=5)
+
+
+def _of_run(run_id: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(RUN_ID) == run_id:
+                yield process
+
+
+def remove_environment(started: float) -> None:
+    """Delete the empty folder that a killed tritonserver left in /tmp.
+
+    It makes one for Python environments soon after its start, with nothing of it in the name. If
+    another tritonserver began at about that time the folder may be that one's, and stays.
+
+    Args:
+        started: when it was started, in seconds since the epoch.
+    """
+    running = psutil.process_iter(["name", "create_time"])
+    others = [p.info["create_time"] for p in running if p.info["name"] == "tritonserver"]
+    if any(abs(other - started) < _STARTING_S for other in others):
+        return
+    for path in _ENVIRONMENTS.glob("python_env_*"):
+        with contextlib.suppress(OSError):  # not ours, or not empty
+            if started <= path.stat().st_ctime < started + _STARTING_S:
+                path.rmdir()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block, so that cleaning up gets done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread only
+        return
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in handled}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,39 @@
+"""Whether a server that is being started takes requests yet, asked without any credentials."""
+
+import http.client
+from collections.abc import Mapping, Sequence
+
+from engine.launch.arguments import value_of
+from engine.launch.ports import Endpoint
+
+MODEL = "ensemble"
+
+
+def answers(endpoints: Mapping[str, Endpoint], arguments: Sequence[str], log: str) -> bool:
+    """Tell whether the server and the ensemble take requests.
+
+    Args:
+        endpoints: the server's services by name.
+        arguments: tritonserver's flags.
+        log: what the server has said so far.
+    """
+    if "http" not in endpoints:
+        # gRPC may want certificates; but nothing listens before every model has loaded.
+        return "Started GRPCInferenceService" in log
+    # With explicit control the user loads models later, if at all.
+    chosen = value_of(arguments, "--model-control-mode") == "explicit"
+    paths = ["/v2/health/ready"] + ([] if chosen else [f"/v2/models/{MODEL}/ready"])
+    endpoint = endpoints["http"]
+    return all(_responds(endpoint.host, endpoint.port, path) for path in paths)
+
+
+def _responds(host: str, port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        # 403: --http-restricted-api keeps health to those who know the key.
+        return connection.getresponse().status in (200, 403)
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,109 @@
+"""The private directory of one running server, and the removal of everything it left.
+
+Its name is also the prefix of the server's shared-memory regions. A lock on it is held by the
+launcher and, inherited, by every process of the server: what no process holds is a left-over of a
+killed launcher, and the next start removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from engine.launch.installation import STUB, Installation, python_version
+from engine.launch.libpython import find_libpython
+
+_PREFIX = "trident-"
+_LOCK = "lock"
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class RunDirectory:
+    """A directory below the system's temporary one, made at construction.
+
+    Attributes:
+        path: the directory; it does not change and exists until `remove`.
+        lock: file descriptor of the lock, to be inherited by the server.
+    """
+
+    def __init__(self) -> None:
+        remove_stale()
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        # Locked before it gets the name by which `remove_stale` knows it.
+        unnamed = self.path / f"{_LOCK}.new"
+        self.lock = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(self.path / _LOCK)
+
+    @property
+    def log(self) -> Path:
+        """Where the server's output goes."""
+        return self.path / "tritonserver.log"
+
+    @property
+    def shared_memory_prefix(self) -> str:
+        """What the names of the server's regions in /dev/shm begin with."""
+        return self.path.name + "-"
+
+    def add_libpython(self) -> Path:
+        """Return a folder with nothing but the running Python's libpython in it.
+
+        Naming the folder that holds it in LD_LIBRARY_PATH instead would put everything else
+        there (a conda environment's libstdc++, say) before the server's own libraries.
+
+        Raises:
+            ServerStartError: libpython is missing.
+        """
+        library = find_libpython()
+        folder = self.path / "lib"
+        folder.mkdir()
+        (folder / library.name).symlink_to(library)
+        return folder
+
+    def add_backends(self, installation: Installation) -> Path:
+        """Return a backend directory whose Python backend has the running version's stub."""
+        if installation.backend_directory is not None:
+            return installation.backend_directory
+        backends = self.path / "backends"
+        shutil.copytree(
+            installation.python_backend,
+            backends / "python",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        stub = backends / "python" / STUB
+        shutil.copyfile(installation.stubs[python_version()], stub)
+        stub.chmod(0o755)  # installers of wheels may drop the run bit
+        return backends
+
+    def remove(self) -> None:
+        """Delete the directory and the server's shared-memory regions. Repeatable."""
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+        _remove(self.path)
+
+
+def remove_stale() -> None:
+    """Delete what servers of this user left behind whose processes are all gone."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue  # not ours, not a run directory, or being made at this moment
+        try:
+            if os.fstat(lock).st_uid == os.getuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+        except OSError:
+            pass  # in use
+        finally:
+            os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    for region in _SHARED_MEMORY.glob(f"{path.name}-*"):
+        region.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,286 @@
+"""TritonServer: one real tritonserver on Trident's model repository, from start to clean end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from engine.errors import CheckpointError
+from engine.hub import resolve_checkpoint, resolve_tokenizer
+from engine.launch import arguments as flags
+from engine.launch import child, server_log
+from engine.launch.environment import effective_config, server_environment, settings_variables
+from engine.launch.errors import ServerStartError, StageDiedError
+from engine.launch.installation import find_tritonserver
+from engine.launch.ports import Endpoint, require_free
+from engine.launch.processes import kill_all, remove_environment, uninterrupted
+from engine.launch.readiness import answers
+from engine.launch.run_directory import RunDirectory
+from engine.launch.security import has_tls, is_administration_open, secured
+from engine.launch.stage_watch import StageWatch
+
+_EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
+_KILL_AFTER_S = 10
+_KILL_LOADING_AFTER_S = 1  # tritonserver heeds no signal before its models are loaded
+_POLL_S = 0.1
+_LOG_BYTES = 4 << 20
+
+OnLine = Callable[[str], None]
+
+
+def model_repository() -> Path:
+    """Return the model repository that comes with Trident, in a checkout as in a wheel."""
+    return Path(__file__).parents[2] / "model_repository"
+
+
+class TritonServer:
+    """A tritonserver process of our own; as a context manager it is ready inside the block.
+
+        with TritonServer({"max_num_seqs": 8}, ports=0) as server:
+            TridentClient(server.grpc_url).generate("Hello")
+
+    Start it from the main thread: Linux ends the server when the thread that started it ends.
+
+    Args:
+        settings: fields of EngineConfig that override `engine.json` and the environment.
+        arguments: further flags for tritonserver, verbatim.
+        repository: another model repository than Trident's own.
+        ports: 0 chooses a free port for each service that `arguments` give no port.
+        environ: the environment to start from.
+        start_timeout_s: how long loading may take; None waits as long as the server lives.
+        on_line: called with each new line of the server's log, while waiting and in `follow`.
+
+    Attributes:
+        config: the settings that the engine runs with.
+        endpoints: `http`, `grpc` and `metrics`, without those that are switched off.
+        administration_open: whether anybody can load models and the like, with the right key.
+        tls: whether the gRPC service is encrypted.
+
+    Raises:
+        ServerStartError: at construction for a wrong setting or flag, in `start` for what is
+            missing on this machine or fails while loading.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] = {},
+        *,
+        arguments: Sequence[str] = (),
+        repository: Path | None = None,
+        ports: int | None = None,
+        environ: Mapping[str, str] = os.environ,
+        start_timeout_s: float | None = None,
+        on_line: OnLine = lambda line: None,
+    ) -> None:
+        self._repository = (repository or model_repository()).resolve()
+        self._settings = settings_variables(settings)
+        self._environ = environ
+        self.config = effective_config(self._repository, {**environ, **self._settings})
+        flags.check(arguments)
+        self.endpoints, filled = flags.endpoints(arguments, default_port=ports)
+        self.administration_open = is_administration_open(arguments, environ)
+        self._arguments = secured(filled, environ)
+        self.tls = has_tls(self._arguments)
+        self._start_timeout_s = start_timeout_s
+        self._on_line = on_line
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run: RunDirectory | None = None
+        self._log = ""
+        self._started = 0.0  # seconds since the epoch
+        self._prepared = False
+        self._ready = False
+
+    @property
+    def grpc_url(self) -> str:
+        """`host:port` of the gRPC service."""
+        return self._endpoint("grpc").url
+
+    @property
+    def http_url(self) -> str:
+        """`host:port` of the HTTP service."""
+        return self._endpoint("http").url
+
+    @property
+    def metrics_url(self) -> str:
+        """`host:port` of the Prometheus service."""
+        return self._endpoint("metrics").url
+
+    @property
+    def log(self) -> str:
+        """What the server has said since it was started, its last 4 MiB at most."""
+        if self._run is not None and self._run.log.exists():
+            with self._run.log.open("rb") as file:
+                file.seek(max(0, self._run.log.stat().st_size - _LOG_BYTES))
+                self._log = file.read().decode("utf-8", errors="replace")
+        return self._log
+
+    @property
+    def log_path(self) -> Path:
+        """The file that the running server logs to; gone after `stop`."""
+        assert self._run is not None, "the server has not been started"
+        return self._run.log
+
+    @property
+    def pid(self) -> int:
+        """Process id of tritonserver."""
+        assert self._process is not None, "the server has not been started"
+        return self._process.pid
+
+    def prepare(self) -> None:
+        """Do what comes before starting: check the ports, and fetch a model from the hub.
+
+        A download shows a progress bar. `start` does this if it has not been done.
+
+        Raises:
+            ServerStartError: a port is taken, or the model is not to be had.
+        """
+        if not self._repository.is_dir():
+            raise ServerStartError(f"model repository {self._repository} does not exist")
+        require_free(self.endpoints.values())
+        try:
+            checkpoint = resolve_checkpoint(
+                self.config.model, weights=self.config.load_format != "dummy"
+            )
+            resolve_tokenizer(self.config.tokenizer, checkpoint)
+        except CheckpointError as error:
+            raise ServerStartError(str(error)) from None
+        self._prepared = True
+
+    def start(self) -> None:
+        """Start the server and return when it answers requests.
+
+        Whatever interrupts this, nothing of the server is left.
+
+        Raises:
+            ServerStartError: it cannot be started; the text says why, the hint what to do.
+        """
+        assert self._process is None, "the server has been started already"
+        if not self._prepared:
+            self.prepare()
+        try:
+            self._launch()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def follow(self) -> int:
+        """Hand log lines to `on_line` until the server ends by itself; return its exit status.
+
+        Raises:
+            StageDiedError: the server is still there, but cannot serve any more.
+        """
+        assert self._process is not None, "the server has not been started"
+        # With another control mode, whoever unloads a model ends its stage.
+        fixed = flags.value_of(self._arguments, "--model-control-mode") in (None, "none")
+        watch = StageWatch(self._process.pid) if fixed else None
+        while (status := self._process.poll()) is None:
+            self._report()
+            if watch is not None and watch.has_lost_one():
+                self._ready = False  # what is in flight will never end: `stop` need not wait for it
+                raise StageDiedError("a model stage of tritonserver has died")
+            time.sleep(_POLL_S)
+        self._report()
+        return status
+
+    def stop(self) -> None:
+        """End the server and remove all it left. Repeatable; interrupts wait meanwhile."""
+        with uninterrupted():
+            if self._process is not None:
+                self._process.terminate()
+                try:
+                    self._process.wait(_KILL_AFTER_S if self._ready else _KILL_LOADING_AFTER_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+            if self._run is not None:
+                _ = self.log  # kept for who asks why it failed
+                kill_all(self._run.path.name)
+                self._run.remove()
+                self._run = None
+            if self._process is not None and self._process.returncode != 0:
+                remove_environment(self._started)
+            self._process = None
+            self._prepared = self._ready = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _endpoint(self, name: str) -> Endpoint:
+        assert name in self.endpoints, f"the {name} service is switched off"
+        return self.endpoints[name]
+
+    def _command(self, run: RunDirectory) -> tuple[list[str], dict[str, str]]:
+        """Return tritonserver's command line and environment."""
+        installation = find_tritonserver()
+        environment = server_environment(
+            self._environ,
+            run_id=run.path.name,
+            libraries=(*installation.libraries, run.add_libpython()),
+            settings=self._settings,
+        )
+        command = [
+            str(installation.binary),
+            f"--model-repository={self._repository}",
+            f"--backend-directory={run.add_backends(installation)}",
+            f"--backend-config=python,shm-region-prefix-name={run.shared_memory_prefix}",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+            *self._arguments,
+        ]
+        if self._repository == model_repository().resolve():
+            # Ours is complete. To ask what to add, Triton would start each stage twice.
+            command.append("--disable-auto-complete-config")
+        return command, environment
+
+    def _launch(self) -> None:
+        self._run = run = RunDirectory()
+        command, environment = self._command(run)
+        self._started = time.time()
+        with run.log.open("ab") as log:  # appending, so that its reader may cut it
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(run.lock,),
+                # Ctrl-C in the terminal is for the launcher, which then stops the server.
+                start_new_session=True,
+            )
+        self._reader = server_log.LogReader(run.log)
+
+    def _report(self) -> None:
+        for line in self._reader.lines():
+            self._on_line(line)
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + (self._start_timeout_s or float("inf"))
+        while not answers(self.endpoints, self._arguments, self.log):
+            self._report()
+            if self._process.poll() is not None:
+                self._report()
+                raise ServerStartError(*server_log.failure(self.log))
+            if time.monotonic() > deadline:
+                raise ServerStartError(
+                    f"the server was not ready after {self._start_timeout_s:g} s",
+                    "its last words: " + (self.log.strip().splitlines() or ["none"])[-1],
+                )
+            time.sleep(_POLL_S)
+        self._ready = True
+        self._report()

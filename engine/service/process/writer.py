@@ -1,0 +1,77 @@
+"""Writer: the engine process's outputs on their way to the stub."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from typing import TypeVar
+
+from engine.protocol import FromEngine, Outputs, SequenceOutput, ToEngine
+from engine.service.channel import Channel
+
+log = logging.getLogger("trident.engine")
+
+T = TypeVar("T")
+EngineChannel = Channel[FromEngine, ToEngine]
+
+
+class Writer:
+    """Sends from a thread of its own, so that the engine loop never waits for the socket.
+
+    Whatever outputs have queued up while one frame was sent go into the next one together.
+    """
+
+    def __init__(self, channel: EngineChannel) -> None:
+        self._channel = channel
+        self._queue: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def put(self, message: FromEngine) -> None:
+        """Queue `message`; returns at once."""
+        self._queue.put(message)
+
+    def close(self) -> None:
+        """Wait until what is queued has been sent."""
+        self._queue.put(None)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            while (message := self._queue.get()) is not None:
+                for merged in _merge([message, *drain(self._queue)]):
+                    if merged is None:
+                        return
+                    self._channel.send(merged)
+        except OSError:
+            return  # the stub has gone; the reader thread ends the process
+        except Exception:
+            log.exception("outputs could not be sent")
+            os._exit(1)  # an engine that nobody hears must not look alive
+
+
+def _merge(messages: list[FromEngine | None]) -> Iterator[FromEngine | None]:
+    """Yield `messages` in order, each run of `Outputs` as one."""
+    outputs: list[SequenceOutput] = []
+    for message in messages:
+        if isinstance(message, Outputs):
+            outputs.extend(message.outputs)
+            continue
+        if outputs:
+            yield Outputs(outputs)
+            outputs = []
+        yield message
+    if outputs:
+        yield Outputs(outputs)
+
+
+def drain(source: queue.SimpleQueue[T]) -> Iterator[T]:
+    """Yield what is queued now, without waiting."""
+    while True:
+        try:
+            yield source.get_nowait()
+        except queue.Empty:
+            return

@@ -1,0 +1,1 @@
+"""Run in the stubs of the models `tokenizer` and `detokenizer`."""

@@ -1,0 +1,143 @@
+"""The detokenizer stage: from the engine's chunks of tokens to the output tensors of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.protocol import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
+from engine.service.stages.preprocessor import load_tokenizer
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
+
+Array = NDArray[Any]
+
+UNFINISHED = "None"  # vllm_backend's finish_reason of a sequence that goes on
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+_DECODER = msgspec.msgpack.Decoder(DetokenizerInput)
+_NOT_OURS = "detokenizer_input: is for the responses of the engine; call the model ensemble"
+
+
+def decode_message(data: bytes) -> DetokenizerInput:
+    """Read what the engine, or anybody, sent to the detokenizer.
+
+    Raises:
+        RequestError: it is no such message, or one that the engine would not write.
+    """
+    try:
+        message = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RequestError(_NOT_OURS) from None
+    positions = (p for chunk in message.chunks for p in chunk.logprobs or ())
+    if not all(0 < len(p.token_ids) == len(p.logprobs) == len(p.ranks) for p in positions):
+        raise RequestError(_NOT_OURS)
+    return message
+
+
+class Postprocessor:
+    """Makes text of tokens. Keeps nothing between responses."""
+
+    def __init__(self, tokenizer: Tokenizer, block_size: int) -> None:
+        """`block_size` is the engine's, in tokens."""
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._block_size = block_size
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Postprocessor:
+        """Load the tokenizer that `config` names; raises `TridentError` if it cannot be had."""
+        return cls(load_tokenizer(config), config.block_size)
+
+    def __call__(self, message: DetokenizerInput) -> dict[str, Array]:
+        """Return the output tensors: `text_output`, and what else was asked for.
+
+        Each has one element per chunk; `output_log_probs` one per token, chunk after chunk.
+        """
+        chunks = message.chunks
+        outputs = {
+            "text_output": strings(
+                [self._text(chunk, message.skip_special_tokens) for chunk in chunks]
+            )
+        }
+        if "logprobs" in message.outputs:
+            outputs["logprobs"] = strings([self._logprobs(chunk) for chunk in chunks])
+        if "num_input_tokens" in message.outputs:
+            outputs["num_input_tokens"] = np.array([message.num_prompt_tokens], dtype=np.int32)
+        if any(chunk.stats is not None for chunk in chunks):
+            outputs.update(self._stats(chunks))
+        outputs.update(chunk_tensors(chunks))
+        wanted = {"text_output", *message.outputs}
+        return {name: array for name, array in outputs.items() if name in wanted}
+
+    def _text(self, chunk: Chunk, skip_special_tokens: bool) -> str:
+        text = self._detokenizer.delta(
+            chunk.window_ids,
+            chunk.token_ids,
+            final=chunk.finish_reason is not None,
+            skip_special_tokens=skip_special_tokens,
+        )
+        return chunk.text_prefix + text[: len(text) - chunk.text_cut]
+
+    def _logprobs(self, chunk: Chunk) -> str:
+        """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`."""
+        positions = [self._position(position) for position in chunk.logprobs or []]
+        return msgspec.json.encode(positions).decode()
+
+    def _position(self, position: TokenLogprobs) -> dict[str, dict[str, Any]]:
+        entries = zip(position.token_ids, position.logprobs, position.ranks, strict=True)
+        return {
+            str(token_id): {
+                "logprob": max(logprob, _LEAST_LOGPROB),
+                "rank": rank,
+                "decoded_token": self._tokenizer.token_text(token_id),
+            }
+            for token_id, logprob, rank in entries
+        }
+
+    def _stats(self, chunks: list[Chunk]) -> dict[str, Array]:
+        """Return the figures of the sequences that have finished; 0 for others."""
+
+        def column(figure: Callable[[RequestStats], float]) -> Array:
+            values = [0 if chunk.stats is None else int(figure(chunk.stats)) for chunk in chunks]
+            return np.array(values, dtype=np.int64)
+
+        return {
+            "kv_cache_reused_blocks": column(lambda s: s.num_cached_tokens // self._block_size),
+            "arrival_time_ns": column(lambda s: s.arrival_time * 1e9),
+            "first_scheduled_time_ns": column(lambda s: s.first_scheduled_time * 1e9),
+            "first_token_time_ns": column(lambda s: s.first_token_time * 1e9),
+            "last_token_time_ns": column(lambda s: s.finished_time * 1e9),
+        }
+
+
+def chunk_tensors(chunks: list[Chunk]) -> dict[str, Array]:
+    """Return what can be said of `chunks` without their text; one element per chunk each.
+
+    `token_ids` and `output_log_probs` have one per token, chunk after chunk; the latter and
+    `cum_log_probs` are there if the request asked for logprobs.
+    """
+    outputs = {
+        "token_ids": np.array([i for chunk in chunks for i in chunk.token_ids], dtype=np.int32),
+        "sequence_index": np.array([chunk.index for chunk in chunks], dtype=np.int32),
+        "finish_reason": strings([chunk.finish_reason or UNFINISHED for chunk in chunks]),
+        "num_output_tokens": np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32),
+    }
+    if all(chunk.cumulative_logprob is not None for chunk in chunks):
+        chosen = [p.logprobs[0] for chunk in chunks for p in chunk.logprobs or []]
+        total = [chunk.cumulative_logprob for chunk in chunks]
+        outputs["output_log_probs"] = np.array(chosen, dtype=np.float32)
+        outputs["cum_log_probs"] = np.array(total, dtype=np.float32)
+    return outputs
+
+
+def strings(values: list[str]) -> Array:
+    """Return a BYTES tensor."""
+    return np.array([value.encode("utf-8") for value in values], dtype=object)

@@ -1,0 +1,221 @@
+"""The tokenizer stage: from what a client asked to what the engine takes, fully validated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.hub import resolve_checkpoint, resolve_tokenizer
+from engine.limits import (
+    MAX_LOGIT_BIAS,
+    check_length,
+    check_messages_json,
+    check_size,
+    max_prompt_characters,
+)
+from engine.models.model_config import ModelConfig
+from engine.protocol import ResponseOptions
+from engine.sampling_params import SamplingParams
+from engine.service.stages.request_inputs import RequestInputs, requested_outputs
+from engine.service.tensors import InputReader, Tensors
+from engine.text.chat_template import parse_messages, render_text
+from engine.text.defaults import GenerationDefaults
+from engine.text.tokenizer import Tokenizer
+from engine.validation import check_token_ids
+
+DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's; a chat may fill the context
+_MEAN_CHARACTERS = 4  # of a token
+_CERTAINLY_TOO_LONG = 1.25
+
+
+@dataclass(frozen=True)
+class TokenizedRequest:
+    """A request that the engine can take as it is. `timeout_us` 0 means no deadline."""
+
+    input_ids: list[int]
+    sampling_params: SamplingParams
+    stream: bool
+    priority: int
+    timeout_us: int
+    options: ResponseOptions
+
+
+class Preprocessor:
+    """Tokenises prompts and settles the sampling parameters. Immutable."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+    ) -> None:
+        """`vocab_size` is the model's, which may exceed the tokenizer's."""
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Preprocessor:
+        """Load the tokenizer that `config` names.
+
+        Raises:
+            TridentError: there is no such checkpoint, or its tokenizer or config is broken.
+        """
+        checkpoint = resolve_checkpoint(config.model, weights=False)
+        tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
+        defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer)
+        model = ModelConfig.from_hf(checkpoint)
+        return cls(
+            tokenizer,
+            defaults,
+            max_model_len=config.max_model_len or model.context_length,
+            vocab_size=model.vocab_size,
+        )
+
+    def __call__(self, inputs: RequestInputs) -> TokenizedRequest:
+        """Turn `inputs` into a request for the engine.
+
+        Raises:
+            RequestError: the prompt is empty or too long, or a sampling parameter is wrong.
+        """
+        if inputs.end_id is not None and inputs.end_id != -1:
+            check_token_ids("end_id", [inputs.end_id], self._vocab_size)
+        params = self._sampling_params(inputs)
+        prompt = self._prompt(inputs)
+        field = "messages" if inputs.text is None else "text_input"
+        input_ids = self._encode(field, prompt)
+        asked = params.max_tokens if "max_tokens" in inputs.fields else None
+        check_length(field, len(input_ids), asked, self._max_model_len)
+        if asked is None and params.max_tokens is not None:
+            room = self._max_model_len - len(input_ids)
+            params = params.model_copy(update={"max_tokens": min(params.max_tokens, room)})
+        return TokenizedRequest(
+            input_ids=input_ids,
+            sampling_params=params,
+            stream=inputs.stream,
+            priority=inputs.priority,
+            timeout_us=inputs.timeout_us,
+            options=ResponseOptions(
+                outputs=[*inputs.outputs, *(["sequence_index"] if params.n > 1 else [])],
+                text_prefix=prompt if _wants_prompt(inputs) else "",
+            ),
+        )
+
+    def _sampling_params(self, inputs: RequestInputs) -> SamplingParams:
+        max_tokens = None if inputs.text is None else DEFAULT_MAX_TOKENS
+        fields = {"max_tokens": max_tokens, **inputs.fields}
+        try:
+            params = SamplingParams.parse(fields, defaults=self._defaults.sampling_defaults(fields))
+        except RequestError as error:
+            raise inputs.renamed(error) from None
+        return params.model_copy(update={**_end(inputs, params), **self._bias(inputs, params)})
+
+    def _prompt(self, inputs: RequestInputs) -> str:
+        """Return the text to tokenise."""
+        if inputs.text is not None:
+            return inputs.text
+        assert inputs.messages is not None
+        check_messages_json(inputs.messages, self._max_model_len)
+        return render_text(self._tokenizer, parse_messages(inputs.messages))
+
+    def _encode(self, field: str, prompt: str) -> list[int]:
+        self._check_characters(field, prompt)
+        # A chat template writes the special tokens itself.
+        ids = self._tokenizer.encode(prompt, add_special_tokens=field == "text_input")
+        if not ids:
+            raise RequestError(f"{field}: holds no tokens")
+        return ids
+
+    def _check_characters(self, field: str, prompt: str) -> None:
+        """Refuse most of what is too long before the time is spent to tokenise it."""
+        limit = max_prompt_characters(self._max_model_len)
+        if len(prompt) > limit:
+            raise RequestError(
+                f"{field}: the prompt of {len(prompt)} characters cannot fit into max_model_len "
+                f"({self._max_model_len} tokens); at most {limit} are allowed"
+            )
+        start = prompt[: _MEAN_CHARACTERS * self._max_model_len]
+        if len(prompt) > _CERTAINLY_TOO_LONG * len(start):
+            num_tokens = len(self._tokenizer.encode(start))
+            # Where the text is cut, a few tokens differ from those of the whole.
+            if num_tokens > _CERTAINLY_TOO_LONG * self._max_model_len:
+                raise RequestError(
+                    f"{field}: the prompt has more than {num_tokens} tokens; max_model_len is "
+                    f"{self._max_model_len}"
+                )
+
+    def _bias(self, inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:
+        """Return `logit_bias` with the weights of the embedding bias words' tokens added."""
+        if not inputs.embedding_bias:
+            return {}
+        bias = dict(params.logit_bias or {})
+        for word, weight in inputs.embedding_bias:
+            for token_id in self._tokenizer.encode(word, add_special_tokens=False):
+                bias[token_id] = bias.get(token_id, 0.0) + weight
+        check_size("embedding_bias_words", len(bias), MAX_LOGIT_BIAS, "different tokens")
+        return {"logit_bias": bias}
+
+
+def _end(inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:
+    """Return the fields that make `end_id` the only end-of-sequence token."""
+    if inputs.end_id is None:
+        return {}
+    own = () if inputs.end_id == -1 or params.ignore_eos else (inputs.end_id,)
+    return {"ignore_eos": True, "stop_token_ids": (*params.stop_token_ids, *own)}
+
+
+def _wants_prompt(inputs: RequestInputs) -> bool:
+    """Peers prepend the prompt by default, but not to a stream; a chat has no text to prepend."""
+    if inputs.exclude_input_in_output is not None:
+        return not inputs.exclude_input_in_output
+    return not inputs.stream and inputs.text is not None
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """Load the tokenizer that `config` names, by default the model's.
+
+    Raises:
+        TridentError: there is none, or it is broken.
+    """
+    checkpoint = resolve_checkpoint(config.model, weights=False)
+    return Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
+
+
+def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:
+    """Return `request` as input tensors of the engine, without a batch dimension."""
+    params = request.sampling_params.model_dump_json(exclude_defaults=True)
+    options = msgspec.msgpack.encode(request.options)
+    return {
+        "input_ids": np.array(request.input_ids, dtype=np.int32),
+        "sampling_parameters": np.array([params.encode("utf-8")], dtype=object),
+        "stream": np.array([request.stream]),
+        "priority": np.array([request.priority], dtype=np.int32),
+        "timeout": np.array([request.timeout_us], dtype=np.uint64),
+        "response_options": np.frombuffer(options, dtype=np.uint8),
+    }
+
+
+def stop_tensors(tensors: Tensors) -> dict[str, NDArray[Any]] | None:
+    """Return the engine's inputs for a request that stops others; None if it is no such request.
+
+    Raises:
+        RequestError: an input has the wrong type or shape.
+    """
+    inputs = InputReader(tensors)
+    if not inputs.boolean("stop"):
+        return None
+    options = msgspec.msgpack.encode(ResponseOptions(outputs=requested_outputs(inputs)))
+    return {
+        "stop": np.array([True]),
+        "response_options": np.frombuffer(options, dtype=np.uint8),
+    }

@@ -1,0 +1,1 @@
+"""Runs in the engine stub, the Python process that Triton starts for the model `engine`."""

@@ -1,0 +1,110 @@
+"""The inputs of the `engine` model: the tokenizer stage's, or a client's that tokenises itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.limits import (
+    MAX_PREFIX_BYTES,
+    MAX_REQUEST_ID_CHARACTERS,
+    check_length,
+    check_size,
+    max_prompt_characters,
+)
+from engine.protocol import Ready, ResponseOptions
+from engine.sampling_params import SamplingParams
+from engine.service.stages.request_inputs import (
+    client_parameters,
+    parse_sampling_parameters,
+    read_priority,
+)
+from engine.service.stub.delivery import NewRequest
+from engine.service.tensors import InputReader, Tensors
+
+_MAX_OUTPUTS_BYTES = 1024  # of `ResponseOptions` beside the prompt
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """A request for the engine.
+
+    `options` comes from the tokenizer stage; None: a client called the engine itself.
+    """
+
+    request: NewRequest
+    skip_special_tokens: bool
+    options: ResponseOptions | None
+
+
+def parse_engine_inputs(
+    tensors: Tensors,
+    parameters: Mapping[str, Any],
+    timeout_us: int,
+    ready: Ready,
+    *,
+    request_id: str = "",
+) -> EngineInputs:
+    """Read the inputs of one request to the engine; `ready` carries the limits.
+
+    Raises:
+        RequestError: an input is wrong; the text names it.
+    """
+    inputs = InputReader(tensors)
+    if "input_ids" not in inputs:
+        raise RequestError("input_ids: is missing")
+    check_length("input_ids", inputs.size("input_ids"), None, ready.max_model_len)
+    check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
+    prompt = inputs.integers("input_ids", ready.max_model_len)
+    decoded = parse_options(tensors, 4 * max_prompt_characters(ready.max_model_len))
+    # The tokenizer stage has merged the request parameters already, defaults and all.
+    fields = client_parameters(parameters) if decoded is None else {}
+    fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))
+    params = SamplingParams.parse(fields)
+    asked = params.max_tokens if "max_tokens" in fields else None
+    check_length("input_ids", len(prompt), asked, ready.max_model_len)
+    text_prefix = decoded.text_prefix if decoded else ""
+    _check_prefix(text_prefix, params.n)
+    stream = inputs.boolean("stream") or False
+    timeout_us = inputs.integer("timeout") or timeout_us
+    return EngineInputs(
+        request=NewRequest(
+            prompt_token_ids=prompt,
+            sampling_params=params.model_dump(exclude_defaults=True),
+            num_sequences=params.n,
+            stream=stream,
+            priority=read_priority(inputs),
+            timeout_s=timeout_us / 1e6 if timeout_us else None,
+            text_prefix=text_prefix,
+            request_id=request_id,
+        ),
+        skip_special_tokens=params.skip_special_tokens,
+        options=decoded,
+    )
+
+
+def _check_prefix(text_prefix: str, n: int) -> None:
+    if (size := n * len(text_prefix.encode())) > MAX_PREFIX_BYTES:
+        raise RequestError(
+            f"exclude_input_in_output: the prompt before each of {n} outputs takes {size} bytes; "
+            f"at most {MAX_PREFIX_BYTES} are allowed"
+        )
+
+
+def parse_options(tensors: Tensors, max_prefix_bytes: int) -> ResponseOptions | None:
+    """Return what the tokenizer stage says of the responses; None if a client calls the engine.
+
+    Raises:
+        RequestError: it is not the tokenizer stage's.
+    """
+    data = InputReader(tensors).octets("response_options", max_prefix_bytes + _MAX_OUTPUTS_BYTES)
+    if data is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(data, type=ResponseOptions)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RequestError("response_options: is for the tokenizer stage; leave it out") from None

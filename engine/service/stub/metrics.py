@@ -1,0 +1,191 @@
+"""EngineMetrics: what the engine does, at the server's /metrics in vLLM's names.
+
+The histograms are written as counters `X_bucket{le}`, `X_sum` and `X_count`, which is all that a
+histogram is on the wire: Triton's own kind takes one value per round trip, too dear for one per
+token, and these take what a whole interval brought at once.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.core.stats import HISTOGRAM_BOUNDS
+from engine.errors import EngineDeadError, QueueFullError, RequestError, SuspectRequestError
+from engine.protocol import HistogramDelta, Ready, Stats
+from engine.service.stub.metric_board import PUBLISH_INTERVAL_S, Metric, MetricBoard
+
+_GAUGES = {
+    "num_running": ("num_requests_running", "Sequences that run."),
+    "num_waiting": ("num_requests_waiting", "Sequences that wait to run."),
+    "kv_cache_usage": ("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1."),
+}
+_COUNTERS = {
+    "num_prompt_tokens": ("prompt_tokens_total", "Prompt tokens processed."),
+    "num_generation_tokens": ("generation_tokens_total", "Tokens generated."),
+    "num_preemptions": ("num_preemptions_total", "Preempted sequences."),
+    "num_prefix_queries": ("prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
+    "num_prefix_hits": ("prefix_cache_hits_total", "Tokens found in the prefix cache."),
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": "Seconds from arrival to the first token.",
+    "inter_token_latency_seconds": "Seconds between two tokens of a sequence.",
+    "request_time_per_output_token_seconds": "Seconds per token after the first, by sequence.",
+    "e2e_request_latency_seconds": "Seconds from arrival to the last token.",
+    "request_queue_time_seconds": "Seconds from arrival to the first step.",
+    "request_inference_time_seconds": "Seconds from the first step to the last token.",
+    "request_prefill_time_seconds": "Seconds from the first step to the first token.",
+    "request_decode_time_seconds": "Seconds from the first token to the last.",
+    "iteration_tokens_total": "Tokens computed in one step.",
+    "request_prompt_tokens": "Prompt tokens of a sequence.",
+    "request_generation_tokens": "Tokens generated for a sequence.",
+    "request_params_max_tokens": "max_tokens of a request.",
+    "request_params_n": "n of a request.",
+}
+_FINISH_REASONS = ("stop", "length", "abort", "error")
+_REFUSALS = ("invalid", "queue_full", "engine_down", "suspect", "internal")
+
+
+def served_model_name(model: str) -> str:
+    """Return the `model_name` label: the setting `model`, of a folder only its name."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def refusal_reason(error: Exception) -> str:
+    """Return the `reason` label of a request that was answered with `error` alone."""
+    match error:
+        case RequestError():
+            return "invalid"
+        case QueueFullError():
+            return "queue_full"
+        case EngineDeadError():
+            return "engine_down"
+        case SuspectRequestError():
+            return "suspect"
+    return "internal"
+
+
+class _Histogram:
+    def __init__(
+        self, board: MetricBoard, name: str, description: str, bounds: tuple[float, ...]
+    ) -> None:
+        self._board = board
+        self._buckets = [
+            board.counter(f"{name}_bucket", description, le=le)
+            for le in (*map(repr, bounds), "+Inf")
+        ]
+        self._sum = board.counter(f"{name}_sum", description)
+        self._count = board.counter(f"{name}_count", description)
+
+    def add(self, delta: HistogramDelta) -> None:
+        cumulative = list(accumulate(delta.counts))
+        self._board.add(self._count, cumulative[-1])
+        self._board.add(self._sum, delta.sum)
+        # From the top: whoever reads between two updates finds no bucket above a wider one.
+        for bucket, count in zip(reversed(self._buckets), reversed(cumulative), strict=True):
+            if count:
+                self._board.add(bucket, count)
+
+
+class EngineMetrics:
+    """An `Observer` of the engine client; its methods return at once, from any thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        make_family: Any,
+        *,
+        model: str,
+        version: str,
+        interval_s: float = PUBLISH_INTERVAL_S,
+    ) -> None:
+        """Make every metric, at 0.
+
+        Args:
+            make_family: `pb_utils.MetricFamily`.
+            model, version: of the Triton model that serves the engine, for the labels.
+            interval_s: seconds between updates.
+        """
+        self._config = config
+        labels = {"model_name": served_model_name(config.model), "model": model, "version": version}
+        self._board = board = MetricBoard(make_family, labels, interval_s)
+        self._gauges = {
+            field: board.gauge(f"vllm:{name}", text) for field, (name, text) in _GAUGES.items()
+        }
+        self._counters = {
+            field: board.counter(f"vllm:{name}", text) for field, (name, text) in _COUNTERS.items()
+        }
+        self._finished = {
+            reason: board.counter(
+                "vllm:request_success_total", "Sequences that ended.", finished_reason=reason
+            )
+            for reason in _FINISH_REASONS
+        }
+        self._histograms = {
+            name: _Histogram(board, f"vllm:{name}", _HISTOGRAMS[name], bounds)
+            for name, bounds in HISTOGRAM_BOUNDS.items()
+        }
+        self._refused = {
+            reason: board.counter(
+                "trident:requests_refused_total", "Requests answered by an error.", reason=reason
+            )
+            for reason in _REFUSALS
+        }
+        self._up = board.gauge("trident:engine_up", "Whether the engine takes requests, 0 or 1.")
+        self._restarts = board.counter(
+            "trident:engine_restarts_total", "Starts of the engine process after the first."
+        )
+
+    def update(self, stats: Stats) -> None:
+        """Take what the engine did since the last time, and how things stand."""
+        for field, gauge in self._gauges.items():
+            self._board.set(gauge, getattr(stats, field))
+        for field, counter in self._counters.items():
+            self._add(counter, getattr(stats, field))
+        for reason, count in stats.num_finished.items():
+            self._add(self._finished[reason], count)
+        for name, delta in stats.histograms.items():
+            self._histograms[name].add(delta)
+
+    def describe_cache(self, ready: Ready) -> None:
+        """Publish the settings of the KV cache, which a metric carries in its labels."""
+        config = self._config
+        cache_config = self._board.gauge(
+            "vllm:cache_config_info",
+            "The KV cache; always 1.",
+            block_size=str(ready.block_size),
+            num_gpu_blocks=str(ready.num_blocks),
+            enable_prefix_caching=str(config.enable_prefix_caching),
+            gpu_memory_utilization=str(config.gpu_memory_utilization),
+            cache_dtype=config.kv_cache_dtype,
+        )
+        self._board.set(cache_config, 1)
+
+    def engine_up(self, up: bool) -> None:
+        """Take whether requests are served from now on."""
+        self._board.set(self._up, up)
+        if not up:
+            for gauge in self._gauges.values():
+                self._board.set(gauge, 0)
+
+    def engine_restarted(self) -> None:
+        """Count a start of the process after the first."""
+        self._board.add(self._restarts, 1)
+
+    def requests_lost(self, count: int) -> None:
+        """Count sequences that ended with the engine process."""
+        self._add(self._finished["error"], count)
+
+    def request_refused(self, error: Exception) -> None:
+        """Count a request that was answered with `error` alone."""
+        self._board.add(self._refused[refusal_reason(error)], 1)
+
+    def close(self) -> None:
+        """Publish what is pending, and end."""
+        self._board.close()
+
+    def _add(self, counter: Metric, amount: float) -> None:
+        if amount:
+            self._board.add(counter, amount)

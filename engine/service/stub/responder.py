@@ -1,0 +1,136 @@
+"""The engine stub: requests of Triton to the engine process, its outputs to Triton's responses.
+
+Importable only inside Triton's Python backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.limits import MAX_REQUEST_ID_CHARACTERS, check_size
+from engine.protocol import Chunk, DetokenizerInput, ResponseOptions
+from engine.service.cancellation import CancelListener, CancelPoller
+from engine.service.stub.engine_client import EngineClient
+from engine.service.stub.engine_inputs import EngineInputs, parse_engine_inputs, parse_options
+from engine.service.stub.metrics import EngineMetrics
+from engine.service.stub.request_log import RequestLog
+from engine.service.stub.sinks import FINAL, Encode, ForClient, ForDetokenizer, Sink
+from engine.service.tensors import InputReader, Tensors
+from engine.service.triton import Stage, input_tensors, request_id, request_parameters
+
+
+class Responder:
+    """Owns the engine process and the ways in which cancellations come."""
+
+    def __init__(self, config: EngineConfig, stage: Stage) -> None:
+        """Start the engine process; raises `TridentError` if its engine cannot start."""
+        self._stage = stage
+        self._metrics = EngineMetrics(
+            config, pb_utils.MetricFamily, model=stage.model, version=stage.version
+        )
+        self._log = RequestLog(self._metrics.request_refused)
+        self._client = EngineClient(config, self._metrics, stage.log.info)
+        self._metrics.describe_cache(self._client.ready)
+        self._listener = CancelListener(self._client.abort)
+        self._poller = CancelPoller(self._client.abort)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests now."""
+        return self._client.health.state == "ready"
+
+    def submit(self, request: Any, sender: Any) -> None:
+        """Have `request` answered through `sender`, its response sender.
+
+        Raises:
+            TridentError: the request is wrong, or there is no engine now.
+        """
+        tensors = input_tensors(request)
+        control = InputReader(tensors)
+        if control.boolean("health"):
+            self._answer_health(sender)
+        elif control.boolean("stop"):
+            self._stop(request, tensors, sender)
+        else:
+            name = ""
+            try:
+                name = request_id(request)
+                self._generate(request, name, tensors, sender)
+            except Exception as error:
+                self._log.refused(name, error)
+                raise
+
+    def send_error(self, sender: Any, error: Exception) -> None:
+        """Answer with `error` alone."""
+        sender.send(self._stage.error_response(error), flags=FINAL)
+
+    def close(self) -> None:
+        """End the engine process."""
+        self._poller.close()
+        self._listener.close()
+        # First: after a reload, the metrics are already those of the next one.
+        self._metrics.close()
+        self._client.close()
+
+    def _answer_health(self, sender: Any) -> None:
+        self._client.check_ready()
+        health = msgspec.json.encode(self._client.health)
+        tensors = {"health": np.array([health], dtype=object)}
+        sender.send(self._stage.response(tensors), flags=FINAL)
+
+    def _stop(self, request: Any, tensors: Tensors, sender: Any) -> None:
+        """End the requests of the same id early; the request to stop gets an empty answer."""
+        name = request_id(request)
+        if not name:
+            raise RequestError("stop: needs the request id of what to stop as its own")
+        check_size("request id", len(name), MAX_REQUEST_ID_CHARACTERS, "characters")
+        count = self._client.stop(name)
+        self._stage.log.info("stop: ends %d requests of id %r", count, name)
+        encode = _encoder(request, parse_options(tensors, 0), DetokenizerInput(0, []))
+        nothing = Chunk(index=0, window_ids=[], token_ids=[], finish_reason="abort")
+        Sink(self._stage, sender, encode).send([nothing], last=True)
+
+    def _generate(self, request: Any, name: str, tensors: Tensors, sender: Any) -> None:
+        self._client.check_ready()
+        inputs = parse_engine_inputs(
+            tensors,
+            request_parameters(request),
+            request.timeout(),
+            self._client.ready,
+            request_id=name,
+        )
+
+        def make_sink(uid: int) -> Sink:
+            encode = _encoder(request, inputs.options, self._template(uid, inputs))
+            if inputs.options is not None:
+                return Sink(self._stage, sender, encode)
+            # Triton tells of a cancellation only those who ask, and only if no ensemble is between.
+            self._poller.watch(uid, sender.is_cancelled)
+            return Sink(self._stage, sender, encode, lambda: self._poller.forget(uid))
+
+        self._client.submit(
+            inputs.request, lambda uid: self._log.logged(uid, inputs.request, make_sink(uid))
+        )
+
+    def _template(self, uid: int, inputs: EngineInputs) -> DetokenizerInput:
+        return DetokenizerInput(
+            uid,
+            [],
+            cancel_address=self._listener.address,
+            cancel_proof=self._listener.proof(uid),
+            num_prompt_tokens=len(inputs.request.prompt_token_ids),
+            skip_special_tokens=inputs.skip_special_tokens,
+        )
+
+
+def _encoder(request: Any, options: ResponseOptions | None, template: DetokenizerInput) -> Encode:
+    """Return what makes tensors of chunks: for the next stage, or for a client of the engine."""
+    if options is None:
+        return ForClient(request.requested_output_names())
+    return ForDetokenizer(msgspec.structs.replace(template, outputs=options.outputs))

@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import LLM, memory
+from engine.config import EngineConfig
+from engine.errors import InsufficientMemoryError, UnsupportedError
+from engine.models.model_config import ModelConfig
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.tokenizers import byte_level_tokenizer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(path)
+    return path
+
+
+def plan(checkpoint: Path, **settings: int) -> memory.KVCachePlan:
+    return memory.plan_kv_cache(
+        EngineConfig.parse(settings),
+        ModelConfig.from_hf(checkpoint),
+        max_model_len=settings.get("max_model_len", 128),
+        dtype=torch.float32,
+        device=CPU,
+    )
+
+
+def test_no_more_blocks_than_all_sequences_can_fill(checkpoint: Path) -> None:
+    sized = plan(checkpoint, max_num_seqs=3, block_size=16)
+    assert sized.num_blocks == 3 * 128 // 16 + 1
+    # 2 (K, V) x 3 layers x 2 heads x 16 dims x 4 bytes per token.
+    assert sized.num_bytes == sized.num_blocks * 16 * 2 * 3 * 2 * 16 * 4
+
+
+def test_the_free_memory_is_shared_with_others(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = 16 * 2 * 3 * 2 * 16 * 4
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: 40 * block)
+    assert plan(checkpoint).num_blocks == 20
+
+
+def test_the_size_can_be_given(checkpoint: Path) -> None:
+    block = 16 * 2 * 3 * 2 * 16 * 4
+    assert plan(checkpoint, kv_cache_memory_bytes=11 * block).num_blocks == 11
+    assert plan(checkpoint, num_gpu_blocks_override=12).num_blocks == 12
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_cache_memory_bytes": 2**50, "max_num_seqs": 2048}, {"num_gpu_blocks_override": 99}],
+)
+def test_a_size_that_does_not_fit_is_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
+) -> None:
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: 98 * 16 * 2 * 3 * 2 * 16 * 4)
+    with pytest.raises(InsufficientMemoryError, match=f"^{next(iter(settings))}: a KV cache of"):
+        plan(checkpoint, **settings)
+
+
+def test_swap_space_that_the_host_has_not_is_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: 3 * 2**30)
+    sized = plan(checkpoint, num_gpu_blocks_override=12)
+
+    def swap_space_bytes(gib: float, device: str) -> int:
+        config = EngineConfig.parse({"swap_space": gib})
+        return memory.swap_space_bytes(config, sized, torch.device(device))
+
+    assert swap_space_bytes(0, "cpu") == 0
+    assert swap_space_bytes(2.5, "cpu") == 2.5 * 2**30
+    assert swap_space_bytes(3, "cuda") == 3 * 2**30
+    # On a CPU the KV cache itself is in the same memory.
+    with pytest.raises(
+        InsufficientMemoryError, match=r"^swap_space: 3\.00 GiB .* beside the KV cache"
+    ):
+        swap_space_bytes(3, "cpu")
+    with pytest.raises(InsufficientMemoryError, match=r"^swap_space: 3\.50 GiB does not fit"):
+        swap_space_bytes(3.5, "cuda")
+
+
+def test_a_length_that_does_not_fit_is_lowered_unless_asked_for(checkpoint: Path) -> None:
+    assert plan(checkpoint, num_gpu_blocks_override=5).max_model_len == 64
+    with pytest.raises(InsufficientMemoryError, match="lower max_model_len to at most 64"):
+        plan(checkpoint, num_gpu_blocks_override=5, max_model_len=128)
+
+
+def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, usage = tmp_path / "memory.max", tmp_path / "memory.current"
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 100000\n")
+    limit.write_text("1000000\n")
+    usage.write_text("500000\n")
+    names = ("memory.max", "memory.current", "inactive_file")
+    monkeypatch.setattr(memory, "_CGROUPS", ((tmp_path, *names),))
+    with pytest.raises(InsufficientMemoryError, match="model: its weights need"):
+        memory.require_room_for_weights(600_001, CPU, EngineConfig())
+    memory.require_room_for_weights(600_000, CPU, EngineConfig())
+    limit.write_text("max\n")
+    memory.require_room_for_weights(600_001, CPU, EngineConfig())
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    byte_level_tokenizer().save_pretrained(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: 1000)
+    with pytest.raises(InsufficientMemoryError, match=r"weights need .* is free on cpu"):
+        LLM(str(checkpoint))
+
+
+def test_a_float8_cache_is_refused_on_a_cpu(checkpoint: Path) -> None:
+    byte_level_tokenizer().save_pretrained(checkpoint)
+    with pytest.raises(UnsupportedError, match=r"^kv_cache_dtype: fp8 is for GPUs only"):
+        LLM(str(checkpoint), kv_cache_dtype="fp8", device="cpu")

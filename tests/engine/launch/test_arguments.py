@@ -1,0 +1,88 @@
+"""Flags: what the launcher reads of tritonserver's, and what it refuses."""
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.launch import arguments as flags
+from engine.launch.errors import ServerStartError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ([], None),
+        (["--http-port", "1"], "1"),
+        (["--http-port=1"], "1"),
+        (["--http-port=1", "--http-port", "2"], "2"),
+        (["--http-port-range=1"], None),
+        (["--http-port"], None),
+    ],
+)
+def test_value_of(arguments: list[str], value: str | None) -> None:
+    assert flags.value_of(arguments, "--http-port") == value
+
+
+def _ports(arguments: list[str], default_port: int | None = None) -> dict[str, int]:
+    services, _ = flags.endpoints(arguments, default_port)
+    return {name: endpoint.port for name, endpoint in services.items()}
+
+
+def test_default_ports() -> None:
+    assert _ports([]) == {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+
+def test_given_ports_and_services_that_are_off() -> None:
+    assert _ports(["--http-port", "1", "--grpc-port=2", "--allow-metrics=false"]) == {
+        "http": 1,
+        "grpc": 2,
+    }
+
+
+def test_port_0_is_a_free_one_that_tritonserver_is_told() -> None:
+    services, arguments = flags.endpoints(["--http-port=0"], 0)
+    ports = {endpoint.port for endpoint in services.values()}
+    assert len(ports - {0}) == 3
+    for name, endpoint in services.items():
+        assert flags.value_of(arguments, f"--{name}-port") == str(endpoint.port)
+
+
+def test_addresses_as_tritonserver_takes_them() -> None:
+    services, _ = flags.endpoints(["--http-address", "127.0.0.1"])
+    assert services["http"].address == services["metrics"].address == "127.0.0.1"
+    assert services["grpc"].address == "0.0.0.0"
+
+
+@pytest.mark.parametrize("port", ["x", "-1", "65536", "8e3", ""])
+def test_wrong_port(port: str) -> None:
+    with pytest.raises(ServerStartError, match="--grpc-port"):
+        flags.endpoints([f"--grpc-port={port}x" if port == "" else f"--grpc-port={port}"])
+
+
+def test_every_setting_has_flags() -> None:
+    names = flags.setting_flags()
+    assert set(names) == set(EngineConfig.model_fields)
+    assert names["max_num_seqs"] == ("--max-num-seqs", "--max-batch-size")
+    assert names["model"] == ("--model",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--model-repository=/x"], "--model-repository is set by trident"),
+        (["--backend-directory", "/x"], "--backend-directory is set by trident"),
+        (["--max-num-seq", "3"], "unknown flag --max-num-seq"),
+        (["qwen"], "unexpected argument 'qwen'"),
+    ],
+)
+def test_refused(arguments: list[str], text: str) -> None:
+    with pytest.raises(ServerStartError, match=text):
+        flags.check(arguments)
+
+
+def test_tritonservers_own_flags_pass() -> None:
+    flags.check(
+        [
+            *["--log-verbose", "1", "--http-port=1", "--model-control-mode=explicit"],
+            *["--load-model=x", "--backend-config=python,a=b", "--model-config-name=vllm"],
+        ]
+    )

@@ -1,0 +1,45 @@
+import threading
+
+from engine.protocol import Abort, AddRequest, Shutdown, Start, ToEngine
+from engine.service.process.inbox import Inbox
+
+
+def add(uid: int) -> AddRequest:
+    return AddRequest(uid, [1], {})
+
+
+def drain(inbox: Inbox) -> list[ToEngine]:
+    messages = []
+    while (message := inbox.get(wait=False)) is not None:
+        messages.append(message)
+    return messages
+
+
+def test_an_abort_overtakes_new_requests_but_never_its_own() -> None:
+    inbox = Inbox()
+    for message in (add(2), add(3), Abort(3), Abort(1)):
+        inbox.put(message)
+    taken = [(type(m).__name__, getattr(m, "uid", None)) for m in drain(inbox)]
+    assert taken == [("Abort", 1), ("AddRequest", 2), ("AddRequest", 3), ("Abort", 3)]
+
+
+def test_a_request_that_was_taken_out_is_the_engines() -> None:
+    inbox = Inbox()
+    inbox.put(add(1))
+    assert inbox.get(wait=False) is not None
+    inbox.put(add(2))
+    inbox.put(Abort(1))
+    assert inbox.get(wait=False) == Abort(1)
+
+
+def test_the_end_does_not_wait_for_requests_but_for_the_start() -> None:
+    inbox = Inbox()
+    for message in (Start({}), add(1), add(2), Shutdown()):
+        inbox.put(message)
+    assert drain(inbox) == [Start({}), Shutdown()]
+
+
+def test_get_waits_for_a_message() -> None:
+    inbox = Inbox()
+    threading.Timer(0.05, inbox.put, [Abort(7)]).start()
+    assert inbox.get(wait=True) == Abort(7)

@@ -1,0 +1,152 @@
+import json
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import RequestError
+from engine.protocol import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
+from engine.service.stages.postprocessor import Postprocessor, chunk_tensors, decode_message
+from engine.text.tokenizer import Tokenizer
+from tests.factories.tokenizers import byte_level_tokenizer
+
+TOKENIZER = Tokenizer(byte_level_tokenizer())
+POSTPROCESS = Postprocessor(TOKENIZER, block_size=16)
+END = TOKENIZER.eos_token_id
+assert END is not None
+
+
+def texts(*chunks: Chunk, **options: bool) -> list[str]:
+    outputs = POSTPROCESS(DetokenizerInput(1, list(chunks), **options))
+    assert list(outputs) == ["text_output"]
+    return [value.decode() for value in outputs["text_output"]]
+
+
+def test_a_character_comes_when_it_is_complete() -> None:
+    ids = TOKENIZER.encode("a🎉b")
+    pieces = []
+    for place, token_id in enumerate(ids):
+        last = place == len(ids) - 1
+        pieces += texts(Chunk(0, ids[:place], [token_id], "stop" if last else None))
+    assert "".join(pieces) == "a🎉b"
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+    assert "" in pieces
+
+
+def test_text_is_cut_and_prefixed() -> None:
+    ids = TOKENIZER.encode("one stop")
+    assert texts(Chunk(0, [], ids, "stop", text_cut=5, text_prefix="P ")) == ["P one"]
+    assert texts(Chunk(0, ids, [], "stop")) == [""]
+
+
+def test_special_tokens_are_left_out_unless_wanted() -> None:
+    chunk = Chunk(0, [], [*TOKENIZER.encode("x"), END], "stop")
+    assert texts(chunk) == ["x"]
+    assert texts(chunk, skip_special_tokens=False) == ["x<|end|>"]
+
+
+def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
+    first = TokenLogprobs([5, 6, 5], [-0.5, -math.inf, -0.5], [1, 9, 1])
+    stats = RequestStats(40, 33, 2, 0, 1.0, 2.0, 3.0, 4.5)
+    chunks = [
+        Chunk(0, [], [5, 5], "length", 0, [first, first], -1.0, stats),
+        Chunk(2, [], [6], None, 0, [first], -0.5),
+    ]
+    wanted = ["logprobs", "finish_reason", "sequence_index", "num_input_tokens"]
+    wanted += ["kv_cache_reused_blocks", "last_token_time_ns", "cum_log_probs", "output_log_probs"]
+    outputs = POSTPROCESS(DetokenizerInput(1, chunks, num_prompt_tokens=40, outputs=wanted))
+    assert set(outputs) == {"text_output", *wanted}
+    assert outputs["finish_reason"].tolist() == [b"length", b"None"]
+    assert outputs["sequence_index"].tolist() == [0, 2]
+    assert outputs["num_input_tokens"].tolist() == [40]
+    assert outputs["kv_cache_reused_blocks"].tolist() == [2, 0]
+    assert outputs["last_token_time_ns"].tolist() == [4_500_000_000, 0]
+    assert outputs["cum_log_probs"].tolist() == [-1.0, -0.5]
+    assert outputs["output_log_probs"].tolist() == [-0.5, -0.5, -0.5]
+    positions = json.loads(outputs["logprobs"][0])
+    assert len(positions) == 2
+    assert positions[0] == {
+        "5": {"logprob": -0.5, "rank": 1, "decoded_token": TOKENIZER.token_text(5)},
+        "6": {"logprob": -9999.0, "rank": 9, "decoded_token": TOKENIZER.token_text(6)},
+    }
+
+
+def test_without_text_the_tokens_come_flat() -> None:
+    outputs = chunk_tensors([Chunk(1, [1], [5, 6], None), Chunk(0, [], [], "stop")])
+    assert outputs["token_ids"].tolist() == [5, 6]
+    assert outputs["token_ids"].dtype == np.int32
+    assert outputs["num_output_tokens"].tolist() == [2, 0]
+    assert outputs["sequence_index"].tolist() == [1, 0]
+    assert "cum_log_probs" not in outputs
+
+
+def _forged(**fields: object) -> bytes:
+    """A message whose parts may be anything."""
+    values: dict[str, object] = {
+        "uid": 1,
+        "chunks": [[0, [], [65], None]],
+        "cancel_address": "",
+        "num_prompt_tokens": 0,
+        "skip_special_tokens": True,
+        "outputs": [],
+        "cancel_proof": b"",
+    }
+    return msgspec.msgpack.encode(list({**values, **fields}.values()))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 9,
+        b"\x91" * 5000,
+        _forged(uid=-1),
+        _forged(uid=2**64 - 1),
+        _forged(cancel_address="/run/docker.sock"),
+        _forged(cancel_address="trident-0123456789abcdef\n"),
+        _forged(cancel_proof=b"x" * 17),
+        _forged(num_prompt_tokens=2**31),
+        _forged(chunks=[[0, [], [-1], None]]),
+        _forged(chunks=[[0, [2**32], [], None]]),
+        _forged(chunks=[[0, [], [65], None, 0, [[[65], [], []]]]]),
+        _forged(chunks=[[0, [], [65], None, 0, [[[], [], []]]]]),
+        _forged(chunks=[[0, [], [65], "stop", 0, None, None, [0, 0, 0, 0, math.nan, 0, 0, 0]]]),
+        _forged(chunks=[[0, [], [65], "stop", 0, None, None, [0, 0, 0, 0, math.inf, 0, 0, 0]]]),
+    ],
+)
+def test_what_the_engine_would_not_write_is_refused(data: bytes) -> None:
+    with pytest.raises(RequestError, match=r"^detokenizer_input: is for the responses"):
+        decode_message(data)
+
+
+INTEGERS = st.one_of(st.integers(0, 300), st.integers(-(2**63), 2**64 - 1))
+NUMBERS = st.one_of(INTEGERS, st.floats())
+IDS = st.lists(INTEGERS, max_size=4)
+LOGPROBS = st.tuples(IDS, st.lists(NUMBERS, max_size=4), IDS)
+STATS = st.tuples(*[INTEGERS] * 4, *[NUMBERS] * 4)
+CHUNK = st.tuples(
+    INTEGERS,
+    IDS,
+    IDS,
+    st.none() | st.text(),
+    INTEGERS,
+    st.none() | st.lists(LOGPROBS, max_size=2),
+    st.none() | NUMBERS,
+    st.none() | STATS,
+    st.text(),
+)
+OUTPUTS = ["logprobs", "num_input_tokens", "cum_log_probs", "output_log_probs", "arrival_time_ns"]
+
+
+@given(chunks=st.lists(CHUNK, max_size=3), num_prompt_tokens=INTEGERS)
+def test_no_message_is_an_internal_error(chunks: list[object], num_prompt_tokens: int) -> None:
+    data = _forged(chunks=chunks, num_prompt_tokens=num_prompt_tokens, outputs=OUTPUTS)
+    try:
+        message = decode_message(data)
+    except RequestError:
+        return
+    with np.errstate(over="ignore"):  # a logprob beyond fp32
+        assert "text_output" in POSTPROCESS(message)

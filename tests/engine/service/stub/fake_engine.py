@@ -1,0 +1,93 @@
+"""An engine process whose model is arithmetic.
+
+`python -m tests.engine.service.stub.fake_engine --fd N`
+
+Each step gives every sequence its next token: the prompt's first id plus sequence index plus
+position. A few first ids stand for a fault instead.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, QueueFullError, RequestError
+from engine.protocol import AddRequest, Ready, SequenceOutput, Stats
+from engine.service.process.serve import configure, serve
+
+BAD_REQUEST, FULL, BUG, STEP_FAILS, DIES, HANGS = range(9001, 9007)
+
+
+class FakeCore:
+    ready = Ready(512, 10_000, 100, 16, "a fake")
+
+    def __init__(self, config: EngineConfig, report: Callable[[str], None]) -> None:
+        if config.model == "broken":
+            raise CheckpointError("model.safetensors: is missing")
+        if config.model == "bug":
+            raise ZeroDivisionError("oops")
+        if config.model == "crash":
+            os._exit(7)
+        report("pretending to load")
+        self._running: dict[int, tuple[AddRequest, int]] = {}
+
+    def add_request(self, request: AddRequest) -> None:
+        match request.prompt_token_ids[0]:
+            case 9001:
+                raise RequestError("input_ids: is bad")
+            case 9002:
+                raise QueueFullError("Maximum queue size of 0 requests reached")
+            case 9003:
+                raise KeyError("a bug")
+        self._running[request.uid] = (request, 0)
+
+    def abort(self, uid: int) -> list[SequenceOutput]:
+        if self._running.pop(uid, None) is None:
+            return []
+        return [
+            SequenceOutput(uid=uid, index=0, token_ids=[], window_ids=[], finish_reason="abort")
+        ]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._running)
+
+    def step(self) -> list[SequenceOutput]:
+        time.sleep(0.001)
+        outputs = []
+        for uid, (request, position) in list(self._running.items()):
+            first = request.prompt_token_ids[0]
+            if first == STEP_FAILS:
+                raise RuntimeError("a step failed")
+            if first == DIES:
+                os._exit(9)
+            if first == HANGS:
+                time.sleep(3600)
+            params = request.sampling_params
+            last = position + 1 >= params["max_tokens"]
+            outputs += [
+                SequenceOutput(
+                    uid=uid,
+                    index=index,
+                    token_ids=[first + index + position],
+                    window_ids=[first],
+                    finish_reason="length" if last else None,
+                )
+                for index in range(params.get("n", 1))
+            ]
+            self._running[uid] = (request, position + 1)
+            if last:
+                del self._running[uid]
+        return outputs
+
+    def check_integrity(self) -> None:
+        assert not self._running
+
+    def take_stats(self) -> Stats:
+        return Stats(num_running=len(self._running), num_waiting=0, kv_cache_usage=0.0)
+
+
+if __name__ == "__main__":
+    configure()
+    os._exit(serve(socket.socket(fileno=int(sys.argv[-1])), FakeCore))

@@ -1,0 +1,122 @@
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import EngineDeadError, TridentError
+from engine.protocol import Chunk, SequenceOutput, TokenLogprobs
+from engine.service.stub.delivery import NewRequest, RequestStream
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.responses: list[list[Chunk]] = []
+        self.error: TridentError | None = None
+        self.ended = threading.Event()
+
+    def send(self, chunks: list[Chunk], *, last: bool) -> None:
+        assert not self.ended.is_set()
+        self.responses.append(chunks)
+        if last:
+            self.ended.set()
+
+    def fail(self, error: TridentError) -> None:
+        assert not self.ended.is_set()
+        self.error = error
+        self.ended.set()
+
+
+def out(
+    index: int, *token_ids: int, window: Sequence[int] = (), finish: str | None = None, **more: Any
+) -> SequenceOutput:
+    return SequenceOutput(1, index, list(token_ids), list(window), finish, **more)
+
+
+def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1, 2, 3], {}, num_sequences=2, text_prefix="P"), sink)
+    one, two, three = (TokenLogprobs([i], [-1.0], [1]) for i in (10, 11, 20))
+    assert stream.append(out(0, 10, window=[2, 3], logprobs=[one], cumulative_logprob=-1.0))
+    assert stream.append(out(1, 20, window=[2, 3], logprobs=[three]))
+    assert stream.append(out(0, 11, window=[10], logprobs=[two], cumulative_logprob=-2.0))
+    stream.deliver()
+    stream.deliver()  # with nothing new
+    assert sink.responses == [
+        [
+            Chunk(0, [2, 3], [10, 11], None, 0, [one, two], -2.0, text_prefix="P"),
+            Chunk(1, [2, 3], [20], None, 0, [three], text_prefix="P"),
+        ]
+    ]
+    assert stream.append(out(0, 12, window=[3, 10, 11], finish="stop", text_cut=4))
+    assert not stream.is_urgent
+    stream.deliver()
+    assert sink.responses[1:] == [[Chunk(0, [3, 10, 11], [12], "stop", 4)]]
+    assert not sink.ended.is_set()
+    assert stream.append(out(1, finish="length"))
+    assert stream.is_urgent
+    stream.deliver()
+    assert sink.responses[2:] == [[Chunk(1, [], [], "length")]]
+    assert sink.ended.is_set()
+
+
+def test_without_streaming_there_is_one_response() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}, num_sequences=2, stream=False), sink)
+    assert not stream.append(out(1, 20, finish="stop"))
+    assert not stream.append(out(0, 10))
+    assert stream.append(out(0, 11, finish="length"))
+    stream.deliver()
+    assert [[(c.index, c.token_ids) for c in chunks] for chunks in sink.responses] == [
+        [(0, [10, 11]), (1, [20])]
+    ]
+
+
+def test_an_error_takes_the_place_of_what_is_pending() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    stream.append(out(0, 10))
+    assert not stream.is_urgent
+    stream.fail(EngineDeadError("gone"))
+    assert stream.is_urgent
+    stream.deliver()
+    assert sink.responses == []
+    assert str(sink.error) == "gone"
+    stream.fail(EngineDeadError("again"))
+    stream.deliver()
+    assert str(sink.error) == "gone"
+
+
+def test_nothing_follows_the_last_response() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    stream.append(out(0, 10, finish="stop"))
+    stream.deliver()
+    stream.fail(EngineDeadError("too late"))
+    stream.deliver()
+    assert sink.error is None
+
+
+@given(
+    pieces=st.lists(st.lists(st.integers(10, 19), max_size=3), min_size=1, max_size=8),
+    turns=st.lists(st.booleans(), min_size=8, max_size=8),
+)
+def test_any_coalescing_gives_the_same_tokens_and_true_windows(
+    pieces: list[list[int]], turns: list[bool]
+) -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    before: list[int] = []
+    for number, (piece, turn) in enumerate(zip(pieces, turns, strict=False), start=1):
+        finish = "stop" if number == len(pieces) else None
+        stream.append(out(0, *piece, window=list(before), finish=finish))
+        before += piece
+        if turn or finish:
+            stream.deliver()
+    seen: list[int] = []
+    for chunks in sink.responses:
+        for chunk in chunks:
+            assert chunk.window_ids == seen
+            seen += chunk.token_ids
+    assert seen == before
