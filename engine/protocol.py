@@ -176,10 +176,11 @@ FromEngine = Starting | Ready | Heartbeat | StartFailed | Outputs | RequestFaile
 
 
 class ResponseOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What the responses to a request of the ensemble shall carry beside the text."""
+    """What the engine stub must know of a request of the ensemble beside the engine's inputs."""
 
     outputs: list[str] = []  # optional output tensors that the request asked for
     text_prefix: str = ""  # goes before the text of each sequence: the prompt, if wanted back
+    arrival_time: Seconds | None = None  # when the tokenizer stage got it, by `time.monotonic()`
 
 
 # ---- engine stub -> detokenizer -------------------------------------------------------------

@@ -19,8 +19,8 @@ from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
 from engine.limits import shown
 from engine.service.logs import configure_logging
+from engine.service.parameters import decode_parameters
 from engine.service.parent import end_with_parent
-from engine.service.stages.request_inputs import decode_parameters
 from engine.service.tensors import Tensors
 
 T = TypeVar("T")

@@ -7,18 +7,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.protocol import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
+from engine.service.outputs import Array, chunk_tensors, strings
 from engine.service.stages.preprocessor import load_tokenizer
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
-Array = NDArray[Any]
-
-UNFINISHED = "None"  # vllm_backend's finish_reason of a sequence that goes on
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
@@ -116,28 +113,3 @@ class Postprocessor:
             "first_token_time_ns": column(lambda s: s.first_token_time * 1e9),
             "last_token_time_ns": column(lambda s: s.finished_time * 1e9),
         }
-
-
-def chunk_tensors(chunks: list[Chunk]) -> dict[str, Array]:
-    """Return what can be said of `chunks` without their text; one element per chunk each.
-
-    `token_ids` and `output_log_probs` have one per token, chunk after chunk; the latter and
-    `cum_log_probs` are there if the request asked for logprobs.
-    """
-    outputs = {
-        "token_ids": np.array([i for chunk in chunks for i in chunk.token_ids], dtype=np.int32),
-        "sequence_index": np.array([chunk.index for chunk in chunks], dtype=np.int32),
-        "finish_reason": strings([chunk.finish_reason or UNFINISHED for chunk in chunks]),
-        "num_output_tokens": np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32),
-    }
-    if all(chunk.cumulative_logprob is not None for chunk in chunks):
-        chosen = [p.logprobs[0] for chunk in chunks for p in chunk.logprobs or []]
-        total = [chunk.cumulative_logprob for chunk in chunks]
-        outputs["output_log_probs"] = np.array(chosen, dtype=np.float32)
-        outputs["cum_log_probs"] = np.array(total, dtype=np.float32)
-    return outputs
-
-
-def strings(values: list[str]) -> Array:
-    """Return a BYTES tensor."""
-    return np.array([value.encode("utf-8") for value in values], dtype=object)

@@ -82,8 +82,15 @@ class Preprocessor:
             vocab_size=model.vocab_size,
         )
 
-    def __call__(self, inputs: RequestInputs) -> TokenizedRequest:
+    def __call__(
+        self, inputs: RequestInputs, arrival_time: float | None = None
+    ) -> TokenizedRequest:
         """Turn `inputs` into a request for the engine.
+
+        Args:
+            inputs: of the request.
+            arrival_time: when it entered this stage, a `time.monotonic()` second: its deadline
+                counts from there. None: from when it reaches the engine.
 
         Raises:
             RequestError: the prompt is empty or too long, or a sampling parameter is wrong.
@@ -108,6 +115,7 @@ class Preprocessor:
             options=ResponseOptions(
                 outputs=[*inputs.outputs, *(["sequence_index"] if params.n > 1 else [])],
                 text_prefix=prompt if _wants_prompt(inputs) else "",
+                arrival_time=arrival_time,
             ),
         )
 

@@ -7,22 +7,14 @@ then the request parameters.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from engine.errors import RequestError, UnsupportedError
-from engine.limits import (
-    MAX_SAMPLING_CHARACTERS,
-    MAX_SAMPLING_FIELDS,
-    MAX_WORDS,
-    check_size,
-    check_words,
-)
+from engine.limits import MAX_WORDS, check_words
+from engine.service.parameters import client_parameters, parse_sampling_parameters, read_priority
 from engine.service.tensors import InputReader, Tensors
 
 # Tensor -> field of SamplingParams; later ones win, so aliases stand first.
@@ -64,20 +56,6 @@ _FLAGS = {
         "last_token_time_ns",
     ),
 }
-
-# Request parameters that Triton and its clients set for themselves.
-_TRITON_PARAMETERS = frozenset(
-    {
-        "id",  # of the request, from HTTP's generate: see `engine.service.triton.request_id`
-        "triton_enable_empty_final_response",
-        "binary_data_output",
-        "sequence_id",
-        "sequence_start",
-        "sequence_end",
-        "priority",
-        "timeout",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -161,53 +139,6 @@ def parse_inputs(
 def requested_outputs(inputs: InputReader) -> list[str]:
     """Return the optional outputs that the `return_...` inputs ask for."""
     return [name for flag in _FLAGS if inputs.boolean(flag) for name in _FLAGS[flag]]
-
-
-def read_priority(inputs: InputReader) -> int:
-    """Return the priority of a request, 0 by default."""
-    priority = inputs.integer("priority") or 0
-    if not -(2**31) <= priority < 2**31:
-        raise RequestError(f"priority: must fit into 32 bits (got {priority})")
-    return priority
-
-
-def parse_sampling_parameters(text: str) -> dict[str, Any]:
-    """Return the fields of a `sampling_parameters` JSON object.
-
-    Raises:
-        RequestError: it is no valid JSON object, or too large.
-    """
-    check_size("sampling_parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
-    try:
-        fields: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
-    except RecursionError:
-        raise RequestError("sampling_parameters: is nested too deeply") from None
-    except msgspec.ValidationError as error:
-        raise RequestError(f"sampling_parameters: must be a JSON object: {error}") from None
-    except (ValueError, UnicodeError) as error:
-        raise RequestError(f"sampling_parameters: is not valid JSON: {error}") from None
-    check_size("sampling_parameters", len(fields), MAX_SAMPLING_FIELDS, "fields")
-    return fields
-
-
-def decode_parameters(text: str) -> dict[str, Any]:
-    """Return the request parameters, which Triton hands on as JSON text.
-
-    Raises:
-        RequestError: they are too large, or hold what is no text.
-    """
-    check_size("request parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
-    try:
-        parameters: dict[str, Any] = json.loads(text or "{}")
-    except ValueError:
-        raise RequestError("the request parameters are not valid UTF-8") from None
-    check_size("request parameters", len(parameters), MAX_SAMPLING_FIELDS, "fields")
-    return parameters
-
-
-def client_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request parameters that the client itself set."""
-    return {name: value for name, value in parameters.items() if name not in _TRITON_PARAMETERS}
 
 
 def _refuse_unsupported(inputs: InputReader) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from engine.limits import (
 )
 from engine.protocol import Ready, ResponseOptions
 from engine.sampling_params import SamplingParams
-from engine.service.stages.request_inputs import (
+from engine.service.parameters import (
     client_parameters,
     parse_sampling_parameters,
     read_priority,
@@ -27,6 +28,7 @@ from engine.service.stub.delivery import NewRequest
 from engine.service.tensors import InputReader, Tensors
 
 _MAX_OUTPUTS_BYTES = 1024  # of `ResponseOptions` beside the prompt
+_MAX_AGE_S = 3600.0  # of a request that leaves the tokenizer stage
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,18 @@ def parse_engine_inputs(
             timeout_s=timeout_us / 1e6 if timeout_us else None,
             text_prefix=text_prefix,
             request_id=request_id,
+            arrival_time=_arrival_time(decoded),
         ),
         skip_special_tokens=params.skip_special_tokens,
         options=decoded,
     )
+
+
+def _arrival_time(options: ResponseOptions | None) -> float:
+    """Return when the request entered the first stage; now, if that is unknown or cannot be."""
+    now = time.monotonic()
+    entered = options.arrival_time if options is not None else None
+    return entered if entered is not None and now - _MAX_AGE_S <= entered <= now else now
 
 
 def _check_prefix(text_prefix: str, n: int) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.errors import RequestCancelledError, TridentError
 from engine.protocol import Chunk, DetokenizerInput
-from engine.service.stages.postprocessor import chunk_tensors
+from engine.service.outputs import chunk_tensors
 from engine.service.triton import Stage
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -3,6 +3,7 @@
 # ruff: noqa: E402 (imports of ours need the path first)
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,15 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request with the inputs of the engine."""
-        return [self._respond(request) for request in requests]
+        arrival_time = time.monotonic()
+        return [self._respond(request, arrival_time) for request in requests]
 
-    def _respond(self, request: Any) -> Any:
+    def _respond(self, request: Any, arrival_time: float) -> Any:
         try:
             tensors = input_tensors(request)
             if (stop := stop_tensors(tensors)) is not None:
                 return self._stage.response(stop)
             inputs = parse_inputs(tensors, request_parameters(request), request.timeout())
-            return self._stage.response(engine_tensors(self._preprocess(inputs)))
+            return self._stage.response(engine_tensors(self._preprocess(inputs, arrival_time)))
         except Exception as error:
             return self._stage.error_response(error)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from engine.errors import RequestError
 from engine.protocol import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
-from engine.service.stages.postprocessor import Postprocessor, chunk_tensors, decode_message
+from engine.service.outputs import chunk_tensors
+from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
 

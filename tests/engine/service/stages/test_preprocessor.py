@@ -1,5 +1,6 @@
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -54,6 +55,30 @@ def test_messages_go_through_the_template_and_may_fill_the_context() -> None:
     assert TOKENIZER.decode(made.input_ids, False) == "<|user|>hi<|end|><|assistant|>"
     assert made.sampling_params.max_tokens is None
     assert made.options.text_prefix == ""
+
+
+def test_deadlines_start_when_the_request_enters_the_tokenizer_stage() -> None:
+    entered = time.monotonic() - 2.5
+    made = PREPROCESS(parse_inputs({"text_input": tensor("hello")}, {}), entered)
+    tensors = engine_tensors(made)
+    assert parse_engine_inputs(tensors, {}, 0, READY).request.arrival_time == entered
+
+
+@pytest.mark.parametrize(
+    ("given", "counted"),
+    [(None, 9000.0), (0.0, 9000.0), (5399.0, 9000.0), (9000.5, 9000.0), (5400.0, 5400.0)],
+)
+def test_an_arrival_time_that_cannot_be_is_replaced_by_now(
+    monkeypatch: pytest.MonkeyPatch, given: float | None, counted: float
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 9000.0)
+    monkeypatch.setattr("engine.service.stub.engine_inputs.time", clock)
+    options = msgspec.msgpack.encode(ResponseOptions(arrival_time=given))
+    tensors = {
+        "input_ids": np.array([5]),
+        "response_options": np.frombuffer(options, dtype=np.uint8),
+    }
+    assert parse_engine_inputs(tensors, {}, 0, READY).request.arrival_time == counted
 
 
 def test_a_template_writes_the_special_tokens_itself() -> None:

@@ -1,0 +1,78 @@
+"""Parameters of a request that both the tokenizer stage and the engine stub read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.limits import MAX_SAMPLING_CHARACTERS, MAX_SAMPLING_FIELDS, check_size
+from engine.service.tensors import InputReader
+
+# Request parameters that Triton and its clients set for themselves.
+_TRITON_PARAMETERS = frozenset(
+    {
+        "id",  # of the request, from HTTP's generate: see `engine.service.triton.request_id`
+        "triton_enable_empty_final_response",
+        "binary_data_output",
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "priority",
+        "timeout",
+    }
+)
+
+
+def read_priority(inputs: InputReader) -> int:
+    """Return the priority of a request, 0 by default.
+
+    Raises:
+        RequestError: it does not fit into 32 bits.
+    """
+    priority = inputs.integer("priority") or 0
+    if not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority: must fit into 32 bits (got {priority})")
+    return priority
+
+
+def parse_sampling_parameters(text: str) -> dict[str, Any]:
+    """Return the fields of a `sampling_parameters` JSON object.
+
+    Raises:
+        RequestError: it is no valid JSON object, or too large.
+    """
+    check_size("sampling_parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+    except RecursionError:
+        raise RequestError("sampling_parameters: is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise RequestError(f"sampling_parameters: must be a JSON object: {error}") from None
+    except (ValueError, UnicodeError) as error:
+        raise RequestError(f"sampling_parameters: is not valid JSON: {error}") from None
+    check_size("sampling_parameters", len(fields), MAX_SAMPLING_FIELDS, "fields")
+    return fields
+
+
+def decode_parameters(text: str) -> dict[str, Any]:
+    """Return the request parameters, which Triton passes on as JSON text.
+
+    Raises:
+        RequestError: they are too large, or not valid JSON.
+    """
+    check_size("request parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
+    try:
+        parameters: dict[str, Any] = json.loads(text or "{}")
+    except ValueError:
+        raise RequestError("the request parameters are not valid UTF-8") from None
+    check_size("request parameters", len(parameters), MAX_SAMPLING_FIELDS, "fields")
+    return parameters
+
+
+def client_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request parameters that the client itself set."""
+    return {name: value for name, value in parameters.items() if name not in _TRITON_PARAMETERS}
