@@ -68,7 +68,11 @@ def test_pings_are_within_tritonservers_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ping_ms", "survives"), [(1000, False), (connection.KEEPALIVE_TIME_MS // SCALE, True)]
+    ("ping_ms", "survives"),
+    [
+        (1000, False),
+        pytest.param(connection.KEEPALIVE_TIME_MS // SCALE, True, marks=pytest.mark.large),
+    ],
 )
 def test_pings_in_a_long_silence(
     server: TritonServer, pem: Path, ping_ms: int, survives: bool, monkeypatch: pytest.MonkeyPatch

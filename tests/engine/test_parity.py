@@ -41,6 +41,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral-sliding-window": ("MistralForCausalLM", "default", {"sliding_window": 9}),
 }
 
+# What the scheduler does to a sequence is the same for each family: there, a few stand for all.
+each_mode = pytest.mark.parametrize(
+    "reference",
+    [
+        name
+        if name in ("llama", "qwen3", "mistral-sliding-window")
+        else pytest.param(name, marks=pytest.mark.large)
+        for name in CASES
+    ],
+    indirect=True,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -137,6 +148,7 @@ def test_in_a_mixed_batch(reference: Reference, ahead: dict[str, bool]) -> None:
     check(reference, llm.generate(reference.prompts, PARAMS, use_tqdm=False), llm)
 
 
+@each_mode
 def test_with_chunked_prefill(reference: Reference, ahead: dict[str, bool]) -> None:
     llm = make_llm(
         reference, enable_prefix_caching=False, max_num_seqs=5, max_num_batched_tokens=6, **ahead
@@ -144,6 +156,7 @@ def test_with_chunked_prefill(reference: Reference, ahead: dict[str, bool]) -> N
     check(reference, llm.generate(reference.prompts, PARAMS, use_tqdm=False), llm)
 
 
+@each_mode
 def test_with_prefix_hits(reference: Reference, ahead: dict[str, bool]) -> None:
     llm = make_llm(reference, **ahead)
     check(reference, llm.generate(reference.prompts, PARAMS, use_tqdm=False), llm)
@@ -154,6 +167,7 @@ def test_with_prefix_hits(reference: Reference, ahead: dict[str, bool]) -> None:
         assert output.metrics.num_cached_tokens == full_blocks * BLOCK_SIZE
 
 
+@each_mode
 def test_under_preemption(reference: Reference, ahead: dict[str, bool]) -> None:
     llm = make_llm(reference, **ahead, num_gpu_blocks_override=1 + 40 // BLOCK_SIZE)
     outputs = llm.generate(reference.prompts, PARAMS, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""The engine's tests on a GPU, which run on the CPU where there is none.
+"""The engine's tests on a GPU, which `make test-all` runs on the CPU where there is none.
 
     pytest tests/gpu
 
@@ -15,7 +15,10 @@ _CUDA = pytest.param(
 )
 
 
-@pytest.fixture(scope="session", params=[_CUDA] if _HAS_CUDA else ["cpu", _CUDA])
+_CPU = pytest.param("cpu", marks=pytest.mark.large)
+
+
+@pytest.fixture(scope="session", params=[_CUDA] if _HAS_CUDA else [_CPU, _CUDA])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the engine runs."""
     # The models are tiny: threads would spend their time waiting for each other.

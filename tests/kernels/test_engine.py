@@ -46,7 +46,11 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(device, "limits", lambda where: limits)
 
 
-@pytest.fixture(scope="module", params=CASES)
+# The second family has a window beside it, which the tests of the attention kernels hold too.
+@pytest.fixture(
+    scope="module",
+    params=["qwen3", pytest.param("mistral-sliding-window", marks=pytest.mark.large)],
+)
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> GreedyCheckpoint:

@@ -14,10 +14,11 @@ GENEROUS_S = 1.0  # for the slowest of few, on a machine that does other things 
 
 
 @pytest.mark.server
+@pytest.mark.parametrize("max_tokens", [24, pytest.param(120, marks=pytest.mark.large)])
 def test_a_third_of_64_streams_ends_early_and_the_others_never_notice(
-    resilient: TritonServer,
+    resilient: TritonServer, max_tokens: int
 ) -> None:
-    assert asyncio.run(storm(resilient, seed=1, max_tokens=60)) == []
+    assert asyncio.run(storm(resilient, seed=1, max_tokens=max_tokens)) == []
 
 
 @pytest.mark.server

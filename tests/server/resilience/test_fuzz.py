@@ -14,10 +14,11 @@ RIGHT = Case("any", "stream", b"request")
 
 
 @pytest.mark.server
+@pytest.mark.parametrize("requests", [300, pytest.param(3000, marks=pytest.mark.large)])
 def test_malformed_requests_are_answered_with_errors_beside_good_streams(
-    server: TritonServer,
+    server: TritonServer, requests: int
 ) -> None:
-    result = asyncio.run(fuzz(server, seed=1, requests=800))
+    result = asyncio.run(fuzz(server, seed=1, requests=requests))
     assert not result.problems
     assert result.good_completed > 8
 

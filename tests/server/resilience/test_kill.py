@@ -35,7 +35,7 @@ def killable() -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="module")
 def chorus(killable: TritonServer) -> Chorus:
-    chorus = Chorus(32, max_tokens=60)
+    chorus = Chorus(16, max_tokens=60)
 
     async def learn() -> None:
         async with Desk(killable) as desk:
