@@ -201,14 +201,15 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
-    """Everything the detokenizer needs for one response; it keeps nothing between responses."""
+    """Everything the detokenizer needs for one response; it keeps nothing between responses.
 
-    uid: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    Sealed by `engine.service.link`: the detokenizer takes no message that the engine did not make.
+    """
+
+    uid: int
     chunks: list[Chunk]
-    # Where to send `uid` when the client has gone (abstract unix datagram socket). Empty: do not
-    # look this time; asking Triton costs a round trip, so not every response does.
-    cancel_address: Annotated[str, msgspec.Meta(pattern=r"\A(trident-[0-9a-f]{16})?\Z")] = ""
+    # Whether to ask Triton if the client has gone: a round trip, so not with every response.
+    check_cancelled: bool = False
     num_prompt_tokens: Int32 = 0
     skip_special_tokens: bool = True
     outputs: list[str] = []  # as in `ResponseOptions`
-    cancel_proof: Annotated[bytes, msgspec.Meta(max_length=16)] = b""  # that `uid` is the caller's

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import struct
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -14,9 +16,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from engine.launch.server import TritonServer
-from engine.protocol import DetokenizerInput
-from engine.service.cancellation import CancelSender
-from tests.server.caller import Caller
+from engine.protocol import Chunk, DetokenizerInput
+from tests.server.caller import Caller, read_outputs
 
 pytestmark = pytest.mark.server
 
@@ -246,19 +247,59 @@ def test_what_clients_read_stays_open(
     assert stub.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=30).model_stats
 
 
-def test_a_leaked_address_ends_no_request_of_others(caller: Caller) -> None:
-    """The engine tells its cancel address, and a uid, to whoever poses as the tokenizer."""
-    sampling = {"sampling_parameters": '{"ignore_eos": true, "max_tokens": 500}', "stream": True}
-    alone = "".join(r["text_output"][0] for r in caller.stream(text_input="Hello", **sampling))
-    victim = caller.stream(text_input="Hello", **sampling)
+SAMPLING = {"sampling_parameters": '{"ignore_eos": true, "max_tokens": 300}', "stream": True}
+
+
+def detokenizer_request(data: bytes) -> Request:
+    return request("detokenizer", ("detokenizer_input", "UINT8", [1, len(data)], data))
+
+
+def check_is_refused(stub: service_pb2_grpc.GRPCInferenceServiceStub, data: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(detokenizer_request(data), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert OURS in caught.value.details()
+
+
+def test_the_detokenizer_takes_only_what_the_engine_sealed(
+    caller: Caller, stub: service_pb2_grpc.GRPCInferenceServiceStub
+) -> None:
+    """Whoever poses as the tokenizer sees the engine's messages, and can make no other of them."""
+    alone = "".join(r["text_output"][0] for r in caller.stream(text_input="Hello", **SAMPLING))
+    victim = caller.stream(text_input="Hello", **SAMPLING)
     text = next(victim)["text_output"][0]
-    posing = caller.stream("engine", input_ids=[5], response_options=[0x90], **sampling)
-    leaked = msgspec.msgpack.decode(bytes(next(posing)["detokenizer_input"]), type=DetokenizerInput)
-    assert leaked.cancel_address
-    sender = CancelSender()
-    for uid in range(max(0, leaked.uid - 50), leaked.uid):
-        sender.send(leaked.cancel_address, uid, leaked.cancel_proof)
-    sender.send(leaked.cancel_address, leaked.uid, leaked.cancel_proof)  # his own, he may
-    sender.close()
-    assert len(list(posing)) < 500
+    posing = caller.stream("engine", input_ids=[5], response_options=[0x90], **SAMPLING)
+    sealed = bytes(next(posing)["detokenizer_input"])
+    header, payload = sealed[:40], sealed[40:]
+    message = msgspec.msgpack.decode(payload, type=DetokenizerInput)
+    (answer,) = read_outputs(stub.ModelInfer(detokenizer_request(sealed), timeout=30)).values()
+    assert len(answer) == 1
+    check_is_refused(stub, payload)
+    for uid in range(max(0, message.uid - 50), message.uid):
+        forged = msgspec.structs.replace(message, uid=uid, check_cancelled=True)
+        check_is_refused(stub, header + msgspec.msgpack.encode(forged))
+    assert len(list(posing)) > 0
     assert text + "".join(r["text_output"][0] for r in victim) == alone
+
+
+def test_a_huge_message_to_the_detokenizer_stalls_nobody(
+    caller: Caller, stub: service_pb2_grpc.GRPCInferenceServiceStub
+) -> None:
+    posing = caller.stream("engine", input_ids=[5], response_options=[0x90], **SAMPLING)
+    header = bytes(next(posing)["detokenizer_input"])[:40]
+    posing.close()
+    chunk = msgspec.msgpack.encode(Chunk(0, [], [65] * 1_000_000, None))
+    start = msgspec.msgpack.encode(1) + b"\xdc" + struct.pack(">H", 100)
+    forged = header + b"\x92" + start + chunk * 100
+    assert len(forged) > 100_000_000
+    message = detokenizer_request(forged)
+    stream = caller.stream(text_input="Hello", **SAMPLING)
+    next(stream)
+    with ThreadPoolExecutor() as pool:
+        refused = pool.submit(lambda: list(stub.ModelStreamInfer(iter([message]), timeout=60)))
+        gaps, before = [], time.monotonic()
+        for _ in stream:
+            gaps.append(time.monotonic() - before)
+            before += gaps[-1]
+        assert OURS in refused.result()[0].error_message
+    assert max(gaps) < 5  # decoded, it would take tens of seconds

@@ -11,6 +11,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.protocol import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
+from engine.service.link import DetokenizerEnd, ForgedMessageError
 from engine.service.outputs import Array, chunk_tensors, strings
 from engine.service.stages.preprocessor import load_tokenizer
 from engine.text.detokenizer import Detokenizer
@@ -23,20 +24,16 @@ _DECODER = msgspec.msgpack.Decoder(DetokenizerInput)
 _NOT_OURS = "detokenizer_input: is for the responses of the engine; call the model ensemble"
 
 
-def decode_message(data: bytes) -> DetokenizerInput:
-    """Read what the engine, or anybody, sent to the detokenizer.
+def decode_message(data: memoryview, link: DetokenizerEnd) -> DetokenizerInput:
+    """Return what the engine sent to the detokenizer; nothing is decoded that it did not make.
 
     Raises:
-        RequestError: it is no such message, or one that the engine would not write.
+        RequestError: somebody else made the message.
     """
     try:
-        message = _DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _DECODER.decode(link.open(data))
+    except ForgedMessageError:
         raise RequestError(_NOT_OURS) from None
-    positions = (p for chunk in message.chunks for p in chunk.logprobs or ())
-    if not all(0 < len(p.token_ids) == len(p.logprobs) == len(p.ranks) for p in positions):
-        raise RequestError(_NOT_OURS)
-    return message
 
 
 class Postprocessor:

@@ -15,9 +15,10 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.limits import MAX_REQUEST_ID_CHARACTERS, check_size
 from engine.protocol import Chunk, DetokenizerInput, ResponseOptions
-from engine.service.cancellation import CancelListener, CancelPoller
+from engine.service.cancellation import CancelPoller
+from engine.service.link import EngineEnd
 from engine.service.stub.engine_client import EngineClient
-from engine.service.stub.engine_inputs import EngineInputs, parse_engine_inputs, parse_options
+from engine.service.stub.engine_inputs import parse_engine_inputs, parse_options
 from engine.service.stub.metrics import EngineMetrics
 from engine.service.stub.request_log import RequestLog
 from engine.service.stub.sinks import FINAL, Encode, ForClient, ForDetokenizer, Sink
@@ -37,7 +38,7 @@ class Responder:
         self._log = RequestLog(self._metrics.request_refused)
         self._client = EngineClient(config, self._metrics, stage.log.info)
         self._metrics.describe_cache(self._client.ready)
-        self._listener = CancelListener(self._client.abort)
+        self._link = EngineEnd(self._client.abort)
         self._poller = CancelPoller(self._client.abort)
 
     @property
@@ -73,7 +74,7 @@ class Responder:
     def close(self) -> None:
         """End the engine process."""
         self._poller.close()
-        self._listener.close()
+        self._link.close()
         # First: after a reload, the metrics are already those of the next one.
         self._metrics.close()
         self._client.close()
@@ -92,7 +93,7 @@ class Responder:
         check_size("request id", len(name), MAX_REQUEST_ID_CHARACTERS, "characters")
         count = self._client.stop(name)
         self._stage.log.info("stop: ends %d requests of id %r", count, name)
-        encode = _encoder(request, parse_options(tensors, 0), DetokenizerInput(0, []))
+        encode = self._encoder(request, parse_options(tensors, 0), DetokenizerInput(0, []))
         nothing = Chunk(index=0, window_ids=[], token_ids=[], finish_reason="abort")
         Sink(self._stage, sender, encode).send([nothing], last=True)
 
@@ -107,7 +108,13 @@ class Responder:
         )
 
         def make_sink(uid: int) -> Sink:
-            encode = _encoder(request, inputs.options, self._template(uid, inputs))
+            template = DetokenizerInput(
+                uid,
+                [],
+                num_prompt_tokens=len(inputs.request.prompt_token_ids),
+                skip_special_tokens=inputs.skip_special_tokens,
+            )
+            encode = self._encoder(request, inputs.options, template)
             if inputs.options is not None:
                 return Sink(self._stage, sender, encode)
             # Triton tells of a cancellation only those who ask, and only if no ensemble is between.
@@ -118,19 +125,14 @@ class Responder:
             inputs.request, lambda uid: self._log.logged(uid, inputs.request, make_sink(uid))
         )
 
-    def _template(self, uid: int, inputs: EngineInputs) -> DetokenizerInput:
-        return DetokenizerInput(
-            uid,
-            [],
-            cancel_address=self._listener.address,
-            cancel_proof=self._listener.proof(uid),
-            num_prompt_tokens=len(inputs.request.prompt_token_ids),
-            skip_special_tokens=inputs.skip_special_tokens,
-        )
+    def _encoder(
+        self, request: Any, options: ResponseOptions | None, template: DetokenizerInput
+    ) -> Encode:
+        """Return what makes tensors of chunks: for the next stage, or for a client of the engine.
 
-
-def _encoder(request: Any, options: ResponseOptions | None, template: DetokenizerInput) -> Encode:
-    """Return what makes tensors of chunks: for the next stage, or for a client of the engine."""
-    if options is None:
-        return ForClient(request.requested_output_names())
-    return ForDetokenizer(msgspec.structs.replace(template, outputs=options.outputs))
+        `template` is what all messages to the next stage share.
+        """
+        if options is None:
+            return ForClient(request.requested_output_names())
+        message = msgspec.structs.replace(template, outputs=options.outputs)
+        return ForDetokenizer(message, self._link.seal)

@@ -67,9 +67,10 @@ class Sink:
 class ForDetokenizer:
     """Encodes responses that go through the ensemble's next stage."""
 
-    def __init__(self, template: DetokenizerInput) -> None:
-        """`template` is what all responses share; its `cancel_address` goes with some of them."""
+    def __init__(self, template: DetokenizerInput, seal: Callable[[bytes], bytes]) -> None:
+        """`template` is what all responses share; `seal` as of `engine.service.link`."""
         self._template = template
+        self._seal = seal
         self._last_check = -math.inf
 
     def __call__(self, chunks: list[Chunk]) -> dict[str, NDArray[Any]]:
@@ -78,9 +79,8 @@ class ForDetokenizer:
         check = now - self._last_check >= CANCEL_CHECK_INTERVAL_S
         if check:
             self._last_check = now
-        address = self._template.cancel_address if check else ""
-        message = structs.replace(self._template, chunks=chunks, cancel_address=address)
-        data = msgspec.msgpack.encode(message)
+        message = structs.replace(self._template, chunks=chunks, check_cancelled=check)
+        data = self._seal(msgspec.msgpack.encode(message))
         return {"detokenizer_input": np.frombuffer(data, dtype=np.uint8)}
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
-from engine.service.cancellation import CancelSender
+from engine.service.link import DetokenizerEnd
 from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.service.triton import Stage, input_tensors
 
@@ -22,21 +22,22 @@ class TritonPythonModel:
         """Load the tokenizer."""
         self._stage = Stage(args)
         self._postprocess = self._stage.start(Postprocessor.from_config)
-        self._cancel = CancelSender()
+        self._link = DetokenizerEnd()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request with text."""
         return [self._respond(request) for request in requests]
 
     def finalize(self) -> None:
-        """Give the socket back."""
-        self._cancel.close()
+        """Close the link."""
+        self._link.close()
 
     def _respond(self, request: Any) -> Any:
         try:
-            message = decode_message(input_tensors(request)["detokenizer_input"].tobytes())
-            if message.cancel_address and request.is_cancelled():
-                self._cancel.send(message.cancel_address, message.uid, message.cancel_proof)
+            data = memoryview(input_tensors(request)["detokenizer_input"].reshape(-1))
+            message = decode_message(data, self._link)
+            if message.check_cancelled and request.is_cancelled():
+                self._link.cancel(data, message.uid)
             return self._stage.response(self._postprocess(message))
         except Exception as error:
             return self._stage.error_response(error)

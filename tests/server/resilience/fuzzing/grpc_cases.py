@@ -156,6 +156,7 @@ _MUST_FAIL: dict[str, Spoil] = {
     "engine: bad input_ids": _engine_ids,
     "engine: bad response_options": _engine_options,
     "detokenizer: garbage": _detokenizer_garbage,
+    "detokenizer: forged": _detokenizer_forged,
 }
 _MAY_PASS: dict[str, Spoil] = {
     "overflowing shape": tensors.overflowing_shape,
@@ -164,7 +165,6 @@ _MAY_PASS: dict[str, Spoil] = {
     "odd request id": _request_id,
     "reserved parameter": _reserved_parameter,
     "classification": _classification,
-    "detokenizer: forged": _detokenizer_forged,
 }
 
 

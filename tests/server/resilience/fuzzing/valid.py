@@ -45,7 +45,7 @@ _MAX_TOKENS = 8
 
 
 def request(rng: random.Random, model: str | None = None) -> service_pb2.ModelInferRequest:
-    """Return a valid request to one of the models."""
+    """Return a valid request to one of the models; the detokenizer refuses all but the engine's."""
     model = model or rng.choices(MODELS, (5, 2, 2, 1))[0]
     message = service_pb2.ModelInferRequest(model_name=model, id=f"fuzz-{rng.randrange(1000)}")
     message.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -69,7 +69,7 @@ def request(rng: random.Random, model: str | None = None) -> service_pb2.ModelIn
 
 
 def detokenizer_input(rng: random.Random) -> bytes:
-    """Return what the engine sends to the detokenizer."""
+    """Return what the engine sends to the detokenizer, without the proof that it does."""
     ids = [rng.randrange(300) for _ in range(rng.randint(1, 8))]
     chunk = Chunk(index=0, window_ids=ids[:2], token_ids=ids, finish_reason=None)
     return msgspec.msgpack.encode(DetokenizerInput(uid=1, chunks=[chunk]))

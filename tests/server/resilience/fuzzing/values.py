@@ -94,15 +94,16 @@ def bad_messages(rng: random.Random) -> str:
 
 
 def forged_detokenizer_input(rng: random.Random) -> bytes:
-    """Return a message of the right form with odd values."""
+    """Return a message of the right form with odd values, after 40 bytes for its header."""
     number = [0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1]
     ids = [rng.choice([0, 5, -1, 299, 10**6, 2**62]) for _ in range(rng.randint(0, 5))]
     text = rng.choice(["", "stop", "\x00", "x" * 10_000])
     chunk = [rng.choice([0, rng.choice(number)]), ids, ids, rng.choice([None, text])]
     chunk += [rng.choice(number), None, rng.choice([None, 1.5, float("nan")]), None, text]
-    options = [text, rng.choice(number), rng.random() < 0.5, rng.choice([[], [text], ["logprobs"]])]
+    options = [rng.random() < 0.5, rng.choice(number), True, rng.choice([[], [text], ["logprobs"]])]
     message = [rng.choice(number), [chunk] * rng.choice([0, 1, 300]), *options]
-    return msgspec.msgpack.encode(message[: rng.choice([len(message), 2, 3])])
+    header = rng.randbytes(rng.choice([40, 40, 39, 0]))
+    return header + msgspec.msgpack.encode(message[: rng.choice([len(message), 2, 3])])
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:

@@ -1,0 +1,176 @@
+"""The link between the engine stub and the detokenizer stub, beside Triton's tensors.
+
+Towards the detokenizer goes proof that a message comes from the engine stub: anybody may call the
+model `detokenizer` with bytes of his own. Towards the engine go cancellations: a cancel of an
+ensemble request reaches only the step that runs then, which is the detokenizer, and Triton never
+tells the engine.
+
+The engine stub listens on a datagram socket in the abstract namespace, so no file is left behind.
+Each message starts with the name of that socket, from which the detokenizer gets the key of the
+messages' MACs once. Both sides talk only to processes of the same user with the same parent, which
+is tritonserver. So models load in any order, and each may be reloaded alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+import psutil
+
+log = logging.getLogger("trident.link")
+
+_NAME_BYTES = 8  # of the engine's socket, random
+_MAC_BYTES = 16
+_KEY_BYTES = 32
+_SIZE = struct.Struct("<Q")
+_HEADER_BYTES = _NAME_BYTES + 2 * _MAC_BYTES
+_UID = struct.Struct("<Q")
+_KEY_REQUEST = b"key?"
+_KEY_TIMEOUT_S = 5.0
+_MAX_KEYS = 8  # of engine stubs; while a model is reloaded there are two
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
+_CREDENTIALS_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size)
+
+
+class ForgedMessageError(ValueError):
+    """A message that the engine stub of this server has not made."""
+
+
+class EngineEnd:
+    """The engine stub's end: seals messages, and hands each cancelled uid to `on_cancel`.
+
+    `on_cancel` is called in a thread of the link's own.
+    """
+
+    def __init__(self, on_cancel: Callable[[int], None]) -> None:
+        self._name = secrets.token_bytes(_NAME_BYTES)
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._on_cancel = on_cancel
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind(_address(self._name))
+        self._thread = threading.Thread(target=self._run, name="detokenizer-link", daemon=True)
+        self._thread.start()
+
+    def seal(self, payload: bytes) -> bytes:
+        """Return `payload` with a header that proves where it comes from."""
+        size_mac, mac = _size_mac(self._key, len(payload)), _mac(self._key, payload)
+        return b"".join((self._name, size_mac, mac, payload))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join(timeout=5)
+        self._socket.close()
+
+    def _run(self) -> None:
+        while True:
+            data, ancillary, _, sender = self._socket.recvmsg(_UID.size + 1, _CREDENTIALS_SPACE)
+            if not ancillary:  # shut down
+                return
+            if not _is_sibling(ancillary):
+                log.warning("ignored a datagram of a process that is no stage of this server")
+            elif data == _KEY_REQUEST:
+                with contextlib.suppress(OSError):  # it has gone
+                    self._socket.sendto(self._key, sender)
+            elif len(data) == _UID.size:
+                self._on_cancel(_UID.unpack(data)[0])
+
+
+class DetokenizerEnd:
+    """The detokenizer stub's end. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, bytes] = {}  # by name of the engine's socket
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def open(self, message: memoryview) -> memoryview:
+        """Return the payload of a message; a forged one costs no time in proportion to its size.
+
+        Raises:
+            ForgedMessageError: it is none of `EngineEnd.seal` in this server.
+        """
+        header, payload = bytes(message[:_HEADER_BYTES]), message[_HEADER_BYTES:]
+        if len(header) < _HEADER_BYTES:
+            raise ForgedMessageError
+        key = self._key(header[:_NAME_BYTES])
+        size_mac, mac = header[_NAME_BYTES:-_MAC_BYTES], header[-_MAC_BYTES:]
+        if not hmac.compare_digest(size_mac, _size_mac(key, len(payload))):
+            raise ForgedMessageError
+        if not hmac.compare_digest(mac, _mac(key, payload)):
+            raise ForgedMessageError
+        return payload
+
+    def cancel(self, message: memoryview, uid: int) -> None:
+        """Tell the engine stub that sealed `message` that the client of `uid` has gone.
+
+        Lost if that stub has ended: then there is nothing to cancel.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.sendto(_UID.pack(uid), _address(bytes(message[:_NAME_BYTES])))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _key(self, name: bytes) -> bytes:
+        key = self._keys.get(name)
+        if key is None:
+            key = _ask_for_key(name)
+            if len(self._keys) == _MAX_KEYS:
+                del self._keys[next(iter(self._keys))]
+            self._keys[name] = key
+        return key
+
+
+def _address(name: bytes) -> bytes:
+    return b"\0trident-" + name.hex().encode()
+
+
+def _mac(key: bytes, payload: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(payload, key=key, digest_size=_MAC_BYTES).digest()
+
+
+def _size_mac(key: bytes, size: int) -> bytes:
+    data = _SIZE.pack(size)
+    return hashlib.blake2b(data, key=key, digest_size=_MAC_BYTES, person=b"size").digest()
+
+
+def _ask_for_key(name: bytes) -> bytes:
+    """Return the key of the engine stub that listens under `name`.
+
+    Raises:
+        ForgedMessageError: no stub of this server does.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        asking.settimeout(_KEY_TIMEOUT_S)
+        try:
+            asking.bind(b"")  # the kernel chooses a name, to which the answer goes
+            asking.sendto(_KEY_REQUEST, _address(name))
+            key, ancillary, _, _ = asking.recvmsg(_KEY_BYTES, _CREDENTIALS_SPACE)
+        except OSError:
+            raise ForgedMessageError from None
+    if not _is_sibling(ancillary) or len(key) != _KEY_BYTES:
+        raise ForgedMessageError
+    return key
+
+
+def _is_sibling(ancillary: list[tuple[int, int, bytes]]) -> bool:
+    """Tell whether a datagram comes from a process of this user with the same parent as ours."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            pid, uid, _ = _CREDENTIALS.unpack(data)
+            with contextlib.suppress(psutil.Error, ValueError):
+                return uid == os.getuid() and psutil.Process(pid).ppid() == os.getppid()
+    return False
