@@ -172,9 +172,13 @@ class TridentClient:
                 raise exchange.unfinished()
             except (grpc.RpcError, TridentClientError) as error:
                 delay = exchange.delay_before_retry(error)
-            except (GeneratorExit, KeyboardInterrupt):
+            except GeneratorExit:
                 if call is not None:
                     self._withdraw(exchange, call)
+                raise
+            except KeyboardInterrupt:
+                if call is not None:
+                    self._withdraw(exchange, None)  # gRPC cannot go on reading where it broke off
                 raise
             except ValueError:
                 if self._closed.is_set():  # which gRPC calls a ValueError
@@ -186,17 +190,24 @@ class TridentClient:
             if self._closed.wait(delay):
                 raise exchange.ended_here()
 
-    def _withdraw(self, exchange: Exchange[Any], call: grpc.Call) -> None:
-        """Nobody wants the answer any more: have the server end it, if that is soon done."""
+    def _withdraw(self, exchange: Exchange[Any], call: grpc.Call | None) -> None:
+        """Have the server end a request whose answer nobody wants, if that is soon done.
+
+        Args:
+            call: read to its end, if it can be.
+        """
         withdrawal = self._session.withdraw(exchange)
         # While the interpreter ends, no thread is left that could bring an answer.
         if withdrawal is None or sys.is_finalizing():
+            return
+        with suppress(grpc.RpcError, TridentClientError):
+            list(self._run(withdrawal))
+        if call is None:
             return
         giving_up = threading.Timer(WITHDRAWAL_TIMEOUT_S, call.cancel)
         giving_up.start()
         try:
             with suppress(grpc.RpcError, TridentClientError):
-                list(self._run(withdrawal))
                 for reply in call:
                     exchange.read(reply)
                     if exchange.complete:

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from client.commands.connection_options import Url
+
 app = typer.Typer(
-    help="Measure a server: its stages, beside other servers, or with NVIDIA's tools.",
+    help="Measure a server: its stages, beside others, with NVIDIA's tools.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -15,7 +17,6 @@ app = typer.Typer(
 # What is no option of ours is one of the tool's.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-Url = Annotated[str, typer.Option("--url", help="gRPC address of the server, host:port.")]
 Streams = Annotated[int, typer.Option("--streams", min=1, help="Requests at once.")]
 Requests = Annotated[int, typer.Option("--requests", min=1, help="Requests in all.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer, never fewer.")]

@@ -1,70 +1,38 @@
-"""`trident generate` and `trident chat`: text from a running server as it comes."""
+"""`trident chat`: a conversation in the terminal."""
 
 import contextlib
-import time
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
 from client.client import TridentClient
+from client.commands.answer import Answer
+from client.commands.connection_options import connected
+from client.commands.sampling_options import MaxTokens, System, Temperature, sampling_options
 from client.errors import TridentClientError
-from client.protocol import Chunk, Message, SamplingOptions
+from client.protocol import Message, SamplingOptions
 
-_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _HELP = "Ctrl-C stops an answer, /reset starts over, /exit or Ctrl-D ends."
 
-
-@dataclass
-class Answer:
-    """One streamed answer, printed while it comes.
-
-    Attributes:
-        text: what has come so far.
-        num_tokens: tokens in it.
-    """
-
-    text: str = ""
-    num_tokens: int = 0
-    _started: float = field(default_factory=time.perf_counter)
-    _first: float | None = None
-
-    def print(self, chunks: Iterable[Chunk], console: Console) -> None:
-        """Print `chunks` until they end; a line break follows whatever happens."""
-        try:
-            for chunk in chunks:
-                if self._first is None:
-                    self._first = time.perf_counter()
-                # What a model writes must not steer the terminal; a file gets it as it is.
-                shown = chunk.text.translate(_CONTROLS) if console.is_terminal else chunk.text
-                console.file.write(shown)
-                console.file.flush()
-                self.text += chunk.text
-                self.num_tokens += chunk.num_output_tokens
-        finally:
-            console.file.write("\n")
-            console.file.flush()
-
-    @property
-    def figures(self) -> str:
-        """Tokens, time to the first one, and tokens per second over the whole time."""
-        if self._first is None:
-            return "no tokens"
-        ttft = self._first - self._started
-        rate = self.num_tokens / (time.perf_counter() - self._started)
-        tokens = f"{self.num_tokens} token{'s' * (self.num_tokens != 1)}"
-        return f"{tokens}, first after {ttft:.2f} s, {rate:.0f} tokens/s"
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-def generate(chunks: Generator[Chunk, None, None], console: Console) -> None:
-    """Print one answer to `console`.
+@app.command()
+@connected
+def command(
+    client: TridentClient,
+    system: System = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+) -> None:
+    """Talk with the model: Ctrl-C stops an answer, Ctrl-D ends."""
+    import readline  # noqa: F401 (gives input() editing and history)
 
-    Raises:
-        TridentClientError: the request failed.
-    """
-    with contextlib.closing(chunks):
-        Answer().print(chunks, console)
+    client.health()
+    sampling = sampling_options(max_tokens, temperature)
+    Chat(client, Console(), system=system, sampling=sampling).run()
 
 
 class Chat:

@@ -1,16 +1,15 @@
-"""The options of `trident generate`, `chat` and `health` that say which server, and how."""
+"""The options of `trident run`, `chat` and `health` that say which server, and how."""
 
 import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
+from client.client import TridentClient
+from client.connection import SSLOptions
 from client.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from client.client import TridentClient
 
 Url = Annotated[
     str,
@@ -56,15 +55,12 @@ def connect(
     tls_key: TLSKey = None,
     tls_name: TLSName = None,
     header: Header = None,
-) -> "TridentClient":
+) -> TridentClient:
     """Return a client of the server that the options name.
 
     Raises:
         ConfigurationError: an option is wrong.
     """
-    from client.client import TridentClient
-    from client.connection import SSLOptions
-
     given = SSLOptions(tls_ca, tls_key, tls_cert, tls_name)
     ssl = given if tls or given != SSLOptions() else False
     return TridentClient(url, ssl=ssl, headers=dict(_pairs(header or ())))

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import aclosing
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -17,6 +18,14 @@ from engine.launch.server import TritonServer
 _NUM_QUESTIONS = 8
 _MAX_TOKENS = 160
 _FRAMES_PER_S = 12
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def command() -> None:
+    """Start the server on the bundled model and ask it several questions."""
+    raise typer.Exit(run(Console()))
 
 
 def run(console: Console) -> int:

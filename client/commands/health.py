@@ -1,9 +1,28 @@
 """`trident health`: whether a server does its work."""
 
 import time
+from typing import Annotated
+
+import typer
 
 from client.client import TridentClient
+from client.commands.connection_options import connected
 from client.errors import QueueFullError, UnavailableError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+@connected
+def command(
+    client: TridentClient,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Generate a token, through all stages.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for all of it.")] = 10,
+) -> None:
+    """Say whether the server is well; exit status 1 if it is not."""
+    typer.echo(check(client, generate=generate, timeout=timeout))
 
 
 def check(client: TridentClient, *, generate: bool, timeout: float) -> str:

@@ -6,18 +6,43 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
 from client.commands.server_display import ServerLog, stopped_by_signals
+from client.commands.setting_options import with_settings
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch import server_log
 from engine.launch.errors import StageDiedError
 from engine.launch.readiness import MODEL
 from engine.launch.security import ADMIN_KEY, GRPC_HEADER, HTTP_HEADER
 from engine.launch.server import TritonServer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_settings
+def command(
+    context: typer.Context,
+    model_repository: Annotated[
+        Path | None, typer.Option(help="Another model repository than Trident's own.")
+    ] = None,
+    **settings: Any,
+) -> None:
+    """Serve a model inside tritonserver until Ctrl-C.
+
+    Flags that are not listed here go to tritonserver as they are: --http-port, --grpc-port,
+    --metrics-port (0 chooses a free one), --log-verbose ...
+
+    Endpoints that administer the server want the key of the variable TRIDENT_ADMIN_KEY; without
+    one they are closed. TRIDENT_SSL_CERTFILE and TRIDENT_SSL_KEYFILE (PEM) give gRPC TLS, and
+    TRIDENT_SSL_CA_CERTS wants client certificates.
+    """
+    raise typer.Exit(serve(settings, context.args, model_repository, Console()))
 
 
 def serve(

@@ -102,7 +102,7 @@ class TestConnectionOptions:
         pair = (issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())
         triton = FakeTriton(pieces=HELLO)
         server, url = serve(triton, credentials=grpc.ssl_server_credentials([pair]))
-        arguments = ["generate", "a", "--url", url, "--tls-ca", str(tmp_path / "ca.pem")]
+        arguments = ["run", "a", "--url", url, "--tls-ca", str(tmp_path / "ca.pem")]
         assert CliRunner().invoke(cli.app, arguments).exit_code == 1
         monkeypatch.setenv("TRIDENT_TLS_NAME", "inference.example.org")
         result = CliRunner().invoke(cli.app, arguments)

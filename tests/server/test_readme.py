@@ -69,7 +69,7 @@ def test_python_clients(demo_server: TritonServer, which: str, answer: str) -> N
 
 
 def test_the_command_line(demo_server: TritonServer) -> None:
-    (block,) = blocks("console", "trident generate")
+    (block,) = blocks("console", "trident run")
     first = block.splitlines()[0].removeprefix("$ .venv/bin/trident ")
     main = "from client.cli import main; main()"
     url = ["--url", demo_server.grpc_url]

@@ -1,0 +1,85 @@
+"""`trident run`: one prompt, one answer; a filter for pipes."""
+
+import contextlib
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from client.client import TridentClient
+from client.commands.answer import Answer
+from client.commands.connection_options import connected
+from client.commands.sampling_options import (
+    MaxTokens,
+    Seed,
+    Stop,
+    System,
+    Temperature,
+    sampling_options,
+)
+from client.errors import InvalidRequestError
+from client.protocol import Message
+
+_HEALTH_TIMEOUT_S = 5.0
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+@connected
+def command(
+    client: TridentClient,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="The question, or with --raw the text to go on; - or nothing reads standard input."
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Through the model's chat template, or not.")
+    ] = True,
+    system: System = "",
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds for the whole answer; default: no limit.")
+    ] = None,
+) -> None:
+    """Print what the model answers to a prompt, as it comes."""
+    if system and not chat:
+        raise typer.BadParameter("--system: needs the chat template, which --raw leaves out")
+    text = _prompt(prompt)
+    # A request would be tried again while the server is away; this says at once what is wrong.
+    client.health(_HEALTH_TIMEOUT_S if timeout is None else min(timeout, _HEALTH_TIMEOUT_S))
+    sampling = sampling_options(max_tokens, temperature, seed, stop)
+    if chat:
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": text})
+        chunks = client.stream(messages=messages, timeout=timeout, **sampling)
+    else:
+        chunks = client.stream(text, timeout=timeout, **sampling)
+    with contextlib.closing(chunks):
+        Answer().print(chunks, Console())
+
+
+def _prompt(given: str | None) -> str:
+    """Return the prompt: the argument, or standard input without its last line break.
+
+    Raises:
+        InvalidRequestError: standard input is empty or not UTF-8.
+    """
+    if given not in (None, "-"):
+        return given
+    if given is None and sys.stdin.isatty():
+        raise typer.BadParameter("PROMPT: give one, or pipe text into the command")
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"standard input: is not UTF-8: {error.reason}") from None
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise InvalidRequestError("standard input: is empty")
+    return text

@@ -1,0 +1,39 @@
+"""The options of `trident run` and `trident chat` that say how to answer."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from client.protocol import SamplingOptions
+
+System = Annotated[str, typer.Option(help="A system message to begin with.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Tokens to answer with at most; default: what fits.")
+]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 is greedy; default: what the model's makers chose.")
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Makes sampling repeatable: the same seed, the same answer.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="Text that ends the answer before it; repeatable.")
+]
+
+
+def sampling_options(
+    max_tokens: int | None,
+    temperature: float | None,
+    seed: int | None = None,
+    stop: Sequence[str] | None = None,
+) -> SamplingOptions:
+    """Return the options that were given; the rest is the server's choice."""
+    options = SamplingOptions(max_tokens=max_tokens)
+    if temperature is not None:
+        options["temperature"] = temperature
+    if seed is not None:
+        options["seed"] = seed
+    if stop:
+        options["stop"] = list(stop)
+    return options
