@@ -52,18 +52,18 @@ class KVCacheManager:
 
         At least one token is always left to compute, since its logits are needed.
         """
-        assert not request.block_ids
+        assert not request.kv.block_ids
         if not self.enable_prefix_caching:
             return 0
         self._extend_hashes(request)
         hits: list[int] = []
-        for content_hash in request.block_hashes[: (request.num_tokens - 1) // self.block_size]:
+        for content_hash in request.kv.block_hashes[: (request.num_tokens - 1) // self.block_size]:
             block_id = self.pool.find(content_hash)
             if block_id is None:
                 break
             hits.append(block_id)
         self.pool.share(hits)
-        request.block_ids = hits
+        request.kv.block_ids = hits
         return len(hits) * self.block_size
 
     def allocate(self, request: Request, num_new_tokens: int) -> list[BlockCopy] | None:
@@ -73,7 +73,7 @@ class KVCacheManager:
         private copies; the returned copies must be carried out before the step. None if the pool
         has too few blocks; nothing has changed then.
         """
-        start, block_ids = request.num_computed_tokens, request.block_ids
+        start, block_ids = request.num_computed_tokens, request.kv.block_ids
         shared = [
             i
             for i in range(start // self.block_size, len(block_ids))
@@ -102,20 +102,20 @@ class KVCacheManager:
         they hold, or whether the token was computed at all.
         """
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        if num_full <= request.num_committed_blocks or not self.enable_prefix_caching:
+        if num_full <= request.kv.num_committed_blocks or not self.enable_prefix_caching:
             return
         self._extend_hashes(request)
-        for i in range(request.num_committed_blocks, num_full):
-            self.pool.commit(request.block_ids[i], request.block_hashes[i])
-            request.num_committed_blocks = i + 1
+        for i in range(request.kv.num_committed_blocks, num_full):
+            self.pool.commit(request.kv.block_ids[i], request.kv.block_hashes[i])
+            request.kv.num_committed_blocks = i + 1
 
     def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
         """Let `child` share the blocks of the first `num_tokens` tokens of `parent`."""
-        assert not child.block_ids
-        child.block_ids = parent.block_ids[: blocks_for(num_tokens, self.block_size)]
-        child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
-        child.num_committed_blocks = len(child.block_hashes)
-        self.pool.share(child.block_ids)
+        assert not child.kv.block_ids
+        child.kv.block_ids = parent.kv.block_ids[: blocks_for(num_tokens, self.block_size)]
+        child.kv.block_hashes = parent.kv.block_hashes[: num_tokens // self.block_size]
+        child.kv.num_committed_blocks = len(child.kv.block_hashes)
+        self.pool.share(child.kv.block_ids)
 
     def swap_out(self, request: Request) -> list[BlockCopy] | None:
         """Move the KV of a request to the host, and give back its blocks.
@@ -128,10 +128,10 @@ class KVCacheManager:
         host_block_ids = self.host_pool.allocate(num_blocks)
         if host_block_ids is None:
             return None
-        swaps = list(map(BlockCopy, request.block_ids[:num_blocks], host_block_ids))
+        swaps = list(map(BlockCopy, request.kv.block_ids[:num_blocks], host_block_ids))
         self.free(request)
-        request.host_block_ids = host_block_ids
-        request.num_swapped_tokens = request.num_computed_tokens
+        request.kv.host_block_ids = host_block_ids
+        request.kv.num_swapped_tokens = request.num_computed_tokens
         return swaps
 
     def swap_in(self, request: Request, num_shared: int) -> list[BlockCopy]:
@@ -140,26 +140,26 @@ class KVCacheManager:
         The first `num_shared` of its blocks have theirs, from the prefix cache. The returned copies
         must be carried out before the step.
         """
-        host_block_ids = request.host_block_ids
-        block_ids = request.block_ids[: len(host_block_ids)]
+        host_block_ids = request.kv.host_block_ids
+        block_ids = request.kv.block_ids[: len(host_block_ids)]
         swaps = list(map(BlockCopy, host_block_ids[num_shared:], block_ids[num_shared:]))
         self.discard_swapped(request)
         return swaps
 
     def discard_swapped(self, request: Request) -> None:
         """Give back the blocks of the host that a request has."""
-        self.host_pool.release(request.host_block_ids)
-        request.host_block_ids = []
-        request.num_swapped_tokens = 0
+        self.host_pool.release(request.kv.host_block_ids)
+        request.kv.host_block_ids = []
+        request.kv.num_swapped_tokens = 0
 
     def free(self, request: Request) -> None:
         """Give back all blocks of a request; its tail is evicted first, its prefix last."""
-        self.pool.release(reversed(request.block_ids))
-        request.block_ids = []
-        request.num_committed_blocks = 0
+        self.pool.release(reversed(request.kv.block_ids))
+        request.kv.block_ids = []
+        request.kv.num_committed_blocks = 0
 
     def _extend_hashes(self, request: Request) -> None:
-        hashes, size = request.block_hashes, self.block_size
+        hashes, size = request.kv.block_hashes, self.block_size
         for i in range(len(hashes), request.num_tokens // size):
             parent = hashes[-1] if hashes else b""
             tokens = array("q", request.token_ids[i * size : (i + 1) * size]).tobytes()
@@ -168,13 +168,13 @@ class KVCacheManager:
     def check_integrity(self, requests: list[Request]) -> None:
         """Assert that the blocks of `requests` account for every reference in the pools."""
         self.pool.check_integrity()
-        self.host_pool.check_integrity(b for request in requests for b in request.host_block_ids)
+        self.host_pool.check_integrity(b for request in requests for b in request.kv.host_block_ids)
         counts: dict[int, int] = {}
         for request in requests:
-            num_swapped = blocks_for(request.num_swapped_tokens, self.block_size)
-            assert len(request.host_block_ids) == num_swapped
-            assert not (request.host_block_ids and request.block_ids)
-            for block_id in request.block_ids:
+            num_swapped = blocks_for(request.kv.num_swapped_tokens, self.block_size)
+            assert len(request.kv.host_block_ids) == num_swapped
+            assert not (request.kv.host_block_ids and request.kv.block_ids)
+            for block_id in request.kv.block_ids:
                 counts[block_id] = counts.get(block_id, 0) + 1
         for block_id in range(1, self.pool.num_blocks):
             assert self.pool.ref_count(block_id) == counts.get(block_id, 0), f"block {block_id}"

@@ -29,30 +29,30 @@ class OutputBuilder:
         return [
             self._release(request, end)
             for request in requests
-            if (end := request.num_releasable_tokens) - request.num_released_tokens
+            if (end := request.num_releasable_tokens) - request.output.num_released_tokens
             >= self._interval(request)
             or request.finish_reason is not None
         ]
 
     def _interval(self, request: Request) -> int:
         """Return how many tokens a chunk must have."""
-        if request.num_released_tokens == 0:
+        if request.output.num_released_tokens == 0:
             return 1  # the first token is never kept waiting
         # A window becomes long only while there is no text to send, and each chunk carries it.
-        return max(self._stream_interval, len(request.window_ids) // _WINDOW_PER_TOKEN)
+        return max(self._stream_interval, len(request.output.window_ids) // _WINDOW_PER_TOKEN)
 
     def _release(self, request: Request, end: int) -> SequenceOutput:
-        start, request.num_released_tokens = request.num_released_tokens, end
+        start, request.output.num_released_tokens = request.output.num_released_tokens, end
         begin = request.num_prompt_tokens + start
         new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
-        window_ids = request.window_ids
-        request.window_ids = self._next_window(request, new_ids)
+        window_ids = request.output.window_ids
+        request.output.window_ids = self._next_window(request, new_ids)
         finished = request.finish_reason is not None
         text_cut = self._text_cut(request, window_ids, new_ids) if finished else 0
         with_logprobs = request.sampling_params.logprobs is not None
-        logprobs = request.logprobs
+        logprobs = request.output.logprobs
         if with_logprobs:
-            logprobs, request.logprobs = logprobs[: end - start], logprobs[end - start :]
+            logprobs, request.output.logprobs = logprobs[: end - start], logprobs[end - start :]
         return SequenceOutput(
             uid=request.uid,
             index=request.index,
@@ -62,13 +62,13 @@ class OutputBuilder:
             stop_reason=request.stop_reason,
             text_cut=text_cut,
             logprobs=logprobs if with_logprobs else None,
-            cumulative_logprob=request.cumulative_logprob if with_logprobs else None,
+            cumulative_logprob=request.output.cumulative_logprob if with_logprobs else None,
             stats=_stats(request) if finished else None,
         )
 
     def _next_window(self, request: Request, new_ids: list[int]) -> list[int]:
         """Return what stands for all tokens up to `new_ids`: any window does, if it is not long."""
-        window_ids = request.window_ids
+        window_ids = request.output.window_ids
         if len(window_ids) + len(new_ids) <= _MAX_WINDOW:
             return window_ids + new_ids
         return self._detokenizer.next_window(
@@ -102,8 +102,8 @@ def _stats(request: Request) -> RequestStats:
         num_cached_tokens=request.num_cached_tokens,
         num_output_tokens=request.num_output_tokens,
         num_preemptions=request.num_preemptions,
-        arrival_time=request.arrival_time,
-        first_scheduled_time=request.first_scheduled_time or now,
-        first_token_time=request.first_token_time or now,
+        arrival_time=request.times.arrival,
+        first_scheduled_time=request.times.first_scheduled or now,
+        first_token_time=request.times.first_token or now,
         finished_time=now,
     )

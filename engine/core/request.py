@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -25,13 +26,61 @@ class SampledToken(NamedTuple):
     logprobs: TokenLogprobs | None = None  # if the request asked for them
 
 
+@dataclass(slots=True)
+class RequestKV:
+    """Where the KV of a sequence is; written by the KV cache manager alone.
+
+    Attributes:
+        block_ids: its block table.
+        block_hashes: content hashes of its full blocks, as far as they have been asked for.
+        num_committed_blocks: blocks that other sequences can find by their hash.
+        host_block_ids: while it waits with its KV swapped out to the host.
+        num_swapped_tokens: tokens whose KV is in `host_block_ids`.
+    """
+
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_committed_blocks: int = 0
+    host_block_ids: list[int] = field(default_factory=list)
+    num_swapped_tokens: int = 0
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """`time.monotonic()` seconds in the life of a sequence; None: has not happened yet."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float = 0.0  # written with each step that gives a token
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What the client has of a sequence, and what it may have next.
+
+    Attributes:
+        window_ids: stand for all tokens released so far where the next ones are decoded.
+        stop_checker: if the request has stop strings.
+        num_released_tokens: output tokens handed out to the client.
+        logprobs: of the output tokens not released yet, if the request asked for them.
+        cumulative_logprob: sum over all output tokens.
+    """
+
+    window_ids: list[int]
+    stop_checker: StopChecker | None = None
+    num_released_tokens: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+
+
 class Request:
-    """One sequence: its tokens, how far they are computed, the blocks that hold their KV.
+    """One sequence: its tokens, how far they are computed, and its state by owner.
 
     There is no prefill or decode phase: the scheduler only ever moves `num_computed_tokens`
-    up to the tokens there are, those that a step in flight will give among them. The scheduler
-    alone writes `num_computed_tokens`, `num_unread_tokens` and `slot`, the KV cache manager alone
-    `block_ids`, `block_hashes`, `num_committed_blocks`, `host_block_ids` and `num_swapped_tokens`.
+    up to the tokens there are, including those that a step in flight will give. The scheduler
+    alone writes `num_computed_tokens`, `num_unread_tokens`, `slot` and `forks`; `kv` is written by
+    the KV cache manager, `output` as tokens are appended and released.
     """
 
     def __init__(
@@ -72,7 +121,6 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.priority = priority
         self.stream = stream
-        self.stop_checker = stop_checker
         self.bad_words = bad_words
 
         self.token_ids = prompt_token_ids  # prompt, then output
@@ -81,26 +129,16 @@ class Request:
         self.num_computed_tokens = 0  # in the KV cache, or there once the steps in flight are over
         self.num_unread_tokens = 0  # that steps in flight sample: on the device, not in token_ids
         self.slot: int | None = None  # while it runs: its row in the tables of the device
-        self.block_ids: list[int] = []
-        self.block_hashes: list[bytes] = []
-        self.num_committed_blocks = 0
-        self.host_block_ids: list[int] = []  # while it waits with its KV swapped out
-        self.num_swapped_tokens = 0  # whose KV they hold
         self.forks: list[Request] = []  # siblings that wait for this one's prompt KV
+
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.kv = RequestKV()
+        self.output = RequestOutput(list(window_ids), stop_checker)
+        self.times = RequestTimes(time.monotonic() if arrival_time is None else arrival_time)
 
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.logprobs: list[TokenLogprobs] = []  # of the tokens not released yet
-        self.cumulative_logprob = 0.0
-
-        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        self.first_scheduled_time: float | None = None
-        self.first_token_time: float | None = None
-        self.last_token_time = 0.0  # with the first
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
-        self.num_released_tokens = 0  # output tokens handed out to the client
-        self.window_ids = list(window_ids)  # for what has been released, from then on
 
     @property
     def num_tokens(self) -> int:
@@ -135,7 +173,7 @@ class Request:
 
     def mark_scheduled(self) -> None:
         """Note that the sequence runs for the first time, on what it found in the prefix cache."""
-        self.first_scheduled_time = time.monotonic()
+        self.times.first_scheduled = time.monotonic()
         self.token_ids = list(self.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, self.num_computed_tokens)
 
@@ -143,12 +181,14 @@ class Request:
         """Add a sampled token and set `finish_reason` if the sequence ends with it."""
         token_id = sampled.token_id
         self.token_ids.append(token_id)
-        self.cumulative_logprob += sampled.logprob
+        self.output.cumulative_logprob += sampled.logprob
         if sampled.logprobs is not None:
-            self.logprobs.append(sampled.logprobs)
-        if self.first_token_time is None:
-            self.first_token_time = time.monotonic()
-        stop_string = self.stop_checker.append(token_id) if self.stop_checker else None
+            self.output.logprobs.append(sampled.logprobs)
+        if self.times.first_token is None:
+            self.times.first_token = time.monotonic()
+        stop_string = (
+            self.output.stop_checker.append(token_id) if self.output.stop_checker else None
+        )
         if (
             token_id in self.stop_token_ids
             and self.num_output_tokens > self.sampling_params.min_tokens
@@ -164,11 +204,11 @@ class Request:
 
         Text that was held back may complete a stop string only now, which then ended the sequence.
         """
-        if self.stop_checker is None:
+        if self.output.stop_checker is None:
             return 0
-        text_cut = self.stop_checker.finish()
-        if self.stop_checker.match is not None:
-            self.finish_reason, self.stop_reason = "stop", self.stop_checker.match.stop
+        text_cut = self.output.stop_checker.finish()
+        if self.output.stop_checker.match is not None:
+            self.finish_reason, self.stop_reason = "stop", self.output.stop_checker.match.stop
         return text_cut
 
     @property
@@ -178,4 +218,8 @@ class Request:
             return self.num_output_tokens
         if not self.stream:
             return 0
-        return self.stop_checker.releasable if self.stop_checker else self.num_output_tokens
+        return (
+            self.output.stop_checker.releasable
+            if self.output.stop_checker
+            else self.num_output_tokens
+        )

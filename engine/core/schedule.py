@@ -17,7 +17,7 @@ class ScheduledRequest(NamedTuple):  # quickly made, for each row of each step
         start: position of the first of them.
         num_tokens: how many they are.
         wants_token: they reach the end of what there is, so that the next token is sampled.
-        first_changed_block: place in its `block_ids` from which on they may have changed since the
+        first_changed_block: place in `kv.block_ids` from which on they may have changed since the
             step before; None if it has got its slot with this step.
     """
 

@@ -119,7 +119,7 @@ class Scheduler:
             # prefill never stalls a decode.
             reserved = len(self.running) - place
             num_tokens = self._chunk(request, budget - reserved)
-            num_blocks = len(request.block_ids)
+            num_blocks = len(request.kv.block_ids)
             block_copies = self._allocate_or_preempt(request, num_tokens)
             if block_copies is None:
                 break  # the request was itself the last one, and is preempted
@@ -160,11 +160,11 @@ class Scheduler:
             if request is None:
                 return
             assert request.num_unread_tokens == 0
-            reused = not request.block_ids
+            reused = not request.kv.block_ids
             if reused:
                 num_cached_tokens = self.kv_cache.reuse_prefix(request)
-                request.num_computed_tokens = max(num_cached_tokens, request.num_swapped_tokens)
-            num_shared = len(request.block_ids)
+                request.num_computed_tokens = max(num_cached_tokens, request.kv.num_swapped_tokens)
+            num_shared = len(request.kv.block_ids)
             num_tokens = self._chunk(request, budget)
             whole = num_tokens == request.num_uncomputed_tokens
             block_copies = None
@@ -176,7 +176,7 @@ class Scheduler:
                 if rows or not self._reclaim_from_paused():
                     return
                 continue
-            if request.first_scheduled_time is None:
+            if request.times.first_scheduled is None:
                 if reused and self.kv_cache.enable_prefix_caching:
                     self.num_prefix_queries += request.num_prompt_tokens
                     self.num_prefix_hits += request.num_computed_tokens
@@ -239,7 +239,7 @@ class Scheduler:
     def _reclaim_from_paused(self) -> bool:
         """Take the blocks of the last fork that waits with some; False if none does."""
         for request in reversed(self.paused):
-            if request.block_ids:
+            if request.kv.block_ids:
                 self._reset(request)
                 return True
         return False
@@ -319,8 +319,8 @@ class Scheduler:
         assert all(request.slot is None for request in (*self.queued, *self.paused))
         assert self.num_queued_tokens == sum(r.num_prompt_tokens for r in self.queued)
         for request in self.queued:
-            assert request.first_scheduled_time is None
-            assert not request.block_ids
+            assert request.times.first_scheduled is None
+            assert not request.kv.block_ids
         sequences = self.requests
         sequences += [fork for request in sequences for fork in request.forks]
         assert {(r.uid, r.index): r for r in sequences} == {

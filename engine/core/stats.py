@@ -96,13 +96,13 @@ class StatsRecorder:
         now = time.monotonic()
         waits: dict[float, int] = {}  # tokens of this step by the time of the ones before
         for request in advanced:
-            last = request.last_token_time
+            last = request.times.last_token
             if request.num_output_tokens == 1:
                 self._num_prompt_tokens += request.num_prompt_tokens
-                self._observe("time_to_first_token_seconds", now - request.arrival_time)
+                self._observe("time_to_first_token_seconds", now - request.times.arrival)
             else:
                 waits[last] = waits.get(last, 0) + 1
-            request.last_token_time = now
+            request.times.last_token = now
             self._num_generation_tokens += 1
         for last_token_time, count in waits.items():
             self._observe("inter_token_latency_seconds", now - last_token_time, count)
@@ -148,10 +148,10 @@ class StatsRecorder:
         self._histograms[name].observe(value, count)
 
     def _observe_life(self, request: Request) -> None:
-        assert request.first_scheduled_time is not None
-        assert request.first_token_time is not None
-        arrival, scheduled = request.arrival_time, request.first_scheduled_time
-        first_token, last_token = request.first_token_time, request.last_token_time
+        assert request.times.first_scheduled is not None
+        assert request.times.first_token is not None
+        arrival, scheduled = request.times.arrival, request.times.first_scheduled
+        first_token, last_token = request.times.first_token, request.times.last_token
         self._observe("e2e_request_latency_seconds", last_token - arrival)
         self._observe("request_queue_time_seconds", scheduled - arrival)
         self._observe("request_inference_time_seconds", last_token - scheduled)

@@ -60,8 +60,8 @@ def plan_step(schedule: Schedule, tables: SlotTables, sampler: Sampler) -> StepP
         if changed is None:
             _admit(request, slot, start, writes, tables)
             sampler.admit(slot, request)
-        elif changed < len(request.block_ids):
-            writes.set_blocks(slot, changed, request.block_ids[changed:])
+        elif changed < len(request.kv.block_ids):
+            writes.set_blocks(slot, changed, request.kv.block_ids[changed:])
     rows, slot_array = schedule.rows, np.array(slots, dtype=np.int32)
     samples = None
     if num_sampled:
@@ -101,5 +101,5 @@ def _admit(
         min_tokens=request.sampling_params.min_tokens,
         max_tokens=request.max_tokens,
         stop_token_ids=stop_token_ids,
-        block_ids=request.block_ids,
+        block_ids=request.kv.block_ids,
     )

@@ -150,13 +150,13 @@ class PagedOracle:
         assert request.slot == row.slot
         if changed is None:
             assert request.num_unread_tokens == row.wants_token
-            slot = Slot(request, list(request.token_ids), list(request.block_ids))
+            slot = Slot(request, list(request.token_ids), list(request.kv.block_ids))
             self._slots[row.slot] = slot
             return slot
         slot = self._slots[row.slot]
         assert slot.request is request
-        slot.block_ids[changed:] = request.block_ids[changed:]
-        assert slot.block_ids == request.block_ids
+        slot.block_ids[changed:] = request.kv.block_ids[changed:]
+        assert slot.block_ids == request.kv.block_ids
         return slot
 
     def _check(self, row: ScheduledRequest, slot: Slot) -> None:

@@ -15,15 +15,15 @@ def test_a_full_block_is_shared_and_the_last_token_is_always_left() -> None:
     cache = KVCacheManager(10, 4, enable_prefix_caching=True)
     first = make_request(1, range(8))
     assert compute(cache, first, 8) == []
-    assert first.block_ids == [1, 2]
+    assert first.kv.block_ids == [1, 2]
 
     same = make_request(2, range(8))
     assert cache.reuse_prefix(same) == 4
-    assert same.block_ids == [1]
+    assert same.kv.block_ids == [1]
 
     longer = make_request(3, range(9))
     assert cache.reuse_prefix(longer) == 8
-    assert longer.block_ids == [1, 2]
+    assert longer.kv.block_ids == [1, 2]
 
 
 def test_a_different_beginning_shares_nothing_behind_it() -> None:
@@ -42,7 +42,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
     cache = KVCacheManager(3, 4, enable_prefix_caching=True)
     request = make_request(1, range(12))
     assert cache.allocate(request, 12) is None
-    assert request.block_ids == []
+    assert request.kv.block_ids == []
     assert cache.pool.num_free == 2
 
 
@@ -54,10 +54,10 @@ def test_a_fork_copies_the_block_it_writes_into_and_no_other() -> None:
     cache.fork(parent, child, 6)
     child.num_computed_tokens = 5
     assert compute(cache, child, 1) == [BlockCopy(2, 3)]
-    assert child.block_ids == [1, 3]
+    assert child.kv.block_ids == [1, 3]
     # The parent is alone on block 2 now and writes in place.
     assert compute(cache, parent, 1) == []
-    assert parent.block_ids == [1, 2]
+    assert parent.kv.block_ids == [1, 2]
     cache.check_integrity([parent, child])
     cache.free(parent)
     cache.free(child)

@@ -121,7 +121,7 @@ def test_the_queue_holds_what_has_never_run(
         never_run = [
             group[0]
             for group in groups
-            if group[0].first_scheduled_time is None and group[0].finish_reason is None
+            if group[0].times.first_scheduled is None and group[0].finish_reason is None
         ]
         assert sorted(r.uid for r in scheduler.queued) == [r.uid for r in never_run]
         assert scheduler.num_queued_tokens == sum(r.num_prompt_tokens for r in never_run)

@@ -35,8 +35,10 @@ def test_the_sequences_of_a_request_share_what_finds_its_stop_strings(
     )
     first, *others = factory.build(AddRequest(1, [5], {"n": 8, "stop": ["ab"]}))
     assert built == [("ab",)]
-    checkers = {id(request.stop_checker) for request in (first, *others)}
+    checkers = {id(request.output.stop_checker) for request in (first, *others)}
     assert len(checkers) == 8
-    assert first.stop_checker is not None
-    assert [first.stop_checker.append(i) for i in tokenizer.encode("ab")][-1] == "ab"
-    assert all(r.stop_checker is not None and r.stop_checker.match is None for r in others)
+    assert first.output.stop_checker is not None
+    assert [first.output.stop_checker.append(i) for i in tokenizer.encode("ab")][-1] == "ab"
+    assert all(
+        r.output.stop_checker is not None and r.output.stop_checker.match is None for r in others
+    )

@@ -158,7 +158,7 @@ def test_one_step_ahead_only_the_last_step_is_wasted() -> None:
     by_length = make_request(1, prompt, max_tokens=6)
     by_token = make_request(2, prompt, max_tokens=9, stop_token_ids=frozenset(output[3:4]))
     by_string = make_request(3, prompt, max_tokens=9)
-    by_string.stop_checker = StopString(output[2])  # type: ignore[assignment]
+    by_string.output.stop_checker = StopString(output[2])  # type: ignore[assignment]
     for request in (by_length, by_token, by_string):
         scheduler.add([request])
     oracle.run()
@@ -290,6 +290,6 @@ def _set_stop(request: Request, token_id: int, kind: str) -> None:
     if kind == "token":
         request.stop_token_ids = frozenset([token_id])
     elif kind == "string":
-        request.stop_checker = StopString(token_id)  # type: ignore[assignment]
+        request.output.stop_checker = StopString(token_id)  # type: ignore[assignment]
     elif kind == "host":
         request.bad_words = [[VOCAB]]

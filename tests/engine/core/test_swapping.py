@@ -72,7 +72,7 @@ def test_a_prompt_that_is_half_computed_goes_on_there(num_ahead: int) -> None:
     oracle.step()
     scheduler.add([make_request(1, range(12), max_tokens=1)])  # runs ahead of it
     run_until_preemption(oracle)
-    assert 0 < long.num_swapped_tokens < long.num_prompt_tokens
+    assert 0 < long.kv.num_swapped_tokens < long.num_prompt_tokens
     oracle.run()
     assert oracle.num_computed_tokens == 12 + 22
     check_idle(scheduler)
@@ -86,7 +86,7 @@ def test_what_another_has_computed_meanwhile_is_shared() -> None:
     oracle.step()
     scheduler.add([late])  # on the first block of the other, with which it then keeps up
     run_until_preemption(oracle)
-    assert late.num_swapped_tokens == 12
+    assert late.kv.num_swapped_tokens == 12
     oracle.run()
     # Each time that it comes back, the other is ahead by as much as one step computes.
     assert late.num_preemptions == 2
@@ -100,7 +100,7 @@ def test_what_finds_no_room_is_recomputed() -> None:
     oracle = PagedOracle(scheduler)
     requests = make_pair(scheduler)
     run_until_preemption(oracle)
-    assert requests[1].num_swapped_tokens == requests[1].num_computed_tokens == 0
+    assert requests[1].kv.num_swapped_tokens == requests[1].num_computed_tokens == 0
     oracle.run()
     check_outputs(requests)
     assert oracle.blocks.num_swapped_in == 0
@@ -114,7 +114,7 @@ def test_abort_frees_what_is_swapped_out(num_ahead: int) -> None:
     oracle = PagedOracle(scheduler, num_ahead)
     requests = make_pair(scheduler)
     run_until_preemption(oracle)
-    assert len(requests[1].host_block_ids) == 2
+    assert len(requests[1].kv.host_block_ids) == 2
     assert scheduler.kv_cache.host_pool.num_free == 2
     scheduler.abort(1)
     assert scheduler.kv_cache.host_pool.num_free == 4
@@ -148,10 +148,10 @@ def test_a_sequence_may_end_while_it_is_swapped_out() -> None:
     assert output[num_outputs] not in output[:num_outputs]
 
     oracle, request = preempted(frozenset([output[num_outputs]]))
-    assert request.host_block_ids
+    assert request.kv.host_block_ids
     oracle.scheduler.update(*oracle.in_flight.popleft())
     assert request.finish_reason == "stop"
-    assert request.host_block_ids == []
+    assert request.kv.host_block_ids == []
     oracle.run()
     check_idle(oracle.scheduler)
 
@@ -166,7 +166,7 @@ def test_a_step_without_rows_leaves_its_swaps_to_the_next() -> None:
         scheduler.add([request])
     oracle.step()
     assert scheduler.schedule() == Schedule([], [], [], [])
-    assert requests[1].num_swapped_tokens == 8
+    assert requests[1].kv.num_swapped_tokens == 8
     scheduler.update(*oracle.in_flight.popleft())
     oracle.run()
     for request in requests:
@@ -182,12 +182,12 @@ def make_swapped(num_tokens: int, **settings: bool) -> tuple[KVCacheManager, Req
     assert cache.allocate(request, num_tokens) is not None
     request.num_computed_tokens = num_tokens
     cache.commit(request)
-    block_ids = list(request.block_ids)
+    block_ids = list(request.kv.block_ids)
     swaps = cache.swap_out(request)
     assert swaps is not None
     assert [swap.source for swap in swaps] == block_ids
-    assert [swap.destination for swap in swaps] == request.host_block_ids
-    assert (request.block_ids, request.num_swapped_tokens) == ([], num_tokens)
+    assert [swap.destination for swap in swaps] == request.kv.host_block_ids
+    assert (request.kv.block_ids, request.kv.num_swapped_tokens) == ([], num_tokens)
     request.num_computed_tokens = 0
     return cache, request
 
@@ -205,23 +205,23 @@ def test_only_blocks_that_hold_something_travel() -> None:
 
 def test_what_the_prefix_cache_still_has_is_not_swapped_in() -> None:
     cache, request = make_swapped(10)
-    host = list(request.host_block_ids)
+    host = list(request.kv.host_block_ids)
     assert cache.reuse_prefix(request) == 8
-    request.num_computed_tokens = request.num_swapped_tokens
+    request.num_computed_tokens = request.kv.num_swapped_tokens
     assert cache.allocate(request, 1) is not None
-    assert cache.swap_in(request, 2) == [BlockCopy(host[2], request.block_ids[2])]
-    assert request.host_block_ids == []
+    assert cache.swap_in(request, 2) == [BlockCopy(host[2], request.kv.block_ids[2])]
+    assert request.kv.host_block_ids == []
     cache.check_integrity([request])
 
 
 def test_what_the_prefix_cache_has_lost_is_swapped_in() -> None:
     cache, request = make_swapped(10, enable_prefix_caching=False)
-    host = list(request.host_block_ids)
+    host = list(request.kv.host_block_ids)
     assert cache.reuse_prefix(request) == 0
-    request.num_computed_tokens = request.num_swapped_tokens
+    request.num_computed_tokens = request.kv.num_swapped_tokens
     assert cache.allocate(request, 3) is not None
-    assert len(request.block_ids) == 4
-    assert cache.swap_in(request, 0) == list(map(BlockCopy, host, request.block_ids[:3]))
+    assert len(request.kv.block_ids) == 4
+    assert cache.swap_in(request, 0) == list(map(BlockCopy, host, request.kv.block_ids[:3]))
     cache.check_integrity([request])
 
 
@@ -245,9 +245,9 @@ def test_too_little_room_changes_nothing() -> None:
     request = make_request(2, range(40, 50))
     cache.allocate(request, 8)
     request.num_computed_tokens = 8
-    block_ids = list(request.block_ids)
+    block_ids = list(request.kv.block_ids)
     assert cache.swap_out(request) is None
-    assert (request.block_ids, request.host_block_ids) == (block_ids, [])
+    assert (request.kv.block_ids, request.kv.host_block_ids) == (block_ids, [])
     assert cache.host_pool.num_free == 1
 
 
@@ -256,6 +256,6 @@ def test_a_lost_block_of_the_host_is_noticed() -> None:
     cache.check_integrity([request])
     with pytest.raises(AssertionError):
         cache.check_integrity([])
-    request.host_block_ids[0] = request.host_block_ids[1]
+    request.kv.host_block_ids[0] = request.kv.host_block_ids[1]
     with pytest.raises(AssertionError):
         cache.check_integrity([request])
