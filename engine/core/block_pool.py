@@ -9,10 +9,15 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Reference-counted blocks; unreferenced ones keep their content until they are needed again.
+    """Reference-counted blocks; free ones keep their cached content until they are needed again.
 
-    A full block is addressed by the hash of its content. Free blocks are taken least recently
-    used first. Block 0 is the null block: it pads block tables and is never handed out.
+    A full block is addressed by the hash of its content. Free blocks without cached content are
+    taken first, then those with content, least recently used first. Block 0 is the null block: it
+    pads block tables and is never handed out.
+
+    Attributes:
+        num_references: references to all blocks together.
+        num_freed: blocks that have become free since the beginning.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -22,16 +27,19 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._free_empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._free_cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.num_references = 0
+        self.num_freed = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks that no sequence refers to, cached content or not."""
-        return len(self._free)
+        """Blocks that no sequence refers to, with cached content or without."""
+        return len(self._free_empty) + len(self._free_cached)
 
     @property
     def num_usable(self) -> int:
-        """Blocks that sequences can hold at all: every one but the null block."""
+        """Blocks that sequences can hold: all but the null block."""
         return self.num_blocks - 1
 
     def ref_count(self, block_id: int) -> int:
@@ -45,10 +53,10 @@ class BlockPool:
     def allocate(self, count: int, *, after: int | None = None) -> list[int] | None:
         """Take `count` free blocks with one reference each; None if there are too few.
 
-        The block that follows `after` in memory is preferred while it is free and empty, so that
-        a sequence tends to be contiguous; nothing depends on it.
+        The block that follows `after` in memory is preferred if it is free and has no cached
+        content, so that a sequence tends to be contiguous; nothing depends on it.
         """
-        if count > len(self._free):
+        if count > self.num_free:
             return None
         taken: list[int] = []
         for _ in range(count):
@@ -58,35 +66,42 @@ class BlockPool:
 
     def _take(self, after: int | None) -> int:
         adjacent = NULL_BLOCK if after is None else after + 1
-        if adjacent in self._free and self._hash_of[adjacent] is None:
+        if adjacent in self._free_empty:
             block_id = adjacent
-            del self._free[block_id]
+            del self._free_empty[block_id]
+        elif self._free_empty:
+            block_id, _ = self._free_empty.popitem(last=False)
         else:
-            block_id, _ = self._free.popitem(last=False)
-        self._forget(block_id)
+            block_id, _ = self._free_cached.popitem(last=False)
+            self._evict(block_id)
         self._ref_counts[block_id] = 1
+        self.num_references += 1
         return block_id
 
-    def _forget(self, block_id: int) -> None:
+    def _evict(self, block_id: int) -> None:
         content_hash = self._hash_of[block_id]
-        if content_hash is not None:
-            del self._block_of[content_hash]
-            self._hash_of[block_id] = None
+        assert content_hash is not None
+        del self._block_of[content_hash]
+        self._hash_of[block_id] = None
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add one reference to each block, reviving those that were free."""
+        """Add one reference to each block; those that were free are in use again."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
-                del self._free[block_id]
+                del self._free_cached[block_id]  # only cached content is found once it is free
             self._ref_counts[block_id] += 1
+            self.num_references += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference from each block; the first one released is the first one evicted."""
         for block_id in block_ids:
             assert self._ref_counts[block_id] > 0, f"block {block_id} released twice"
             self._ref_counts[block_id] -= 1
+            self.num_references -= 1
             if self._ref_counts[block_id] == 0:
-                self._free[block_id] = None
+                has_content = self._hash_of[block_id] is not None
+                (self._free_cached if has_content else self._free_empty)[block_id] = None
+                self.num_freed += 1
 
     def commit(self, block_id: int, content_hash: bytes) -> None:
         """Make the content of a full block findable, unless another block holds the same."""
@@ -95,14 +110,24 @@ class BlockPool:
             self._hash_of[block_id] = content_hash
             self._block_of[content_hash] = block_id
 
+    def check_idle(self) -> None:
+        """Assert, by counters alone, that no block is in use."""
+        assert self.num_free == self.num_usable, f"{self.num_usable - self.num_free} blocks lost"
+        assert self.num_references == 0
+
     def check_integrity(self) -> None:
-        """Assert that free list, reference counts and content index agree."""
+        """Assert that free blocks, reference counts, counters and content index agree.
+
+        Looks at every block: for tests and diagnosis.
+        """
         assert self._ref_counts[NULL_BLOCK] == 0
-        assert NULL_BLOCK not in self._free
-        for block_id in range(1, self.num_blocks):
-            count = self._ref_counts[block_id]
+        for block_id, count in enumerate(self._ref_counts):
             assert count >= 0
-            assert (count == 0) == (block_id in self._free), f"block {block_id} is lost"
+            is_free = block_id != NULL_BLOCK and count == 0
+            is_cached = self._hash_of[block_id] is not None
+            assert (block_id in self._free_empty) == (is_free and not is_cached)
+            assert (block_id in self._free_cached) == (is_free and is_cached)
+        assert self.num_references == sum(self._ref_counts)
         for content_hash, block_id in self._block_of.items():
             assert self._hash_of[block_id] == content_hash
         assert sum(content is not None for content in self._hash_of) == len(self._block_of)

@@ -149,8 +149,12 @@ class EngineCore:
         """Return what happened since the last call, and how things stand."""
         return self._recorder.take(self.scheduler)
 
+    def check_idle(self) -> None:
+        """Assert that no block is lost while there is no request; cheap, for every idle moment."""
+        self.scheduler.check_idle()
+
     def check_integrity(self) -> None:
-        """Assert that no block is lost and no reference is left over."""
+        """Assert that no block is lost and no reference is left over, by looking at every block."""
         self.scheduler.check_integrity()
 
     def _expire(self) -> list[SequenceOutput]:

@@ -1,4 +1,4 @@
-"""HostBlockPool: which blocks of the host's memory hold KV that has left the device."""
+"""HostBlockPool: which blocks of host memory hold swapped-out KV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class HostBlockPool:
-    """Blocks that have one owner each, or none. Unlike on the device, there may be no block."""
+    """Blocks with one owner each, or none. The pool may be empty."""
 
     def __init__(self, num_blocks: int) -> None:
         """Create a pool of `num_blocks`, all free."""
@@ -27,6 +27,10 @@ class HostBlockPool:
     def release(self, block_ids: Iterable[int]) -> None:
         """Give blocks back."""
         self._free.extend(block_ids)
+
+    def check_idle(self) -> None:
+        """Assert that no block has an owner, without looking at each."""
+        assert self.num_free == self.num_blocks, f"{self.num_blocks - self.num_free} blocks lost"
 
     def check_integrity(self, owned: Iterable[int]) -> None:
         """Assert that every block is either free or among `owned`, and that once."""

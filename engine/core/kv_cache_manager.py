@@ -165,6 +165,11 @@ class KVCacheManager:
             tokens = array("q", request.token_ids[i * size : (i + 1) * size]).tobytes()
             hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
 
+    def check_idle(self) -> None:
+        """Assert, by counters alone, that no request holds a block."""
+        self.pool.check_idle()
+        self.host_pool.check_idle()
+
     def check_integrity(self, requests: list[Request]) -> None:
         """Assert that the blocks of `requests` account for every reference in the pools."""
         self.pool.check_integrity()

@@ -310,8 +310,18 @@ class Scheduler:
                 del self._unfinished[request.uid]
         self.running = [request for request in self.running if request.finish_reason is None]
 
+    def check_idle(self) -> None:
+        """Assert that nothing is held while there is no request; the work is constant."""
+        assert not any((self._unfinished, self.running, self.queued, self.paused))
+        assert self.num_queued_tokens == 0
+        assert len(self._free_slots) == self.max_num_seqs
+        self.kv_cache.check_idle()
+
     def check_integrity(self) -> None:
-        """Assert that the queues, the counters and the block accounting agree."""
+        """Assert that the queues, the counters and the block accounting agree.
+
+        Looks at every request and block: for tests and diagnosis.
+        """
         for queue in (self.queued, self.paused, self.running):
             assert list(queue) == sorted(queue, key=self._rank)
         slots = [request.slot for request in self.running] + self._free_slots

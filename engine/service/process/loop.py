@@ -37,7 +37,7 @@ class Core(Protocol):
     def abort(self, uid: int) -> list[SequenceOutput]: ...
     def has_unfinished_requests(self) -> bool: ...
     def step(self) -> list[SequenceOutput]: ...
-    def check_integrity(self) -> None: ...
+    def check_idle(self) -> None: ...
     def take_stats(self) -> Stats: ...
 
 
@@ -58,7 +58,7 @@ class EngineLoop:
         return 0.0 if began is None else time.monotonic() - began
 
     def run(self) -> None:
-        """Serve until `Shutdown`. An exception of `step` or `check_integrity` leaves it."""
+        """Serve until `Shutdown`. An exception of `step` or `check_idle` leaves it."""
         while True:
             busy = self._core.has_unfinished_requests()
             for message in self._arrived(wait=not busy):
@@ -70,7 +70,7 @@ class EngineLoop:
                 self._step()
             idle = not self._core.has_unfinished_requests()
             if busy and idle:
-                self._core.check_integrity()
+                self._core.check_idle()
                 log.debug("idle")
             self._report(now=busy and idle)
 

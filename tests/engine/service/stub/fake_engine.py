@@ -81,7 +81,7 @@ class FakeCore:
                 del self._running[uid]
         return outputs
 
-    def check_integrity(self) -> None:
+    def check_idle(self) -> None:
         assert not self._running
 
     def take_stats(self) -> Stats:
