@@ -20,8 +20,8 @@ from engine.bench.workload import prompts
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import TridentError
-from engine.layers.fused_layers import FusedLayers
 from engine.models.causal_lm import CausalLM
+from engine.models.fused_layers import FusedLayers
 from engine.protocol import AddRequest
 from kernels.cpu.draw import draw_tokens
 

@@ -29,11 +29,11 @@ from engine.demo.corpus import held_out_questions
 from engine.demo.evaluate import messages
 from engine.demo.question import Question
 from engine.execution.attention import allocate_kv_cache, attention_backend
-from engine.execution.batch import Batch
-from engine.layers.conversion import check_quantization, convert_weights
+from engine.models.batch import Batch
+from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
+from engine.models.conversion import check_quantization, convert_weights
 from engine.models.model_config import ModelConfig
-from engine.models.registry import build_model
 from engine.weights import load_weights
 
 _CPU = torch.device("cpu")
@@ -148,7 +148,15 @@ def _logits(model: CausalLM, token_ids: Tensor) -> Tensor:
     rows, length = token_ids.shape
     width = -(-length // _BLOCK_SIZE)
     dtype = model.model.embed_tokens.weight.dtype
-    cache = allocate_kv_cache(model.config, 1 + rows * width, _BLOCK_SIZE, dtype=dtype, device=_CPU)
+    cache = allocate_kv_cache(
+        1 + rows * width,
+        _BLOCK_SIZE,
+        num_layers=model.config.num_layers,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=dtype,
+        device=_CPU,
+    )
     tables = 1 + torch.arange(rows * width, dtype=torch.int32).view(rows, width)
     positions = torch.arange(length)
     blocks = tables.long()[:, positions // _BLOCK_SIZE]

@@ -1,21 +1,18 @@
-"""The seam between models and attention kernels: a backend plans once per step."""
+"""The attention backends, one per kind of device: each plans the attention of a step once."""
 
 from __future__ import annotations
 
 import importlib
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from engine.execution.batch import Batch
 from engine.execution.lazy_zeros import zeroed_on_demand
+from engine.layers.attention import LayerCache, StepAttention
+from engine.models.batch import Batch
 from kernels import cpu
 from kernels import device as kernel_device
-
-if TYPE_CHECKING:
-    from engine.models.model_config import ModelConfig
 
 # Name of a backend -> the module and the class that implement it, imported when it is asked for.
 BACKENDS: dict[str, tuple[str, str]] = {
@@ -25,43 +22,13 @@ BACKENDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LayerCache(NamedTuple):
-    """Paged keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
-
-    Of the model's dtype, or float8_e4m3fn.
-    """
-
-    key: Tensor
-    value: Tensor
-
-
-class StepAttention(Protocol):
-    """Attention of one step; the same object serves every layer."""
-
-    def attend(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        key_scale: Tensor | None = None,
-        value_scale: Tensor | None = None,
-    ) -> Tensor:
-        """Causal attention of `query` [T, num_heads, head_dim] over the cached sequences.
-
-        The step's own keys and values have been written to `cache` already. With a sliding window
-        of w, position p sees positions p - w + 1 .. p. With a float8 cache, and only then,
-        `key_scale` and `value_scale` are float32 [num_kv_heads]: what is stored is to be multiplied
-        by them. Returns [T, num_heads, head_dim].
-        """
-
-
 class AttentionBackend(Protocol):
     """Prepares what every layer of a step shares (lengths, block runs, split plans)."""
 
-    def check(self, config: ModelConfig, kv_cache_dtype: torch.dtype) -> None:
-        """Raise `UnsupportedError` if it has no kernels for the heads of the model or the cache."""
+    def check(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, kv_cache_dtype: torch.dtype
+    ) -> None:
+        """Raise `UnsupportedError` if it has no kernels for these heads or this type of cache."""
 
     def plan(self, batch: Batch) -> StepAttention:
         """Return the attention of the step that `batch` describes."""
@@ -91,21 +58,22 @@ def _backend_name(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def allocate_kv_cache(
-    config: ModelConfig,
     num_blocks: int,
     block_size: int,
     *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[LayerCache]:
-    """Return the zeroed KV cache of every layer, in all
-    `num_blocks * block_size * config.kv_bytes_per_token(dtype)` bytes on `device`.
+    """Return the zeroed KV cache of every layer on `device`.
 
     `dtype` is that of the cache, which may be float8_e4m3fn.
     """
-    shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
     zeros = zeroed_on_demand if device.type == "cpu" else partial(torch.zeros, device=device)
     return [
         LayerCache(key=zeros(shape, dtype=dtype), value=zeros(shape, dtype=dtype))
-        for _ in range(config.num_layers)
+        for _ in range(num_layers)
     ]

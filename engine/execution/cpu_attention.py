@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.execution.attention import LayerCache, StepAttention
-from engine.execution.batch import Batch
 from engine.execution.torch_attention import TorchAttention
+from engine.layers.attention import LayerCache, StepAttention
+from engine.models.batch import Batch
 from kernels.cpu.attention import attention_in_place
 
 

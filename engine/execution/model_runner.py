@@ -14,8 +14,7 @@ from engine.config import EngineConfig
 from engine.core.kv_cache_manager import blocks_for
 from engine.core.request import Request
 from engine.core.schedule import Schedule
-from engine.execution.attention import LayerCache, allocate_kv_cache, attention_backend
-from engine.execution.batch import Batch
+from engine.execution.attention import allocate_kv_cache, attention_backend
 from engine.execution.block_moves import move_blocks
 from engine.execution.device_queue import DeviceQueue
 from engine.execution.host_cache import allocate_host_cache
@@ -24,9 +23,11 @@ from engine.execution.pending_step import PendingStep, SentSamples
 from engine.execution.sampling import Sampler
 from engine.execution.step_graphs import Capturer, StepGraphs
 from engine.execution.step_plan import StepPlan, plan_step
-from engine.layers.conversion import check_quantization, convert_weights, num_copied_bytes
+from engine.layers.attention import LayerCache
+from engine.models.batch import Batch
+from engine.models.build import build_model
+from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
 from engine.models.model_config import ModelConfig
-from engine.models.registry import build_model
 from engine.sampling_params import SamplingParams
 from engine.weights import initialise_weights
 from kernels.block_copy import BlockCopier
@@ -72,7 +73,12 @@ class ModelRunner:
         self._kv_cache: list[LayerCache] = []
         self._graphs: StepGraphs | None = None
         self._attention = attention_backend(device, dtype=dtype, block_size=config.block_size)
-        self._attention.check(model_config, self._kv_cache_dtype)
+        self._attention.check(
+            num_heads=model_config.num_heads,
+            num_kv_heads=model_config.num_kv_heads,
+            head_dim=model_config.head_dim,
+            kv_cache_dtype=self._kv_cache_dtype,
+        )
         check_quantization(config.quantization, device, dtype)
         build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
@@ -101,9 +107,11 @@ class ModelRunner:
         """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one."""
         self._kv_cache = []  # before the new one: there may be no room for both
         self._kv_cache = allocate_kv_cache(
-            self._model_config,
             num_blocks,
             self._config.block_size,
+            num_layers=self._model_config.num_layers,
+            num_kv_heads=self._model_config.num_kv_heads,
+            head_dim=self._model_config.head_dim,
             dtype=self._kv_cache_dtype,
             device=self.device,
         )

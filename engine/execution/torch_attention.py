@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.execution.attention import LayerCache, StepAttention
-from engine.execution.batch import Batch
-from engine.models.model_config import ModelConfig
+from engine.layers.attention import LayerCache, StepAttention
+from engine.models.batch import Batch
 from kernels.paged_attention import Span, paged_attention
 
 
@@ -20,8 +19,10 @@ class TorchAttention:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
-    def check(self, config: ModelConfig, kv_cache_dtype: torch.dtype) -> None:
-        """Accept every model, since torch serves heads of any shape, but no float8 cache."""
+    def check(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, kv_cache_dtype: torch.dtype
+    ) -> None:
+        """Accept heads of any shape, but no float8 cache."""
         if kv_cache_dtype == torch.float8_e4m3fn:
             raise UnsupportedError("kv_cache_dtype: fp8 is for GPUs only; set it to auto")
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.execution.attention import LayerCache
-from engine.execution.batch import Batch
-from engine.models.model_config import ModelConfig
+from engine.layers.attention import LayerCache
+from engine.models.batch import Batch
 from kernels.paged_cache import BLOCK_SIZES, MAX_GROUP
 from kernels.paged_decode import paged_decode_attention
 from kernels.paged_prefill import paged_prefill_attention
@@ -22,12 +21,14 @@ class TritonAttention:
         if block_size not in BLOCK_SIZES:
             raise UnsupportedError(f"block_size: must be 16, 32 or 64 on a GPU (got {block_size})")
 
-    def check(self, config: ModelConfig, kv_cache_dtype: torch.dtype) -> None:
-        dim, group = config.head_dim, config.num_heads // config.num_kv_heads
-        if dim % 16 or not 32 <= dim <= 256:
+    def check(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, kv_cache_dtype: torch.dtype
+    ) -> None:
+        group = num_heads // num_kv_heads
+        if head_dim % 16 or not 32 <= head_dim <= 256:
             raise UnsupportedError(
                 "config.json: head_dim: must be a multiple of 16 from 32 to 256 on a GPU "
-                f"(got {dim})"
+                f"(got {head_dim})"
             )
         if group > MAX_GROUP:
             raise UnsupportedError(

@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import torch
 from torch import Tensor, nn
 
-from engine.execution.attention import LayerCache, StepAttention
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.models.model_config import ModelConfig
 from kernels.paged_cache import FP8
 from kernels.rotary import rotary_and_cache
+
+
+class LayerCache(NamedTuple):
+    """Paged keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
+
+    Of the model's dtype, or float8_e4m3fn.
+    """
+
+    key: Tensor
+    value: Tensor
+
+
+class StepAttention(Protocol):
+    """Attention of one step; the same object serves every layer."""
+
+    def attend(
+        self,
+        query: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of `query` [T, num_heads, head_dim] over the cached sequences.
+
+        The step's own keys and values have been written to `cache` already. With a sliding window
+        of w, position p sees positions p - w + 1 .. p. With a float8 cache, and only then,
+        `key_scale` and `value_scale` are float32 [num_kv_heads]: what is stored is to be multiplied
+        by them. Returns [T, num_heads, head_dim].
+        """
 
 
 class Attention(nn.Module):
     """Grouped-query attention of one layer, with q, k and v in one product.
 
     Attributes:
-        num_heads, num_kv_heads, head_dim, sliding_window: of the model's configuration.
+        num_heads, num_kv_heads, head_dim, sliding_window: as given.
         k_scale, v_scale: float32 [num_kv_heads], what the keys and values in a float8 cache are to
             be multiplied by; 1 unless the checkpoint brings others.
 
     Args:
-        sliding_window: positions a token sees, None for all.
-        qk_norm: normalise the queries and keys of each head before they are rotated.
+        qkv_bias: whether the projections of queries, keys and values have a bias.
+        output_bias: whether the projection of the output has one.
+        sliding_window: positions a token sees, its own included; None for all.
+        qk_norm: normalise the queries and keys of each head, with `norm_eps`, before they are
+            rotated.
     """
 
     k_scale: Tensor
@@ -31,42 +66,45 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        hidden_size: int,
         *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        qkv_bias: bool,
+        output_bias: bool,
         sliding_window: int | None,
         qk_norm: bool,
+        norm_eps: float,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        dim = config.head_dim
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            config.num_heads,
-            config.num_kv_heads,
-            dim,
-        )
-        self._sizes = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
-        self._scale = dim**-0.5
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self._sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
+        self._scale = head_dim**-0.5
         self.sliding_window = sliding_window
         self.qkv_proj: nn.Module = Linear(
-            config.hidden_size,
+            hidden_size,
             dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True)),
-            bias=config.qkv_bias,
+            bias=qkv_bias,
             dtype=dtype,
             device=device,
         )
         self.o_proj: nn.Module = Linear(
             self._sizes[0],
-            {"o_proj": config.hidden_size},
-            bias=config.output_bias,
+            {"o_proj": hidden_size},
+            bias=output_bias,
             dtype=dtype,
             device=device,
         )
-        self._norm_eps = eps = config.rms_norm_eps
-        self.q_norm = RMSNorm(dim, eps, dtype=dtype, device=device) if qk_norm else None
-        self.k_norm = RMSNorm(dim, eps, dtype=dtype, device=device) if qk_norm else None
+        self._norm_eps = norm_eps
+        self.q_norm = RMSNorm(head_dim, norm_eps, dtype=dtype, device=device) if qk_norm else None
+        self.k_norm = RMSNorm(head_dim, norm_eps, dtype=dtype, device=device) if qk_norm else None
         for name in ("k_scale", "v_scale"):
-            ones = torch.ones(config.num_kv_heads, dtype=torch.float32, device=device)
+            ones = torch.ones(num_kv_heads, dtype=torch.float32, device=device)
             self.register_buffer(name, ones)
 
     def forward(

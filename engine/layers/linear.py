@@ -18,7 +18,7 @@ class Linear(nn.Module):
     """y = x W^T + b, with the weights of one or more projections of the checkpoint stacked.
 
     What a checkpoint stores in another form, such as quantised, is a module with the same `forward`
-    and `destinations`; see `engine.layers.conversion` for what is made of a loaded one.
+    and `destinations`; see `engine.models.conversion` for what is made of a loaded one.
 
     Args:
         in_features: size of the last dimension of the input.

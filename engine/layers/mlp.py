@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.linear import Linear
-from engine.models.model_config import ModelConfig
 from kernels.gated_activation import silu_mul
 
 
@@ -37,14 +36,21 @@ class Gated(nn.Module):
 class MLP(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_up_proj: nn.Module = GatedLinear(
-            hidden, inner, bias=bias, dtype=dtype, device=device
+            hidden_size, intermediate_size, bias=bias, dtype=dtype, device=device
         )
         self.down_proj: nn.Module = Linear(
-            inner, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device
+            intermediate_size, {"down_proj": hidden_size}, bias=bias, dtype=dtype, device=device
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Rotary tables: cos and sin of every position, for each rope scaling.
 
-The frequencies follow the papers named in `engine.models.rope`, with the arithmetic of
+The frequencies follow the papers named in `engine.layers.rope`, with the arithmetic of
 transformers, so that float32 logits agree.
 """
 
@@ -11,14 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from engine.models.rope import (
-    DefaultRope,
-    DynamicRope,
-    LinearRope,
-    Llama3Rope,
-    Rope,
-    YarnRope,
-)
+from engine.layers.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, Rope, YarnRope
 
 
 class RotaryEmbedding(nn.Module):

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.execution.attention import LayerCache, StepAttention
-from engine.execution.batch import Batch
-from engine.layers.attention import Attention
+from engine.layers.attention import Attention, LayerCache, StepAttention
 from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding
+from engine.models.batch import Batch
 from engine.models.model_config import ModelConfig
 
 
@@ -34,10 +33,22 @@ class DecoderLayer(nn.Module):
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
         self.self_attn = Attention(
-            config, sliding_window=sliding_window, qk_norm=qk_norm, dtype=dtype, device=device
+            size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
+            sliding_window=sliding_window,
+            qk_norm=qk_norm,
+            norm_eps=eps,
+            dtype=dtype,
+            device=device,
         )
         self.post_attention_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.mlp = MLP(config, dtype=dtype, device=device)
+        self.mlp = MLP(
+            size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device
+        )
 
     def forward(
         self,
@@ -62,7 +73,8 @@ class Decoder(nn.Module):
     """Embedding, layers and final norm.
 
     Attributes:
-        fused: runs all layers in one operation, with their own tensors; None to run each.
+        fused: runs all layers in one operation, from their tensors and by the batch alone; None to
+            run the layers one by one.
     """
 
     def __init__(
@@ -92,7 +104,7 @@ class Decoder(nn.Module):
         residual: Tensor | None = None
         rotary = self.rotary(batch.positions)
         if self.fused is not None:
-            x, residual = self.fused(x, rotary, batch.slot_mapping, kv_cache, attention)
+            x, residual = self.fused(x, rotary, batch, kv_cache)
         else:
             for layer, cache in zip(self.layers, kv_cache, strict=True):
                 x, residual = layer(x, residual, rotary, batch.slot_mapping, cache, attention)

@@ -1,6 +1,6 @@
 """ModelConfig: what a checkpoint's `config.json` says, read and checked once.
 
-Every quirk of the Hugging Face format lives here and in `engine.models.rope`; the models read
+Every quirk of the Hugging Face format is handled here and in `engine.models.rope`; the models read
 plain fields. Defaults are those of transformers' configuration classes.
 """
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import UnsupportedError
+from engine.layers.rope import DynamicRope, LinearRope, Rope, YarnRope
 from engine.models.fields import Fields, read_json_object
-from engine.models.registry import check_architecture
-from engine.models.rope import DynamicRope, LinearRope, Rope, YarnRope, parse_rope
+from engine.models.registry import ARCHITECTURES, Architecture, find_architecture
+from engine.models.rope import parse_rope
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ class ModelConfig:
     """Shape and settings of one model. Immutable.
 
     Attributes:
-        architecture: key of `engine.models.registry.MODELS`.
+        architecture: key of `engine.models.registry.ARCHITECTURES`.
         max_position_embeddings: as the checkpoint says; see `context_length` for serving.
         sliding_windows: per layer, positions a token sees with its own; None sees all.
         rope: rotary embedding and its scaling.
@@ -67,9 +68,9 @@ class ModelConfig:
         names = fields.texts("architectures")
         if names is None:
             raise fields.error("architectures", "is missing")
-        architecture = check_architecture(names)
+        name = find_architecture(names)
         _refuse_unsupported(fields)
-        return _parse(fields, architecture, _FAMILIES[architecture])
+        return _parse(fields, name, ARCHITECTURES[name])
 
     @property
     def context_length(self) -> int:
@@ -87,40 +88,6 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What the `config.json` of an architecture leaves to its defaults.
-
-    Attributes:
-        num_kv_heads, head_dim: where the field is absent; None derives them from num_heads.
-        sliding_window: where the field is absent.
-        window_switch: a window applies only with `use_sliding_window`, from layer
-            `max_window_layers` on or as `layer_types` says.
-        attention_bias, mlp_bias: the field of this name counts; else `qkv_bias` for q, k, v and
-            no bias elsewhere.
-    """
-
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    sliding_window: int | None = None
-    window_switch: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    qkv_bias: bool = False
-
-
-_FAMILIES = {
-    "LlamaForCausalLM": _Family(attention_bias=True, mlp_bias=True),
-    "MistralForCausalLM": _Family(num_kv_heads=8, sliding_window=4096),
-    "Qwen2ForCausalLM": _Family(
-        num_kv_heads=32, sliding_window=4096, window_switch=True, qkv_bias=True
-    ),
-    "Qwen3ForCausalLM": _Family(
-        num_kv_heads=32, head_dim=128, sliding_window=4096, window_switch=True, attention_bias=True
-    ),
-}
-
-
 def _refuse_unsupported(fields: Fields) -> None:
     """Raise `UnsupportedError` for what would change the answers if it were ignored."""
     activation = fields.text("hidden_act", default="silu")
@@ -133,29 +100,29 @@ def _refuse_unsupported(fields: Fields) -> None:
             raise UnsupportedError(f"config.json: {field} is not supported by this version")
 
 
-def _parse(fields: Fields, architecture: str, family: _Family) -> ModelConfig:
+def _parse(fields: Fields, name: str, architecture: Architecture) -> ModelConfig:
     num_layers = fields.integer("num_hidden_layers")
     num_heads = fields.integer("num_attention_heads")
     max_positions = fields.integer("max_position_embeddings")
-    attention_bias = family.attention_bias and fields.boolean("attention_bias", default=False)
+    attention_bias = architecture.attention_bias and fields.boolean("attention_bias", default=False)
     config = ModelConfig(
-        architecture=architecture,
+        architecture=name,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(fields, family, num_heads),
-        head_dim=_head_dim(fields, family, num_heads),
+        num_kv_heads=_num_kv_heads(fields, architecture, num_heads),
+        head_dim=_head_dim(fields, architecture, num_heads),
         rms_norm_eps=fields.number("rms_norm_eps"),
         max_position_embeddings=max_positions,
-        sliding_windows=_sliding_windows(fields, family, num_layers),
+        sliding_windows=_sliding_windows(fields, architecture, num_layers),
         rope=parse_rope(fields, max_positions=max_positions),
         dtype=_dtype(fields),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
-        qkv_bias=family.qkv_bias or attention_bias,
+        qkv_bias=architecture.qkv_bias or attention_bias,
         output_bias=attention_bias,
-        mlp_bias=family.mlp_bias and fields.boolean("mlp_bias", default=False),
+        mlp_bias=architecture.mlp_bias and fields.boolean("mlp_bias", default=False),
         eos_token_ids=fields.integers("eos_token_id"),
     )
     if any(not 0 <= token < config.vocab_size for token in config.eos_token_ids):
@@ -163,8 +130,8 @@ def _parse(fields: Fields, architecture: str, family: _Family) -> ModelConfig:
     return config
 
 
-def _num_kv_heads(fields: Fields, family: _Family, num_heads: int) -> int:
-    absent = num_heads if fields.is_null("num_key_value_heads") else family.num_kv_heads
+def _num_kv_heads(fields: Fields, architecture: Architecture, num_heads: int) -> int:
+    absent = num_heads if fields.is_null("num_key_value_heads") else architecture.num_kv_heads
     num_kv_heads = fields.integer("num_key_value_heads", default=absent or num_heads)
     if num_heads % num_kv_heads:
         raise fields.error(
@@ -174,27 +141,29 @@ def _num_kv_heads(fields: Fields, family: _Family, num_heads: int) -> int:
     return num_kv_heads
 
 
-def _head_dim(fields: Fields, family: _Family, num_heads: int) -> int:
+def _head_dim(fields: Fields, architecture: Architecture, num_heads: int) -> int:
     hidden_size = fields.integer("hidden_size")
-    if "head_dim" not in fields and family.head_dim is None and hidden_size % num_heads:
+    if "head_dim" not in fields and architecture.head_dim is None and hidden_size % num_heads:
         raise fields.error(
             "head_dim", f"is missing, and hidden_size is no multiple of {num_heads} heads"
         )
-    head_dim = fields.integer("head_dim", default=family.head_dim or hidden_size // num_heads)
+    head_dim = fields.integer("head_dim", default=architecture.head_dim or hidden_size // num_heads)
     if head_dim % 2:
         raise fields.error("head_dim", f"must be even for rotary embeddings (got {head_dim})")
     return head_dim
 
 
-def _sliding_windows(fields: Fields, family: _Family, num_layers: int) -> tuple[int | None, ...]:
-    absent = None if fields.is_null("sliding_window") else family.sliding_window
+def _sliding_windows(
+    fields: Fields, architecture: Architecture, num_layers: int
+) -> tuple[int | None, ...]:
+    absent = None if fields.is_null("sliding_window") else architecture.sliding_window
     window = fields.integer("sliding_window", default=absent)
     first = 0
-    if family.window_switch:
+    if architecture.window_switch:
         if not fields.boolean("use_sliding_window", default=False):
             window = None
         first = fields.integer("max_window_layers", default=28, minimum=0)
-    elif family.sliding_window is None and window is not None:
+    elif architecture.sliding_window is None and window is not None:
         raise UnsupportedError("config.json: sliding_window is not supported for this architecture")
     windows = tuple(window if layer >= first else None for layer in range(num_layers))
     layer_types = fields.texts("layer_types")
@@ -206,7 +175,7 @@ def _sliding_windows(fields: Fields, family: _Family, num_layers: int) -> tuple[
             f"must give one of {', '.join(_LAYER_TYPES)} for each of {num_layers} layers",
         )
     typed = tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-    if not family.window_switch and typed != windows:
+    if not architecture.window_switch and typed != windows:
         raise UnsupportedError("config.json: layer_types is not supported for this architecture")
     return typed
 

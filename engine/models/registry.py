@@ -1,51 +1,69 @@
-"""Architectures that Trident serves; their modules are imported when one is built."""
+"""The architectures that Trident serves. Importing this imports neither torch nor their modules."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from engine.errors import UnsupportedError
 
-if TYPE_CHECKING:
-    import torch
 
-    from engine.models.causal_lm import CausalLM
-    from engine.models.model_config import ModelConfig
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Where an architecture is implemented, and what its `config.json` leaves to its defaults.
 
-# Architecture, which is also the name of its class -> the module that defines it.
-MODELS: dict[str, str] = {
-    "LlamaForCausalLM": "engine.models.llama",
-    "MistralForCausalLM": "engine.models.mistral",
-    "Qwen2ForCausalLM": "engine.models.qwen2",
-    "Qwen3ForCausalLM": "engine.models.qwen3",
+    Attributes:
+        module: defines the class that has the architecture's name.
+        num_kv_heads, head_dim: where the field is absent; None derives them from num_heads.
+        sliding_window: where the field is absent.
+        window_switch: a window applies only with `use_sliding_window`, from layer
+            `max_window_layers` on or as `layer_types` says.
+        attention_bias, mlp_bias: whether the field of this name is read. Without `attention_bias`,
+            `qkv_bias` says whether q, k and v have a bias; nothing else has one.
+    """
+
+    module: str
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    sliding_window: int | None = None
+    window_switch: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    qkv_bias: bool = False
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture("engine.models.llama", attention_bias=True, mlp_bias=True),
+    "MistralForCausalLM": Architecture(
+        "engine.models.mistral", num_kv_heads=8, sliding_window=4096
+    ),
+    "Qwen2ForCausalLM": Architecture(
+        "engine.models.qwen2",
+        num_kv_heads=32,
+        sliding_window=4096,
+        window_switch=True,
+        qkv_bias=True,
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        "engine.models.qwen3",
+        num_kv_heads=32,
+        head_dim=128,
+        sliding_window=4096,
+        window_switch=True,
+        attention_bias=True,
+    ),
 }
 
 
-def build_model(
-    config: ModelConfig, *, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> CausalLM:
-    """Build the model of `config` on `device`, its parameters allocated and not initialised.
-
-    `engine.weights.initialise_weights` fills them. The rotary tables have `max_model_len` rows.
-    """
-    module = importlib.import_module(MODELS[config.architecture])
-    model: CausalLM = getattr(module, config.architecture)(
-        config, max_model_len=max_model_len, dtype=dtype, device=device
-    )
-    return model.eval()
-
-
-def check_architecture(architectures: list[str]) -> str:
-    """Return the first architecture of a checkpoint that Trident serves.
+def find_architecture(names: list[str]) -> str:
+    """Return the first of a checkpoint's architectures that Trident serves.
 
     Raises:
         UnsupportedError: it serves none of them.
     """
-    for name in architectures:
-        if name in MODELS:
+    for name in names:
+        if name in ARCHITECTURES:
             return name
     raise UnsupportedError(
-        f"config.json: architectures: {', '.join(architectures) or 'none'} is not supported; "
-        f"supported: {', '.join(MODELS)}"
+        f"config.json: architectures: {', '.join(names) or 'none'} is not supported; "
+        f"supported: {', '.join(ARCHITECTURES)}"
     )

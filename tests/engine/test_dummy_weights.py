@@ -10,9 +10,9 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.model_config import ModelConfig
-from engine.models.registry import build_model
 from engine.weights import fill_with_random_weights, initialise_weights, load_weights
 from tests.factories import paged_model
 from tests.factories.checkpoints import ARCHITECTURES, write_checkpoint

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.errors import CheckpointError
+from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.model_config import ModelConfig
-from engine.models.registry import build_model
 from engine.weights import SINGLE, load_weights
 from tests.factories.checkpoints import write_checkpoint
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.errors import CheckpointError
+from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.model_config import ModelConfig
-from engine.models.registry import build_model
 from engine.weights import INDEX, SINGLE, load_weights
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.paged_model import PagedModel

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import torch
 
-from engine.execution.batch import Batch
+from engine.models.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

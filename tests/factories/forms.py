@@ -3,7 +3,7 @@
 import torch
 
 from engine.errors import UnsupportedError
-from engine.layers.conversion import check_quantization
+from engine.models.conversion import check_quantization
 from kernels.cpu import linear as panels
 
 _CPU = torch.device("cpu")

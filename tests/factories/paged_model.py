@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.execution.attention import allocate_kv_cache, attention_backend
+from engine.models.build import build_model
 from engine.models.model_config import ModelConfig
-from engine.models.registry import build_model
 from engine.weights import load_weights
 from tests.factories.batches import BatchRow, build_batch
 
@@ -50,7 +50,13 @@ class PagedModel:
         load_weights(self.model, path)
         self._block_size = block_size
         self._cache = allocate_kv_cache(
-            self.config, num_blocks, block_size, dtype=dtype, device=CPU
+            num_blocks,
+            block_size,
+            num_layers=self.config.num_layers,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=dtype,
+            device=CPU,
         )
         self._backend = attention_backend(CPU, dtype=dtype, block_size=block_size)
         self._free = list(range(1, num_blocks))

@@ -1,5 +1,5 @@
 // The operators of torch.ops.trident_cpu. The wrappers in Python have checked their arguments, and
-// `engine.layers.fused_layers` makes those of `DecoderLayers` right.
+// `engine.models.fused_layers` makes those of `DecoderLayers` right.
 #include "operators.h"
 
 #include <ATen/ops/empty.h>

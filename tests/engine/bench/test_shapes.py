@@ -10,8 +10,8 @@ from engine.bench import floors
 from engine.bench.checkpoint import write_checkpoint
 from engine.bench.shapes import LLAMA_8B, QWEN_0_5B, QWEN_1_5B, SHAPES, TINY, Shape
 from engine.bench.workload import FULL
+from engine.models.build import build_model
 from engine.models.model_config import ModelConfig
-from engine.models.registry import build_model
 from engine.text.tokenizer import Tokenizer
 
 CEILINGS = {"copy_gb_s": 4300.0, "bf16_tflop_s": 790.0}

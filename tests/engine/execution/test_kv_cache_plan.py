@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import LLM, memory
+from engine import LLM
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError, UnsupportedError
+from engine.execution import kv_cache_plan
 from engine.models.model_config import ModelConfig
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -20,8 +21,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plan(checkpoint: Path, **settings: int) -> memory.KVCachePlan:
-    return memory.plan_kv_cache(
+def plan(checkpoint: Path, **settings: int) -> kv_cache_plan.KVCachePlan:
+    return kv_cache_plan.plan_kv_cache(
         EngineConfig.parse(settings),
         ModelConfig.from_hf(checkpoint),
         max_model_len=settings.get("max_model_len", 128),
@@ -41,7 +42,7 @@ def test_the_free_memory_is_shared_with_others(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = 16 * 2 * 3 * 2 * 16 * 4
-    monkeypatch.setattr(memory, "_free_bytes", lambda device: 40 * block)
+    monkeypatch.setattr(kv_cache_plan, "_free_bytes", lambda device: 40 * block)
     assert plan(checkpoint).num_blocks == 20
 
 
@@ -58,7 +59,7 @@ def test_the_size_can_be_given(checkpoint: Path) -> None:
 def test_a_size_that_does_not_fit_is_refused(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(memory, "_free_bytes", lambda device: 98 * 16 * 2 * 3 * 2 * 16 * 4)
+    monkeypatch.setattr(kv_cache_plan, "_free_bytes", lambda device: 98 * 16 * 2 * 3 * 2 * 16 * 4)
     with pytest.raises(InsufficientMemoryError, match=f"^{next(iter(settings))}: a KV cache of"):
         plan(checkpoint, **settings)
 
@@ -66,12 +67,12 @@ def test_a_size_that_does_not_fit_is_refused(
 def test_swap_space_that_the_host_has_not_is_refused(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_free_bytes", lambda device: 3 * 2**30)
+    monkeypatch.setattr(kv_cache_plan, "_free_bytes", lambda device: 3 * 2**30)
     sized = plan(checkpoint, num_gpu_blocks_override=12)
 
     def swap_space_bytes(gib: float, device: str) -> int:
         config = EngineConfig.parse({"swap_space": gib})
-        return memory.swap_space_bytes(config, sized, torch.device(device))
+        return kv_cache_plan.swap_space_bytes(config, sized, torch.device(device))
 
     assert swap_space_bytes(0, "cpu") == 0
     assert swap_space_bytes(2.5, "cpu") == 2.5 * 2**30
@@ -97,12 +98,12 @@ def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     limit.write_text("1000000\n")
     usage.write_text("500000\n")
     names = ("memory.max", "memory.current", "inactive_file")
-    monkeypatch.setattr(memory, "_CGROUPS", ((tmp_path, *names),))
+    monkeypatch.setattr(kv_cache_plan, "_CGROUPS", ((tmp_path, *names),))
     with pytest.raises(InsufficientMemoryError, match="model: its weights need"):
-        memory.require_room_for_weights(600_001, CPU, EngineConfig())
-    memory.require_room_for_weights(600_000, CPU, EngineConfig())
+        kv_cache_plan.require_room_for_weights(600_001, CPU, EngineConfig())
+    kv_cache_plan.require_room_for_weights(600_000, CPU, EngineConfig())
     limit.write_text("max\n")
-    memory.require_room_for_weights(600_001, CPU, EngineConfig())
+    kv_cache_plan.require_room_for_weights(600_001, CPU, EngineConfig())
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(
@@ -110,7 +111,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
 ) -> None:
     byte_level_tokenizer().save_pretrained(checkpoint)
     (checkpoint / "model.safetensors").unlink()
-    monkeypatch.setattr(memory, "_free_bytes", lambda device: 1000)
+    monkeypatch.setattr(kv_cache_plan, "_free_bytes", lambda device: 1000)
     with pytest.raises(InsufficientMemoryError, match=r"weights need .* is free on cpu"):
         LLM(str(checkpoint))
 

@@ -4,7 +4,7 @@ import mmap
 import pytest
 import torch
 
-from engine.execution import demand_memory
+from engine.execution import lazy_zeros
 from engine.execution.lazy_zeros import zeroed_on_demand
 
 
@@ -31,5 +31,5 @@ def test_no_large_pages_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
         def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
             raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(demand_memory.mmap, "mmap", Refusing)
+    monkeypatch.setattr(lazy_zeros.mmap, "mmap", Refusing)
     assert not zeroed_on_demand((4,), dtype=torch.float32).any()

@@ -1,6 +1,6 @@
 """What the GPU backend refuses when the engine starts; tests/kernels shows what it computes."""
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +10,12 @@ from engine.errors import UnsupportedError
 from engine.execution.triton_attention import TritonAttention
 from engine.models.model_config import ModelConfig
 
-
-@pytest.fixture(scope="module")
-def config() -> ModelConfig:
-    return ModelConfig.from_hf(CHECKPOINT_DIR)
+SERVED: dict[str, Any] = {
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_dim": 64,
+    "kv_cache_dtype": torch.bfloat16,
+}
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 48, 128])
@@ -22,9 +24,15 @@ def test_blocks_of_another_size_are_refused(block_size: int) -> None:
         TritonAttention(block_size)
 
 
-def test_the_bundled_model_is_served(config: ModelConfig) -> None:
-    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        TritonAttention(16).check(config, dtype)
+@pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_the_bundled_model_is_served(kv_cache_dtype: torch.dtype) -> None:
+    config = ModelConfig.from_hf(CHECKPOINT_DIR)
+    TritonAttention(16).check(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        kv_cache_dtype=kv_cache_dtype,
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,8 +44,7 @@ def test_the_bundled_model_is_served(config: ModelConfig) -> None:
         ({"num_heads": 48, "num_kv_heads": 2}, "num_key_value_heads: at most 16 query heads"),
     ],
 )
-def test_heads_of_another_shape_are_refused(
-    config: ModelConfig, changes: dict[str, int], text: str
-) -> None:
+def test_heads_of_another_shape_are_refused(changes: dict[str, int], text: str) -> None:
+    TritonAttention(64).check(**SERVED)
     with pytest.raises(UnsupportedError, match=text):
-        TritonAttention(64).check(replace(config, **changes), torch.bfloat16)
+        TritonAttention(64).check(**{**SERVED, **changes})

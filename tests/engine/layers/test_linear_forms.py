@@ -11,14 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from engine import LLM, SamplingParams, memory
+from engine import LLM, SamplingParams
 from engine.errors import InsufficientMemoryError, UnsupportedError
-from engine.layers import conversion
-from engine.layers.conversion import check_quantization, convert_weights, num_copied_bytes
+from engine.execution import kv_cache_plan
 from engine.layers.int8_linear import Int8Linear, multiplies_int8, quantize_rows
 from engine.layers.linear import Linear
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
+from engine.models import conversion
+from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import in_panels, quantizes
@@ -323,7 +324,7 @@ def test_the_copy_of_a_tied_head_needs_room(
     write_checkpoint(tmp_path, tie_word_embeddings=True, vocab_size=400)
     save_tokenizer(byte_level_tokenizer(), tmp_path)
     num_bytes = sum(parameter.nbytes for parameter in PagedModel(tmp_path).model.parameters())
-    monkeypatch.setattr(memory, "_free_bytes", lambda device: num_bytes + 400 * 64 * 4 - 1)
+    monkeypatch.setattr(kv_cache_plan, "_free_bytes", lambda device: num_bytes + 400 * 64 * 4 - 1)
     with pytest.raises(InsufficientMemoryError, match="its weights need"):
         LLM(str(tmp_path))
 

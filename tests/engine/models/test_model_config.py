@@ -1,5 +1,6 @@
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 from engine.errors import CheckpointError, UnsupportedError
-from engine.models.model_config import _FAMILIES, ModelConfig
-from engine.models.registry import MODELS
-from engine.models.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
+from engine.layers.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
+from engine.models import registry
+from engine.models.causal_lm import CausalLM
+from engine.models.model_config import ModelConfig
 from tests.factories.checkpoints import ARCHITECTURES, ROPES, write_checkpoint
 
 LLAMA: dict[str, Any] = {
@@ -68,8 +70,10 @@ def test_what_transformers_writes(architecture: str, rope: str, tmp_path: Path) 
     assert type(config.rope).__name__.lower() == f"{rope}rope"
 
 
-def test_every_architecture_has_a_family_and_a_class() -> None:
-    assert set(_FAMILIES) == set(MODELS) == set(ARCHITECTURES)
+def test_every_architecture_is_tested_and_has_a_class() -> None:
+    assert set(registry.ARCHITECTURES) == set(ARCHITECTURES)
+    for name, architecture in registry.ARCHITECTURES.items():
+        assert issubclass(getattr(import_module(architecture.module), name), CausalLM)
 
 
 def test_kv_bytes_per_token(tmp_path: Path) -> None:

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from engine.execution.attention import LayerCache, StepAttention
-from engine.execution.cpu_attention import CpuStepAttention
+from engine.layers.attention import LayerCache
 from engine.layers.panel_linear import PanelLinear
+from engine.models.batch import Batch
 from engine.models.causal_lm import DecoderLayer
 from kernels.cpu.decoder_layers import decoder_layers
 
 
 class FusedLayers(nn.Module):
-    """The same as the `DecoderLayer`s it is made of, of which each must be one that `can_fuse`.
+    """Computes what the `DecoderLayer`s it is made of compute; `can_fuse` must allow them.
 
-    At a single sequence, what Python takes between operations is a good part of what they take
-    themselves.
+    At a single sequence, the time that Python takes between operations is a large part of a step.
     """
 
     def __init__(self, layers: Sequence[DecoderLayer]) -> None:
@@ -36,20 +35,20 @@ class FusedLayers(nn.Module):
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor],
-        slot_mapping: Tensor,
+        batch: Batch,
         kv_cache: Sequence[LayerCache],
-        attention: StepAttention,
     ) -> tuple[Tensor, Tensor]:
         """Return the last layer's output, not yet added, and the residual stream to add it to.
 
-        The attention is that of the CPU's own kernel.
+        Args:
+            x: [T, hidden_size], the embeddings.
+            rotary: cos and sin of the tokens' positions.
+            kv_cache: one entry per layer; T slots of each are written.
         """
-        assert isinstance(attention, CpuStepAttention)
-        batch = attention.batch
         out: tuple[Tensor, Tensor] = self._layers.forward(
             x,
             *rotary,
-            slot_mapping,
+            batch.slot_mapping,
             [cache.key for cache in kv_cache],
             [cache.value for cache in kv_cache],
             batch.query_start_loc,
@@ -59,12 +58,12 @@ class FusedLayers(nn.Module):
         return out
 
     def take_seconds(self) -> dict[str, float]:
-        """Return what each part of the layers has taken since this was last asked, in all steps."""
+        """Return the seconds that each part of the layers took in all steps since the last call."""
         return dict(self._layers.take_seconds())
 
 
 def can_fuse(layers: Iterable[DecoderLayer]) -> bool:
-    """Return whether there are `FusedLayers` of `layers`: all their projections lie in panels."""
+    """Return whether `layers` can be fused: all their projections are `PanelLinear`."""
     return all(
         isinstance(projection, PanelLinear)
         for layer in layers

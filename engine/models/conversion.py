@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from engine.config import Quantization
 from engine.errors import UnsupportedError
-from engine.layers.fused_layers import FusedLayers, can_fuse
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
 from engine.layers.linear import Linear
 from engine.layers.mlp import Gated, GatedLinear
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
 from engine.models.causal_lm import CausalLM, DecoderLayer
+from engine.models.fused_layers import FusedLayers, can_fuse
 from kernels.cpu import linear as panels
 
 

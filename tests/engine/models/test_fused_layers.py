@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.layers import conversion
-from engine.layers.conversion import convert_weights
-from engine.layers.fused_layers import FusedLayers
+from engine.models import conversion
+from engine.models.conversion import convert_weights
+from engine.models.fused_layers import FusedLayers
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import in_panels
 from tests.factories.paged_model import PagedModel

@@ -1,0 +1,63 @@
+"""Scalings of rotary embeddings, one dataclass each; `engine.models.rope` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultRope:
+    """Unscaled rotary embedding (Su et al., RoFormer, 2021)."""
+
+    theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRope:
+    """Positions divided by `factor` (position interpolation, Chen et al., 2023)."""
+
+    theta: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicRope:
+    """A base that grows with the sequence beyond `original_max_positions` (dynamic NTK)."""
+
+    theta: float
+    factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRope:
+    """YaRN (Peng et al., 2023): each frequency interpolated as far as it needs.
+
+    Attributes:
+        attention_factor: scales cos and sin; None derives it from `factor` and the mscales.
+        truncate: round the bounds of the ramp to whole dimensions.
+    """
+
+    theta: float
+    factor: float
+    original_max_positions: int
+    attention_factor: float | None
+    beta_fast: float
+    beta_slow: float
+    mscale: float | None
+    mscale_all_dim: float | None
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Scaling of Llama 3.1: long wavelengths divided by `factor`, short ones kept."""
+
+    theta: float
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+Rope = DefaultRope | LinearRope | DynamicRope | YarnRope | Llama3Rope
