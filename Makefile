@@ -1,60 +1,78 @@
-# Every target sets up what it needs; `make demo` is the place to start.
-PYTHON ?= python3
+# `make demo` is the place to start, `make help` lists the rest. Every target installs what it needs.
+
+# Python 3.12 or 3.11; by default the first of those on PATH that has all that Trident needs.
+PYTHON ?=
 # The version that the tests run with. On a machine without a GPU, the CPU build is a tenth of the
 # download: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+SERVER := $(VENV)/.installed
+DEVELOPMENT := $(VENV)/.installed-development
 CPU_KERNELS := $(VENV)/.cpu-kernels
 
-.PHONY: demo serve test interpreted compiled check kernels bench install clean
+.PHONY: demo serve install develop lint check test interpreted compiled kernels bench clean help
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
 
-serve: install  ## Start the server and keep it up; ARGS="--model PATH --http-port 9000"
+serve: install  ## Start the server and keep it up; ARGS="MODEL --http-port 9000"
 	@$(BIN)/trident serve $(ARGS)
 
-test: install  ## All tests, the real tritonserver included
-	$(BIN)/python -m pytest --ignore=tests/aot
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target interpreted compiled
+install: $(SERVER) $(CPU_KERNELS)  ## Set up .venv to serve; PYTHON=/path/to/python3.12
 
-interpreted: install  ## Our kernels on the CPU: without a GPU, under Triton's interpreter
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
+develop: install $(DEVELOPMENT)  ## Add what tests, linters and measurements need
 
-compiled: install  ## Our kernels compiled for GPUs that need not be here
-	$(BIN)/python -m pytest tests/aot
-
-check: install  ## Format, lint, types and the fast tests
+lint: develop  ## Formatter, linter and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint  ## Formatter, linter, types and the fast tests
 	$(BIN)/python -m pytest -m "not server and not slow" --ignore=tests/aot
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not slow" tests/kernels
 
-kernels: install  ## Test and measure all kernels on this machine's GPU; ARGS="--json results.json"
+test: develop  ## All tests, the real tritonserver included
+	$(BIN)/python -m pytest --ignore=tests/aot
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target interpreted compiled
+
+interpreted: develop  ## Our kernels on the CPU: without a GPU, under Triton's interpreter
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
+
+compiled: develop  ## Our kernels compiled for GPUs that need not be here
+	$(BIN)/python -m pytest tests/aot
+
+kernels: develop  ## Test and measure all kernels on this machine's GPU; ARGS="--json results.json"
 	$(BIN)/python -m kernels.bench $(ARGS)
 
-bench: install  ## Test and measure the engine on this machine's GPU; ARGS="--json results.json"
+bench: develop  ## Test and measure the engine on this machine's GPU; ARGS="--json results.json"
 	$(BIN)/python -m engine.bench $(ARGS)
-
-install: $(INSTALLED) $(CPU_KERNELS)
-
-# They need a compiler; where there is none, torch's operations serve in their place.
-$(CPU_KERNELS): $(INSTALLED) $(wildcard kernels/cpu/*.py kernels/cpu/csrc/*)
-	@$(BIN)/python -m kernels.cpu || true
-	@touch $@
-
-# The stamp is written last, so an interrupted set-up is done again.
-$(INSTALLED): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Trident needs Python 3.11 or newer; call make with PYTHON=/path/to/python3.11"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
-	  || { echo "cannot create $(VENV); on Debian or Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
-	@echo "Installing Trident and its dependencies into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --disable-pip-version-check '$(TORCH)' -e '.[server,dev]'
-	@touch $@
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z]*\):.*  ## /\1:/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS=: read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
+
+# They are for the CPU and need a compiler; without them torch's operations serve. Without the
+# stamp it is tried again: a compiler may have come meanwhile.
+$(CPU_KERNELS): $(SERVER) $(wildcard kernels/cpu/*.py kernels/cpu/csrc/*)
+	@if $(BIN)/python -m kernels.cpu; then touch $@; fi
+
+# A stamp is written last, so an interrupted set-up is done again.
+$(SERVER): pyproject.toml | $(BIN)/python
+	@echo "Installing Trident and its dependencies into $(VENV) (a few minutes the first time)"
+	@$(PIP) '$(TORCH)' --editable '.[server]'
+	@touch $@
+
+# pip reads dependency groups since 25.1.
+$(DEVELOPMENT): pyproject.toml $(SERVER)
+	@$(PIP) --upgrade 'pip>=25.1,<27'
+	@$(PIP) --group dev
+	@touch $@
+
+$(BIN)/python:
+	@python=$$(scripts/choose-python $(PYTHON)) \
+	  && { "$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }

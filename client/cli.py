@@ -56,7 +56,7 @@ def _options(
 
 def _version() -> str:
     try:
-        return metadata.version("trident")
+        return metadata.version("trident-llm")
     except metadata.PackageNotFoundError:
         return "(not installed)"
 

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.launch.errors import ServerStartError
+from engine.launch.requirements import machine_problem
 
 STUB = "triton_python_backend_stub"
 NGC_ROOT = Path("/opt/tritonserver")
+# NVIDIA's package on PyPI, in the version of the extra `server`.
+WHEEL = "nvidia-pytriton==0.7.0"
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def find_tritonserver(candidates: Iterable[Installation] | None = None) -> Insta
         raise ServerStartError(
             "tritonserver was not found: neither in /opt/tritonserver, nor on PATH, nor as the "
             "Python package nvidia-pytriton",
-            "pip install 'trident[server]'",
+            _way_to_get_it(),
         )
     for installation in found:
         if python_version() in installation.stubs:
@@ -66,9 +69,15 @@ def find_tritonserver(candidates: Iterable[Installation] | None = None) -> Insta
     raise ServerStartError(
         f"{found[0].binary} cannot run models of Python {python_version()}: its Python backend "
         f"has stubs for {', '.join(offered) or 'no version'} only",
-        "pip install 'trident[server]' for a tritonserver with stubs for Python 3.8 to 3.13, or "
-        "run trident with one of those versions",
+        f"run trident with one of those versions, or install a tritonserver that has the stub: "
+        f"{_way_to_get_it()}",
     )
+
+
+def _way_to_get_it() -> str:
+    if problem := machine_problem():
+        return f"{problem}; use NVIDIA's container: docker/README.md"
+    return f"in a checkout: make install; elsewhere: {sys.executable} -m pip install {WHEEL}"
 
 
 def _installations() -> Iterable[Installation]:

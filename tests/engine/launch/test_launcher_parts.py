@@ -16,7 +16,7 @@ from rich.console import Console
 
 from client.commands.serve import own_name
 from client.commands.server_display import ServerLog
-from engine.launch import processes, run_directory, server, server_log
+from engine.launch import installation, processes, run_directory, server, server_log
 from engine.launch.environment import (
     RUN_ID,
     effective_config,
@@ -27,6 +27,7 @@ from engine.launch.environment import (
 from engine.launch.errors import ServerStartError
 from engine.launch.installation import (
     STUB,
+    WHEEL,
     Installation,
     find_tritonserver,
     from_release,
@@ -95,7 +96,14 @@ class TestFindTritonserver:
     def test_nothing_there(self, tmp_path: Path) -> None:
         with pytest.raises(ServerStartError, match="not found") as caught:
             find_tritonserver([])
-        assert caught.value.hint == "pip install 'trident[server]'"
+        assert "make install" in caught.value.hint
+        assert f"pip install {WHEEL}" in caught.value.hint
+
+    def test_no_wheel_for_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(installation, "machine_problem", lambda: "another processor")
+        with pytest.raises(ServerStartError, match="not found") as caught:
+            find_tritonserver([])
+        assert caught.value.hint == "another processor; use NVIDIA's container: docker/README.md"
 
     def test_incomplete_trees_are_none(self, tmp_path: Path) -> None:
         assert from_release(tmp_path / "bin" / "tritonserver") is None

@@ -1,0 +1,31 @@
+"""The targets of the Makefile."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_help_lists_every_target() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = [line.split()[1] for line in done.stdout.splitlines()]
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", TEXT.replace("\\\n", ""), re.MULTILINE)
+    assert sorted(listed) == sorted(phony.split())
+    assert "make demo " in done.stdout
+    assert "Start the server on the bundled model" in done.stdout
+
+
+def test_what_serves_needs_no_tools_of_development() -> None:
+    command = ["make", "--dry-run", "--always-make", "serve"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--editable '.[server]'" in done.stdout
+    assert "--group dev" not in done.stdout
+
+
+def test_what_tests_needs_them() -> None:
+    for target in ("lint", "check", "test", "interpreted", "compiled", "kernels", "bench"):
+        command = ["make", "--dry-run", "--always-make", target]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "--group dev" in done.stdout, target
