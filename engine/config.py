@@ -125,7 +125,9 @@ class EngineConfig(BaseModel):
         10.0, description="silence of the engine process after which it counts as hung"
     )
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        300.0, description="duration of one step after which the engine counts as hung"
+        300.0,
+        description="duration of a step, with the messages handled before it, after which the "
+        "engine counts as hung",
     )
 
     @field_validator("model")

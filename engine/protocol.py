@@ -95,10 +95,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The process lives. Sent by a thread of its own every `HEARTBEAT_INTERVAL_S`, from the start.
 
-    Whether the engine itself moves is what `step_s` tells.
+    Whether the engine's loop moves is what `iteration_s` tells.
     """
 
-    step_s: float  # seconds since the step under way began; 0 between steps
+    iteration_s: float  # seconds that the loop's iteration has taken so far; 0 while it waits
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):

@@ -1,52 +1,52 @@
-"""Inbox: what has arrived for the engine's loop while it was busy with a step."""
+"""Inbox: the messages that have arrived for the engine's loop while it was busy with a step."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from engine.protocol import Abort, AddRequest, Shutdown, ToEngine
 
 
 class Inbox:
-    """A queue in which what ends work overtakes what begins it. For any threads.
+    """A queue in which messages that end work overtake new requests. Thread-safe.
 
-    `engine.service.stub.admission` bounds the requests in it.
+    A request that is aborted before the loop has taken it is dropped at once. The number of
+    requests in it is bounded by `engine.service.stub.admission`: a request counts there until the
+    process has said that it has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_dropped: Callable[[AddRequest], None]) -> None:
+        """`on_dropped` hears of each request that was dropped; the loop never sees it."""
+        self._on_dropped = on_dropped
         self._arrived = threading.Condition()
-        self._messages: deque[ToEngine] = deque()
-        self._urgent: deque[ToEngine] = deque()
-        self._waiting: set[int] = set()  # uids of the requests in _messages
+        self._requests: OrderedDict[int, AddRequest] = OrderedDict()  # by uid, first come first
+        self._others: deque[ToEngine] = deque()
 
     def put(self, message: ToEngine) -> None:
         """Add `message`; returns at once."""
+        dropped = None
         with self._arrived:
             if isinstance(message, AddRequest):
-                self._waiting.add(message.uid)
-            if isinstance(message, Shutdown):
-                self._forget_requests()
-            if isinstance(message, Abort) and message.uid not in self._waiting:
-                self._urgent.append(message)
+                self._requests[message.uid] = message
+            elif isinstance(message, Abort) and message.uid in self._requests:
+                dropped = self._requests.pop(message.uid)
             else:
-                self._messages.append(message)
+                if isinstance(message, Shutdown):
+                    self._requests.clear()
+                self._others.append(message)
             self._arrived.notify()
+        if dropped is not None:
+            self._on_dropped(dropped)
 
     def get(self, *, wait: bool) -> ToEngine | None:
         """Take the next message; without `wait`, None if there is none."""
         with self._arrived:
-            while wait and not self._urgent and not self._messages:
+            while wait and not self._others and not self._requests:
                 self._arrived.wait()
-            if self._urgent:
-                return self._urgent.popleft()
-            if not self._messages:
-                return None
-            message = self._messages.popleft()
-            if isinstance(message, AddRequest):
-                self._waiting.discard(message.uid)
-            return message
-
-    def _forget_requests(self) -> None:
-        self._messages = deque(m for m in self._messages if not isinstance(m, AddRequest))
-        self._waiting.clear()
+            if self._others:
+                return self._others.popleft()
+            if self._requests:
+                return self._requests.popitem(last=False)[1]
+            return None

@@ -25,7 +25,7 @@ from engine.service.process.inbox import Inbox
 log = logging.getLogger("trident.engine")
 
 STATS_INTERVAL_S = 0.5
-ARRIVALS_S = 0.02  # a burst of new requests keeps those that run no longer from their next step
+MAX_ARRIVALS_S = 0.02
 
 
 class Core(Protocol):
@@ -42,24 +42,39 @@ class Core(Protocol):
 
 
 class EngineLoop:
-    """Feeds `core` with what arrives and hands on what it produces."""
+    """Gives `core` the messages that arrive, steps it, and hands on what it produces.
 
-    def __init__(self, core: Core, inbox: Inbox, put: Callable[[FromEngine], None]) -> None:
+    Each iteration takes what has arrived and then makes one step. While requests run, a burst of
+    arrivals delays their next step by no longer than the last step took; the rest of the burst
+    follows after the next step. At least one message is taken before each step.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        inbox: Inbox,
+        put: Callable[[FromEngine], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Serve `core`; `put` takes what goes to the stub, and must return at once."""
         self._core = core
         self._inbox = inbox
         self._put = put
-        self._next_stats = 0.0  # time.monotonic()
-        self._step_began: float | None = None
+        self._clock = clock
+        self._next_stats = 0.0
+        self._last_step_s = 0.0
+        self._iteration_began: float | None = None  # None: it waits for messages
 
     @property
-    def step_s(self) -> float:
-        """Seconds since the step under way began; 0 between steps. For any thread."""
-        began = self._step_began
-        return 0.0 if began is None else time.monotonic() - began
+    def iteration_s(self) -> float:
+        """Seconds that the iteration under way has taken; 0 while it waits. For any thread."""
+        began = self._iteration_began
+        return 0.0 if began is None else self._clock() - began
 
     def run(self) -> None:
         """Serve until `Shutdown`. An exception of `step` or `check_idle` leaves it."""
         while True:
+            self._iteration_began = self._clock()
             busy = self._core.has_unfinished_requests()
             for message in self._arrived(wait=not busy):
                 if isinstance(message, Shutdown):
@@ -75,24 +90,31 @@ class EngineLoop:
             self._report(now=busy and idle)
 
     def _step(self) -> None:
-        self._step_began = time.monotonic()
+        began = self._clock()
         if outputs := self._core.step():
             self._put(Outputs(outputs))
-        self._step_began = None
+        self._last_step_s = self._clock() - began
 
     def _report(self, *, now: bool) -> None:
-        """Send what there is to count, from time to time and before falling idle."""
-        if now or time.monotonic() >= self._next_stats:
+        """Send the statistics: every `STATS_INTERVAL_S`, and before the loop falls idle."""
+        if now or self._clock() >= self._next_stats:
             self._put(self._core.take_stats())
-            self._next_stats = time.monotonic() + STATS_INTERVAL_S
+            self._next_stats = self._clock() + STATS_INTERVAL_S
 
     def _arrived(self, *, wait: bool) -> Iterator[ToEngine]:
-        """Yield what has arrived, not for long; with `wait`, at least one message."""
-        message = self._inbox.get(wait=wait)
-        until = time.monotonic() + ARRIVALS_S
+        """Yield the messages to handle before the next step; with `wait`, at least one."""
+        message = self._wait() if wait else self._inbox.get(wait=False)
+        allowed_s = MAX_ARRIVALS_S if wait else min(self._last_step_s, MAX_ARRIVALS_S)
+        until = self._clock() + allowed_s
         while message is not None:
             yield message
-            message = self._inbox.get(wait=False) if time.monotonic() < until else None
+            message = self._inbox.get(wait=False) if self._clock() < until else None
+
+    def _wait(self) -> ToEngine | None:
+        self._iteration_began = None
+        message = self._inbox.get(wait=True)
+        self._iteration_began = self._clock()
+        return message
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, AddRequest):
@@ -103,7 +125,7 @@ class EngineLoop:
                 self._put(Outputs(outputs))
 
     def _add(self, request: AddRequest) -> None:
-        """Add one request; whatever is wrong with it ends this request only."""
+        """Add one request; an error in it ends this request only."""
         fields = {"uid": request.uid, "request_id": request.request_id}
         try:
             self._core.add_request(request)

@@ -13,7 +13,17 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import TridentError
-from engine.protocol import FromEngine, Heartbeat, Start, StartFailed, Starting, ToEngine
+from engine.protocol import (
+    AddRequest,
+    FromEngine,
+    Heartbeat,
+    Outputs,
+    SequenceOutput,
+    Start,
+    StartFailed,
+    Starting,
+    ToEngine,
+)
 from engine.service.channel import Channel, ChannelError
 from engine.service.logs import configure_logging
 from engine.service.process.inbox import Inbox
@@ -29,7 +39,7 @@ CoreFactory = Callable[[EngineConfig, Callable[[str], None]], Core]
 
 
 class Heart:
-    """Sends a heartbeat from a thread of its own, which no step of the engine can hold up."""
+    """Sends a heartbeat every `HEARTBEAT_INTERVAL_S`, from a thread of its own."""
 
     def __init__(self, put: Callable[[FromEngine], None]) -> None:
         self.loop: EngineLoop | None = None  # once there is one
@@ -38,7 +48,7 @@ class Heart:
 
     def _run(self) -> None:
         while True:
-            self._put(Heartbeat(0.0 if self.loop is None else self.loop.step_s))
+            self._put(Heartbeat(0.0 if self.loop is None else self.loop.iteration_s))
             time.sleep(HEARTBEAT_INTERVAL_S)
 
 
@@ -51,6 +61,15 @@ def read_into(inbox: Inbox, channel: EngineChannel) -> None:
         log.exception("the engine stub sent no valid message")
     # Not sys.exit: the main thread may be inside a long step, and nothing is left to be saved.
     os._exit(0)
+
+
+def aborted(request: AddRequest) -> list[SequenceOutput]:
+    """Return the last outputs of a request that was aborted before the engine took it."""
+    num_sequences = request.sampling_params.get("n", 1)
+    return [
+        SequenceOutput(request.uid, index, [], [], finish_reason="abort")
+        for index in range(num_sequences)
+    ]
 
 
 def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
@@ -76,7 +95,7 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
     channel: EngineChannel = Channel(sock, ToEngine)
     writer = Writer(channel)
     heart = Heart(writer.put)
-    inbox = Inbox()
+    inbox = Inbox(lambda request: writer.put(Outputs(aborted(request))))
     threading.Thread(target=read_into, args=(inbox, channel), name="reader", daemon=True).start()
     try:
         first = inbox.get(wait=True)
@@ -98,7 +117,7 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
 def configure() -> None:
     """Log to stderr, which is the server's; leave Ctrl-C to the server, which then ends us.
 
-    The kernel ends us with the stub too, for the reader thread cannot while we are stopped.
+    The kernel ends us with the stub too: the reader thread cannot while this process is stopped.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     configure_logging()

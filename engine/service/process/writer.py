@@ -1,4 +1,4 @@
-"""Writer: the engine process's outputs on their way to the stub."""
+"""Writer: sends what the engine process says to the stub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from engine.protocol import FromEngine, Outputs, SequenceOutput, ToEngine
-from engine.service.channel import Channel
+from engine.service.channel import Channel, ChannelError
 
 log = logging.getLogger("trident.engine")
 
@@ -21,7 +21,7 @@ EngineChannel = Channel[FromEngine, ToEngine]
 class Writer:
     """Sends from a thread of its own, so that the engine loop never waits for the socket.
 
-    Whatever outputs have queued up while one frame was sent go into the next one together.
+    Outputs that have queued up while one frame was sent go into the next one together.
     """
 
     def __init__(self, channel: EngineChannel) -> None:
@@ -45,12 +45,23 @@ class Writer:
                 for merged in _merge([message, *drain(self._queue)]):
                     if merged is None:
                         return
-                    self._channel.send(merged)
+                    self._send(merged)
         except OSError:
             return  # the stub has gone; the reader thread ends the process
         except Exception:
             log.exception("outputs could not be sent")
             os._exit(1)  # an engine that nobody hears must not look alive
+
+    def _send(self, message: FromEngine) -> None:
+        """Send `message`; `Outputs` that are too much for one frame go in several."""
+        try:
+            self._channel.send(message)
+        except ChannelError:
+            if not isinstance(message, Outputs) or len(message.outputs) < 2:
+                raise
+            half = len(message.outputs) // 2
+            self._send(Outputs(message.outputs[:half]))
+            self._send(Outputs(message.outputs[half:]))
 
 
 def _merge(messages: list[FromEngine | None]) -> Iterator[FromEngine | None]:

@@ -92,7 +92,7 @@ class EngineProcess:
         self._channel: Channel[ToEngine, FromEngine] = Channel(ours, FromEngine)
         self._num_oom_kills = _num_oom_kills()
         self.num_heartbeats = 0
-        self.step_s = 0.0  # as the last heartbeat said
+        self.iteration_s = 0.0  # as the last heartbeat said
         self.is_ready = False
         self._hung: Death | None = None
 
@@ -134,7 +134,7 @@ class EngineProcess:
             if message is None:
                 return
             if isinstance(message, Heartbeat):
-                self.step_s = message.step_s
+                self.iteration_s = message.iteration_s
                 self.num_heartbeats += 1
             else:
                 yield message

@@ -1,4 +1,4 @@
-"""Watchdog: notices an engine process that lives but does not move."""
+"""Watchdog: kills an engine process that hangs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _LOADING_TIMEOUT_S = 120.0  # importing torch from a cold disk keeps every threa
 
 
 class Watchdog:
-    """Kills the process when its heartbeats stop, or when one step takes too long.
+    """Kills the process when its heartbeats stop, or when one iteration of its loop takes too long.
 
-    Silence is counted in ticks of this thread, so that a stub which was itself stopped, or starved
-    of processor time, does not blame the process for it.
+    An iteration is all between two waits for messages: handling messages, a step, statistics.
+    Silence is counted in ticks of this thread: if the stub itself was stopped, or starved of
+    processor time, the process is not to blame.
     """
 
     def __init__(
@@ -53,6 +54,6 @@ class Watchdog:
         timeout_s = self._heartbeat_timeout_s if process.is_ready else _LOADING_TIMEOUT_S
         if silent_s > timeout_s:
             return f"hung: it gave no sign of life for {silent_s:g} s"
-        if process.step_s > self._step_timeout_s:
-            return f"hung in a step of {process.step_s:.0f} s"
+        if process.iteration_s > self._step_timeout_s:
+            return f"hung in a step of {process.iteration_s:.0f} s"
         return ""

@@ -15,16 +15,23 @@ def drain(inbox: Inbox) -> list[ToEngine]:
     return messages
 
 
-def test_an_abort_overtakes_new_requests_but_never_its_own() -> None:
-    inbox = Inbox()
-    for message in (add(2), add(3), Abort(3), Abort(1)):
+def make() -> tuple[Inbox, list[int]]:
+    """Return an inbox, and the uids of the requests that it has dropped."""
+    dropped: list[int] = []
+    return Inbox(lambda request: dropped.append(request.uid)), dropped
+
+
+def test_an_abort_overtakes_new_requests_and_drops_its_own() -> None:
+    inbox, dropped = make()
+    for message in (add(2), add(3), Abort(3), Abort(1), add(4)):
         inbox.put(message)
+    assert dropped == [3]
     taken = [(type(m).__name__, getattr(m, "uid", None)) for m in drain(inbox)]
-    assert taken == [("Abort", 1), ("AddRequest", 2), ("AddRequest", 3), ("Abort", 3)]
+    assert taken == [("Abort", 1), ("AddRequest", 2), ("AddRequest", 4)]
 
 
 def test_a_request_that_was_taken_out_is_the_engines() -> None:
-    inbox = Inbox()
+    inbox, _ = make()
     inbox.put(add(1))
     assert inbox.get(wait=False) is not None
     inbox.put(add(2))
@@ -33,13 +40,13 @@ def test_a_request_that_was_taken_out_is_the_engines() -> None:
 
 
 def test_the_end_does_not_wait_for_requests_but_for_the_start() -> None:
-    inbox = Inbox()
+    inbox, _ = make()
     for message in (Start({}), add(1), add(2), Shutdown()):
         inbox.put(message)
     assert drain(inbox) == [Start({}), Shutdown()]
 
 
 def test_get_waits_for_a_message() -> None:
-    inbox = Inbox()
+    inbox, _ = make()
     threading.Timer(0.05, inbox.put, [Abort(7)]).start()
     assert inbox.get(wait=True) == Abort(7)

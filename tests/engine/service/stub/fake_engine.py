@@ -18,6 +18,7 @@ from engine.protocol import AddRequest, Ready, SequenceOutput, Stats
 from engine.service.process.serve import configure, serve
 
 BAD_REQUEST, FULL, BUG, STEP_FAILS, DIES, HANGS = range(9001, 9007)
+HANGS_IN_ADD, HANGS_IN_ABORT, HANGS_WHEN_IDLE, HANGS_IN_STATS = range(9007, 9011)
 
 
 class FakeCore:
@@ -32,8 +33,15 @@ class FakeCore:
             os._exit(7)
         report("pretending to load")
         self._running: dict[int, tuple[AddRequest, int]] = {}
+        self._hangs_in = 0  # the kind of fault that a request has asked for
+
+    def _hang(self, kind: int) -> None:
+        if self._hangs_in == kind:
+            time.sleep(3600)
 
     def add_request(self, request: AddRequest) -> None:
+        self._hangs_in = request.prompt_token_ids[0]
+        self._hang(HANGS_IN_ADD)
         match request.prompt_token_ids[0]:
             case 9001:
                 raise RequestError("input_ids: is bad")
@@ -44,10 +52,12 @@ class FakeCore:
         self._running[request.uid] = (request, 0)
 
     def abort(self, uid: int) -> list[SequenceOutput]:
-        if self._running.pop(uid, None) is None:
+        self._hang(HANGS_IN_ABORT)
+        if (running := self._running.pop(uid, None)) is None:
             return []
         return [
-            SequenceOutput(uid=uid, index=0, token_ids=[], window_ids=[], finish_reason="abort")
+            SequenceOutput(uid=uid, index=i, token_ids=[], window_ids=[], finish_reason="abort")
+            for i in range(running[0].sampling_params.get("n", 1))
         ]
 
     def has_unfinished_requests(self) -> bool:
@@ -62,8 +72,7 @@ class FakeCore:
                 raise RuntimeError("a step failed")
             if first == DIES:
                 os._exit(9)
-            if first == HANGS:
-                time.sleep(3600)
+            self._hang(HANGS)
             params = request.sampling_params
             last = position + 1 >= params["max_tokens"]
             outputs += [
@@ -82,9 +91,11 @@ class FakeCore:
         return outputs
 
     def check_idle(self) -> None:
+        self._hang(HANGS_WHEN_IDLE)
         assert not self._running
 
     def take_stats(self) -> Stats:
+        self._hang(HANGS_IN_STATS)
         return Stats(num_running=len(self._running), num_waiting=0, kv_cache_usage=0.0)
 
 

@@ -140,7 +140,7 @@ def test_a_late_abort_does_not_meet_the_next_process(monkeypatch: pytest.MonkeyP
     os.kill(client.process_id, signal.SIGKILL)
     assert loading.wait(5)
     monkeypatch.undo()
-    wait_until_ready(client, timeout=5)
+    wait_until_ready(client)
     assert_alive(client)
     assert client.health.num_restarts == 1
     client.close()
