@@ -68,7 +68,9 @@ _BY_STATUS: Mapping[str, type[TridentClientError]] = {
     "UNAUTHENTICATED": AccessDeniedError,
     "PERMISSION_DENIED": AccessDeniedError,
 }
-_QUEUE_FULL = "Maximum queue size of"  # Triton's own words for it, which peers' clients look for
+# "Maximum queue size of ... reached" before the engine, as peers' clients look for it; "Exceeds
+# maximum queue size", Triton's own words, before the tokenizer.
+_QUEUE_FULL = r"[Mm]aximum queue size"
 
 
 # An error inside a stream comes without its code, and the header `triton_grpc_error` that would
@@ -125,7 +127,7 @@ def from_connection(message: str, url: str) -> TridentClientError:
 
 def from_text(message: str) -> TridentClientError:
     """Return the error for the text of one that came inside a stream."""
-    own_words = re.sub(r"^in ensemble '\w+', ", "", message)
+    own_words = re.sub(r"^in ensemble '[^']+', ", "", message)
     for pattern, kind in _BY_TEXT:
         if re.search(pattern, own_words):
             return kind(own_words)

@@ -123,6 +123,7 @@ class TestGenerate:
             ("beam_width: not supported by this version of Trident", UnsupportedRequestError),
             ("Request for unknown model: 'ensemble' is not found", InvalidRequestError),
             ("Maximum queue size of 3 requests reached (max_num_queued_reqs)", QueueFullError),
+            ("[request id: 7] Exceeds maximum queue size", QueueFullError),
             ("the engine process has died; the request is lost", UnavailableError),
             ("the engine process could not be started: dtype: not supported", UnavailableError),
             ("the request was cancelled", RequestCancelledError),

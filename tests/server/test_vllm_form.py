@@ -3,24 +3,39 @@
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2_grpc
 
 from engine.demo.prompts import DEMO_PROMPTS
-from engine.launch.server import TritonServer
+from engine.launch.model_configs import VLLM
+from engine.launch.server import TritonServer, model_repository
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process
 
 pytestmark = pytest.mark.server
 
 
+MAX_QUEUE_SIZE = 16  # before the tokenizer
+
+
 @pytest.fixture(scope="module")
-def vllm_server() -> Iterator[TritonServer]:
-    arguments = ["--model-config-name=vllm"]
-    with TritonServer({"dtype": "float32"}, arguments=arguments, ports=0) as server:
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    repository = tmp_path_factory.mktemp("repository")
+    shutil.copytree(model_repository(), repository, dirs_exist_ok=True)
+    config = repository / "tokenizer" / VLLM.file
+    shipped = config.read_text()
+    assert "max_queue_size: 4096" in shipped
+    config.write_text(shipped.replace("4096", str(MAX_QUEUE_SIZE)))
+    arguments = ["--model-config-name=vllm", "--disable-auto-complete-config"]
+    with TritonServer(
+        {"dtype": "float32"}, arguments=arguments, repository=repository, ports=0
+    ) as server:
         yield server
 
 
@@ -75,6 +90,24 @@ def test_the_demo_answers_in_many_scripts(vllm_caller: Caller) -> None:
     assert re.search(r"[\u4e00-\u9fff]", everything), everything
     assert re.search(r"[\U0001f300-\U0001faff]", everything), everything
     assert "\N{REPLACEMENT CHARACTER}" not in everything
+
+
+def test_more_than_may_wait_for_the_tokenizer_is_refused_at_once(
+    vllm_caller: Caller, vllm_server: TritonServer
+) -> None:
+    chat = json.dumps([{"role": "user", "content": "many short messages"}] * 4000)  # 30 ms each
+    flood = vllm_caller.request("tokenizer", messages=chat)
+    with grpc.insecure_channel(vllm_server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        calls = [stub.ModelInfer.future(flood, timeout=60) for _ in range(200)]
+        errors = [call.exception() for call in calls]
+    refused = [e for e in errors if e.code() is grpc.StatusCode.UNAVAILABLE]
+    assert len(refused) > 0
+    assert len(refused) <= len(calls) - MAX_QUEUE_SIZE
+    assert all("Exceeds maximum queue size" in error.details() for error in refused)
+    others = [error.details() for error in errors if error not in refused]
+    assert all(text.startswith("messages: the prompt of") for text in others)
+    assert vllm_caller.one(text_input="Hi", sampling_parameters=sampling(max_tokens=2))
 
 
 def test_when_the_engine_dies_everybody_hears_of_it(

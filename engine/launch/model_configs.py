@@ -1,0 +1,217 @@
+"""The model configurations of the repository, in both forms, written from one table of tensors.
+
+`python -m engine.launch.model_configs` writes them; a test tells when that has been forgotten. In
+the default form tensors have a batch dimension, as TensorRT-LLM's clients send them; in the form
+`vllm` they have none (`--model-config-name=vllm`), and types and shapes are vllm_backend's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
+
+
+@dataclass(frozen=True)
+class Form:
+    """One of the forms in which the repository can be served."""
+
+    file: str  # in the folder of each model
+    max_batch_size: int
+
+
+FORMS = (Form("config.pbtxt", 1), VLLM := Form("configs/vllm.pbtxt", 0))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output; `dims` without the batch dimension, -1 for any size."""
+
+    name: str
+    type: str
+    dims: int = 1
+    optional: bool = False
+
+    def line(self) -> str:
+        """Return its entry in a configuration."""
+        text = f'name: "{self.name}" data_type: TYPE_{self.type} dims: [ {self.dims} ]'
+        return f"  {{ {text}{' optional: true' if self.optional else ''} }}"
+
+
+def _optional(type_: str, *names: str, dims: int = 1) -> list[Tensor]:
+    return [Tensor(name, type_, dims, optional=True) for name in names]
+
+
+REQUEST = [
+    *_optional("STRING", "text_input", "messages"),
+    *_optional("INT32", "max_tokens"),
+    *_optional("BOOL", "stream", "exclude_input_in_output"),
+    *_optional("STRING", "sampling_parameters"),
+    *_optional("INT32", "num_return_sequences", "beam_width"),
+    *_optional("FP32", "temperature"),
+    *_optional("INT32", "top_k"),
+    *_optional("FP32", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *_optional("FP32", "frequency_penalty", "length_penalty"),
+    *_optional("INT32", "min_tokens", "min_length"),
+    *_optional("UINT64", "seed", "random_seed"),
+    *_optional("STRING", "stop_words", "bad_words", dims=-1),
+    *_optional("INT32", "end_id", "pad_id"),
+    *_optional("STRING", "embedding_bias_words", dims=-1),
+    *_optional("FP32", "embedding_bias_weights", dims=-1),
+    *_optional("BOOL", "return_log_probs", "return_num_input_tokens", "return_num_output_tokens"),
+    *_optional("BOOL", "return_finish_reason", "return_perf_metrics"),
+    *_optional("UINT64", "lora_task_id"),
+    *_optional("STRING", "guided_decoding_guide_type", "guided_decoding_guide"),
+    *_optional("INT32", "priority"),
+    *_optional("UINT64", "timeout"),
+    *_optional("BOOL", "stop"),
+]
+
+RESPONSE = [
+    Tensor("text_output", "STRING", -1),
+    Tensor("finish_reason", "STRING", -1),
+    Tensor("cum_log_probs", "FP32", -1),
+    Tensor("output_log_probs", "FP32", -1),
+    Tensor("logprobs", "STRING", -1),
+    Tensor("num_input_tokens", "INT32", -1),
+    Tensor("num_output_tokens", "INT32", -1),
+    Tensor("sequence_index", "INT32", -1),
+    Tensor("kv_cache_reused_blocks", "INT64", -1),
+    Tensor("arrival_time_ns", "INT64", -1),
+    Tensor("first_scheduled_time_ns", "INT64", -1),
+    Tensor("first_token_time_ns", "INT64", -1),
+    Tensor("last_token_time_ns", "INT64", -1),
+]
+
+# What the tokenizer hands to the engine; clients that tokenise themselves give it directly.
+ENGINE_REQUEST = [
+    Tensor("input_ids", "INT32", -1),
+    Tensor("sampling_parameters", "STRING"),
+    Tensor("stream", "BOOL"),
+    Tensor("priority", "INT32"),
+    Tensor("timeout", "UINT64"),
+    Tensor("response_options", "UINT8", -1),
+    Tensor("stop", "BOOL"),
+]
+
+DETOKENIZER_INPUT = Tensor("detokenizer_input", "UINT8", -1)
+
+ENGINE_RESPONSE = [
+    Tensor("token_ids", "INT32", -1),
+    Tensor("sequence_index", "INT32", -1),
+    Tensor("finish_reason", "STRING", -1),
+    Tensor("num_output_tokens", "INT32", -1),
+    Tensor("cum_log_probs", "FP32", -1),
+    Tensor("output_log_probs", "FP32", -1),
+    Tensor("health", "STRING"),
+    DETOKENIZER_INPUT,
+]
+
+_ONE_INSTANCE = "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
+
+_ENSEMBLE = """\
+# Text in, text out: tokenizer -> engine -> detokenizer. Needs text_input or messages.
+platform: "ensemble"
+"""
+
+_TOKENIZER = """\
+# Validates and tokenises. The inputs are the ensemble's.
+backend: "python"
+"""
+
+_TOKENIZER_QUEUE = """\
+# Requests wait here while one is tokenised. Triton refuses more than this many: as many as may wait
+# for the engine by default (max_num_queued_reqs).
+dynamic_batching { default_queue_policy { max_queue_size: 4096 } }
+"""
+
+_ENGINE = """\
+# Continuous batching inside; settings in 1/engine.json. Needs input_ids, or one of
+# stop and health; response_options and detokenizer_input are between the stages.
+backend: "python"
+"""
+
+_DETOKENIZER = """\
+# Exactly one instance, and no dynamic batching: either would cost order or cancellation. Since the
+# engine paces its responses, batching gains nothing either (`trident bench stages`, demo, 2 cores,
+# 16 / 64 streams: 2,899 / 3,901 tok/s without it, 2,589 / 3,936 with it).
+backend: "python"
+"""
+
+
+def write(repository: Path = REPOSITORY) -> None:
+    """Write the configurations of all models below `repository`."""
+    for path, text in configurations().items():
+        file = repository / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def configurations() -> dict[str, str]:
+    """Return the text of each configuration, by path in the repository."""
+    return {
+        f"{model}/{form.file}": text
+        for form in FORMS
+        for model, text in _models(form.max_batch_size)
+    }
+
+
+def _models(max_batch_size: int) -> Iterable[tuple[str, str]]:
+    size = f"max_batch_size: {max_batch_size}\n"
+    to_tokenizer = [*ENGINE_REQUEST]
+    to_engine = [replace(tensor, optional=True) for tensor in ENGINE_REQUEST]
+    yield "ensemble", _ENSEMBLE + size + _tensors(REQUEST, RESPONSE) + _scheduling()
+    yield (
+        "tokenizer",
+        _TOKENIZER + size + _tensors(REQUEST, to_tokenizer) + _ONE_INSTANCE + _TOKENIZER_QUEUE,
+    )
+    yield (
+        "engine",
+        _ENGINE
+        + size
+        + "model_transaction_policy { decoupled: true }\n"
+        + _tensors([*to_engine, *_optional("BOOL", "health")], ENGINE_RESPONSE)
+        + _ONE_INSTANCE,
+    )
+    yield (
+        "detokenizer",
+        _DETOKENIZER + size + _tensors([DETOKENIZER_INPUT], RESPONSE) + _ONE_INSTANCE,
+    )
+
+
+def _tensors(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
+    return "".join(
+        f"{kind} [\n" + ",\n".join(tensor.line() for tensor in tensors) + "\n]\n"
+        for kind, tensors in (("input", inputs), ("output", outputs))
+    )
+
+
+def _scheduling() -> str:
+    """Return the steps of the ensemble; between them tensors have names of their own."""
+    request, response = _same(REQUEST), _same(RESPONSE)
+    between = {tensor.name: f"engine_{tensor.name}" for tensor in ENGINE_REQUEST}
+    message = _same([DETOKENIZER_INPUT])
+    steps = [
+        _step("tokenizer", request, between),
+        _step("engine", between, message),
+        _step("detokenizer", message, response),
+    ]
+    return "ensemble_scheduling {\n  step [\n" + ",\n".join(steps) + "\n  ]\n}\n"
+
+
+def _same(tensors: Iterable[Tensor]) -> dict[str, str]:
+    return {tensor.name: tensor.name for tensor in tensors}
+
+
+def _step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
+    """Return a step; `inputs` and `outputs` are the ensemble's names by the model's."""
+    lines = [f'model_name: "{model}"', "model_version: -1"]
+    for kind, names in (("input", inputs), ("output", outputs)):
+        lines += [f'{kind}_map {{ key: "{key}" value: "{names[key]}" }}' for key in names]
+    return "    {\n" + "".join(f"      {line}\n" for line in lines) + "    }"
+
+
+if __name__ == "__main__":
+    write()

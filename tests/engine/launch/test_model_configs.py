@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from engine.launch.model_configs import FORMS, REPOSITORY, Form, configurations, write
+
+
+def parse(text: str) -> model_config_pb2.ModelConfig:
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def test_the_repository_is_up_to_date() -> None:
+    files = {str(p.relative_to(REPOSITORY)) for p in REPOSITORY.rglob("*.pbtxt")}
+    assert files == set(configurations())
+    for path, text in configurations().items():
+        found = (REPOSITORY / path).read_text(encoding="utf-8")
+        assert found == text, f"{path}: run python -m engine.launch.model_configs"
+
+
+def test_it_is_written_as_it_is_told(tmp_path: Path) -> None:
+    write(tmp_path)
+    written = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*.pbtxt")}
+    assert written == configurations()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_ensemble_connects_every_tensor_of_its_steps(form: Form) -> None:
+    models = {
+        path.split("/")[0]: parse(text)
+        for path, text in configurations().items()
+        if path.endswith(form.file)
+    }
+    ensemble = models["ensemble"]
+    known = {tensor.name: tensor for tensor in ensemble.input}
+    for step in ensemble.ensemble_scheduling.step:
+        model = models[step.model_name]
+        for tensor in model.input:
+            if tensor.name == "health":  # of the engine alone
+                continue
+            source = known[step.input_map[tensor.name]]
+            assert (source.data_type, source.dims) == (tensor.data_type, tensor.dims)
+        outputs = {tensor.name: tensor for tensor in model.output}
+        known.update({name: outputs[key] for key, name in step.output_map.items()})
+    for tensor in ensemble.output:
+        assert (known[tensor.name].data_type, known[tensor.name].dims) == (
+            tensor.data_type,
+            tensor.dims,
+        )
+
+
+def test_requests_before_the_tokenizer_are_bounded() -> None:
+    for path, text in configurations().items():
+        queue = parse(text).dynamic_batching.default_queue_policy
+        assert queue.max_queue_size == (4096 if path.startswith("tokenizer/") else 0)
