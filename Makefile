@@ -12,7 +12,7 @@ SERVER := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
 CPU_KERNELS := $(VENV)/.cpu-kernels
 
-.PHONY: demo serve install develop lint check test interpreted compiled kernels bench clean help
+.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled kernels bench clean help
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -30,18 +30,32 @@ lint: develop  ## Formatter, linter and types
 	$(BIN)/mypy
 
 check: lint  ## Formatter, linter, types and the fast tests
-	$(BIN)/python -m pytest -m "not server and not slow" --ignore=tests/aot
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not slow" tests/kernels
+	$(BIN)/python -m pytest -m "not server and not slow and not large" --ignore=tests/aot
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not slow and not large" tests/kernels
 
-test: develop  ## All tests, the real tritonserver included
-	$(BIN)/python -m pytest --ignore=tests/aot
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target interpreted compiled
+test: develop  ## What CI runs: all but the large tests
+	@$(LANES)
+
+test-all: develop  ## All tests
+	@$(LANES) SELECT='large or not large'
+
+# The lanes of the tests, one per core. A large test repeats shorter ones at length.
+LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line with-server without-server
+SELECT := not large
+PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
+
+with-server: develop
+	$(PYTEST) -m 'server and ($(SELECT))'
+
+without-server: develop
+	$(PYTEST) -m 'not server and ($(SELECT))' --ignore=tests/aot
+	@$(MAKE) --no-print-directory SELECT='$(SELECT)' interpreted compiled
 
 interpreted: develop  ## Our kernels on the CPU: without a GPU, under Triton's interpreter
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
+	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels
 
 compiled: develop  ## Our kernels compiled for GPUs that need not be here
-	$(BIN)/python -m pytest tests/aot
+	$(PYTEST) -m '$(SELECT)' tests/aot
 
 kernels: develop  ## Test and measure all kernels on this machine's GPU; ARGS="--json results.json"
 	$(BIN)/python -m kernels.bench $(ARGS)
@@ -53,7 +67,7 @@ clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 help:  ## List the targets
-	@sed -n 's/^\([a-z]*\):.*  ## /\1:/p' $(firstword $(MAKEFILE_LIST)) \
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' $(firstword $(MAKEFILE_LIST)) \
 	  | while IFS=: read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
 
 # They are for the CPU and need a compiler; without them torch's operations serve. Without the
@@ -74,5 +88,5 @@ $(DEVELOPMENT): pyproject.toml $(SERVER)
 	@touch $@
 
 $(BIN)/python:
-	@python=$$(scripts/choose-python $(PYTHON)) \
+	@python=$$(engine/launch/choose-python $(PYTHON)) \
 	  && { "$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }

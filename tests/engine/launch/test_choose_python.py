@@ -1,4 +1,4 @@
-"""scripts/choose-python, with stand-ins for interpreters that lack something."""
+"""engine/launch/choose-python, with stand-ins for interpreters that lack something."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "choose-python"
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "engine" / "launch" / "choose-python"
 THIS = f'exec {sys.executable} "$@"'
 TOO_NEW = "echo 'Python 3.13.0: Trident needs 3.11 or 3.12'; exit 1"
 SHIM = "echo 'pyenv: command not found' >&2; exit 127"  # of a version that is not active
