@@ -175,6 +175,11 @@ FromEngine = Starting | Ready | Heartbeat | StartFailed | Outputs | RequestFaile
 # ---- tokenizer -> engine stub ---------------------------------------------------------------
 
 
+# In `outputs`: the output `logprobs` with "null" in place of log-probabilities, which vllm_backend
+# sends if a request has `return_logprobs` but no `logprobs`.
+NULL_LOGPROBS = "null_logprobs"
+
+
 class ResponseOptions(msgspec.Struct, frozen=True, array_like=True):
     """What the engine stub must know of a request of the ensemble beside the engine's inputs."""
 

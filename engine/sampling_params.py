@@ -57,6 +57,10 @@ _NOT_YET = {
     "logits_processors": None,
     "truncate_prompt_tokens": None,
     "lora_request": None,
+    "lora_name": None,
+    "early_stopping": False,
+    "detokenize": True,
+    "spaces_between_special_tokens": True,
 }
 
 

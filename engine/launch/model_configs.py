@@ -62,8 +62,11 @@ REQUEST = [
     *_optional("FP32", "embedding_bias_weights", dims=-1),
     *_optional("BOOL", "return_log_probs", "return_num_input_tokens", "return_num_output_tokens"),
     *_optional("BOOL", "return_finish_reason", "return_perf_metrics"),
+    *_optional("BOOL", "return_cumulative_logprob", "return_logprobs"),
     *_optional("UINT64", "lora_task_id"),
     *_optional("STRING", "guided_decoding_guide_type", "guided_decoding_guide"),
+    *_optional("STRING", "image", dims=-1),
+    *_optional("STRING", "embedding_request"),
     *_optional("INT32", "priority"),
     *_optional("UINT64", "timeout"),
     *_optional("BOOL", "stop"),
@@ -74,6 +77,7 @@ RESPONSE = [
     Tensor("finish_reason", "STRING", -1),
     Tensor("cum_log_probs", "FP32", -1),
     Tensor("output_log_probs", "FP32", -1),
+    Tensor("cumulative_logprob", "FP32", -1),
     Tensor("logprobs", "STRING", -1),
     Tensor("num_input_tokens", "INT32", -1),
     Tensor("num_output_tokens", "INT32", -1),
@@ -84,6 +88,12 @@ RESPONSE = [
     Tensor("first_token_time_ns", "INT64", -1),
     Tensor("last_token_time_ns", "INT64", -1),
 ]
+
+# Outputs that vllm_backend declares otherwise than TensorRT-LLM.
+_OF_VLLM = {
+    "num_input_tokens": Tensor("num_input_tokens", "UINT32"),
+    "num_output_tokens": Tensor("num_output_tokens", "UINT32", -1),
+}
 
 # What the tokenizer hands to the engine; clients that tokenise themselves give it directly.
 ENGINE_REQUEST = [
@@ -151,21 +161,18 @@ def write(repository: Path = REPOSITORY) -> None:
 
 def configurations() -> dict[str, str]:
     """Return the text of each configuration, by path in the repository."""
-    return {
-        f"{model}/{form.file}": text
-        for form in FORMS
-        for model, text in _models(form.max_batch_size)
-    }
+    return {f"{model}/{form.file}": text for form in FORMS for model, text in _models(form)}
 
 
-def _models(max_batch_size: int) -> Iterable[tuple[str, str]]:
-    size = f"max_batch_size: {max_batch_size}\n"
-    to_tokenizer = [*ENGINE_REQUEST]
+def _models(form: Form) -> Iterable[tuple[str, str]]:
+    size = f"max_batch_size: {form.max_batch_size}\n"
+    others = _OF_VLLM if form is VLLM else {}
+    response = [others.get(tensor.name, tensor) for tensor in RESPONSE]
     to_engine = [replace(tensor, optional=True) for tensor in ENGINE_REQUEST]
-    yield "ensemble", _ENSEMBLE + size + _tensors(REQUEST, RESPONSE) + _scheduling()
+    yield "ensemble", _ENSEMBLE + size + _tensors(REQUEST, response) + _scheduling()
     yield (
         "tokenizer",
-        _TOKENIZER + size + _tensors(REQUEST, to_tokenizer) + _ONE_INSTANCE + _TOKENIZER_QUEUE,
+        _TOKENIZER + size + _tensors(REQUEST, ENGINE_REQUEST) + _ONE_INSTANCE + _TOKENIZER_QUEUE,
     )
     yield (
         "engine",
@@ -177,7 +184,7 @@ def _models(max_batch_size: int) -> Iterable[tuple[str, str]]:
     )
     yield (
         "detokenizer",
-        _DETOKENIZER + size + _tensors([DETOKENIZER_INPUT], RESPONSE) + _ONE_INSTANCE,
+        _DETOKENIZER + size + _tensors([DETOKENIZER_INPUT], response) + _ONE_INSTANCE,
     )
 
 

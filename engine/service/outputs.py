@@ -17,8 +17,9 @@ UNFINISHED = "None"  # vllm_backend's finish_reason of a sequence that goes on
 def chunk_tensors(chunks: list[Chunk]) -> dict[str, Array]:
     """Return the outputs that need no tokenizer, with one element per chunk.
 
-    `token_ids` and `output_log_probs` have one element per token, chunk after chunk; the latter
-    and `cum_log_probs` are there if the request asked for logprobs.
+    `token_ids` and `output_log_probs` have one element per token, chunk after chunk. The latter
+    and `cum_log_probs`, which vllm_backend calls `cumulative_logprob`, are there if the request
+    asked for logprobs.
     """
     outputs = {
         "token_ids": np.array([i for chunk in chunks for i in chunk.token_ids], dtype=np.int32),
@@ -31,6 +32,7 @@ def chunk_tensors(chunks: list[Chunk]) -> dict[str, Array]:
         total = [chunk.cumulative_logprob for chunk in chunks]
         outputs["output_log_probs"] = np.array(chosen, dtype=np.float32)
         outputs["cum_log_probs"] = np.array(total, dtype=np.float32)
+        outputs["cumulative_logprob"] = outputs["cum_log_probs"]
     return outputs
 
 

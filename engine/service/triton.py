@@ -39,7 +39,12 @@ class Stage:
         self.model, self.version = args["model_name"], args["model_version"]
         self.log = logging.getLogger(f"trident.{self.model}")
         self._settings = Path(args["model_repository"]).parent / "engine" / "1" / "engine.json"
-        self._batched = json.loads(args["model_config"])["max_batch_size"] > 0
+        config = json.loads(args["model_config"])
+        self._batched = config["max_batch_size"] > 0
+        self._dtypes = {
+            output["name"]: pb_utils.triton_string_to_numpy(output["data_type"])
+            for output in config["output"]
+        }
 
     def start(self, make: Callable[[EngineConfig], T]) -> T:
         """Return what `make` makes of the settings in `engine.json` and `TRIDENT_*`.
@@ -58,10 +63,13 @@ class Stage:
             raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from None
 
     def tensors(self, arrays: Mapping[str, NDArray[Any]]) -> list[Any]:
-        """Return `arrays` as output tensors, with a batch dimension if the model has one."""
+        """Return `arrays` as output tensors: of the types that the model's configuration declares,
+        and with a batch dimension if it has one.
+        """
+        typed = {name: a.astype(self._dtypes[name], copy=False) for name, a in arrays.items()}
         return [
             pb_utils.Tensor(name, np.expand_dims(array, 0) if self._batched else array)
-            for name, array in arrays.items()
+            for name, array in typed.items()
         ]
 
     def response(self, arrays: Mapping[str, NDArray[Any]]) -> Any:

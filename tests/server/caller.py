@@ -14,7 +14,14 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-_DTYPES = {"INT32": "<i4", "INT64": "<i8", "UINT64": "<u8", "UINT8": "u1", "FP32": "<f4"}
+_DTYPES = {
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "UINT8": "u1",
+    "FP32": "<f4",
+}
 TIMEOUT_S = 60
 
 

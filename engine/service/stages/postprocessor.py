@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.protocol import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
+from engine.protocol import NULL_LOGPROBS, Chunk, DetokenizerInput, RequestStats, TokenLogprobs
 from engine.service.link import DetokenizerEnd, ForgedMessageError
 from engine.service.outputs import Array, chunk_tensors, strings
 from engine.service.stages.preprocessor import load_tokenizer
@@ -63,12 +63,16 @@ class Postprocessor:
         }
         if "logprobs" in message.outputs:
             outputs["logprobs"] = strings([self._logprobs(chunk) for chunk in chunks])
+        elif NULL_LOGPROBS in message.outputs:
+            outputs["logprobs"] = strings(["null"] * len(chunks))
         if "num_input_tokens" in message.outputs:
             outputs["num_input_tokens"] = np.array([message.num_prompt_tokens], dtype=np.int32)
         if any(chunk.stats is not None for chunk in chunks):
             outputs.update(self._stats(chunks))
         outputs.update(chunk_tensors(chunks))
         wanted = {"text_output", *message.outputs}
+        if NULL_LOGPROBS in wanted:
+            wanted.add("logprobs")
         return {name: array for name, array in outputs.items() if name in wanted}
 
     def _text(self, chunk: Chunk, skip_special_tokens: bool) -> str:

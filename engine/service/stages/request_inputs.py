@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.errors import RequestError, UnsupportedError
 from engine.limits import MAX_WORDS, check_words
+from engine.protocol import NULL_LOGPROBS
 from engine.service.parameters import client_parameters, parse_sampling_parameters, read_priority
 from engine.service.tensors import InputReader, Tensors
 
@@ -45,6 +46,7 @@ _WORDS = {"stop_words": "stop", "bad_words": "bad_words"}
 # Flag -> the optional outputs that it asks for.
 _FLAGS = {
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
+    "return_cumulative_logprob": ("cumulative_logprob",),
     "return_finish_reason": ("finish_reason",),
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
@@ -116,10 +118,14 @@ def parse_inputs(
     # null asks for the default, except that no limit of max_tokens is a value of its own.
     fields = {k: v for k, v in merged.items() if v is not None or k == "max_tokens"}
     outputs = requested_outputs(inputs)
-    if fields.get("logprobs") is not None:
+    return_logprobs = inputs.boolean("return_logprobs")
+    if fields.get("logprobs") is None:
+        if return_logprobs:
+            outputs.append(NULL_LOGPROBS)
+        if {"cum_log_probs", "cumulative_logprob"} & set(outputs):
+            fields["logprobs"] = 0  # the chosen token's
+    elif return_logprobs is not False:
         outputs.append("logprobs")
-    elif "output_log_probs" in outputs:
-        fields["logprobs"] = 0  # the chosen token's
     _check_at_least("pad_id", inputs.integer("pad_id"), 0)  # without effect: nothing is padded
     return RequestInputs(
         text=text,
@@ -144,8 +150,7 @@ def requested_outputs(inputs: InputReader) -> list[str]:
 def _refuse_unsupported(inputs: InputReader) -> None:
     guides = ("guided_decoding_guide_type", "guided_decoding_guide")
     asked = [name for name in guides if inputs.string(name)]
-    if "lora_task_id" in inputs:
-        asked.append("lora_task_id")
+    asked += [name for name in ("lora_task_id", "image", "embedding_request") if name in inputs]
     if asked:
         raise UnsupportedError(f"{asked[0]}: not supported by this version of Trident")
 

@@ -94,6 +94,8 @@ BEYOND: dict[str, dict[str, list[np.ndarray]]] = {
         "embedding_bias_weights": [numbers(limits.MAX_WORDS + 1)],
         "guided_decoding_guide_type": [text("json")],
         "guided_decoding_guide": [text("x")],
+        "image": [text("x")],
+        "embedding_request": [text("{}")],
     },
     "engine": {
         "input_ids": [numbers(MAX_MODEL_LEN, np.int32), np.full((1, 3), VOCAB, dtype=np.int32)],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.errors import RequestError
-from engine.protocol import Chunk, DetokenizerInput, RequestStats, TokenLogprobs
+from engine.protocol import NULL_LOGPROBS, Chunk, DetokenizerInput, RequestStats, TokenLogprobs
 from engine.service.link import DetokenizerEnd, EngineEnd
 from engine.service.outputs import chunk_tensors
 from engine.service.stages.postprocessor import Postprocessor, decode_message
@@ -58,6 +58,7 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     ]
     wanted = ["logprobs", "finish_reason", "sequence_index", "num_input_tokens"]
     wanted += ["kv_cache_reused_blocks", "last_token_time_ns", "cum_log_probs", "output_log_probs"]
+    wanted += ["cumulative_logprob"]
     outputs = POSTPROCESS(DetokenizerInput(1, chunks, num_prompt_tokens=40, outputs=wanted))
     assert set(outputs) == {"text_output", *wanted}
     assert outputs["finish_reason"].tolist() == [b"length", b"None"]
@@ -66,6 +67,7 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     assert outputs["kv_cache_reused_blocks"].tolist() == [2, 0]
     assert outputs["last_token_time_ns"].tolist() == [4_500_000_000, 0]
     assert outputs["cum_log_probs"].tolist() == [-1.0, -0.5]
+    assert outputs["cumulative_logprob"].tolist() == [-1.0, -0.5]
     assert outputs["output_log_probs"].tolist() == [-0.5, -0.5, -0.5]
     positions = json.loads(outputs["logprobs"][0])
     assert len(positions) == 2
@@ -73,6 +75,15 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
         "5": {"logprob": -0.5, "rank": 1, "decoded_token": TOKENIZER.token_text(5)},
         "6": {"logprob": -9999.0, "rank": 9, "decoded_token": TOKENIZER.token_text(6)},
     }
+
+
+def test_logprobs_that_nobody_asked_to_compute_are_null() -> None:
+    chunks = [
+        Chunk(0, [], [5], None),
+        Chunk(1, [], [6], None, 0, [TokenLogprobs([6], [-1.0], [1])]),
+    ]
+    outputs = POSTPROCESS(DetokenizerInput(1, chunks, outputs=[NULL_LOGPROBS]))
+    assert outputs["logprobs"].tolist() == [b"null", b"null"]
 
 
 def test_without_text_the_tokens_come_flat() -> None:

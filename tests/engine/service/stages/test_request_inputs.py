@@ -119,6 +119,39 @@ def test_flags_ask_for_outputs() -> None:
     assert inputs.fields == {"logprobs": 3}
 
 
+@pytest.mark.parametrize(
+    ("return_logprobs", "logprobs", "outputs"),
+    [
+        (None, None, ()),
+        (None, 2, ("logprobs",)),
+        (True, 2, ("logprobs",)),
+        (True, 0, ("logprobs",)),
+        (True, None, ("null_logprobs",)),  # vllm_backend answers "null"
+        (False, 2, ()),
+        (False, None, ()),
+    ],
+)
+def test_return_logprobs_is_vllm_backends(
+    return_logprobs: bool | None, logprobs: int | None, outputs: tuple[str, ...]
+) -> None:
+    given = {} if return_logprobs is None else {"return_logprobs": flag(return_logprobs)}
+    inputs = parse({"logprobs": logprobs}, **given)
+    assert inputs.outputs == outputs
+    assert inputs.fields.get("logprobs") == logprobs
+
+
+def test_a_cumulative_logprob_needs_no_logprobs() -> None:
+    inputs = parse(return_cumulative_logprob=flag(True), return_logprobs=flag(True))
+    assert inputs.outputs == ("cumulative_logprob", "null_logprobs")
+    assert inputs.fields == {"logprobs": 0}
+
+
+@pytest.mark.parametrize("name", ["image", "embedding_request"])
+def test_what_vllm_backend_has_and_we_do_not_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"^{name}: not supported"):
+        parse(**{name: text("x")})
+
+
 def test_embedding_bias_pairs_words_and_weights() -> None:
     inputs = parse(
         embedding_bias_words=text("a", "b"), embedding_bias_weights=np.array([[1.5, -2.0]])
