@@ -172,7 +172,7 @@ def test_logprobs_are_kept_until_they_are_handed_out(make_core: MakeCore) -> Non
     outputs = []
     while core.has_unfinished_requests():
         outputs += core.step()
-        assert len(sequence.logprobs) < 3
+        assert len(sequence.output.logprobs) < 3
     for output in outputs:
         assert output.logprobs is not None
         assert [entry.token_ids[0] for entry in output.logprobs] == output.token_ids
