@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import RequestError
+from engine.errors import RequestError, TridentError
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
-from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
+from engine.protocol import AddRequest, RequestFailed, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text import chat_template
 
@@ -60,6 +60,7 @@ class LLM:
 
         Raises:
             ValueError: a prompt or parameter is wrong; no prompt has been run then.
+            TridentError: a prompt failed while it ran; all others have been aborted.
         """
         many = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
@@ -120,6 +121,8 @@ class LLM:
             with _progress(sum(p.n for p in params), enabled=show_progress) as advance:
                 while self._core.has_unfinished_requests():
                     for output in self._core.step():
+                        if isinstance(output, RequestFailed):
+                            raise TridentError(f"prompt {uids.index(output.uid)}: {output.message}")
                         finished[output.uid].append(output)
                         advance()
         except BaseException:
@@ -185,16 +188,10 @@ class LLM:
         )
 
     def _completion(self, output: SequenceOutput, skip_special_tokens: bool) -> CompletionOutput:
-        text = self._core.detokenizer.delta(
-            output.window_ids,
-            output.token_ids,
-            final=True,
-            skip_special_tokens=skip_special_tokens,
-        )
         assert output.finish_reason is not None
         return CompletionOutput(
             index=output.index,
-            text=text[: len(text) - output.text_cut],
+            text=self._core.detokenizer.text(output, skip_special_tokens=skip_special_tokens),
             token_ids=output.token_ids,
             cumulative_logprob=output.cumulative_logprob,
             logprobs=(

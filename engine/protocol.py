@@ -120,10 +120,11 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     window_ids: list[int]  # stand for all before `token_ids` where these are decoded
     finish_reason: str | None = None  # "stop", "length", "abort"; None while it goes on
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
-    text_cut: int = 0  # characters to drop from the end of the final text
+    text_cut: int = 0  # characters to drop from the end of the final text: a stop string
     logprobs: list[TokenLogprobs] | None = None  # one per id in `token_ids`, if asked for
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None  # with the finish_reason
+    omit_stop_token: bool = False  # the text is that of the tokens before the last, a stop token
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -203,6 +204,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None
     text_prefix: str = ""  # on the first chunk of a sequence that wants the prompt back
+    omit_stop_token: bool = False  # as in `SequenceOutput`
 
 
 class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ from engine.bench.shapes import Shape
 from engine.bench.workload import Workload
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.protocol import AddRequest, SequenceOutput
+from engine.protocol import AddRequest, RequestFailed, SequenceOutput
 
 _UNBOUNDED = 2**31
 
@@ -74,9 +74,12 @@ class EngineDriver:
 
         Raises:
             TimeoutError: the deadline came first.
+            RuntimeError: the engine failed a request.
         """
         while self.core.has_unfinished_requests():
             for output in self.core.step():
+                if isinstance(output, RequestFailed):
+                    raise RuntimeError(f"request {output.uid} failed: {output.message}")
                 on_output(output)
             if time.time() > self.deadline:
                 raise TimeoutError("no time was left to end it")

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
 from engine.core.queue_limits import QueueLimits
+from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, TridentError
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.models.model_config import ModelConfig
-from engine.protocol import AddRequest, Ready, SequenceOutput, Stats
+from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
+
+log = logging.getLogger("trident.engine")
 
 
 class EngineCore:
@@ -105,28 +109,33 @@ class EngineCore:
             len(message.prompt_token_ids),
         )
         siblings = self._factory.build(message)
-        self.scheduler.add(siblings)
-        self._recorder.accepted(siblings)
         timeouts = [t for t in (message.timeout_s, self.config.request_timeout_s) if t is not None]
-        if timeouts:
-            self._deadlines.add(message.uid, message.arrival_time + min(timeouts))
+        self.scheduler.add(siblings)
+        try:
+            self._recorder.accepted(siblings)
+            if timeouts:
+                self._deadlines.add(message.uid, message.arrival_time + min(timeouts))
+        except Exception:
+            self.scheduler.abort(message.uid)  # it is refused: nothing of it may stay
+            raise
 
-    def abort(self, uid: int) -> list[SequenceOutput]:
-        """End a request and free its blocks at once; return its last outputs, of its sequences.
+    def abort(self, uid: int) -> list[SequenceOutput | RequestFailed]:
+        """End a request and free its blocks at once; return the last outputs of its sequences.
 
         Unknown uids are ignored.
         """
-        aborted = self.scheduler.abort(uid)
-        outputs = self._outputs.build(aborted)  # which may turn "abort" into "stop"
-        self._recorder.finished(aborted)
-        return outputs
+        return self._hand_out(self.scheduler.abort(uid))
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
         return self.scheduler.has_unfinished_requests() or self._in_flight is not None
 
-    def step(self) -> list[SequenceOutput]:
-        """Launch the next step, and read the one that is due; return what may be sent."""
+    def step(self) -> list[SequenceOutput | RequestFailed]:
+        """Launch the next step, and read the one that is due; return what may be sent.
+
+        A request whose own data makes its text or its outputs fail ends alone, with a
+        `RequestFailed` after which nothing comes for its uid.
+        """
         expired = self._expire()
         if expired:
             return expired  # at once, not after a step of the others
@@ -137,12 +146,37 @@ class EngineCore:
             due, self._in_flight = self._in_flight, launched
         return [] if due is None else self._read(due)
 
-    def _read(self, step: PendingStep) -> list[SequenceOutput]:
+    def _read(self, step: PendingStep) -> list[SequenceOutput | RequestFailed]:
         """Wait for the tokens of a step, and hand them out."""
         advanced = self.scheduler.update(step.schedule, step.wait())
-        outputs = self._outputs.build(advanced)  # which may still turn "length" into "stop"
         self._recorder.stepped(sum(row.num_tokens for row in step.schedule.rows), advanced)
-        self._recorder.finished(advanced)
+        return self._hand_out(advanced)
+
+    def _hand_out(self, requests: Iterable[Request]) -> list[SequenceOutput | RequestFailed]:
+        """Return the outputs of `requests`, and count those that have ended.
+
+        A request that has failed, or whose outputs cannot be built, is aborted with its siblings.
+        """
+        outputs: list[SequenceOutput | RequestFailed] = []
+        failed: dict[int, Exception] = {}  # by uid, the first error
+        for request in requests:
+            self._recorder.finished(request)
+            error = request.finish and request.finish.error
+            if error is None:
+                try:
+                    output = self._outputs.build(request)
+                except Exception as raised:
+                    error = raised
+                else:
+                    if output is not None:
+                        outputs.append(output)
+                    continue
+            failed.setdefault(request.uid, error)
+        for uid, error in failed.items():
+            log.error("request failed", exc_info=error, extra={"fields": {"uid": uid}})
+            for sibling in self.scheduler.abort(uid):
+                self._recorder.finished(sibling)
+            outputs.append(RequestFailed(uid, TridentError.code, "internal error"))
         return outputs
 
     def take_stats(self) -> Stats:
@@ -157,7 +191,7 @@ class EngineCore:
         """Assert that no block is lost and no reference is left over, by looking at every block."""
         self.scheduler.check_integrity()
 
-    def _expire(self) -> list[SequenceOutput]:
+    def _expire(self) -> list[SequenceOutput | RequestFailed]:
         """Abort what has passed its deadline."""
         return [
             output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from engine.core.request import Request
 from engine.protocol import RequestStats, SequenceOutput
@@ -21,18 +20,13 @@ class OutputBuilder:
         self._detokenizer = detokenizer
         self._stream_interval = stream_interval
 
-    def build(self, requests: Iterable[Request]) -> list[SequenceOutput]:
-        """Return what the clients of `requests` may have now; the end of a sequence always.
-
-        Text that a stop string holds back may turn a finish reason into "stop" with that.
-        """
-        return [
-            self._release(request, end)
-            for request in requests
-            if (end := request.num_releasable_tokens) - request.output.num_released_tokens
-            >= self._interval(request)
-            or request.finish_reason is not None
-        ]
+    def build(self, request: Request) -> SequenceOutput | None:
+        """Return what the client of `request` may have now; always something when it has ended."""
+        end = request.num_releasable_tokens
+        num_new = end - request.output.num_released_tokens
+        if request.finish is None and num_new < self._interval(request):
+            return None
+        return self._release(request, end)
 
     def _interval(self, request: Request) -> int:
         """Return how many tokens a chunk must have."""
@@ -42,28 +36,29 @@ class OutputBuilder:
         return max(self._stream_interval, len(request.output.window_ids) // _WINDOW_PER_TOKEN)
 
     def _release(self, request: Request, end: int) -> SequenceOutput:
-        start, request.output.num_released_tokens = request.output.num_released_tokens, end
-        begin = request.num_prompt_tokens + start
-        new_ids = request.token_ids[begin : request.num_prompt_tokens + end]
-        window_ids = request.output.window_ids
-        request.output.window_ids = self._next_window(request, new_ids)
-        finished = request.finish_reason is not None
-        text_cut = self._text_cut(request, window_ids, new_ids) if finished else 0
-        with_logprobs = request.sampling_params.logprobs is not None
-        logprobs = request.output.logprobs
-        if with_logprobs:
-            logprobs, request.output.logprobs = logprobs[: end - start], logprobs[end - start :]
+        state, finish = request.output, request.finish
+        start, state.num_released_tokens = state.num_released_tokens, end
+        begin = request.num_prompt_tokens
+        new_ids = request.token_ids[begin + start : begin + end]
+        window_ids = state.window_ids
+        if finish is None:
+            state.window_ids = self._next_window(request, new_ids)
+        logprobs = None
+        if request.sampling_params.logprobs is not None:
+            logprobs = state.logprobs[: end - start]
+            del state.logprobs[: end - start]
         return SequenceOutput(
             uid=request.uid,
             index=request.index,
             token_ids=new_ids,
             window_ids=window_ids,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            text_cut=text_cut,
-            logprobs=logprobs if with_logprobs else None,
-            cumulative_logprob=request.output.cumulative_logprob if with_logprobs else None,
-            stats=_stats(request) if finished else None,
+            finish_reason=finish and finish.reason,
+            stop_reason=finish and finish.stop_reason,
+            text_cut=0 if finish is None else finish.text_cut,
+            logprobs=logprobs,
+            cumulative_logprob=None if logprobs is None else state.cumulative_logprob,
+            stats=None if finish is None else _stats(request),
+            omit_stop_token=finish is not None and finish.omit_stop_token,
         )
 
     def _next_window(self, request: Request, new_ids: list[int]) -> list[int]:
@@ -74,25 +69,6 @@ class OutputBuilder:
         return self._detokenizer.next_window(
             window_ids, new_ids, skip_special_tokens=request.sampling_params.skip_special_tokens
         )
-
-    def _text_cut(self, request: Request, window_ids: list[int], new_ids: list[int]) -> int:
-        """Return the characters at the end of the final text that belong to what stopped it."""
-        params = request.sampling_params
-        text_cut = request.end_text()
-        if not isinstance(request.stop_reason, int) or params.include_stop_str_in_output:
-            return text_cut
-        if (
-            params.skip_special_tokens
-            and request.stop_reason in self._detokenizer.tokenizer.special_ids
-        ):
-            return 0
-        with_stop, without_stop = (
-            self._detokenizer.delta(
-                window_ids, ids, final=True, skip_special_tokens=params.skip_special_tokens
-            )
-            for ids in (new_ids, new_ids[:-1])
-        )
-        return len(with_stop) - len(without_stop)
 
 
 def _stats(request: Request) -> RequestStats:

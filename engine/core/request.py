@@ -15,7 +15,7 @@ from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.stop import StopChecker
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class SampledToken(NamedTuple):
@@ -24,6 +24,23 @@ class SampledToken(NamedTuple):
     token_id: int
     logprob: float
     logprobs: TokenLogprobs | None = None  # if the request asked for them
+
+
+class Finish(NamedTuple):
+    """How a sequence ended; decided once, when its last token is appended or it is given up.
+
+    Attributes:
+        stop_reason: the stop token id or stop string, if `reason` is "stop".
+        text_cut: characters to drop from the end of the text: the stop string.
+        omit_stop_token: the text is that of the tokens before the last one.
+        error: what the request failed with, if `reason` is "error".
+    """
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    text_cut: int = 0
+    omit_stop_token: bool = False
+    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -137,8 +154,12 @@ class Request:
         self.output = RequestOutput(list(window_ids), stop_checker)
         self.times = RequestTimes(time.monotonic() if arrival_time is None else arrival_time)
 
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
+        self.finish: Finish | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sequence ended; None while it goes on."""
+        return self.finish and self.finish.reason
 
     @property
     def num_tokens(self) -> int:
@@ -178,48 +199,57 @@ class Request:
         self.num_cached_tokens = max(self.num_cached_tokens, self.num_computed_tokens)
 
     def append(self, sampled: SampledToken) -> None:
-        """Add a sampled token and set `finish_reason` if the sequence ends with it."""
-        token_id = sampled.token_id
-        self.token_ids.append(token_id)
+        """Add a sampled token, and set `finish` if the sequence ends with it.
+
+        May raise whatever the tokenizer's decoder does; then `fail` ends the request.
+        """
+        assert self.finish is None
+        self.token_ids.append(sampled.token_id)
         self.output.cumulative_logprob += sampled.logprob
         if sampled.logprobs is not None:
             self.output.logprobs.append(sampled.logprobs)
         if self.times.first_token is None:
             self.times.first_token = time.monotonic()
-        stop_string = (
-            self.output.stop_checker.append(token_id) if self.output.stop_checker else None
-        )
-        if (
+        self.finish = self._finish_with(sampled.token_id)
+
+    def abort(self) -> None:
+        """End the sequence as it is. Text that was held back is not searched for stop strings."""
+        assert self.finish is None
+        self.finish = Finish("abort")
+
+    def fail(self, error: Exception) -> None:
+        """End the sequence because of `error`, which its own data caused."""
+        self.finish = Finish("error", error=error)
+
+    def _finish_with(self, token_id: int) -> Finish | None:
+        """Return how the sequence ends with its newest token; None if it goes on.
+
+        Stop strings take precedence: the text of a stop token comes after all other text.
+        """
+        checker = self.output.stop_checker
+        is_stop_token = (
             token_id in self.stop_token_ids
             and self.num_output_tokens > self.sampling_params.min_tokens
-        ):
-            self.finish_reason, self.stop_reason = "stop", token_id
-        elif stop_string is not None:
-            self.finish_reason, self.stop_reason = "stop", stop_string
-        elif len(self.token_ids) >= self.max_num_tokens:
-            self.finish_reason = "length"
-
-    def end_text(self) -> int:
-        """End the search for stop strings; return the characters to cut from the final text.
-
-        Text that was held back may complete a stop string only now, which then ended the sequence.
-        """
-        if self.output.stop_checker is None:
-            return 0
-        text_cut = self.output.stop_checker.finish()
-        if self.output.stop_checker.match is not None:
-            self.finish_reason, self.stop_reason = "stop", self.output.stop_checker.match.stop
-        return text_cut
+        )
+        omit_stop_token = is_stop_token and not self.sampling_params.include_stop_str_in_output
+        is_last = is_stop_token or len(self.token_ids) >= self.max_num_tokens
+        if checker is not None:
+            if not omit_stop_token:
+                checker.append(token_id)
+            if is_last or checker.match is not None:
+                text_cut = checker.finish()  # text that was held back may complete a stop string
+                if checker.match is not None:
+                    return Finish("stop", checker.match.stop, text_cut, omit_stop_token)
+        if is_stop_token:
+            return Finish("stop", token_id, omit_stop_token=omit_stop_token)
+        return Finish("length") if is_last else None
 
     @property
     def num_releasable_tokens(self) -> int:
         """Output tokens that the client may have now."""
-        if self.finish_reason is not None:
+        checker = self.output.stop_checker
+        if self.finish is not None:
             return self.num_output_tokens
         if not self.stream:
             return 0
-        return (
-            self.output.stop_checker.releasable
-            if self.output.stop_checker
-            else self.num_output_tokens
-        )
+        return self.num_output_tokens if checker is None else checker.releasable

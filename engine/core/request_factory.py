@@ -74,7 +74,7 @@ class RequestFactory:
                 priority=message.priority,
                 arrival_time=message.arrival_time,
                 stream=message.stream,
-                stop_checker=stop_checker and stop_checker.twin(),
+                stop_checker=stop_checker and stop_checker.fork(),
                 bad_words=bad_words,
                 window_ids=window,
             )

@@ -258,7 +258,7 @@ class Scheduler:
 
         Steps are read in the order in which they were scheduled. `sampled` has one entry for each
         row that wants a token, in order; those of sequences that have ended meanwhile are dropped.
-        Finished requests have given back their blocks and left the queues.
+        Finished requests, and those that failed, have given back their blocks and left the queues.
         """
         advanced = []
         waiting = (row.request for row in schedule.rows if row.wants_token)
@@ -267,7 +267,10 @@ class Scheduler:
             if request.finish_reason is not None:
                 continue
             self.kv_cache.commit(request)  # the token's own KV is computed only if it is not last
-            request.append(token)
+            try:
+                request.append(token)
+            except Exception as error:  # the stop search runs the tokenizer on the request's data
+                request.fail(error)
             advanced.append(request)
         self._retire([request for request in advanced if request.finish_reason is not None])
         return advanced
@@ -289,7 +292,7 @@ class Scheduler:
         siblings = list(self._unfinished.get(uid, {}).values())
         for request in siblings:
             request.forks = []
-            request.finish_reason = "abort"
+            request.abort()
         self._retire(siblings)
         return siblings
 

@@ -72,7 +72,7 @@ class StatsRecorder:
     """Takes what happens in a step; a few operations for each token, and for each sequence.
 
     Latencies up to the first token and between tokens count as the tokens come. What is observed
-    once per sequence counts for those that the model ended, not for the aborted.
+    once per sequence counts for those that the model ended, not for those aborted or failed.
     """
 
     def __init__(self) -> None:
@@ -108,13 +108,12 @@ class StatsRecorder:
             self._observe("inter_token_latency_seconds", now - last_token_time, count)
         self._observe("iteration_tokens_total", num_tokens)
 
-    def finished(self, requests: Iterable[Request]) -> None:
-        """Count those of `requests` that have ended; each must come here once."""
-        for request in requests:
-            if request.finish_reason is not None:
-                self._num_finished[request.finish_reason] += 1
-                if request.finish_reason != "abort":
-                    self._observe_life(request)
+    def finished(self, request: Request) -> None:
+        """Count `request` if it has ended; then it must not come here again."""
+        if request.finish_reason is not None:
+            self._num_finished[request.finish_reason] += 1
+            if request.finish_reason in ("stop", "length"):
+                self._observe_life(request)
 
     def take(self, scheduler: Scheduler) -> Stats:
         """Return what happened since the last call, and how things stand in `scheduler`."""
@@ -148,10 +147,10 @@ class StatsRecorder:
         self._histograms[name].observe(value, count)
 
     def _observe_life(self, request: Request) -> None:
-        assert request.times.first_scheduled is not None
-        assert request.times.first_token is not None
         arrival, scheduled = request.times.arrival, request.times.first_scheduled
         first_token, last_token = request.times.first_token, request.times.last_token
+        if scheduled is None or first_token is None:
+            return  # there is no latency of what never ran
         self._observe("e2e_request_latency_seconds", last_token - arrival)
         self._observe("request_queue_time_seconds", scheduled - arrival)
         self._observe("request_inference_time_seconds", last_token - scheduled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.protocol import Chunk, SequenceOutput
 from engine.text.tokenizer import Tokenizer
 from engine.text.visible_text import text_rule
 
@@ -39,6 +40,17 @@ class Detokenizer:
         else:
             after = self._rule.final_text(ids, skip_special_tokens)
         return after[len(before) :]
+
+    def text(self, chunk: Chunk | SequenceOutput, *, skip_special_tokens: bool = True) -> str:
+        """Return the text that `chunk` adds for the client, without what stopped the sequence."""
+        token_ids = chunk.token_ids[:-1] if chunk.omit_stop_token else chunk.token_ids
+        text = self.delta(
+            chunk.window_ids,
+            token_ids,
+            final=chunk.finish_reason is not None,
+            skip_special_tokens=skip_special_tokens,
+        )
+        return text[: len(text) - chunk.text_cut]
 
     def window_start(
         self, ids: Sequence[int], end: int, *, skip_special_tokens: bool = True
@@ -110,8 +122,8 @@ class IncrementalDecoder:
         )
         return piece
 
-    def finish(self) -> str:
-        """End the sequence; return the text that was held back. Call it once, last."""
+    def held_text(self) -> str:
+        """Return the text that is held back: how it reads if nothing more comes."""
         return self._detokenizer.delta(
             self._window_ids, [], final=True, skip_special_tokens=self._skip_special_tokens
         )

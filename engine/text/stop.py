@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
+from itertools import takewhile
+from operator import eq
 from typing import NamedTuple
 
 from engine.text.detokenizer import Detokenizer, IncrementalDecoder
@@ -67,6 +69,8 @@ class StopChecker:
     """Watches the output of one sequence for stop strings.
 
     The match that ends first counts; of those that end together, the one that starts first.
+    Text that the prompt alone brings (U+FFFD for a character that it left incomplete) is part of
+    the output's text but not searched, so that there is no match without an output token.
     Without stop strings nothing is decoded, and every token may go out at once.
 
     Attributes:
@@ -95,29 +99,30 @@ class StopChecker:
             if any(stop.found)
             else None
         )
+        self._prompt_text = "" if self._decoder is None else self._decoder.held_text()
         self._state = 0
         self._num_tokens = 0
         self._num_characters = 0
         self._unreleased: deque[int] = deque()  # characters of text after each token held back
 
-    def twin(self) -> StopChecker:
+    def fork(self) -> StopChecker:
         """Return a checker for another sequence after the same prompt; nothing was appended yet."""
         assert self._num_tokens == 0
-        twin = copy(self)
-        twin._decoder = copy(self._decoder)
-        twin._unreleased = deque()
-        return twin
+        fork = copy(self)
+        fork._decoder = copy(self._decoder)
+        fork._unreleased = deque()
+        return fork
 
-    def append(self, token_id: int) -> str | None:
-        """Add one output token; return the stop string that it completes, which ends the sequence.
+    def append(self, token_id: int) -> None:
+        """Add one output token; set `match` if it completes a stop string: the sequence has ended.
 
-        `match` says where. The tokens that are not `releasable` then belong to the final chunk.
+        The tokens that are not `releasable` then belong to the final chunk.
         """
         assert self.match is None
         self._num_tokens += 1
         if self._decoder is None:
             self.releasable += 1
-            return None
+            return
         self._search(self._decoder.append([token_id]))
         if self.match is None:
             self._unreleased.append(self._num_characters)
@@ -125,18 +130,16 @@ class StopChecker:
             while self._unreleased and self._unreleased[0] <= self._num_characters - held:
                 self._unreleased.popleft()
                 self.releasable += 1
-        return None if self.match is None else self.match.stop
 
     def finish(self) -> int:
-        """End the sequence, for whatever reason; return `text_cut`.
+        """End the sequence; return how many characters to drop from the end of its text.
 
-        That many characters are to be dropped from the end of the text of the final chunk, which
-        holds all tokens not released before (possibly none) and all text that was held back.
-        Such text may complete a stop string too: then `match` is set by this call.
+        The final chunk holds all tokens not released before (possibly none) and all text that was
+        held back. Such text may complete a stop string too: then `match` is set by this call.
         """
         if self._decoder is None:
             return 0
-        rest = self._decoder.finish()
+        rest = self._decoder.held_text()
         if self.match is None:
             self._search(rest)
         else:
@@ -149,10 +152,18 @@ class StopChecker:
     def _search(self, piece: str) -> None:
         """Feed `piece` of text to the automaton; set `match` at the first stop string."""
         counts = self._num_tokens >= self._min_tokens
-        for place, character in enumerate(piece, start=self._num_characters + 1):
+        skipped = self._skip_prompt_text(piece)
+        for place, character in enumerate(piece[skipped:], self._num_characters + skipped + 1):
             self._state = self._automaton.step(self._state, character)
             stop = self._automaton.found[self._state]
             if stop is not None and counts:
                 self.match = StopMatch(stop, place - len(stop), place)
                 break
         self._num_characters += len(piece)
+
+    def _skip_prompt_text(self, piece: str) -> int:
+        """Return how many characters of `piece` are text that the prompt alone brings."""
+        skipped = sum(1 for _ in takewhile(bool, map(eq, piece, self._prompt_text)))
+        # What differs is text that the output has a part in, and so is all that follows.
+        self._prompt_text = self._prompt_text[skipped:] if skipped == len(piece) else ""
+        return skipped

@@ -34,9 +34,9 @@ class Core(Protocol):
     @property
     def ready(self) -> Ready: ...
     def add_request(self, request: AddRequest) -> None: ...
-    def abort(self, uid: int) -> list[SequenceOutput]: ...
+    def abort(self, uid: int) -> list[SequenceOutput | RequestFailed]: ...
     def has_unfinished_requests(self) -> bool: ...
-    def step(self) -> list[SequenceOutput]: ...
+    def step(self) -> list[SequenceOutput | RequestFailed]: ...
     def check_idle(self) -> None: ...
     def take_stats(self) -> Stats: ...
 
@@ -91,8 +91,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         began = self._clock()
-        if outputs := self._core.step():
-            self._put(Outputs(outputs))
+        self._send(self._core.step())
         self._last_step_s = self._clock() - began
 
     def _report(self, *, now: bool) -> None:
@@ -121,8 +120,15 @@ class EngineLoop:
             self._add(message)
         elif isinstance(message, Abort):
             log.info("request aborted", extra={"fields": {"uid": message.uid}})
-            if outputs := self._core.abort(message.uid):
-                self._put(Outputs(outputs))
+            self._send(self._core.abort(message.uid))
+
+    def _send(self, produced: list[SequenceOutput | RequestFailed]) -> None:
+        """Send outputs and failures; a failure is the last of its request."""
+        if outputs := [each for each in produced if isinstance(each, SequenceOutput)]:
+            self._put(Outputs(outputs))
+        for each in produced:
+            if isinstance(each, RequestFailed):
+                self._put(each)
 
     def _add(self, request: AddRequest) -> None:
         """Add one request; an error in it ends this request only."""

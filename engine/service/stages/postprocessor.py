@@ -76,13 +76,9 @@ class Postprocessor:
         return {name: array for name, array in outputs.items() if name in wanted}
 
     def _text(self, chunk: Chunk, skip_special_tokens: bool) -> str:
-        text = self._detokenizer.delta(
-            chunk.window_ids,
-            chunk.token_ids,
-            final=chunk.finish_reason is not None,
-            skip_special_tokens=skip_special_tokens,
+        return chunk.text_prefix + self._detokenizer.text(
+            chunk, skip_special_tokens=skip_special_tokens
         )
-        return chunk.text_prefix + text[: len(text) - chunk.text_cut]
 
     def _logprobs(self, chunk: Chunk) -> str:
         """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`."""

@@ -92,6 +92,7 @@ class _Sequence:
             cumulative_logprob=newest.cumulative_logprob,
             stats=newest.stats,
             text_prefix="" if self.started else text_prefix,
+            omit_stop_token=newest.omit_stop_token,
         )
         self.token_ids, self.logprobs, self.newest, self.started = [], [], None, True
         return chunk

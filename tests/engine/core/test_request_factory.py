@@ -37,8 +37,11 @@ def test_the_sequences_of_a_request_share_what_finds_its_stop_strings(
     assert built == [("ab",)]
     checkers = {id(request.output.stop_checker) for request in (first, *others)}
     assert len(checkers) == 8
-    assert first.output.stop_checker is not None
-    assert [first.output.stop_checker.append(i) for i in tokenizer.encode("ab")][-1] == "ab"
+    checker = first.output.stop_checker
+    assert checker is not None
+    for token_id in tokenizer.encode("ab"):
+        checker.append(token_id)
+    assert checker.match is not None
     assert all(
         r.output.stop_checker is not None and r.output.stop_checker.match is None for r in others
     )

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from engine.core.request import Request
 from engine.core.schedule import Schedule
+from engine.text.stop import StopMatch
 from tests.factories.paged_oracle import VOCAB, PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler
 
@@ -145,9 +146,14 @@ class StopString:
 
     def __init__(self, token_id: int) -> None:
         self.token_id = token_id
+        self.match: StopMatch | None = None
 
-    def append(self, token_id: int) -> str | None:
-        return "stop" if token_id == self.token_id else None
+    def append(self, token_id: int) -> None:
+        if token_id == self.token_id:
+            self.match = StopMatch("stop", 0, 4)
+
+    def finish(self) -> int:
+        return 4
 
 
 def test_one_step_ahead_only_the_last_step_is_wasted() -> None:

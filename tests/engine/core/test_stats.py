@@ -60,11 +60,13 @@ class Engine:
         num_tokens = sum(row.num_tokens for row in schedule.rows)
         advanced = self.scheduler.update(schedule, self.oracle.execute(schedule))
         self.recorder.stepped(num_tokens, advanced)
-        self.recorder.finished(advanced)
+        for request in advanced:
+            self.recorder.finished(request)
         self.num_computed += num_tokens
 
     def abort(self, uid: int) -> None:
-        self.recorder.finished(self.scheduler.abort(uid))
+        for request in self.scheduler.abort(uid):
+            self.recorder.finished(request)
 
     def take(self) -> Stats:
         return self.recorder.take(self.scheduler)

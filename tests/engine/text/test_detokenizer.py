@@ -65,7 +65,7 @@ def test_the_incremental_decoder_gives_the_same_text(
     prompt, output, skip = data.draw(sequences(detokenizer))
     decoder = IncrementalDecoder(detokenizer, prompt, skip_special_tokens=skip)
     pieces = [decoder.append(chunk) for chunk in data.draw(chunkings(output))]
-    pieces.append(decoder.finish())
+    pieces.append(decoder.held_text())
     window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
     whole = detokenizer.delta(window, output, final=True, skip_special_tokens=skip)
     assert "".join(pieces) == whole
@@ -117,14 +117,14 @@ def test_an_emoji_comes_when_it_is_complete(byte_level: Detokenizer) -> None:
     assert len(ids) > 1
     decoder = IncrementalDecoder(byte_level, [])
     assert [decoder.append([token_id]) for token_id in ids] == [""] * (len(ids) - 1) + ["😃"]
-    assert decoder.finish() == ""
+    assert decoder.held_text() == ""
 
 
 def test_an_incomplete_character_comes_as_replacement_at_the_end(byte_level: Detokenizer) -> None:
     ids = byte_level.tokenizer.encode("😃")[:-1]
     decoder = IncrementalDecoder(byte_level, [])
     assert decoder.append(ids) == ""
-    assert decoder.finish() == "\N{REPLACEMENT CHARACTER}"
+    assert decoder.held_text() == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_prompt_that_ends_inside_a_character_is_completed(byte_level: Detokenizer) -> None:
@@ -147,7 +147,7 @@ def test_one_wrong_byte_spoils_its_whole_run(byte_fallback: Detokenizer) -> None
     ids = [*world, *world[:1]]
     decoder = IncrementalDecoder(byte_fallback, [])
     assert decoder.append(ids) == ""
-    assert decoder.finish() == tokenizer.decode(ids) == "\N{REPLACEMENT CHARACTER}" * 4
+    assert decoder.held_text() == tokenizer.decode(ids) == "\N{REPLACEMENT CHARACTER}" * 4
 
 
 def test_the_window_spans_skipped_tokens_inside_a_run(byte_fallback: Detokenizer) -> None:
@@ -195,7 +195,7 @@ def test_of_a_run_that_ends_a_prompt_only_an_incomplete_character_is_open(
             ids, rest = prompt[: len(prompt) - cut], emoji[4 - cut :]
             assert len(byte_fallback.prompt_window(ids)) <= 4
             decoder = IncrementalDecoder(byte_fallback, ids)
-            pieces = decoder.append([*rest, *emoji, *text]) + decoder.finish()
+            pieces = decoder.append([*rest, *emoji, *text]) + decoder.held_text()
             assert pieces == "🦊" * (1 + bool(cut)) + tokenizer.decode([*emoji, *text])[1:]
 
 
@@ -208,4 +208,4 @@ def test_after_a_prompt_of_whole_text_comes_what_the_full_decode_adds(
     before, both = tokenizer.decode(ids), tokenizer.decode(ids + more)
     if before:
         decoder = IncrementalDecoder(byte_fallback, ids)
-        assert decoder.append(more) + decoder.finish() == both[len(before) :]
+        assert decoder.append(more) + decoder.held_text() == both[len(before) :]

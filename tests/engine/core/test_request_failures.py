@@ -1,0 +1,215 @@
+"""Whatever is wrong with one request ends that request only."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.core.request import Request
+from engine.protocol import AddRequest, RequestFailed, SequenceOutput
+
+MakeCore = Callable[..., EngineCore]
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_OPEN_BYTES = {"byte E4": "ä", "bytes F0 9F": "ðŁ"}  # as the byte-level vocabulary spells them
+
+
+@pytest.fixture(params=[False, True], ids=["step-by-step", "one-step-ahead"])
+def make_core(checkpoint: Path, request: pytest.FixtureRequest) -> MakeCore:
+    fields = {"model": str(checkpoint), "dtype": "float32", "async_scheduling": request.param}
+    return lambda **settings: EngineCore(EngineConfig.parse({**fields, **settings}))
+
+
+@pytest.fixture(params=_OPEN_BYTES.values(), ids=_OPEN_BYTES)
+def open_prompt(checkpoint: Path, request: pytest.FixtureRequest) -> list[int]:
+    """A prompt that ends inside a UTF-8 character."""
+    from engine.text.tokenizer import Tokenizer
+
+    convert = Tokenizer.from_pretrained(checkpoint).hf_tokenizer.convert_tokens_to_ids
+    return [*range(5, 45), *(convert(character) for character in request.param)]
+
+
+def stopping_at_replacement(uid: int, prompt: list[int], **fields: object) -> AddRequest:
+    params = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "stop": [_REPLACEMENT]}
+    return AddRequest(uid, prompt, {**params, **fields})
+
+
+def plain(uid: int, **fields: object) -> AddRequest:
+    params = {"max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    return AddRequest(uid, [5, 6, 7], {**params, **fields})
+
+
+def run(core: EngineCore) -> list[SequenceOutput | RequestFailed]:
+    produced = []
+    while core.has_unfinished_requests():
+        produced += core.step()
+    core.check_integrity()
+    assert core.scheduler.kv_cache.pool.num_free == core.scheduler.kv_cache.pool.num_usable
+    return produced
+
+
+def tokens(produced: list[SequenceOutput | RequestFailed], uid: int, index: int = 0) -> list[int]:
+    return [
+        token_id
+        for output in produced
+        if isinstance(output, SequenceOutput) and (output.uid, output.index) == (uid, index)
+        for token_id in output.token_ids
+    ]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2], ids=["queued", "in prefill", "later in prefill"])
+def test_an_abort_before_the_first_token_is_never_a_stop_string(
+    make_core: MakeCore, open_prompt: list[int], num_steps: int
+) -> None:
+    core = make_core(max_num_batched_tokens=16, max_num_seqs=2)
+    core.add_request(stopping_at_replacement(1, open_prompt, n=2))
+    for _ in range(num_steps):
+        assert core.step() == []
+    outputs = core.abort(1)
+    assert len(outputs) == 2
+    for output in outputs:
+        assert isinstance(output, SequenceOutput)
+        assert (output.finish_reason, output.stop_reason) == ("abort", None)
+        assert (output.token_ids, output.text_cut) == ([], 0)
+    assert run(core) == []
+    assert core.take_stats().num_finished == {"abort": 2}
+
+
+def test_a_deadline_before_the_first_token_is_never_a_stop_string(
+    make_core: MakeCore, open_prompt: list[int]
+) -> None:
+    core = make_core()
+    late = stopping_at_replacement(1, open_prompt)
+    core.add_request(
+        AddRequest(
+            1,
+            late.prompt_token_ids,
+            late.sampling_params,
+            arrival_time=time.monotonic() - 2,
+            timeout_s=1,
+        )
+    )
+    core.add_request(plain(2))
+    produced = run(core)
+    (aborted,) = [output for output in produced if output.uid == 1]
+    assert isinstance(aborted, SequenceOutput)
+    assert (aborted.finish_reason, aborted.text_cut) == ("abort", 0)
+    assert len(tokens(produced, 2)) == 9
+
+
+def test_an_abort_is_never_promoted_by_text_that_was_held_back(
+    make_core: MakeCore, open_prompt: list[int]
+) -> None:
+    core = make_core()
+    opening = open_prompt[40]
+    core.add_request(stopping_at_replacement(1, [5], allowed_token_ids=[opening], max_tokens=1))
+    (ended,) = run(core)
+    assert isinstance(ended, SequenceOutput)
+    assert (ended.finish_reason, ended.stop_reason) == ("stop", _REPLACEMENT)
+
+    core.add_request(stopping_at_replacement(2, [5], allowed_token_ids=[opening], max_tokens=5))
+    (sequence,) = core.scheduler.queued
+    while sequence.num_output_tokens == 0:
+        core.step()
+    (aborted,) = core.abort(2)
+    assert isinstance(aborted, SequenceOutput)
+    assert (aborted.finish_reason, aborted.stop_reason) == ("abort", None)
+    assert aborted.text_cut == 0
+    assert run(core) == []
+
+
+def test_text_that_the_prompt_alone_brought_is_no_stop_string(
+    make_core: MakeCore, open_prompt: list[int]
+) -> None:
+    """The replacement character of the prompt's incomplete one is part of the output's text."""
+    core = make_core()
+    letter = core.tokenizer.encode("x")[0]
+    core.add_request(stopping_at_replacement(1, open_prompt, allowed_token_ids=[letter]))
+    produced = run(core)
+    last = produced[-1]
+    assert isinstance(last, SequenceOutput)
+    assert last.finish_reason == "length"
+    assert tokens(produced, 1) == [letter] * 9
+
+
+class BrokenStopChecker:
+    """Raises at the third token, as a defect of a tokenizer would make it."""
+
+    match = None
+    releasable = 0
+
+    def append(self, token_id: int) -> None:
+        self.releasable += 1
+        if self.releasable == 3:
+            raise ValueError("this decoder is broken")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_whose_text_cannot_be_made_fails_alone(make_core: MakeCore, n: int) -> None:
+    core = make_core()
+    core.add_request(plain(1, n=n, stop=["x"]))
+    (first,) = core.scheduler.queued
+    first.output.stop_checker = BrokenStopChecker()  # type: ignore[assignment]
+    core.add_request(plain(2))
+    produced = run(core)
+    (failed,) = [each for each in produced if isinstance(each, RequestFailed)]
+    assert (failed.uid, failed.code, failed.message) == (1, "INTERNAL", "internal error")
+    assert [each.uid for each in produced[produced.index(failed) + 1 :]].count(1) == 0
+    assert len(tokens(produced, 1)) == 2
+    assert len(tokens(produced, 2)) == 9
+    finished = core.take_stats().num_finished
+    assert finished["error"] == 1
+    assert sum(finished.values()) == n + 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_whose_output_cannot_be_built_fails_alone(make_core: MakeCore, n: int) -> None:
+    core = make_core()
+    core.add_request(plain(1, n=n))
+    (first,) = core.scheduler.queued
+    core.add_request(plain(2))
+    first.output.window_ids = None  # type: ignore[assignment]
+    produced = run(core)
+    (failed,) = [each for each in produced if isinstance(each, RequestFailed)]
+    assert (failed.uid, failed.message) == (1, "internal error")
+    assert len(tokens(produced, 2)) == 9
+    finished = core.take_stats().num_finished
+    assert sum(finished.values()) == n + 1
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_a_request_that_cannot_be_aborted_in_order_is_gone_all_the_same(
+    make_core: MakeCore, monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    def broken(self: object, request: Request) -> None:
+        raise RuntimeError("no output can be built")
+
+    core = make_core()
+    core.add_request(plain(1, n=2))
+    core.add_request(plain(2))
+    for _ in range(num_steps):
+        core.step()
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.core.output_builder.OutputBuilder.build", broken)
+        assert core.abort(1) == [RequestFailed(1, "INTERNAL", "internal error")]
+    assert tokens(run(core), 1) == []
+
+
+def test_a_request_that_fails_as_it_is_added_leaves_nothing(
+    make_core: MakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_core()
+
+    def broken(self: object, siblings: list[Request]) -> None:
+        raise RuntimeError("no room in the histogram")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.core.stats.StatsRecorder.accepted", broken)
+        with pytest.raises(RuntimeError):
+            core.add_request(plain(1))
+    assert not core.has_unfinished_requests()
+    core.add_request(plain(2))
+    assert len(tokens(run(core), 2)) == 9
