@@ -1,19 +1,61 @@
-"""Trident's client and launcher: `TridentClient`, `AsyncTridentClient`, `engine.launch.server`."""
+"""Talk to a Trident server: `TridentClient` and, for asyncio, `AsyncTridentClient`."""
 
 from client.aio import AsyncTridentClient
 from client.client import TridentClient
 from client.connection import SSLOptions
-from client.protocol import Chunk, Completion, CompletionOutput, Health, SamplingOptions
+from client.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    ConnectError,
+    InvalidRequestError,
+    QueueFullError,
+    ReadTimeoutError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ServerError,
+    TLSError,
+    TridentClientError,
+    UnavailableError,
+    UnsupportedRequestError,
+)
+from client.protocol import (
+    Chunk,
+    Completion,
+    CompletionOutput,
+    Health,
+    Logprob,
+    Message,
+    SamplingOptions,
+    TokenLogprobs,
+)
 from client.retry import RetryPolicy
+from client.timeouts import Timeout
 
 __all__ = [
+    "AccessDeniedError",
     "AsyncTridentClient",
     "Chunk",
     "Completion",
     "CompletionOutput",
+    "ConfigurationError",
+    "ConnectError",
     "Health",
+    "InvalidRequestError",
+    "Logprob",
+    "Message",
+    "QueueFullError",
+    "ReadTimeoutError",
+    "RequestCancelledError",
+    "RequestTimeoutError",
     "RetryPolicy",
     "SSLOptions",
     "SamplingOptions",
+    "ServerError",
+    "TLSError",
+    "Timeout",
+    "TokenLogprobs",
     "TridentClient",
+    "TridentClientError",
+    "UnavailableError",
+    "UnsupportedRequestError",
 ]

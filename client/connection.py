@@ -20,10 +20,14 @@ Headers = tuple[tuple[str, str], ...]
 # piece says nothing for long. Load balancers commonly forget silent connections after 350 s.
 KEEPALIVE_TIME_MS = 310_000
 KEEPALIVE_TIMEOUT_MS = 20_000
-# A connection attempt that nobody answers ends after this, and so do the pauses between attempts:
-# gRPC's own 20 s and 120 s would find a restarted server late.
-CONNECT_TIMEOUT_MS = 5_000
+# gRPC's own 20 s for an attempt to connect, and up to 120 s between two of them, find a restarted
+# server late.
+CONNECT_TIMEOUT_S = 5.0
 MAX_RECONNECT_DELAY_MS = 1_000
+
+# How gRPC itself calls what is no name of a host; these go to it as they are.
+_RESOLVERS = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|vsock):")
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@?#\[\]]+):(\d{1,5})")
 
 _HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
 _HEADER_VALUE = re.compile(r"[ -~]*")
@@ -52,7 +56,7 @@ class Connection:
     """What `grpc` and `grpc.aio` alike make a channel from.
 
     Attributes:
-        url: `host:port`.
+        url: `host:port`, or as one of gRPC's resolvers calls it.
         credentials: None is a connection in the clear.
         options: gRPC's channel arguments.
         headers: sent with each call.
@@ -64,14 +68,57 @@ class Connection:
     headers: Headers
 
 
-def connection(url: str, ssl: bool | SSLOptions, headers: Mapping[str, str]) -> Connection:
+def connection(
+    url: str,
+    ssl: bool | SSLOptions,
+    headers: Mapping[str, str],
+    connect_timeout: float = CONNECT_TIMEOUT_S,
+) -> Connection:
     """Return what a client needs to connect.
 
     Raises:
-        ConfigurationError: a file cannot be read, or a header cannot be sent.
+        ConfigurationError: the address is none, a file cannot be read, a header cannot be sent, or
+            the time to connect is out of its range.
     """
-    chosen = SSLOptions() if ssl is True else ssl or None
-    return Connection(url, _credentials(chosen), _options(chosen), _headers(headers))
+    target, is_secure = address(url)
+    chosen = SSLOptions() if ssl is True or (is_secure and not ssl) else ssl or None
+    options = _options(chosen, _milliseconds(connect_timeout))
+    return Connection(target, _credentials(chosen), options, _headers(headers))
+
+
+def address(url: str) -> tuple[str, bool]:
+    """Return gRPC's name for a server, and whether `url` asks for TLS.
+
+    Args:
+        url: `host:port`, `grpc://host:port`, `grpcs://host:port` (TLS), or a name in one of gRPC's
+            own schemes such as `unix:/path` and `dns:///host:port`.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if not isinstance(url, str):
+        raise ConfigurationError(f"url: must be a string (got {type(url).__name__})")
+    if _RESOLVERS.match(url):
+        return url, False
+    scheme, separator, rest = url.rpartition("://")
+    if separator and scheme.lower() not in ("grpc", "grpcs"):
+        raise ConfigurationError(
+            f"url: {url!r}: {scheme}:// is not supported; give the host and port of the server's "
+            "gRPC service, such as localhost:8001 (grpcs://host:port for TLS)"
+        )
+    target = rest.removesuffix("/") if separator else url
+    match = _HOST_AND_PORT.fullmatch(target)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ConfigurationError(f"url: {url!r}: must be host:port, such as localhost:8001")
+    return target, scheme.lower() == "grpcs"
+
+
+def _milliseconds(connect_timeout: float) -> int:
+    if not 0.001 <= connect_timeout <= 3600:
+        raise ConfigurationError(
+            f"connect_timeout: must be between 0.001 and 3600 s (got {connect_timeout})"
+        )
+    return round(connect_timeout * 1000)
 
 
 def _credentials(ssl: SSLOptions | None) -> grpc.ChannelCredentials | None:
@@ -95,7 +142,7 @@ def _content(name: str, path: str | PathLike[str] | None) -> bytes | None:
         raise ConfigurationError(f"ssl: {name}: {path}: {error.strerror}") from None
 
 
-def _options(ssl: SSLOptions | None) -> ChannelOptions:
+def _options(ssl: SSLOptions | None, connect_timeout_ms: int) -> ChannelOptions:
     options: ChannelOptions = (
         # tritonclient's limits are gRPC's 4 MB unless told otherwise; a prompt may be longer.
         ("grpc.max_send_message_length", -1),
@@ -107,7 +154,7 @@ def _options(ssl: SSLOptions | None) -> ChannelOptions:
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),  # no limit: each is due
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+        ("grpc.min_reconnect_backoff_ms", connect_timeout_ms),  # also the limit of an attempt
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_DELAY_MS),
     )
     if ssl is not None and ssl.server_name is not None:

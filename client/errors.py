@@ -39,12 +39,20 @@ class UnavailableError(TridentClientError):
     """
 
 
+class ConnectError(UnavailableError):
+    """There is no connection with the server: the request was never sent."""
+
+
 class QueueFullError(UnavailableError):
     """The server's waiting queue is at its limit; retry after a moment."""
 
 
 class RequestTimeoutError(TridentClientError, TimeoutError):
     """The request took longer than its `timeout`; the server was told to drop it."""
+
+
+class ReadTimeoutError(RequestTimeoutError):
+    """The next piece of the answer took longer than the `read` limit; the request is withdrawn."""
 
 
 class RequestCancelledError(TridentClientError):
@@ -113,12 +121,12 @@ def from_connection(message: str, url: str) -> TridentClientError:
     if routine := re.search(r"SSL routines:\w+:([A-Z_]+)", message):
         return TLSError(f"no TLS with {url}: {routine[1].lower().replace('_', ' ')}")
     if re.search(r"failed to connect.*Socket closed", message):
-        return UnavailableError(
+        return ConnectError(
             f"the server at {url} closes the connection: it may want TLS, or a client certificate, "
             "or that is not its gRPC port"
         )
     if re.search(r"failed to connect|errors resolving", message, re.IGNORECASE):
-        return UnavailableError(f"no server answers at {url}")
+        return ConnectError(f"no server answers at {url}")
     error = from_status("UNAVAILABLE", message)
     if type(error) is UnavailableError:
         return UnavailableError(f"the server at {url} is unavailable: {message}")

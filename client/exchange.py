@@ -12,9 +12,10 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from client.errors import (
-    InvalidRequestError,
+    ReadTimeoutError,
     RequestCancelledError,
     RequestTimeoutError,
+    ServerError,
     TridentClientError,
     UnavailableError,
     from_connection,
@@ -26,20 +27,25 @@ from client.retry import RetryPolicy
 
 T = TypeVar("T")
 
-_ENDLESS_S = 1e9  # no timeout in earnest, and more than gRPC can count
+_ENDLESS_S = 1e9  # more than gRPC can count: no limit
+# After these the server may still be working on the request.
+_LEFT_RUNNING = (UnavailableError, ReadTimeoutError, ServerError)
 
 
 class Exchange(Generic[T]):
-    """Makes every decision about one request; `TridentClient` and its async twin do the I/O.
+    """Makes every decision about one request; `TridentClient` and `AsyncTridentClient` do the I/O.
 
     For each attempt they send `message` on a stream of its own, hand each response to `read` until
     `complete`, or call `unfinished` if the stream ends before. They cancel a call that is not
-    complete, and let the server end one that is. Whatever is raised goes to `delay_before_retry`.
+    complete, and let the server end one that is. What is raised goes to `failed`, and its result
+    to `delay_before_retry`. Before the next attempt, and when they give up, they send `withdrawal`
+    if `may_be_running`.
 
     Attributes:
         complete: nothing more follows in this attempt.
-        is_open: an attempt has begun and may still be answered.
-        withdrawal: the request that takes this one back, if that cannot meet another.
+        may_be_running: the server may be working on an attempt.
+        withdrawal: the request that ends this one on the server, if there is such a request.
+        read_timeout: seconds for each response after the one before; infinite for no limit.
     """
 
     def __init__(
@@ -48,31 +54,32 @@ class Exchange(Generic[T]):
         read: Callable[[service_pb2.ModelInferResponse], Iterable[T]],
         *,
         url: str,
-        timeout: float | None,
+        total: float,
+        read_timeout: float,
         retry: RetryPolicy | None,
+        withdrawal: Request | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Set everything up; the timeout runs from `start` on.
+        """Set everything up; the time runs from `start` on.
 
         Args:
             read: takes a response apart.
             url: the server's, for errors.
-            timeout: seconds for all attempts and the pauses between them, or None.
+            total: seconds for all attempts and the pauses between them; infinite for no limit.
             retry: None never tries again.
         """
-        if timeout is not None and math.isnan(timeout):
-            raise InvalidRequestError("timeout: must be a number of seconds")
         self.complete = False
-        self.is_open = False
-        self.withdrawal: Request | None = None
+        self.may_be_running = False
+        self.withdrawal = withdrawal
+        self.read_timeout = read_timeout if read_timeout < _ENDLESS_S else math.inf
         self._request = request
         self._read = read
         self._url = url
         self._clock = clock
-        self._has_begun = False  # of the answer, something has been seen
+        self._has_begun = False  # a piece of the answer has come
         self._delays = iter(()) if retry is None else retry.delays(chance)
-        self._timeout = math.inf if timeout is None or timeout >= _ENDLESS_S else timeout
+        self._timeout = total if total < _ENDLESS_S else math.inf
         self._deadline = math.inf
 
     def start(self) -> None:
@@ -96,9 +103,10 @@ class Exchange(Generic[T]):
         Raises:
             RequestTimeoutError: there is no time left for it.
         """
+        message = self._request.message(batched=batched, timeout=self.time_left())
         self.complete = False
-        self.is_open = True
-        return self._request.message(batched=batched, timeout=self.time_left())
+        self.may_be_running = True
+        return message
 
     def read(self, response: service_pb2.ModelStreamInferResponse) -> list[T]:
         """Return what a response holds.
@@ -107,31 +115,50 @@ class Exchange(Generic[T]):
             TridentClientError: it is an error.
         """
         if response.error_message:
-            self.complete, self.is_open = True, False
+            self.complete, self.may_be_running = True, False
             raise from_text(response.error_message)
         inner = response.infer_response
         self.complete = inner.parameters["triton_final_response"].bool_param
-        self.is_open = not self.complete
+        self.may_be_running = not self.complete
         self._has_begun |= bool(inner.outputs)
         return list(self._read(inner))
+
+    def skip(self, response: service_pb2.ModelStreamInferResponse) -> None:
+        """Take a response that nobody wants, of a request that has been withdrawn."""
+        is_final = response.infer_response.parameters["triton_final_response"].bool_param
+        self.complete = is_final or bool(response.error_message)
 
     def unfinished(self) -> UnavailableError:
         """Return the error for a stream that ends before its final response."""
         return UnavailableError("the server ended the answer before it was complete")
 
-    def delay_before_retry(self, error: grpc.RpcError | TridentClientError) -> float:
+    def still_away(self) -> UnavailableError:
+        """Return the error for a withdrawal that was not answered in time."""
+        return UnavailableError(f"the server at {self._url} does not answer")
+
+    def silent(self) -> ReadTimeoutError:
+        """Return the error for a stream that was silent for longer than `read_timeout`."""
+        return ReadTimeoutError(
+            f"the server sent no piece of the answer for {self.read_timeout:g} s"
+        )
+
+    def failed(self, error: grpc.RpcError | TridentClientError) -> TridentClientError:
+        """Note that the attempt has ended with `error`; return it in our words."""
+        known = self.error(error) if isinstance(error, grpc.RpcError) else error
+        self.may_be_running = self.may_be_running and type(known) in _LEFT_RUNNING
+        return known
+
+    def delay_before_retry(self, error: TridentClientError) -> float:
         """Return for how many seconds to pause before the next attempt.
 
         Raises:
-            TridentClientError: `error`, in our words, is the end of it.
+            TridentClientError: `error`, which is the end of it.
         """
-        self.is_open = False
-        known = self.error(error) if isinstance(error, grpc.RpcError) else error
-        if isinstance(known, UnavailableError) and not self._has_begun:
+        if isinstance(error, UnavailableError) and not self._has_begun:
             delay = next(self._delays, None)
             if delay is not None and self._clock() + delay < self._deadline:
                 return delay
-        raise known from None
+        raise error from None
 
     def error(self, error: grpc.RpcError) -> TridentClientError:
         """Return our error for one of gRPC."""

@@ -29,9 +29,40 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     allowed_token_ids: Sequence[int] | None
     skip_special_tokens: bool
+    logprobs: int | None
 
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log-probability of one token at one position, before temperature and penalties.
+
+    Attributes:
+        token_id: the token.
+        token: its text; U+FFFD where its bytes are a part of a character only.
+        logprob: natural logarithm; -9999 stands for minus infinity.
+        rank: 1 is the most likely token of the vocabulary.
+    """
+
+    token_id: int
+    token: str
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the sampling option `logprobs` reports of one position.
+
+    Attributes:
+        chosen: the token that was generated.
+        top: as many of the most likely tokens as were asked for, and the chosen one, by rank.
+    """
+
+    chosen: Logprob
+    top: tuple[Logprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +75,7 @@ class Chunk:
         finish_reason: `stop`, `length` or `abort` on the sequence's last chunk, else None.
         num_output_tokens: tokens in this chunk.
         num_input_tokens: tokens of the prompt.
+        logprobs: one per token in this chunk; None unless the option `logprobs` asks for them.
     """
 
     text: str
@@ -51,6 +83,7 @@ class Chunk:
     finish_reason: str | None = None
     num_output_tokens: int = 0
     num_input_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +94,7 @@ class CompletionOutput:
     index: int = 0
     finish_reason: str | None = None
     num_output_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +104,13 @@ class Completion:
     Attributes:
         outputs: its sequences, by index; at least one.
         num_input_tokens: tokens of the prompt.
-        ttft: seconds from sending to the first chunk; None if it was not streamed.
+        ttft: seconds from sending to the first chunk.
         duration: seconds from sending to the end.
     """
 
     outputs: tuple[CompletionOutput, ...]
     num_input_tokens: int
-    ttft: float | None
+    ttft: float
     duration: float
 
     @property

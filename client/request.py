@@ -71,10 +71,17 @@ def completion(
     messages: Sequence[Message] | None,
     sampling: Mapping[str, Any],
     *,
-    stream: bool,
+    priority: int,
     request_id: str,
 ) -> Request:
     """Return the request to complete a prompt or to answer messages.
+
+    It always asks for a stream: only while it answers does the server notice that a connection
+    has gone.
+
+    Args:
+        sampling: see `SamplingOptions`.
+        priority: smaller runs earlier, if the server schedules by priority.
 
     Raises:
         InvalidRequestError: not exactly one of the two is given, or an argument cannot be sent.
@@ -87,7 +94,7 @@ def completion(
         else _string("messages", _json("messages", messages))
     )
     flags = {
-        "stream": stream,
+        "stream": True,
         "exclude_input_in_output": True,
         "return_finish_reason": True,
         "return_num_input_tokens": True,
@@ -97,6 +104,7 @@ def completion(
         _string("sampling_parameters", _json("sampling options", sampling)),
         asked,
         *(_boolean(name, value) for name, value in flags.items()),
+        *([_int32("priority", priority)] if priority else []),
     )
     return Request(ENSEMBLE, tensors, _checked_id(request_id), has_deadline=True)
 
@@ -126,6 +134,13 @@ def _boolean(name: str, value: bool) -> Tensor:
     return Tensor(name, "BOOL", struct.pack("<?", value))
 
 
+def _int32(name: str, value: int) -> Tensor:
+    try:
+        return Tensor(name, "INT32", struct.pack("<i", value))
+    except struct.error:
+        raise InvalidRequestError(f"{name}: must be a 32-bit integer (got {value!r})") from None
+
+
 def _timeout(seconds: float) -> Tensor:
     microseconds = min(math.ceil((seconds + _GRACE_S) * 1e6), _MAX_TIMEOUT_US)
     return Tensor("timeout", "UINT64", struct.pack("<Q", microseconds))
@@ -134,7 +149,7 @@ def _timeout(seconds: float) -> Tensor:
 def _json(what: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{what}: cannot be written as JSON: {error}") from None
 
 
@@ -144,6 +159,8 @@ def _checked_id(request_id: str) -> str:
 
 
 def _utf8(name: str, text: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{name}: must be a string (got {type(text).__name__})")
     try:
         return text.encode()
     except UnicodeEncodeError as error:

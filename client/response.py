@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 from tritonclient.grpc import InferResult, service_pb2
+from tritonclient.utils import InferenceServerException
 
 from client.errors import ServerError
-from client.protocol import Chunk, Completion, CompletionOutput, Health
+from client.protocol import Chunk, Completion, CompletionOutput, Health, Logprob, TokenLogprobs
+
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    struct.error,
+    msgspec.MsgspecError,
+    InferenceServerException,
+)
+
+
+class _Entry(msgspec.Struct):
+    """One token of a position in the JSON of the output `logprobs`."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# Of each position, the chosen token comes first.
+_LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry]])
 
 
 def read_chunks(response: service_pb2.ModelInferResponse) -> Iterator[Chunk]:
-    """Yield the pieces of the request's sequences in one response; none in an empty final one."""
-    result = InferResult(response)
+    """Yield the pieces of the request's sequences in one response; none in an empty final one.
+
+    Raises:
+        ServerError: it is not what this client understands.
+    """
+    try:
+        yield from _chunks(InferResult(response))
+    except _UNREADABLE as error:
+        raise ServerError(f"the answer cannot be read: {error}") from None
+
+
+def _chunks(result: InferResult) -> Iterator[Chunk]:
     texts = _values(result, "text_output")
     columns = [
         _values(result, name) or [default] * len(texts)
@@ -24,17 +58,32 @@ def read_chunks(response: service_pb2.ModelInferResponse) -> Iterator[Chunk]:
             ("sequence_index", 0),
             ("finish_reason", b""),
             ("num_output_tokens", 0),
+            ("logprobs", None),
         )
     ]
     num_input_tokens = int((_values(result, "num_input_tokens") or [0])[0])
-    for text, index, reason, num_output_tokens in zip(texts, *columns, strict=True):
+    for text, index, reason, num_output_tokens, logprobs in zip(texts, *columns, strict=True):
         yield Chunk(
             text=text.decode(),
             index=int(index),
             finish_reason=_finish_reason(reason),
             num_output_tokens=int(num_output_tokens),
             num_input_tokens=num_input_tokens,
+            logprobs=None if logprobs is None else _logprobs(logprobs),
         )
+
+
+def _logprobs(content: bytes) -> tuple[TokenLogprobs, ...]:
+    positions = []
+    for entries in _LOGPROBS.decode(content):
+        tokens = [
+            Logprob(token_id, entry.decoded_token, entry.logprob, entry.rank)
+            for token_id, entry in entries.items()
+        ]
+        if not tokens:
+            raise ValueError("logprobs: a position without tokens")
+        positions.append(TokenLogprobs(tokens[0], tuple(sorted(tokens, key=attrgetter("rank")))))
+    return tuple(positions)
 
 
 def read_health(response: service_pb2.ModelInferResponse) -> Iterator[Health]:
@@ -59,14 +108,13 @@ def read_nothing(response: service_pb2.ModelInferResponse) -> Iterator[None]:
 class Collector:
     """Puts the chunks of one request together again."""
 
-    streamed: bool
     _started: float = field(default_factory=time.perf_counter)
     _ttft: float | None = None
     _chunks: dict[int, list[Chunk]] = field(default_factory=dict)
 
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk."""
-        if self.streamed and self._ttft is None:
+        if self._ttft is None:
             self._ttft = time.perf_counter() - self._started
         self._chunks.setdefault(chunk.index, []).append(chunk)
 
@@ -76,7 +124,7 @@ class Collector:
         Raises:
             ServerError: there is no chunk.
         """
-        if not self._chunks:
+        if self._ttft is None:
             raise ServerError("the server ended the request without an answer")
         outputs = tuple(
             CompletionOutput(
@@ -84,11 +132,18 @@ class Collector:
                 index=index,
                 finish_reason=chunks[-1].finish_reason,
                 num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
+                logprobs=_joined(chunks),
             )
             for index, chunks in sorted(self._chunks.items())
         )
         prompt = max(c.num_input_tokens for chunks in self._chunks.values() for c in chunks)
         return Completion(outputs, prompt, self._ttft, time.perf_counter() - self._started)
+
+
+def _joined(chunks: Sequence[Chunk]) -> tuple[TokenLogprobs, ...] | None:
+    if all(chunk.logprobs is None for chunk in chunks):
+        return None
+    return tuple(position for chunk in chunks for position in chunk.logprobs or ())
 
 
 def takes_batches(config: service_pb2.ModelConfigResponse) -> bool:

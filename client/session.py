@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,10 +17,12 @@ from client.exchange import Exchange
 from client.protocol import Chunk, Health, Message
 from client.request import Request
 from client.retry import RetryPolicy
+from client.timeouts import Timeout, limits
 
 T = TypeVar("T")
 
 WITHDRAWAL_TIMEOUT_S = 1.0
+_NO_LIMITS = Timeout()
 
 
 @dataclass
@@ -28,11 +31,13 @@ class Session:
 
     Attributes:
         connection: with the server.
+        timeout: of requests that name none.
         retry: None never tries again.
         batched: whether the server's models take a batch dimension; None as long as unknown.
     """
 
     connection: Connection
+    timeout: Timeout
     retry: RetryPolicy | None
     batched: bool | None = None
 
@@ -42,8 +47,8 @@ class Session:
         messages: Sequence[Message] | None,
         sampling: Mapping[str, Any],
         *,
-        stream: bool,
-        timeout: float | None,
+        timeout: float | Timeout | None,
+        priority: int,
         request_id: str,
     ) -> Exchange[Chunk]:
         """Return the exchange that completes a prompt or answers messages.
@@ -51,22 +56,30 @@ class Session:
         Raises:
             InvalidRequestError: an argument cannot be sent.
         """
+        total, read = limits(timeout, self.timeout)
         own_id = request_id or uuid4().hex
-        asked = request.completion(prompt, messages, sampling, stream=stream, request_id=own_id)
-        exchange = self._exchange(asked, response.read_chunks, timeout, self.retry)
-        if not request_id:  # no other request can have the same id
-            exchange.withdrawal = request.stop(own_id)
-        return exchange
+        asked = request.completion(prompt, messages, sampling, priority=priority, request_id=own_id)
+        return Exchange(
+            asked,
+            response.read_chunks,
+            url=self.connection.url,
+            total=total,
+            read_timeout=read,
+            retry=self.retry,
+            withdrawal=request.stop(own_id),
+        )
 
-    def withdraw(self, exchange: Exchange[Any]) -> Exchange[None] | None:
-        """Return the exchange that tells the server to drop what is asked; None: just hang up.
+    def withdrawal(self, exchange: Exchange[Any]) -> Exchange[None] | None:
+        """Return the exchange that ends the request of `exchange` on the server, if it may run.
 
-        To hang up is noticed only as the engine answers, not while the request waits to run.
+        A connection that ends is noticed by the server only as it answers, not while the request
+        waits to run.
         """
-        if exchange.withdrawal is None or not exchange.is_open:
+        if exchange.withdrawal is None or not exchange.may_be_running:
             return None
-        stop = exchange.withdrawal
-        return self._exchange(stop, response.read_nothing, WITHDRAWAL_TIMEOUT_S, None)
+        return self._exchange(
+            exchange.withdrawal, response.read_nothing, WITHDRAWAL_TIMEOUT_S, None
+        )
 
     def stop(self, request_id: str, timeout: float | None) -> Exchange[None]:
         """Return the exchange that ends the requests of that id.
@@ -110,7 +123,10 @@ class Session:
         timeout: float | None,
         retry: RetryPolicy | None,
     ) -> Exchange[T]:
-        return Exchange(asked, read, url=self.connection.url, timeout=timeout, retry=retry)
+        total, _ = limits(timeout, _NO_LIMITS)
+        return Exchange(
+            asked, read, url=self.connection.url, total=total, read_timeout=math.inf, retry=retry
+        )
 
 
 def only(answers: Sequence[T]) -> T:

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-_FORMATS = {"BOOL": "<?", "UINT64": "<Q"}
+_FORMATS = {"BOOL": "<?", "INT32": "<i", "UINT64": "<Q"}
 
 
 @dataclass
@@ -61,7 +61,8 @@ class Call:
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
     """Attributes: what it answers, `first` to the first requests; and what it has seen.
 
-    `requests` are the inputs of what the ensemble was asked, `calls` are all calls. `health` is the
+    `requests` are the inputs of what the ensemble was asked to complete, `stopped` the ids of what
+    it was asked to end, `calls` are all calls. `health` is the
     JSON of the engine's health, or empty for a server without such an input.
     """
 
@@ -136,7 +137,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
         seconds = context.time_remaining()
         peer = context.peer()
         self.calls.append(Call(values, request.model_name, request.id, headers, seconds, peer))
-        if request.model_name == "ensemble":
+        if request.model_name == "ensemble" and "stop" not in values:
             self.requests.append(values)
         return values
 

@@ -43,7 +43,7 @@ class TestGenerate:
             {
                 "text_input": "héllo 🚀",
                 "sampling_parameters": {"max_tokens": 5, "stop": ["x"], "temperature": 0.5},
-                "stream": False,
+                "stream": True,
                 "exclude_input_in_output": True,
                 "return_finish_reason": True,
                 "return_num_input_tokens": True,
@@ -53,7 +53,7 @@ class TestGenerate:
 
     def test_sends_messages_as_json(self, triton: FakeTriton, generate: Generate) -> None:
         triton.pieces = HELLO
-        generate(triton.url, messages=[{"role": "user", "content": "ü"}], stream=True)
+        generate(triton.url, messages=[{"role": "user", "content": "ü"}])
         assert triton.requests[0]["messages"] == '[{"role": "user", "content": "ü"}]'
         assert "text_input" not in triton.requests[0]
         assert triton.requests[0]["stream"] is True
@@ -69,19 +69,13 @@ class TestGenerate:
 
     def test_puts_the_answer_together(self, triton: FakeTriton, generate: Generate) -> None:
         triton.pieces = HELLO
-        completion = generate(triton.url, "a", stream=True)
+        completion = generate(triton.url, "a")
         assert completion.text == "Hello world"
         assert completion.finish_reason == "stop"
         assert completion.num_output_tokens == 1 + 0 + 2 + 1
         assert completion.num_input_tokens == 7
         assert completion.ttft is not None
         assert 0 < completion.ttft <= completion.duration
-
-    def test_has_no_first_token_time_unless_streamed(
-        self, triton: FakeTriton, generate: Generate
-    ) -> None:
-        triton.pieces = HELLO
-        assert generate(triton.url, "a").ttft is None
 
     def test_a_response_without_data_is_no_answer(
         self, triton: FakeTriton, generate: Generate

@@ -215,7 +215,7 @@ class TestCancel:
         triton.pieces = [Piece({0: ""}, finished=(0,), final=True)]
         with connect(triton.url) as client:
             client.cancel("job-7")
-        assert triton.requests == [{"stop": True}]
+        assert [call.inputs for call in triton.calls] == [{"stop": True}]
         assert (triton.calls[0].model, triton.calls[0].request_id) == ("ensemble", "job-7")
 
     def test_needs_an_id(self, triton: FakeTriton, connect: Connect) -> None:

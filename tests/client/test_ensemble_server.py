@@ -43,7 +43,7 @@ def test_streamed_or_not_sync_or_async_the_answer_is_one(server: TritonServer) -
     async def side_by_side() -> list[Completion]:
         async with AsyncTridentClient(server.grpc_url) as client:
             return await asyncio.gather(
-                *(client.generate(p, max_tokens=24, temperature=0, stream=True) for p in PROMPTS)
+                *(client.generate(p, max_tokens=24, temperature=0) for p in PROMPTS)
             )
 
     with TridentClient(server.grpc_url) as client:
@@ -59,9 +59,7 @@ def test_streamed_or_not_sync_or_async_the_answer_is_one(server: TritonServer) -
 def test_messages_and_several_sequences(server: TritonServer) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     with TridentClient(server.grpc_url) as client:
-        completion = client.generate(
-            messages=messages, n=3, seed=1, temperature=1.0, max_tokens=8, stream=True
-        )
+        completion = client.generate(messages=messages, n=3, seed=1, temperature=1.0, max_tokens=8)
     assert [output.index for output in completion.outputs] == [0, 1, 2]
     assert all(output.finish_reason for output in completion.outputs)
     assert completion.num_output_tokens <= 24
@@ -84,7 +82,7 @@ def test_timeouts_and_left_streams_leave_the_server_well(server: TritonServer) -
     with TridentClient(server.grpc_url) as client:
         for _ in range(3):
             with pytest.raises(RequestTimeoutError):
-                client.generate("a", max_tokens=None, ignore_eos=True, timeout=0.3, stream=True)
+                client.generate("a", max_tokens=None, ignore_eos=True, timeout=0.3)
             for _chunk in client.stream("a", max_tokens=None, ignore_eos=True):
                 break
         assert client.generate("a", max_tokens=3, ignore_eos=True).num_output_tokens == 3

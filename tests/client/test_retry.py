@@ -49,12 +49,13 @@ class Clock:
 def _exchange(
     clock: Clock, retry: RetryPolicy | None, timeout: float | None = None, chance: float = 0.0
 ) -> Exchange[object]:
-    request = completion("a", None, {}, stream=True, request_id="")
+    request = completion("a", None, {}, priority=0, request_id="")
     exchange = Exchange[object](
         request,
         read_chunks,
         url="host:1",
-        timeout=timeout,
+        total=math.inf if timeout is None else timeout,
+        read_timeout=math.inf,
         retry=retry,
         clock=clock,
         chance=lambda: chance,

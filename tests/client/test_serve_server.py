@@ -63,7 +63,7 @@ class TestClients:
     def test_async_side_by_side(self, server: TritonServer) -> None:
         async def run() -> list[str]:
             async with AsyncTridentClient(server.grpc_url) as client:
-                asked = (client.generate(f"one two {i}", stream=True) for i in range(32))
+                asked = (client.generate(f"one two {i}") for i in range(32))
                 return [completion.text for completion in await asyncio.gather(*asked)]
 
         assert asyncio.run(run()) == [f"one two {i}" for i in range(32)]
@@ -78,7 +78,7 @@ class TestClients:
         cancelled = server.log.count("cancelled after")
         with TridentClient(server.grpc_url) as client:
             with pytest.raises(RequestTimeoutError):
-                client.generate(LONG, stream=True, timeout=0.5)
+                client.generate(LONG, timeout=0.5)
             assert _eventually(lambda: server.log.count("cancelled after") == cancelled + 1)
 
     def test_leaving_a_stream_reaches_the_model(self, server: TritonServer) -> None:

@@ -66,7 +66,7 @@ def test_cancel_ends_a_request_with_what_it_has(
 
     def generate() -> None:
         with TridentClient(server.grpc_url) as other:
-            answers.append(other.generate("a", stream=True, request_id="to-stop", **long))
+            answers.append(other.generate("a", request_id="to-stop", **long))
 
     with TridentClient(server.grpc_url) as watcher, connect(server.grpc_url) as client:
         thread = threading.Thread(target=generate)

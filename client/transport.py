@@ -1,0 +1,221 @@
+"""Transport: the I/O of `TridentClient`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from client.connection import Connection
+from client.errors import (
+    ConfigurationError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    TridentClientError,
+    UnavailableError,
+)
+from client.exchange import Exchange
+from client.read_timer import ReadTimer
+from client.session import WITHDRAWAL_TIMEOUT_S, Session
+
+T = TypeVar("T")
+
+
+class Transport:
+    """Does what an `Exchange` decides, over one channel; for any number of threads at once.
+
+    The channel is made by the first request: gRPC does not survive a fork.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._opening = threading.Lock()
+        self._open: _Open | None = None
+        self._closed = threading.Event()
+
+    def run(self, exchange: Exchange[T]) -> Generator[T, None, None]:
+        """Yield the answer to `exchange`, over as many attempts as it allows.
+
+        Raises:
+            TridentClientError: the last attempt failed.
+        """
+        exchange.start()
+        try:
+            while True:
+                try:
+                    self._withdraw_before_retry(exchange)
+                    yield from self._attempt(exchange)
+                    return
+                except TridentClientError as error:
+                    delay = exchange.delay_before_retry(error)
+                if self._closed.wait(delay):
+                    raise exchange.ended_here()
+        except BaseException:
+            self._withdraw(exchange)
+            raise
+
+    def ask(self, method: str, message: Any, exchange: Exchange[Any]) -> Any:
+        """Make a call that has one answer, within the time of `exchange`.
+
+        Raises:
+            TridentClientError: it failed.
+        """
+        try:
+            return getattr(self._stub(), method)(message, **self._options(exchange))
+        except grpc.RpcError as error:
+            raise exchange.error(error) from None
+        except ValueError:
+            if self._closed.is_set():  # which gRPC calls a ValueError
+                raise exchange.ended_here() from None
+            raise
+
+    def close(self) -> None:
+        """Cancel what is running and close the connection."""
+        self._closed.set()
+        with self._opening:
+            if self._open is not None:
+                self._open.channel.close()
+
+    def _attempt(self, exchange: Exchange[T]) -> Generator[T, None, None]:
+        call, answered = None, threading.Event()
+        try:
+            message = exchange.message(batched=self._takes_batches(exchange))
+            # One stream per request: an error on a shared one would not say whose it is.
+            call = self._stub().ModelStreamInfer(
+                _held_open(message, answered), **self._options(exchange)
+            )
+            with ReadTimer(exchange.read_timeout, call.cancel) as timer:
+                while not exchange.complete:
+                    try:
+                        reply = timer.next(call)
+                    except grpc.RpcError:
+                        if timer.expired:
+                            raise exchange.silent() from None
+                        raise
+                    if reply is None:
+                        raise exchange.unfinished()
+                    yield from exchange.read(reply)
+        except GeneratorExit:
+            if self._withdraw(exchange) and call is not None:
+                _drain(call, exchange)
+            raise
+        except (grpc.RpcError, TridentClientError) as error:
+            raise exchange.failed(error) from None
+        except ValueError:
+            if self._closed.is_set():  # which gRPC calls a ValueError
+                raise exchange.ended_here() from None
+            raise
+        finally:
+            if call is not None:
+                _end(call, answered, exchange.complete)
+
+    def _withdraw_before_retry(self, exchange: Exchange[Any]) -> None:
+        """Have the server end an earlier attempt that it may still be working on.
+
+        Raises:
+            UnavailableError: it does not answer.
+        """
+        if (withdrawal := self._session.withdrawal(exchange)) is None:
+            return
+        try:
+            for _ in self.run(withdrawal):
+                pass
+        except RequestTimeoutError:
+            raise exchange.still_away() from None
+        except UnavailableError:
+            raise
+        except TridentClientError:
+            pass  # a server that does not end requests by their id
+        exchange.may_be_running = False
+
+    def _withdraw(self, exchange: Exchange[Any]) -> bool:
+        """Have the server end a request whose answer nobody wants; return whether it did, soon."""
+        withdrawal = self._session.withdrawal(exchange)
+        # While the interpreter ends, no thread is left that could bring an answer.
+        if withdrawal is None or self._closed.is_set() or sys.is_finalizing():
+            return False
+        exchange.may_be_running = False
+        with suppress(TridentClientError):
+            for _ in self.run(withdrawal):
+                pass
+            return True
+        return False
+
+    def _takes_batches(self, exchange: Exchange[Any]) -> bool:
+        if self._session.batched is not None:
+            return self._session.batched
+        config = self.ask("ModelConfig", self._session.config_request(), exchange)
+        return self._session.learn(config)
+
+    def _options(self, exchange: Exchange[Any]) -> dict[str, Any]:
+        headers = self._session.connection.headers
+        return {"timeout": exchange.time_left(), "metadata": headers}
+
+    def _stub(self) -> service_pb2_grpc.GRPCInferenceServiceStub:
+        with self._opening:
+            if self._closed.is_set():
+                raise RequestCancelledError("the client is closed")
+            if self._open is None:
+                self._open = _Open(_channel(self._session.connection))
+            if self._open.process != os.getpid():
+                raise ConfigurationError(
+                    "the client was used before this process was forked: make another one here"
+                )
+            return self._open.stub
+
+
+class _Open:
+    """A channel, its stub and the process that made it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self.process = os.getpid()
+
+
+def _channel(to: Connection) -> grpc.Channel:
+    if to.credentials is None:
+        return grpc.insecure_channel(to.url, to.options)
+    return grpc.secure_channel(to.url, to.credentials, to.options)
+
+
+def _held_open(
+    message: service_pb2.ModelInferRequest, answered: threading.Event
+) -> Iterator[service_pb2.ModelInferRequest]:
+    """Yield the request, and say that there are no more only when it has been answered.
+
+    tritonserver 24.10 overlooks some cancellations of a stream whose client has said so before.
+    """
+    yield message
+    answered.wait()
+
+
+def _drain(call: grpc.Call, exchange: Exchange[Any]) -> None:
+    """Read a stream whose request has been withdrawn to its end, if that comes soon."""
+    giving_up = threading.Timer(WITHDRAWAL_TIMEOUT_S, call.cancel)
+    giving_up.start()
+    try:
+        with suppress(grpc.RpcError, TridentClientError):
+            for reply in call:
+                exchange.skip(reply)
+                if exchange.complete:
+                    break
+    finally:
+        giving_up.cancel()
+
+
+def _end(call: grpc.Call, answered: threading.Event, complete: bool) -> None:
+    """Cancel what is not complete; let the server end what is, for a late cancel disturbs it."""
+    if not complete:
+        call.cancel()
+    answered.set()  # releases the thread that sends the requests
+    if complete:
+        with suppress(grpc.RpcError):
+            for _ in call:
+                pass
