@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
+from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
 from engine.core.queue_limits import QueueLimits
@@ -104,8 +105,8 @@ class EngineCore:
             QueueFullError: as many requests or prompt tokens are waiting as may wait.
         """
         self._queue_limits.check(
-            len(self.scheduler.queued),
-            self.scheduler.num_queued_tokens,
+            len(self.scheduler.waiting.queued),
+            self.scheduler.waiting.num_queued_tokens,
             len(message.prompt_token_ids),
         )
         siblings = self._factory.build(message)
@@ -185,11 +186,11 @@ class EngineCore:
 
     def check_idle(self) -> None:
         """Assert that no block is lost while there is no request; cheap, for every idle moment."""
-        self.scheduler.check_idle()
+        check_idle(self.scheduler)
 
     def check_integrity(self) -> None:
         """Assert that no block is lost and no reference is left over, by looking at every block."""
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
 
     def _expire(self) -> list[SequenceOutput | RequestFailed]:
         """Abort what has passed its deadline."""

@@ -47,24 +47,57 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.host_pool = HostBlockPool(num_host_blocks)
 
-    def reuse_prefix(self, request: Request) -> int:
-        """Give a request without blocks the cached blocks of its prefix; return their tokens.
+    def find_prefix(self, request: Request) -> list[int]:
+        """Return the cached blocks that hold the KV of the beginning of `request`.
 
-        At least one token is always left to compute, since its logits are needed.
+        None are looked for if it has blocks. At least one token is always left to compute, since
+        its logits are needed. No more of a prompt is hashed than is found, and one block.
         """
+        blocks: list[int] = []
+        if self.enable_prefix_caching and not request.kv.block_ids:
+            for i in range(self._max_cached_blocks(request)):
+                block_id = self.pool.find(self._block_hash(request, i))
+                if block_id is None:
+                    break
+                blocks.append(block_id)
+        return blocks
+
+    def has_block(self, content_hash: bytes | None) -> bool:
+        """Whether a block with this content is cached; None is no content."""
+        return content_hash is not None and self.pool.find(content_hash) is not None
+
+    def missing_hash(self, request: Request, prefix: list[int]) -> bytes | None:
+        """Return the hash of the block that would make the cached `prefix` of `request` longer."""
+        if not self.enable_prefix_caching or request.kv.block_ids:
+            return None
+        if len(prefix) >= self._max_cached_blocks(request):
+            return None
+        return self._block_hash(request, len(prefix))
+
+    def computing_hash(self, request: Request) -> bytes | None:
+        """Return the hash of the next block that a running `request` completes by prefill."""
+        place = request.num_computed_tokens // self.block_size
+        if not self.enable_prefix_caching or place >= request.num_tokens // self.block_size:
+            return None
+        return self._block_hash(request, place)
+
+    def num_missing_blocks(self, request: Request, prefix: list[int]) -> int:
+        """Return how many free blocks `request`, which waits, takes until it is computed.
+
+        `prefix` is what `find_prefix` returned, for a request without blocks of its own.
+        """
+        num_blocks = blocks_for(request.num_tokens, self.block_size)
+        if request.kv.block_ids:
+            copied = self._shared_blocks(request, request.num_tokens)
+            return num_blocks - len(request.kv.block_ids) + len(copied)
+        revived = sum(self.pool.ref_count(block_id) == 0 for block_id in prefix)
+        return num_blocks - len(prefix) + revived
+
+    def reuse_prefix(self, request: Request, prefix: list[int]) -> None:
+        """Give a request without blocks those that `find_prefix` returned."""
         assert not request.kv.block_ids
-        if not self.enable_prefix_caching:
-            return 0
-        self._extend_hashes(request)
-        hits: list[int] = []
-        for content_hash in request.kv.block_hashes[: (request.num_tokens - 1) // self.block_size]:
-            block_id = self.pool.find(content_hash)
-            if block_id is None:
-                break
-            hits.append(block_id)
-        self.pool.share(hits)
-        request.kv.block_ids = hits
-        return len(hits) * self.block_size
+        self.pool.share(prefix)
+        request.kv.block_ids = list(prefix)
 
     def allocate(self, request: Request, num_new_tokens: int) -> list[BlockCopy] | None:
         """Make room for the KV of the next `num_new_tokens` tokens.
@@ -73,14 +106,10 @@ class KVCacheManager:
         private copies; the returned copies must be carried out before the step. None if the pool
         has too few blocks; nothing has changed then.
         """
-        start, block_ids = request.num_computed_tokens, request.kv.block_ids
-        shared = [
-            i
-            for i in range(start // self.block_size, len(block_ids))
-            if self.pool.ref_count(block_ids[i]) > 1
-        ]
-        num_needed = blocks_for(start + num_new_tokens, self.block_size)
-        num_missing = max(0, num_needed - len(block_ids))
+        block_ids = request.kv.block_ids
+        end = request.num_computed_tokens + num_new_tokens
+        shared = self._shared_blocks(request, end)
+        num_missing = max(0, blocks_for(end, self.block_size) - len(block_ids))
         if not num_missing and not shared:
             return []
         last = block_ids[-1] if block_ids else None
@@ -95,6 +124,14 @@ class KVCacheManager:
             block_ids[i] = destination
         return copies
 
+    def _shared_blocks(self, request: Request, end: int) -> list[int]:
+        """Return the places in its block table that are written up to `end`, and are shared."""
+        block_ids, size = request.kv.block_ids, self.block_size
+        places = range(
+            request.num_computed_tokens // size, min(len(block_ids), blocks_for(end, size))
+        )
+        return [i for i in places if self.pool.ref_count(block_ids[i]) > 1]
+
     def commit(self, request: Request) -> None:
         """Make the blocks that are computed to their end findable for other requests.
 
@@ -104,10 +141,9 @@ class KVCacheManager:
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         if num_full <= request.kv.num_committed_blocks or not self.enable_prefix_caching:
             return
-        self._extend_hashes(request)
         for i in range(request.kv.num_committed_blocks, num_full):
-            self.pool.commit(request.kv.block_ids[i], request.kv.block_hashes[i])
-            request.kv.num_committed_blocks = i + 1
+            self.pool.commit(request.kv.block_ids[i], self._block_hash(request, i))
+        request.kv.num_committed_blocks = num_full
 
     def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
         """Let `child` share the blocks of the first `num_tokens` tokens of `parent`."""
@@ -158,12 +194,17 @@ class KVCacheManager:
         request.kv.block_ids = []
         request.kv.num_committed_blocks = 0
 
-    def _extend_hashes(self, request: Request) -> None:
+    def _max_cached_blocks(self, request: Request) -> int:
+        return (request.num_tokens - 1) // self.block_size
+
+    def _block_hash(self, request: Request, place: int) -> bytes:
+        """Return the hash of all tokens up to the end of a full block."""
         hashes, size = request.kv.block_hashes, self.block_size
-        for i in range(len(hashes), request.num_tokens // size):
+        for i in range(len(hashes), place + 1):
             parent = hashes[-1] if hashes else b""
             tokens = array("q", request.token_ids[i * size : (i + 1) * size]).tobytes()
             hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
+        return hashes[place]
 
     def check_idle(self) -> None:
         """Assert, by counters alone, that no request holds a block."""

@@ -1,4 +1,4 @@
-"""RankedQueue: sequences in the order in which they shall run."""
+"""RankedQueue: sequences in the order in which they will run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Rank = tuple[int, int, int]
 
 
 class RankedQueue:
-    """A sorted list: a comparison per doubling of its length, and one move of pointers."""
+    """A sorted list: logarithmically many comparisons, and one move of pointers."""
 
     def __init__(self, rank: Callable[[Request], Rank]) -> None:
         """Order by `rank`, smaller first; no two sequences have the same, and none changes."""
@@ -24,13 +24,15 @@ class RankedQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def __reversed__(self) -> Iterator[Request]:
-        return reversed(self._requests)
-
     @property
     def head(self) -> Request | None:
         """The one that is next, if there is any."""
         return self._requests[0] if self._requests else None
+
+    @property
+    def tail(self) -> Request | None:
+        """The one that is last, if there is any."""
+        return self._requests[-1] if self._requests else None
 
     def push(self, request: Request) -> None:
         """Insert `request`."""

@@ -129,7 +129,7 @@ class StatsRecorder:
         pool = scheduler.kv_cache.pool
         return Stats(
             num_running=len(scheduler.running),
-            num_waiting=scheduler.num_sequences - len(scheduler.running),
+            num_waiting=sum(map(len, scheduler.unfinished.values())) - len(scheduler.running),
             kv_cache_usage=1 - pool.num_free / pool.num_usable,
             num_finished=finished,
             histograms=self._take_histograms(),

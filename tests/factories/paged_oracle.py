@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.core.integrity import check_integrity
 from engine.core.request import Request, SampledToken
 from engine.core.schedule import Schedule, ScheduledRequest
 from engine.core.scheduler import Scheduler
@@ -107,7 +108,7 @@ class PagedOracle:
         advanced = []
         while len(self.in_flight) > (self.num_ahead if schedule.rows else 0):
             advanced += self.scheduler.update(*self.in_flight.popleft())
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         return advanced
 
     def run(self, max_steps: int = 2000) -> list[Request]:

@@ -57,3 +57,10 @@ def make_scheduler(
         long_prefill_token_threshold=long_prefill_token_threshold,
         policy=policy,  # type: ignore[arg-type]
     )
+
+
+def reuse_prefix(cache: KVCacheManager, request: Request) -> int:
+    """Give `request` what the prefix cache has of it; return its tokens."""
+    prefix = cache.find_prefix(request)
+    cache.reuse_prefix(request, prefix)
+    return len(prefix) * cache.block_size

@@ -151,6 +151,22 @@ def test_statistics_of_a_request(make_core: MakeCore) -> None:
         assert times == sorted(times)
 
 
+def test_equal_prompts_of_one_step_share_blocks_and_answer_alike(make_core: MakeCore) -> None:
+    """The second reads KV that the first writes in the same step."""
+    prompt = list(range(10, 43))
+    params = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    alone = make_core(block_size=4)
+    alone.add_request(AddRequest(1, prompt, params, stream=False))
+    (expected,) = run(alone)
+    core = make_core(block_size=4)
+    for uid, ids in ((1, prompt), (2, prompt), (3, [*prompt[:32], 7])):
+        core.add_request(AddRequest(uid, ids, params, stream=False))
+    outputs = {output.uid: output for output in run(core)}
+    assert outputs[1].token_ids == outputs[2].token_ids == expected.token_ids
+    cached = {uid: o.stats.num_cached_tokens for uid, o in outputs.items() if o.stats is not None}
+    assert cached == {1: 0, 2: 32, 3: 32}
+
+
 def test_chunks_are_larger_where_each_carries_a_long_window(make_core: MakeCore) -> None:
     """Special tokens have no text, so that the window of those after them reaches before them."""
     core = make_core()
@@ -168,7 +184,7 @@ def test_chunks_are_larger_where_each_carries_a_long_window(make_core: MakeCore)
 def test_logprobs_are_kept_until_they_are_handed_out(make_core: MakeCore) -> None:
     core = make_core(stream_interval=3)
     core.add_request(request(1, logprobs=2))
-    (sequence,) = core.scheduler.queued
+    (sequence,) = core.scheduler.waiting.queued
     outputs = []
     while core.has_unfinished_requests():
         outputs += core.step()

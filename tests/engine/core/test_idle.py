@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.integrity import check_idle, check_integrity
 from engine.core.scheduler import Scheduler
 from tests.factories.paged_oracle import PagedOracle
 from tests.factories.requests import make_request, make_scheduler
@@ -34,7 +35,7 @@ def used_and_idle(num_blocks: int) -> Scheduler:
     return scheduler
 
 
-def work_of(check: Callable[[], None], scheduler: Scheduler) -> int:
+def work_of(check: Callable[[Scheduler], None], scheduler: Scheduler) -> int:
     """Return how many bytecode instructions `check` runs, and elements of the pools it reads."""
     cache = scheduler.kv_cache
     lists = [CountingList(each) for each in (cache.pool._ref_counts, cache.host_pool._free)]
@@ -50,7 +51,7 @@ def work_of(check: Callable[[], None], scheduler: Scheduler) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        check()
+        check(scheduler)
     finally:
         sys.settrace(before)
     return num_instructions + sum(each.num_reads for each in lists)
@@ -58,27 +59,27 @@ def work_of(check: Callable[[], None], scheduler: Scheduler) -> int:
 
 def test_the_idle_check_does_not_look_at_every_block() -> None:
     few, many = used_and_idle(20), used_and_idle(5000)
-    assert 0 < work_of(few.check_idle, few) == work_of(many.check_idle, many)
-    assert work_of(many.check_integrity, many) > 5000  # the measure does see a scan
+    assert 0 < work_of(check_idle, few) == work_of(check_idle, many)
+    assert work_of(check_integrity, many) > 5000  # the measure does see a scan
 
 
 def test_the_idle_check_notices_every_kind_of_loss() -> None:
     scheduler = used_and_idle(20)
-    scheduler.check_idle()
+    check_idle(scheduler)
     pool, host_pool = scheduler.kv_cache.pool, scheduler.kv_cache.host_pool
     losses: list[tuple[Callable[[], object], Callable[[Any], object]]] = [
         (lambda: pool.allocate(1), pool.release),
         (lambda: host_pool.allocate(1), host_pool.release),
-        (lambda: [scheduler._free_slots.pop()], scheduler._free_slots.extend),
+        (lambda: [scheduler.free_slots.pop()], scheduler.free_slots.extend),
         (lambda: scheduler.running.append(make_request(9, [1])), lambda _: scheduler.running.pop()),
         (lambda: scheduler.add([make_request(9, [1])]), lambda _: scheduler.abort(9)),
     ]
     for lose, give_back in losses:
         lost = lose()
         with pytest.raises(AssertionError):
-            scheduler.check_idle()
+            check_idle(scheduler)
         give_back(lost)
-        scheduler.check_idle()
+        check_idle(scheduler)
 
 
 def test_a_second_reference_to_a_block_is_noticed() -> None:
@@ -88,6 +89,6 @@ def test_a_second_reference_to_a_block_is_noticed() -> None:
     pool.share([block_id])
     pool.release([block_id])
     with pytest.raises(AssertionError, match="1 blocks lost"):
-        scheduler.check_idle()
+        check_idle(scheduler)
     pool.release([block_id])
-    scheduler.check_idle()
+    check_idle(scheduler)

@@ -1,6 +1,6 @@
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request, SampledToken
-from tests.factories.requests import make_request
+from tests.factories.requests import make_request, reuse_prefix
 
 
 def compute(cache: KVCacheManager, request: Request, num_tokens: int) -> list[BlockCopy] | None:
@@ -18,24 +18,24 @@ def test_a_full_block_is_shared_and_the_last_token_is_always_left() -> None:
     assert first.kv.block_ids == [1, 2]
 
     same = make_request(2, range(8))
-    assert cache.reuse_prefix(same) == 4
+    assert reuse_prefix(cache, same) == 4
     assert same.kv.block_ids == [1]
 
     longer = make_request(3, range(9))
-    assert cache.reuse_prefix(longer) == 8
+    assert reuse_prefix(cache, longer) == 8
     assert longer.kv.block_ids == [1, 2]
 
 
 def test_a_different_beginning_shares_nothing_behind_it() -> None:
     cache = KVCacheManager(10, 4, enable_prefix_caching=True)
     compute(cache, make_request(1, [1, 2, 3, 4, 5, 6, 7, 8]), 8)
-    assert cache.reuse_prefix(make_request(2, [9, 2, 3, 4, 5, 6, 7, 8, 9])) == 0
+    assert reuse_prefix(cache, make_request(2, [9, 2, 3, 4, 5, 6, 7, 8, 9])) == 0
 
 
 def test_caching_can_be_switched_off() -> None:
     cache = KVCacheManager(10, 4, enable_prefix_caching=False)
     compute(cache, make_request(1, range(8)), 8)
-    assert cache.reuse_prefix(make_request(2, range(8))) == 0
+    assert reuse_prefix(cache, make_request(2, range(8))) == 0
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
@@ -70,7 +70,7 @@ def test_the_tail_is_evicted_before_the_prefix() -> None:
     compute(cache, request, 12)
     cache.free(request)
     compute(cache, make_request(2, [40, 41]), 2)
-    assert cache.reuse_prefix(make_request(3, range(13))) == 8
+    assert reuse_prefix(cache, make_request(3, range(13))) == 8
 
 
 def test_a_block_with_an_unread_token_is_findable_once_it_has_been_read() -> None:
@@ -79,8 +79,8 @@ def test_a_block_with_an_unread_token_is_findable_once_it_has_been_read() -> Non
     compute(cache, request, 3)
     request.num_unread_tokens = 1
     compute(cache, request, 1)  # of the token that the step before samples
-    assert cache.reuse_prefix(make_request(2, range(5))) == 0
+    assert reuse_prefix(cache, make_request(2, range(5))) == 0
     request.num_unread_tokens = 0
     request.append(SampledToken(3, 0.0))
     cache.commit(request)
-    assert cache.reuse_prefix(make_request(3, range(5))) == 4
+    assert reuse_prefix(cache, make_request(3, range(5))) == 4

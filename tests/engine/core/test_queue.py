@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
+from engine.core.integrity import check_integrity
 from engine.core.queue_limits import QueueLimits
 from engine.core.request import SampledToken
 from engine.core.scheduler import Scheduler
@@ -17,7 +18,8 @@ from tests.factories.requests import make_request, make_scheduler
 
 
 def counts(scheduler: Scheduler) -> tuple[int, int, int]:
-    return len(scheduler.queued), scheduler.num_queued_tokens, len(scheduler.paused)
+    waiting = scheduler.waiting
+    return len(waiting.queued), waiting.num_queued_tokens, len(waiting.paused) + len(waiting.forked)
 
 
 def test_forks_and_preempted_sequences_are_not_new_requests() -> None:
@@ -28,8 +30,8 @@ def test_forks_and_preempted_sequences_are_not_new_requests() -> None:
     assert counts(scheduler) == (2, 13, 0)
     oracle.step()
     assert counts(scheduler) == (1, 7, 4)
-    assert scheduler.num_waiting == 5
-    assert scheduler.unfinished == {1, 2}
+    assert len(scheduler.waiting) == 5
+    assert set(scheduler.unfinished) == {1, 2}
     scheduler.abort(2)
     assert counts(scheduler) == (0, 0, 4)
     scheduler.abort(1)
@@ -38,7 +40,7 @@ def test_forks_and_preempted_sequences_are_not_new_requests() -> None:
 
 
 def test_what_is_preempted_does_not_count_again() -> None:
-    scheduler = make_scheduler(num_blocks=5, block_size=4)
+    scheduler = make_scheduler(num_blocks=7, block_size=4)
     oracle = PagedOracle(scheduler)
     for uid in (1, 2):
         scheduler.add([make_request(uid, range(uid * 20, uid * 20 + 7), max_tokens=8)])
@@ -117,15 +119,15 @@ def test_the_queue_holds_what_has_never_run(
             for _ in range(event[1]):
                 if scheduler.has_unfinished_requests():
                     oracle.step()
-        scheduler.check_integrity()
+        check_integrity(scheduler)
         never_run = [
             group[0]
             for group in groups
             if group[0].times.first_scheduled is None and group[0].finish_reason is None
         ]
-        assert sorted(r.uid for r in scheduler.queued) == [r.uid for r in never_run]
-        assert scheduler.num_queued_tokens == sum(r.num_prompt_tokens for r in never_run)
-        assert scheduler.unfinished == {
+        assert sorted(r.uid for r in scheduler.waiting.queued) == [r.uid for r in never_run]
+        assert scheduler.waiting.num_queued_tokens == sum(r.num_prompt_tokens for r in never_run)
+        assert set(scheduler.unfinished) == {
             group[0].uid for group in groups if any(r.finish_reason is None for r in group)
         }
     oracle.run()

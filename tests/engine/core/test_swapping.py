@@ -4,19 +4,20 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
 from tests.factories.paged_oracle import PagedOracle, expected_output
-from tests.factories.requests import make_request, make_scheduler
+from tests.factories.requests import make_request, make_scheduler, reuse_prefix
 
 PROMPTS = (range(7), range(20, 27))
 MAX_TOKENS = 8
 
 
 def make_pair(scheduler: Scheduler, stop_token_ids: frozenset[int] = frozenset()) -> list[Request]:
-    """Add two requests of 15 tokens in the end: 8 blocks, of which there are half so many."""
+    """Add two requests that fill 8 blocks in the end, of which there are 6."""
     requests = [
         make_request(uid, prompt, max_tokens=MAX_TOKENS, stop_token_ids=stop_token_ids)
         for uid, prompt in enumerate(PROMPTS)
@@ -39,17 +40,10 @@ def check_outputs(requests: Sequence[Request]) -> None:
         assert request.token_ids[request.num_prompt_tokens :] == expected_output(prompt, MAX_TOKENS)
 
 
-def check_idle(scheduler: Scheduler) -> None:
-    cache = scheduler.kv_cache
-    assert not scheduler.has_unfinished_requests()
-    assert cache.pool.num_free == cache.pool.num_usable
-    assert cache.host_pool.num_free == cache.host_pool.num_blocks
-
-
 @pytest.mark.parametrize("num_ahead", [0, 1])
 @pytest.mark.parametrize("caching", [False, True])
 def test_no_token_is_computed_twice(num_ahead: int, caching: bool) -> None:
-    scheduler = make_scheduler(num_blocks=5, num_host_blocks=4, enable_prefix_caching=caching)
+    scheduler = make_scheduler(num_blocks=7, num_host_blocks=4, enable_prefix_caching=caching)
     oracle = PagedOracle(scheduler, num_ahead)
     requests = make_pair(scheduler)
     oracle.run()
@@ -63,40 +57,23 @@ def test_no_token_is_computed_twice(num_ahead: int, caching: bool) -> None:
 
 @pytest.mark.parametrize("num_ahead", [0, 1])
 def test_a_prompt_that_is_half_computed_goes_on_there(num_ahead: int) -> None:
-    scheduler = make_scheduler(
-        num_blocks=7, num_host_blocks=6, long_prefill_token_threshold=4, enable_prefix_caching=False
-    )
+    scheduler = make_scheduler(num_blocks=16, num_host_blocks=16, long_prefill_token_threshold=4)
     oracle = PagedOracle(scheduler, num_ahead)
-    long = make_request(5, range(100, 122), max_tokens=1)
+    scheduler.add([make_request(5, range(3), max_tokens=20)])
+    oracle.step()
+    long = make_request(9, range(100, 140), max_tokens=1)
     scheduler.add([long])
     oracle.step()
-    scheduler.add([make_request(1, range(12), max_tokens=1)])  # runs ahead of it
+    scheduler.add([make_request(1, range(60, 63), max_tokens=20)])  # runs ahead of both
     run_until_preemption(oracle)
     assert 0 < long.kv.num_swapped_tokens < long.num_prompt_tokens
     oracle.run()
-    assert oracle.num_computed_tokens == 12 + 22
-    check_idle(scheduler)
-
-
-def test_what_another_has_computed_meanwhile_is_shared() -> None:
-    scheduler = make_scheduler(num_blocks=7, num_host_blocks=6, long_prefill_token_threshold=4)
-    oracle = PagedOracle(scheduler)
-    early, late = (make_request(uid, range(22), max_tokens=1) for uid in range(2))
-    scheduler.add([early])
-    oracle.step()
-    scheduler.add([late])  # on the first block of the other, with which it then keeps up
-    run_until_preemption(oracle)
-    assert late.kv.num_swapped_tokens == 12
-    oracle.run()
-    # Each time that it comes back, the other is ahead by as much as one step computes.
-    assert late.num_preemptions == 2
-    assert oracle.num_computed_tokens == 22 + (12 - 4) + (20 - 16) + (22 - 20)
-    assert oracle.blocks.num_swapped_in == 0
+    assert oracle.num_computed_tokens == (3 + 19) + 40 + (3 + 19)
     check_idle(scheduler)
 
 
 def test_what_finds_no_room_is_recomputed() -> None:
-    scheduler = make_scheduler(num_blocks=5, num_host_blocks=1, enable_prefix_caching=False)
+    scheduler = make_scheduler(num_blocks=7, num_host_blocks=1, enable_prefix_caching=False)
     oracle = PagedOracle(scheduler)
     requests = make_pair(scheduler)
     run_until_preemption(oracle)
@@ -110,15 +87,15 @@ def test_what_finds_no_room_is_recomputed() -> None:
 
 @pytest.mark.parametrize("num_ahead", [0, 1])
 def test_abort_frees_what_is_swapped_out(num_ahead: int) -> None:
-    scheduler = make_scheduler(num_blocks=5, num_host_blocks=4)
+    scheduler = make_scheduler(num_blocks=7, num_host_blocks=4)
     oracle = PagedOracle(scheduler, num_ahead)
     requests = make_pair(scheduler)
     run_until_preemption(oracle)
-    assert len(requests[1].kv.host_block_ids) == 2
-    assert scheduler.kv_cache.host_pool.num_free == 2
+    assert len(requests[1].kv.host_block_ids) == 3
+    assert scheduler.kv_cache.host_pool.num_free == 1
     scheduler.abort(1)
     assert scheduler.kv_cache.host_pool.num_free == 4
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     oracle.run()
     assert requests[0].token_ids[7:] == expected_output(PROMPTS[0], MAX_TOKENS)
     check_idle(scheduler)
@@ -128,11 +105,11 @@ def test_a_sequence_may_end_while_it_is_swapped_out() -> None:
     """By the token that was in flight when it was preempted."""
 
     def preempted(stop_token_ids: frozenset[int]) -> tuple[PagedOracle, Request]:
-        scheduler = make_scheduler(num_blocks=5, num_host_blocks=4)
+        scheduler = make_scheduler(num_blocks=7, num_host_blocks=4)
         oracle = PagedOracle(scheduler, num_ahead=1)
         requests = make_pair(scheduler)
         requests[1].stop_token_ids = stop_token_ids
-        while not scheduler.num_preemptions:
+        for _ in range(30):
             schedule = scheduler.schedule()
             oracle.in_flight.append((schedule, oracle.execute(schedule)))
             if scheduler.num_preemptions:
@@ -157,16 +134,17 @@ def test_a_sequence_may_end_while_it_is_swapped_out() -> None:
 
 
 def test_a_step_without_rows_leaves_its_swaps_to_the_next() -> None:
-    scheduler = make_scheduler(num_blocks=5, num_host_blocks=4, enable_prefix_caching=False)
+    scheduler = make_scheduler(num_blocks=7, num_host_blocks=4, enable_prefix_caching=False)
     oracle = PagedOracle(scheduler, num_ahead=1)
-    # All blocks are full but for one place, which is of a sequence that must be read first.
     requests = [make_request(1, range(7), max_tokens=8), make_request(2, range(8), max_tokens=8)]
     requests[0].bad_words = [[999]]
     for request in requests:
         scheduler.add([request])
-    oracle.step()
+    for _ in range(5):
+        oracle.step()
+    # All blocks are full but for places of a sequence that must be read first.
     assert scheduler.schedule() == Schedule([], [], [], [])
-    assert requests[1].kv.num_swapped_tokens == 8
+    assert requests[1].kv.num_swapped_tokens == 12
     scheduler.update(*oracle.in_flight.popleft())
     oracle.run()
     for request in requests:
@@ -206,7 +184,7 @@ def test_only_blocks_that_hold_something_travel() -> None:
 def test_what_the_prefix_cache_still_has_is_not_swapped_in() -> None:
     cache, request = make_swapped(10)
     host = list(request.kv.host_block_ids)
-    assert cache.reuse_prefix(request) == 8
+    assert reuse_prefix(cache, request) == 8
     request.num_computed_tokens = request.kv.num_swapped_tokens
     assert cache.allocate(request, 1) is not None
     assert cache.swap_in(request, 2) == [BlockCopy(host[2], request.kv.block_ids[2])]
@@ -217,7 +195,7 @@ def test_what_the_prefix_cache_still_has_is_not_swapped_in() -> None:
 def test_what_the_prefix_cache_has_lost_is_swapped_in() -> None:
     cache, request = make_swapped(10, enable_prefix_caching=False)
     host = list(request.kv.host_block_ids)
-    assert cache.reuse_prefix(request) == 0
+    assert reuse_prefix(cache, request) == 0
     request.num_computed_tokens = request.kv.num_swapped_tokens
     assert cache.allocate(request, 3) is not None
     assert len(request.kv.block_ids) == 4
@@ -232,7 +210,7 @@ def test_a_prefix_that_others_have_computed_further_is_taken_instead() -> None:
     cache.allocate(other, 13)
     other.num_computed_tokens = 13
     cache.commit(other)
-    assert cache.reuse_prefix(request) == 12
+    assert reuse_prefix(cache, request) == 12
     request.num_computed_tokens = 12
     assert cache.allocate(request, 1) is not None
     assert cache.swap_in(request, 3) == []

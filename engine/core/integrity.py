@@ -1,0 +1,39 @@
+"""Checks of the scheduler's and the KV cache's bookkeeping; they raise `AssertionError`."""
+
+from __future__ import annotations
+
+from engine.core.scheduler import Scheduler
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    """Assert that nothing is held while there is no request.
+
+    The engine calls it whenever it falls idle: it compares counters, however large the cache is.
+    """
+    assert not any((scheduler.unfinished, scheduler.running, scheduler.waiting))
+    assert scheduler.waiting.num_queued_tokens == 0
+    assert len(scheduler.free_slots) == scheduler.max_num_seqs
+    scheduler.kv_cache.check_idle()
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """Assert that the queues, the counters and the block accounting agree.
+
+    It looks at every request and block: for tests and diagnosis.
+    """
+    running, waiting = scheduler.running, scheduler.waiting
+    assert running == sorted(running, key=scheduler.rank)
+    waiting.check_integrity()
+    slots = [request.slot for request in running] + scheduler.free_slots
+    assert None not in slots
+    assert set(slots) == set(range(scheduler.max_num_seqs))
+    assert len(slots) == scheduler.max_num_seqs
+    assert all(request.slot is None for request in waiting)
+    sequences = [*running, *waiting]
+    scheduler.kv_cache.check_integrity(sequences)
+    sequences += [fork for request in sequences for fork in request.forks]
+    assert {(r.uid, r.index): r for r in sequences} == {
+        (uid, index): request
+        for uid, siblings in scheduler.unfinished.items()
+        for index, request in siblings.items()
+    }

@@ -1,0 +1,152 @@
+"""PromptAdmission: when the first waiting request may run, and from which token on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from engine.core.kv_cache_manager import KVCacheManager, blocks_for
+from engine.core.request import Request
+
+
+class Admitted(NamedTuple):
+    """How a request begins to run.
+
+    Attributes:
+        prefix: blocks of the prefix cache that it begins with.
+        start: its tokens that need not be computed.
+        num_tokens: to compute in this step.
+    """
+
+    prefix: list[int]
+    start: int
+    num_tokens: int
+
+
+class Refused(Enum):
+    """Why a request cannot run in this step."""
+
+    BLOCKED = "nothing has happened since it was refused"
+    NO_ROOM = "there are too few free blocks"
+    NO_BUDGET = "too few tokens are left of this step, and its prompt must not be split"
+    PASSED_OVER = "a running request is computing the next block of the same prefix"
+
+
+class _Blocked(NamedTuple):
+    """A request that has been refused, and what it takes to look at it again."""
+
+    request: Request
+    missing_hash: bytes | None  # of a block that would be a hit in the prefix cache
+    budget: float  # tokens that must be left of a step
+
+
+class PromptAdmission:
+    """Admits a request when all of its tokens fit beside what runs, and not before.
+
+    A prompt of which only a part fits would be preempted after some steps, and start over. One that
+    was refused is looked at again when blocks have been given back, when the prefix cache has more
+    of it, or when nothing runs; looking costs time in proportion to its prefix.
+    """
+
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        *,
+        max_num_batched_tokens: int,
+        enable_chunked_prefill: bool,
+        long_prefill_token_threshold: int,
+    ) -> None:
+        """Admit to `kv_cache`; the limits are those of `EngineConfig`."""
+        self._kv_cache = kv_cache
+        self._enable_chunked_prefill = enable_chunked_prefill
+        self._threshold = long_prefill_token_threshold
+        self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
+        self._computing: set[bytes] = set()  # blocks that running prefills complete next
+        self._blocked: _Blocked | None = None
+
+    def chunk(self, num_tokens: int, budget: int) -> int:
+        """Return how many of `num_tokens` one request may compute in a step."""
+        if num_tokens == 1:
+            return 1
+        return min(num_tokens, self._threshold or budget, budget)
+
+    def begin(self, running: Sequence[Request]) -> None:
+        """Begin with the admissions of a step in which `running` have their tokens already."""
+        self._computing.clear()
+        for request in running:
+            self.runs(request)
+
+    def runs(self, request: Request) -> None:
+        """Note that `request` takes part in the step."""
+        if (content_hash := self._kv_cache.computing_hash(request)) is not None:
+            self._computing.add(content_hash)
+
+    def blocks_were_freed(self) -> None:
+        """Look again at the request that has been refused."""
+        self._blocked = None
+
+    def consider(
+        self, request: Request, running: Sequence[Request], budget: int
+    ) -> Admitted | Refused:
+        """Decide on the first waiting request, for a step that has `budget` tokens left."""
+        if running and self._is_blocked(request, budget):
+            return Refused.BLOCKED
+        prefix = self._kv_cache.find_prefix(request)
+        missing_hash = self._kv_cache.missing_hash(request, prefix)
+        if missing_hash in self._computing:
+            return Refused.PASSED_OVER
+        start = self._num_available_tokens(request, prefix)
+        num_left = request.num_tokens - start
+        num_tokens = self.chunk(num_left, budget)
+        if num_tokens < num_left and not self._enable_chunked_prefill:
+            self._blocked = _Blocked(request, missing_hash, num_left)
+            return Refused.NO_BUDGET
+        if not self._has_room(request, prefix, num_left, running):
+            self._blocked = _Blocked(request, missing_hash, math.inf)
+            return Refused.NO_ROOM
+        return Admitted(prefix, start, num_tokens)
+
+    def _is_blocked(self, request: Request, budget: int) -> bool:
+        blocked = self._blocked
+        return (
+            blocked is not None
+            and blocked.request is request
+            and budget < blocked.budget
+            and not self._kv_cache.has_block(blocked.missing_hash)
+        )
+
+    def _num_available_tokens(self, request: Request, prefix: list[int]) -> int:
+        """Return how many tokens of a waiting request need not be computed."""
+        if request.kv.block_ids:
+            return request.num_computed_tokens
+        return max(len(prefix) * self._kv_cache.block_size, request.kv.num_swapped_tokens)
+
+    def _has_room(
+        self, request: Request, prefix: list[int], num_left: int, running: Sequence[Request]
+    ) -> bool:
+        """Whether there are free blocks for all tokens of `request`, and a reserve.
+
+        The reserve is what all need to go on until the prompt is computed, and for the tokens of
+        one block at least, lest somebody is preempted as soon as this one is admitted.
+        """
+        num_missing = self._kv_cache.num_missing_blocks(request, prefix)
+        num_spare = self._kv_cache.pool.num_free - num_missing
+        if not running:
+            return num_spare >= 0
+        size = self._kv_cache.block_size
+        num_steps = max(size, -(-num_left // self._max_chunk))
+        if num_spare >= (len(running) + 1) * (num_steps // size + 2):
+            return True  # certainly enough, as nearly always
+        reserve = self._growth(request, blocks_for(request.num_tokens, size), num_steps)
+        reserve += sum(self._growth(each, len(each.kv.block_ids), num_steps) for each in running)
+        return num_spare >= reserve
+
+    def _growth(self, request: Request, num_blocks: int, num_steps: int) -> int:
+        """Return how many blocks a sequence needs beside its `num_blocks` within `num_steps`."""
+        num_tokens = min(
+            request.num_tokens + request.num_unread_tokens + num_steps,
+            request.max_num_tokens - 1,  # the last token of a sequence is never computed
+        )
+        return max(0, blocks_for(num_tokens, self._kv_cache.block_size) - num_blocks)

@@ -1,0 +1,72 @@
+"""WaitingQueues: the sequences that do not run, by what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from engine.core.ranked_queue import Rank, RankedQueue
+from engine.core.request import Request
+
+
+class WaitingQueues:
+    """Three queues with one order over all of them.
+
+    Attributes:
+        queued: requests that have not been admitted yet, each as its first sequence.
+        paused: admitted sequences without blocks: preempted ones, and forks whose blocks were
+            taken for others.
+        forked: sequences that hold the blocks of their prompt and have not run yet.
+        num_queued_tokens: prompt tokens of `queued`.
+    """
+
+    def __init__(self, rank: Callable[[Request], Rank]) -> None:
+        """Order by `rank`, smaller first."""
+        self._rank = rank
+        self.queued = RankedQueue(rank)
+        self.paused = RankedQueue(rank)
+        self.forked = RankedQueue(rank)
+        self.num_queued_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self.queued) + len(self.paused) + len(self.forked)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield everything that waits, queue by queue."""
+        for queue in (self.queued, self.paused, self.forked):
+            yield from queue
+
+    @property
+    def head(self) -> Request | None:
+        """The sequence that is next to run, if there is one."""
+        queues = (self.queued, self.paused, self.forked)
+        heads = [head for queue in queues if (head := queue.head) is not None]
+        return min(heads, key=self._rank, default=None)
+
+    def push(self, request: Request) -> None:
+        """Let `request` wait. Its state must not change until it is taken out again."""
+        self._queue_of(request).push(request)
+        if _is_new(request):
+            self.num_queued_tokens += request.num_prompt_tokens
+
+    def discard(self, request: Request) -> None:
+        """Take `request` out, if it waits here."""
+        if self._queue_of(request).discard(request) and _is_new(request):
+            self.num_queued_tokens -= request.num_prompt_tokens
+
+    def check_integrity(self) -> None:
+        """Assert that each sequence waits in the queue of its state, in order, and is counted."""
+        for queue in (self.queued, self.paused, self.forked):
+            requests = list(queue)
+            assert requests == sorted(requests, key=self._rank)
+            assert all(self._queue_of(request) is queue for request in requests)
+        assert self.num_queued_tokens == sum(each.num_prompt_tokens for each in self.queued)
+
+    def _queue_of(self, request: Request) -> RankedQueue:
+        if request.kv.block_ids:
+            return self.forked
+        return self.queued if _is_new(request) else self.paused
+
+
+def _is_new(request: Request) -> bool:
+    """Whether no sequence of the request has been admitted: `index` 0 is the first to be."""
+    return request.index == 0 and request.times.first_scheduled is None

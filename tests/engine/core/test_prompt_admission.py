@@ -1,0 +1,269 @@
+"""When waiting requests begin to run: with all of their blocks, in order, and none for nothing."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from tests.factories.paged_oracle import PagedOracle, expected_output
+from tests.factories.requests import make_request, make_scheduler
+
+
+def check_output(request: Request) -> None:
+    prompt = request.token_ids[: request.num_prompt_tokens]
+    expected = expected_output(prompt, request.max_tokens, request.index)
+    assert request.token_ids[len(prompt) :] == expected
+
+
+def count_lookups(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Return a counter of look-ups in the prefix cache by uid, which goes on counting."""
+    lookups: Counter[int] = Counter()
+    find_prefix = KVCacheManager.find_prefix
+
+    def counted(cache: KVCacheManager, request: Request) -> list[int]:
+        lookups[request.uid] += 1
+        return find_prefix(cache, request)
+
+    monkeypatch.setattr(KVCacheManager, "find_prefix", counted)
+    return lookups
+
+
+def test_a_prompt_waits_until_all_of_it_fits() -> None:
+    """Its first chunk would fit at once, and would be thrown away some steps later."""
+    scheduler = make_scheduler(num_blocks=17, max_num_batched_tokens=8, max_num_seqs=2)
+    oracle = PagedOracle(scheduler)
+    first, long = make_request(1, range(20), max_tokens=16), make_request(2, range(100, 140))
+    for request in (first, long):
+        scheduler.add([request])
+    oracle.run()
+    assert scheduler.num_preemptions == 0
+    assert oracle.num_computed_tokens == (20 + 15) + (40 + 3)
+    check_output(long)
+
+
+def test_what_does_not_fit_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler(num_blocks=17, max_num_seqs=3)
+    lookups = count_lookups(scheduler, monkeypatch)
+    oracle = PagedOracle(scheduler)
+    for uid, length, max_tokens in ((1, 52, 12), (2, 30, 2), (3, 20, 2)):
+        scheduler.add(
+            [make_request(uid, range(uid * 90, uid * 90 + length), max_tokens=max_tokens)]
+        )
+    oracle.run()
+    assert lookups == {1: 1, 2: 2, 3: 1}  # the second once more, after the first has ended
+
+
+def test_without_chunked_prefill_a_prompt_that_waits_for_a_budget_is_not_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = make_scheduler(
+        num_blocks=40, max_num_batched_tokens=8, enable_chunked_prefill=False
+    )
+    lookups = count_lookups(scheduler, monkeypatch)
+    oracle = PagedOracle(scheduler)
+    for uid, length in ((1, 4), (2, 8)):
+        scheduler.add([make_request(uid, range(uid * 50, uid * 50 + length), max_tokens=20)])
+    oracle.run()
+    assert lookups == {1: 1, 2: 2}
+
+
+@pytest.mark.parametrize("length", [61, 64])
+def test_a_request_that_fits_into_an_empty_cache_gets_in(length: int) -> None:
+    """Behind forks that hold blocks and behind others that run and grow."""
+    scheduler = make_scheduler(num_blocks=17, max_num_seqs=2, max_num_batched_tokens=16)
+    scheduler.add([make_request(1, range(14), index=i, max_tokens=9) for i in range(5)])
+    whole = make_request(2, range(100, 100 + length), max_tokens=65 - length)
+    scheduler.add([whole])
+    scheduler.add([make_request(3, range(14), max_tokens=5)])
+    PagedOracle(scheduler).run()
+    check_output(whole)
+    assert whole.num_preemptions == 0
+
+
+def test_forks_that_wait_give_up_their_blocks_when_nothing_else_runs() -> None:
+    scheduler = make_scheduler(num_blocks=5, max_num_seqs=4, policy="priority")
+    oracle = PagedOracle(scheduler)
+    group = [make_request(1, range(13), index=i, max_tokens=2, priority=1) for i in range(4)]
+    scheduler.add(group)
+    oracle.step()  # all blocks are the prompt's, and the forks need one more
+    urgent = make_request(2, range(50, 63), max_tokens=2)
+    scheduler.add([urgent])
+    oracle.run()
+    for request in (*group, urgent):
+        check_output(request)
+
+
+def equal_prompts(scheduler: Scheduler, count: int, length: int, n: int = 1) -> list[list[Request]]:
+    groups = [
+        [make_request(uid, range(length), index=i, max_tokens=3) for i in range(n)]
+        for uid in range(count)
+    ]
+    for group in groups:
+        scheduler.add(group)
+    return groups
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1])
+@pytest.mark.parametrize("budget", [12, 16, 200])
+@pytest.mark.parametrize("threshold", [0, 3, 8])
+def test_equal_prompts_are_computed_once(num_ahead: int, budget: int, threshold: int) -> None:
+    """In one step, or while the first one is computed in chunks."""
+    scheduler = make_scheduler(
+        num_blocks=100, max_num_batched_tokens=budget, long_prefill_token_threshold=threshold
+    )
+    oracle = PagedOracle(scheduler, num_ahead)
+    groups = equal_prompts(scheduler, 4, 42)
+    oracle.run()
+    # Of 42 tokens, 2 are in a block that is not full; each decodes two more tokens.
+    assert oracle.num_computed_tokens == 42 + 3 * 2 + 4 * 2
+    assert [group[0].num_cached_tokens for group in groups] == [0, 40, 40, 40]
+    for (request,) in groups:
+        check_output(request)
+
+
+def test_equal_prompts_with_forks_are_computed_once() -> None:
+    scheduler = make_scheduler(num_blocks=100, max_num_batched_tokens=100, max_num_seqs=8)
+    oracle = PagedOracle(scheduler)
+    groups = equal_prompts(scheduler, 2, 42, n=3)
+    oracle.run()
+    # Each fork computes the last token of the prompt once more.
+    assert oracle.num_computed_tokens == 42 + 2 + 4 * 1 + 6 * 2
+    for group in groups:
+        for request in group:
+            check_output(request)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("threshold", [0, 8])
+def test_when_the_first_of_equal_prompts_is_aborted_the_others_go_on(
+    num_steps: int, threshold: int
+) -> None:
+    scheduler = make_scheduler(
+        num_blocks=100, max_num_batched_tokens=16, long_prefill_token_threshold=threshold
+    )
+    oracle = PagedOracle(scheduler, num_ahead=1)
+    groups = equal_prompts(scheduler, 3, 62)
+    for _ in range(num_steps):
+        oracle.step()
+    scheduler.abort(0)
+    oracle.run()
+    assert oracle.num_computed_tokens == 62 + 2 + 2 * 2
+    for (request,) in groups[1:]:
+        check_output(request)
+
+
+def test_without_prefix_caching_equal_prompts_share_nothing() -> None:
+    scheduler = make_scheduler(
+        num_blocks=100, max_num_batched_tokens=100, enable_prefix_caching=False
+    )
+    oracle = PagedOracle(scheduler)
+    for (request,) in equal_prompts(scheduler, 2, 42):
+        assert request.num_cached_tokens == 0
+    oracle.run()
+    assert oracle.num_computed_tokens == 2 * (42 + 2)
+
+
+def test_another_prompt_overtakes_one_that_waits_for_its_prefix() -> None:
+    scheduler = make_scheduler(
+        num_blocks=100, max_num_batched_tokens=16, long_prefill_token_threshold=8
+    )
+    equal_prompts(scheduler, 2, 62)
+    scheduler.add([make_request(7, range(100, 104))])
+    assert {row.request.uid for row in scheduler.schedule().rows} == {0, 7}
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(0, 15),  # step of arrival
+        st.integers(1, 60),  # prompt length
+        st.integers(0, 3),  # which of few prompts
+        st.integers(1, 20),  # max_tokens
+        st.integers(1, 4),  # n
+        st.integers(-1, 1),  # priority
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals=REQUESTS,
+    num_blocks=st.integers(22, 60),
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(6, 80),
+    caching=st.booleans(),
+    threshold=st.sampled_from([0, 5]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    num_ahead=st.sampled_from([0, 1]),
+    num_host_blocks=st.sampled_from([0, 30]),
+)
+def test_nothing_starves_and_no_prompt_is_begun_in_vain(
+    arrivals: list[tuple[int, int, int, int, int, int]],
+    num_blocks: int,
+    max_num_seqs: int,
+    budget: int,
+    caching: bool,
+    threshold: int,
+    policy: str,
+    num_ahead: int,
+    num_host_blocks: int,
+) -> None:
+    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])  # uids grow with arrival
+    scheduler = make_scheduler(
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+        long_prefill_token_threshold=threshold,
+        policy=policy,
+        num_host_blocks=num_host_blocks,
+    )
+    oracle = PagedOracle(scheduler, num_ahead)
+    groups = [
+        [
+            make_request(
+                uid,
+                [which * 10 + i % 7 for i in range(length)],
+                max_tokens=max_tokens,
+                index=i,
+                priority=priority,
+            )
+            for i in range(n)
+        ]
+        for uid, (_, length, which, max_tokens, n, priority) in enumerate(arrivals)
+    ]
+    begun: list[Request] = []
+    for step in range(3000):
+        for group, (arrival, *_) in zip(groups, arrivals, strict=True):
+            if arrival == step:
+                scheduler.add(group)
+        if step > 15 and not oracle.has_work():
+            break
+        running = list(scheduler.running)
+        num_preemptions = [request.num_preemptions for request in running]
+        num_blocks_before = [len(request.kv.block_ids) for request in running]
+        was_new = [group[0] for group in groups if group[0].times.first_scheduled is None]
+        in_prefill = [
+            request.num_computed_tokens < request.num_prompt_tokens for request in running
+        ]
+        oracle.step()
+        begun += [r for r in was_new if r.times.first_scheduled is not None]
+        decode_needed_blocks = any(
+            len(request.kv.block_ids) != before and not prefill
+            for request, before, prefill in zip(running, num_blocks_before, in_prefill, strict=True)
+        )
+        for request, count, prefill in zip(running, num_preemptions, in_prefill, strict=True):
+            if prefill and request.num_preemptions > count:
+                assert decode_needed_blocks
+    else:
+        raise AssertionError("somebody starves")
+    if policy == "fcfs" and not threshold:
+        assert [request.uid for request in begun] == list(range(len(groups)))
+    for group in groups:
+        for request in group:
+            check_output(request)
