@@ -46,6 +46,9 @@ class EngineConfig(BaseModel):
 
     model: str = Field("demo", description="checkpoint folder, hub id, or `demo`")
     tokenizer: str | None = Field(None, description="folder or hub id; default: the model's")
+    served_model_name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,128}$")] | None = Field(
+        None, description="name that clients call; default: ensemble"
+    )
     load_format: LoadFormat = Field(
         "auto", description="auto: the checkpoint's safetensors; dummy: random weights, from seed"
     )
@@ -135,6 +138,13 @@ class EngineConfig(BaseModel):
     def _named(cls, value: str) -> str:
         if not value.strip():
             raise ValueError("must name a checkpoint folder or a hub id")
+        return value
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _free_name(cls, value: str | None) -> str | None:
+        if value in ("tokenizer", "engine", "detokenizer", ".", ".."):
+            raise ValueError("is the name of a stage, or of no model")
         return value
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from client.bench import perf_analyzer
 from client.bench.tools import Load, ToolEnvironment, is_given, require_server
 from engine.demo import CHECKPOINT_DIR
 from engine.hub import DEMO
-from engine.launch.readiness import MODEL
+from engine.launch.model_configs import ENSEMBLE
 
 _NAME = "genai-perf"
 _VERSION = "0.0.16"
@@ -95,7 +95,7 @@ def arguments(
     flags = ["profile", "--endpoint-type", "kserve", "--backend", backend, "--streaming"]
     flags += ["-u", url, "--tokenizer", tokenizer]
     if not is_given(further, "-m", "--model"):
-        flags += ["-m", MODEL]
+        flags += ["-m", ENSEMBLE]
     if not is_given(further, "--artifact-dir"):
         flags += ["--artifact-dir", str(artifacts)]
     if not is_given(further, "--output-tokens-mean"):

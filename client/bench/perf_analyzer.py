@@ -25,7 +25,7 @@ from client.bench.tools import (
     require_server,
 )
 from engine.demo.prompts import DEMO_PROMPTS
-from engine.launch.readiness import MODEL
+from engine.launch.model_configs import ENSEMBLE
 
 _NAME = "perf_analyzer"
 # Later wheels want a newer glibc than Debian 12's, and the latest carry no perf_analyzer.
@@ -131,7 +131,7 @@ def arguments(url: str, load: Load, data: Path, further: Sequence[str]) -> list[
     """Return perf_analyzer's flags: a decoupled model wants gRPC and streaming."""
     flags = ["-i", "grpc", "--streaming", "-u", url]
     if not is_given(further, "-m"):
-        flags += ["-m", MODEL]
+        flags += ["-m", ENSEMBLE]
     if not is_given(further, "--input-data"):
         flags += ["--input-data", str(data)]
     if not is_given(further, *_LOAD_FLAGS):

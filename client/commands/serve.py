@@ -17,7 +17,6 @@ from client.commands.setting_options import with_settings
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch import server_log
 from engine.launch.errors import StageDiedError
-from engine.launch.readiness import MODEL
 from engine.launch.security import ADMIN_KEY, GRPC_HEADER, HTTP_HEADER
 from engine.launch.server import TritonServer
 
@@ -91,7 +90,7 @@ def curl_line(server: TritonServer) -> str:
         body = {"messages": json.dumps([{"role": "user", "content": DEMO_PROMPTS[0]}])} | body
     else:
         body = {"text_input": "The capital of France is"} | body
-    url = f"{server.http_url}/v2/models/{MODEL}/generate"
+    url = f"{server.http_url}/v2/models/{server.model}/generate"
     return f"curl -s {url} -d {shlex.quote(json.dumps(body))}"
 
 
@@ -110,9 +109,13 @@ def _announce(server: TritonServer, description: str, console: Console) -> None:
         "grpc": (
             "gRPC",
             f"{{}}{' with TLS' if server.tls else ''}  "
-            f'[dim](model "{MODEL}"; TridentClient("{{}}"{", ssl=True" if server.tls else ""}))[/]',
+            f'[dim](model "{server.model}"; '
+            f'TridentClient("{{}}"{", ssl=True" if server.tls else ""}))[/]',
         ),
-        "http": ("HTTP", f"http://{{}}/v2/models/{MODEL}/generate [dim]and[/] /generate_stream"),
+        "http": (
+            "HTTP",
+            f"http://{{}}/v2/models/{server.model}/generate [dim]and[/] /generate_stream",
+        ),
         "metrics": ("metrics", "http://{}/metrics"),
     }
     for name, (title, address) in urls.items():

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+ENSEMBLE = "ensemble"  # its folder in the repository, and its name by default
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
 
@@ -121,7 +122,7 @@ ENGINE_RESPONSE = [
 
 _ONE_INSTANCE = "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
 
-_ENSEMBLE = """\
+_HEAD = """\
 # Text in, text out: tokenizer -> engine -> detokenizer. Needs text_input or messages.
 platform: "ensemble"
 """
@@ -169,7 +170,7 @@ def _models(form: Form) -> Iterable[tuple[str, str]]:
     others = _OF_VLLM if form is VLLM else {}
     response = [others.get(tensor.name, tensor) for tensor in RESPONSE]
     to_engine = [replace(tensor, optional=True) for tensor in ENGINE_REQUEST]
-    yield "ensemble", _ENSEMBLE + size + _tensors(REQUEST, response) + _scheduling()
+    yield ENSEMBLE, _HEAD + size + _tensors(REQUEST, response) + _scheduling()
     yield (
         "tokenizer",
         _TOKENIZER + size + _tensors(REQUEST, ENGINE_REQUEST) + _ONE_INSTANCE + _TOKENIZER_QUEUE,

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from engine.launch.arguments import value_of
 from engine.launch.ports import Endpoint
 
-MODEL = "ensemble"
 
-
-def answers(endpoints: Mapping[str, Endpoint], arguments: Sequence[str], log: str) -> bool:
-    """Tell whether the server and the ensemble take requests.
+def answers(
+    endpoints: Mapping[str, Endpoint], model: str, arguments: Sequence[str], log: str
+) -> bool:
+    """Tell whether the server and `model` take requests.
 
     Args:
         endpoints: the server's services by name.
+        model: the name of the ensemble.
         arguments: tritonserver's flags.
         log: what the server has said so far.
     """
@@ -22,7 +23,7 @@ def answers(endpoints: Mapping[str, Endpoint], arguments: Sequence[str], log: st
         return "Started GRPCInferenceService" in log
     # With explicit control the user loads models later, if at all.
     chosen = value_of(arguments, "--model-control-mode") == "explicit"
-    paths = ["/v2/health/ready"] + ([] if chosen else [f"/v2/models/{MODEL}/ready"])
+    paths = ["/v2/health/ready"] + ([] if chosen else [f"/v2/models/{model}/ready"])
     endpoint = endpoints["http"]
     return all(_responds(endpoint.host, endpoint.port, path) for path in paths)
 

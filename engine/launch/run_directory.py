@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engine.launch.installation import STUB, Installation, python_version
 from engine.launch.libpython import find_libpython
+from engine.launch.model_configs import ENSEMBLE
 
 _PREFIX = "trident-"
 _LOCK = "lock"
@@ -62,6 +63,19 @@ class RunDirectory:
         folder.mkdir()
         (folder / library.name).symlink_to(library)
         return folder
+
+    def add_repository(self, source: Path, served_model_name: str) -> Path:
+        """Return a model repository of the models in `source`, its ensemble under another name.
+
+        Not under two names: two ensembles over one engine corrupt the memory of release 24.10.
+        """
+        repository = self.path / "models"
+        repository.mkdir()
+        for config in source.glob("*/config.pbtxt"):
+            model = config.parent
+            name = served_model_name if model.name == ENSEMBLE else model.name
+            (repository / name).symlink_to(model)
+        return repository
 
     def add_backends(self, installation: Installation) -> Path:
         """Return a backend directory whose Python backend has the running version's stub."""

@@ -18,6 +18,7 @@ from engine.launch import child, server_log
 from engine.launch.environment import effective_config, server_environment, settings_variables
 from engine.launch.errors import ServerStartError, StageDiedError
 from engine.launch.installation import find_tritonserver
+from engine.launch.model_configs import ENSEMBLE
 from engine.launch.ports import Endpoint, require_free
 from engine.launch.processes import kill_all, remove_environment, uninterrupted
 from engine.launch.readiness import answers
@@ -58,6 +59,7 @@ class TritonServer:
 
     Attributes:
         config: the settings that the engine runs with.
+        model: the name of the model that clients call.
         endpoints: `http`, `grpc` and `metrics`, without those that are switched off.
         administration_open: whether anybody can load models and the like, with the right key.
         tls: whether the gRPC service is encrypted.
@@ -82,6 +84,7 @@ class TritonServer:
         self._settings = settings_variables(settings)
         self._environ = environ
         self.config = effective_config(self._repository, {**environ, **self._settings})
+        self.model = self.config.served_model_name or ENSEMBLE
         flags.check(arguments)
         self.endpoints, filled = flags.endpoints(arguments, default_port=ports)
         self.administration_open = is_administration_open(arguments, environ)
@@ -234,9 +237,12 @@ class TritonServer:
             libraries=(*installation.libraries, run.add_libpython()),
             settings=self._settings,
         )
+        repository = self._repository
+        if self.model != ENSEMBLE:
+            repository = run.add_repository(repository, self.model)
         command = [
             str(installation.binary),
-            f"--model-repository={self._repository}",
+            f"--model-repository={repository}",
             f"--backend-directory={run.add_backends(installation)}",
             f"--backend-config=python,shm-region-prefix-name={run.shared_memory_prefix}",
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
@@ -271,7 +277,7 @@ class TritonServer:
     def _wait_until_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + (self._start_timeout_s or float("inf"))
-        while not answers(self.endpoints, self._arguments, self.log):
+        while not answers(self.endpoints, self.model, self._arguments, self.log):
             self._report()
             if self._process.poll() is not None:
                 self._report()

@@ -49,6 +49,12 @@ def test_variables_have_the_peers_names_too_and_the_own_one_wins() -> None:
     assert EngineConfig.overrides(environ) == {"max_num_seqs": "5"}
 
 
+@pytest.mark.parametrize("name", ["", "engine", "tokenizer", "a/b", "..", "a\n", "x" * 129])
+def test_a_model_cannot_be_served_under_any_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^served_model_name: "):
+        EngineConfig.parse({"served_model_name": name})
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

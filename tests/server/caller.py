@@ -32,14 +32,16 @@ class InferError(Exception):
 class Caller:
     """Sends requests to one server, each on a gRPC stream of its own."""
 
-    def __init__(self, grpc_url: str, http_url: str) -> None:
+    def __init__(self, grpc_url: str, http_url: str, model: str = "ensemble") -> None:
+        """`model` is the one that is asked by default."""
         self.http_url = http_url
+        self._model = model
         self._channel = grpc.insecure_channel(grpc_url)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._inputs: dict[str, dict[str, tuple[str, bool]]] = {}
 
     def stream(
-        self, model: str = "ensemble", parameters: dict[str, Any] | None = None, **inputs: Any
+        self, model: str | None = None, parameters: dict[str, Any] | None = None, **inputs: Any
     ) -> Iterator[dict[str, list[Any]]]:
         """Yield the outputs of each response; `final` is there on the last. Closing it cancels."""
         # Release 24.10 overlooks one in ten cancellations of a stream whose client has said that
@@ -65,11 +67,11 @@ class Caller:
         if error:
             raise InferError(error)
 
-    def collect(self, model: str = "ensemble", **inputs: Any) -> list[dict[str, list[Any]]]:
+    def collect(self, model: str | None = None, **inputs: Any) -> list[dict[str, list[Any]]]:
         """Return all responses."""
         return list(self.stream(model, **inputs))
 
-    def one(self, model: str = "ensemble", **inputs: Any) -> dict[str, list[Any]]:
+    def one(self, model: str | None = None, **inputs: Any) -> dict[str, list[Any]]:
         """Return the response, of which there must be one."""
         (response,) = self.collect(model, **inputs)
         return response
@@ -89,14 +91,14 @@ class Caller:
             with error:
                 return error.code, error.read().decode()
 
-    def generate(self, body: Any, model: str = "ensemble") -> tuple[int, dict[str, Any]]:
+    def generate(self, body: Any, model: str | None = None) -> tuple[int, dict[str, Any]]:
         """POST to `generate`; return status and JSON."""
-        status, text = self.post(f"/v2/models/{model}/generate", body)
+        status, text = self.post(f"/v2/models/{model or self._model}/generate", body)
         return status, json.loads(text)
 
-    def generate_stream(self, body: Any, model: str = "ensemble") -> list[dict[str, Any]]:
+    def generate_stream(self, body: Any, model: str | None = None) -> list[dict[str, Any]]:
         """POST to `generate_stream`; return the events."""
-        status, text = self.post(f"/v2/models/{model}/generate_stream", body)
+        status, text = self.post(f"/v2/models/{model or self._model}/generate_stream", body)
         assert status == 200, text
         events = [event for event in text.split("\n\n") if event]
         assert all(event.startswith("data: ") for event in events)
@@ -107,13 +109,14 @@ class Caller:
 
     def request(
         self,
-        model: str = "ensemble",
+        model: str | None = None,
         *,
         request_id: str = "",
         parameters: dict[str, Any] | None = None,
         **inputs: Any,
     ) -> service_pb2.ModelInferRequest:
         """Return the message that asks `model` for `inputs`, typed and shaped as it declares."""
+        model = model or self._model
         request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
         for name, value in (parameters or {}).items():

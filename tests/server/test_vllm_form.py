@@ -9,18 +9,21 @@ import threading
 from collections.abc import Iterator
 
 import grpc
+import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch.model_configs import VLLM
 from engine.launch.server import TritonServer, model_repository
+from tests.server import vllm_client
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process
 
 pytestmark = pytest.mark.server
 
 
+MODEL = "vllm_model"  # vllm_backend's samples call it so
 MAX_QUEUE_SIZE = 16  # before the tokenizer
 
 
@@ -33,15 +36,14 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
     assert "max_queue_size: 4096" in shipped
     config.write_text(shipped.replace("4096", str(MAX_QUEUE_SIZE)))
     arguments = ["--model-config-name=vllm", "--disable-auto-complete-config"]
-    with TritonServer(
-        {"dtype": "float32"}, arguments=arguments, repository=repository, ports=0
-    ) as server:
+    settings = {"dtype": "float32", "served_model_name": MODEL}
+    with TritonServer(settings, arguments=arguments, repository=repository, ports=0) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def vllm_caller(vllm_server: TritonServer) -> Iterator[Caller]:
-    caller = Caller(vllm_server.grpc_url, vllm_server.http_url)
+    caller = Caller(vllm_server.grpc_url, vllm_server.http_url, MODEL)
     yield caller
     caller.close()
 
@@ -68,6 +70,78 @@ def test_vllms_own_requests(vllm_caller: Caller) -> None:
     status, answer = vllm_caller.generate(body)
     assert status == 200
     assert answer["text_output"] == "What is Triton?" + response["text_output"][0]
+
+
+GREEDY = {"temperature": "0", "max_tokens": "6", "ignore_eos": "true"}
+RETURN_ALL = {
+    "return_finish_reason": True,
+    "return_cumulative_logprob": True,
+    "return_logprobs": True,
+    "return_num_input_tokens": True,
+    "return_num_output_tokens": True,
+}
+
+
+def text_of(results: list[vllm_client.Result]) -> str:
+    return b"".join(r["text_output"][0] for r in results).decode()  # type: ignore[index]
+
+
+def test_a_client_of_vllm_backend_works_unchanged(vllm_server: TritonServer) -> None:
+    prompts = ["Hello, my name is", "The most dangerous animal is", "The capital of France is"]
+    url = vllm_server.grpc_url
+    whole = vllm_client.run(url, MODEL, prompts, GREEDY)
+    assert [len(results) for results in whole.values()] == [1, 1, 1]
+    streamed = vllm_client.run(url, MODEL, prompts, GREEDY, stream=True, as_tensor=False)
+    for number, prompt in enumerate(prompts):
+        (result,) = whole[str(number)]
+        assert [name for name, array in result.items() if array is not None] == ["text_output"]
+        assert text_of([result]) == prompt + text_of(streamed[str(number)])
+
+
+def test_its_optional_outputs_are_vllm_backends(vllm_server: TritonServer) -> None:
+    parameters = {**GREEDY, "logprobs": "2"}
+    url = vllm_server.grpc_url
+    ((result,),) = vllm_client.run(url, MODEL, ["Hi"], parameters, **RETURN_ALL).values()
+    types = {name: (array.dtype, array.shape) for name, array in result.items()}
+    assert types == {
+        "text_output": (np.object_, (1,)),
+        "finish_reason": (np.object_, (1,)),
+        "cumulative_logprob": (np.float32, (1,)),
+        "logprobs": (np.object_, (1,)),
+        "num_input_tokens": (np.uint32, (1,)),
+        "num_output_tokens": (np.uint32, (1,)),
+    }
+    assert result["finish_reason"].tolist() == [b"length"]
+    assert result["num_output_tokens"].tolist() == [6]
+    positions = json.loads(result["logprobs"][0])
+    assert len(positions) == 6
+    assert all(len(p) in (2, 3) for p in positions)  # two, and the chosen one if not of them
+    entries = [entry for position in positions for entry in position.values()]
+    assert all(set(entry) == {"logprob", "rank", "decoded_token"} for entry in entries)
+    best = sum(max(entry["logprob"] for entry in p.values()) for p in positions)
+    assert result["cumulative_logprob"][0] == pytest.approx(best, rel=1e-5)
+
+    (parts,) = vllm_client.run(url, MODEL, ["Hi"], parameters, stream=True, **RETURN_ALL).values()
+    assert [p["finish_reason"][0] for p in parts] == [b"None"] * (len(parts) - 1) + [b"length"]
+    assert sum(p["num_output_tokens"][0] for p in parts) == 6
+    assert [x for p in parts for x in json.loads(p["logprobs"][0])] == positions
+    assert parts[-1]["cumulative_logprob"] == result["cumulative_logprob"]
+
+
+def test_logprobs_are_null_without_the_parameter(vllm_server: TritonServer) -> None:
+    url = vllm_server.grpc_url
+    ((result,),) = vllm_client.run(url, MODEL, ["Hi"], GREEDY, **RETURN_ALL).values()
+    assert result["logprobs"].tolist() == [b"null"]
+    assert result["cumulative_logprob"][0] < 0
+
+
+def test_what_vllm_backend_has_and_we_do_not_is_named(vllm_caller: Caller) -> None:
+    for inputs in ({"image": ["aGk="]}, {"embedding_request": "{}"}):
+        (name,) = inputs
+        with pytest.raises(InferError, match=f"{name}: not supported"):
+            vllm_caller.one(text_input="Hi", **inputs)
+    with pytest.raises(InferError, match="lora_name: not supported"):
+        vllm_caller.one(text_input="Hi", sampling_parameters=sampling(lora_name="x"))
 
 
 def test_the_demo_answers_in_many_scripts(vllm_caller: Caller) -> None:

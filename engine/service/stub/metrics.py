@@ -48,9 +48,11 @@ _FINISH_REASONS = ("stop", "length", "abort", "error")
 _REFUSALS = ("invalid", "queue_full", "engine_down", "suspect", "internal")
 
 
-def served_model_name(model: str) -> str:
-    """Return the `model_name` label: the setting `model`, of a folder only its name."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
+def served_model_name(config: EngineConfig) -> str:
+    """Return the `model_name` label: by default the setting `model`, of a folder only its name."""
+    if config.served_model_name is not None:
+        return config.served_model_name
+    return Path(config.model).resolve().name if Path(config.model).is_dir() else config.model
 
 
 def refusal_reason(error: Exception) -> str:
@@ -109,7 +111,7 @@ class EngineMetrics:
             interval_s: seconds between updates.
         """
         self._config = config
-        labels = {"model_name": served_model_name(config.model), "model": model, "version": version}
+        labels = {"model_name": served_model_name(config), "model": model, "version": version}
         self._board = board = MetricBoard(make_family, labels, interval_s)
         self._gauges = {
             field: board.gauge(f"vllm:{name}", text) for field, (name, text) in _GAUGES.items()

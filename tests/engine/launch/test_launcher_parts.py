@@ -42,6 +42,20 @@ from engine.launch.run_directory import RunDirectory, remove_stale
 OTHER_VERSION = "3.8"
 
 
+def test_the_ensemble_is_served_under_another_name(tmp_path: Path) -> None:
+    for model in ("ensemble", "engine"):
+        _touch(tmp_path / model / "config.pbtxt")
+    _touch(tmp_path / "README.md")
+    run = RunDirectory()
+    repository = run.add_repository(tmp_path, "vllm_model")
+    assert {p.name: p.resolve() for p in repository.iterdir()} == {
+        "vllm_model": tmp_path / "ensemble",
+        "engine": tmp_path / "engine",
+    }
+    run.remove()
+    assert (tmp_path / "ensemble" / "config.pbtxt").is_file()
+
+
 def _touch(path: Path, content: bytes = b"x") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

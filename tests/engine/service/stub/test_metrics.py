@@ -196,8 +196,12 @@ def test_the_cache_is_described_in_labels() -> None:
 
 def test_a_folder_is_served_by_its_name_and_a_hub_id_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "Qwen").mkdir()
-    assert served_model_name(f"{tmp_path}/Qwen/") == "Qwen"
-    assert served_model_name("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+    assert served_model_name(EngineConfig(model=f"{tmp_path}/Qwen/")) == "Qwen"
+    assert served_model_name(EngineConfig(model="Qwen/Qwen2.5-0.5B")) == "Qwen/Qwen2.5-0.5B"
+
+
+def test_the_name_that_clients_call_is_the_label() -> None:
+    assert served_model_name(EngineConfig(served_model_name="vllm_model")) == "vllm_model"
 
 
 def test_updates_gather_while_the_server_is_slow_and_nobody_waits() -> None:
