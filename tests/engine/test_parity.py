@@ -1,18 +1,18 @@
-"""Greedy tokens and log-probabilities equal transformers' in fp32, however requests are batched."""
+"""Greedy tokens and log-probabilities are those of transformers, however requests are batched."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import PreTrainedModel
 
 from engine import LLM, RequestOutput, SamplingParams
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.greedy import Answer, GreedyReference, check_answer
 from tests.factories.tokenizers import byte_level_tokenizer
 
 VOCAB = 400
@@ -62,8 +62,7 @@ class Reference:
 
     checkpoint: Path
     prompts: list[list[int]]
-    token_ids: list[list[int]]
-    logprobs: list[list[float]]
+    answers: list[Answer]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -79,35 +78,13 @@ def reference(
     rng = random.Random(request.param)
     lengths = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 22, 23, *(rng.randint(1, 23) for _ in range(7))]
     common = [rng.randrange(1, VOCAB) for _ in range(12)]
-    prompts = []
+    greedy = GreedyReference(model)
+    drawn = []
     for i, length in enumerate(lengths):
         prefix = common[: length // 2] if i % 2 else []
-        prompts.append(prefix + [rng.randrange(1, VOCAB) for _ in range(length - len(prefix))])
-    answers = [_generate(model, prompt) for prompt in prompts]
-    return Reference(
-        path, prompts, [ids for ids, _ in answers], [logprobs for _, logprobs in answers]
-    )
-
-
-@torch.inference_mode()
-def _generate(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], list[float]]:
-    ids = torch.tensor([prompt])
-    generated = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=MAX_TOKENS,
-        eos_token_id=EOS,
-        pad_token_id=EOS,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    token_ids = generated.sequences[0, len(prompt) :].tolist()
-    logprobs = [
-        torch.log_softmax(logits[0], dim=-1)[token_id].item()
-        for logits, token_id in zip(generated.logits, token_ids, strict=True)
-    ]
-    return token_ids, logprobs
+        rest = partial(rng.choices, range(1, VOCAB), k=length - len(prefix))
+        drawn.append(greedy.draw(lambda p=prefix, r=rest: p + r(), MAX_TOKENS, EOS))
+    return Reference(path, [prompt for prompt, _ in drawn], [answer for _, answer in drawn])
 
 
 def make_llm(reference: Reference, **settings: Any) -> LLM:
@@ -124,14 +101,10 @@ def ahead(request: pytest.FixtureRequest) -> dict[str, bool]:
 
 
 def check(reference: Reference, outputs: list[RequestOutput], llm: LLM) -> None:
-    for i, output in enumerate(outputs):
-        completion = output.outputs[0]
-        assert completion.token_ids == reference.token_ids[i], f"prompt {i}"
-        assert completion.logprobs is not None
-        found = [next(iter(position.values())).logprob for position in completion.logprobs]
-        assert found == pytest.approx(reference.logprobs[i], abs=1e-4), f"prompt {i}"
-        expected_reason = "stop" if reference.token_ids[i][-1] == EOS else "length"
-        assert completion.finish_reason == expected_reason
+    for output, answer in zip(outputs, reference.answers, strict=True):
+        check_answer(output, answer)
+        expected_reason = "stop" if answer.token_ids[-1] == EOS else "length"
+        assert output.outputs[0].finish_reason == expected_reason
     assert len(outputs) == NUM_PROMPTS
     llm.check_integrity()
     assert llm.num_free_blocks == llm.num_blocks
@@ -192,6 +165,6 @@ def test_with_swap_space(reference: Reference, ahead: dict[str, bool]) -> None:
     # All tokens are computed but the last of each, and none twice. One step ahead, the end of a
     # sequence may be noticed when it has a place in another step.
     num_tokens = sum(len(o.prompt_token_ids) + len(o.outputs[0].token_ids) - 1 for o in outputs)
-    num_ended = sum(token_ids[-1] == EOS for token_ids in reference.token_ids)
+    num_ended = sum(answer.token_ids[-1] == EOS for answer in reference.answers)
     num_computed = llm._core.take_stats().histograms["iteration_tokens_total"].sum
     assert num_tokens <= num_computed <= num_tokens + num_ended * ahead["async_scheduling"]

@@ -16,6 +16,7 @@ from engine.models.causal_lm import CausalLM
 from engine.models.model_config import ModelConfig
 from engine.weights import INDEX, SINGLE, load_weights
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.exact import ExactModel, assert_as_accurate, decoded_logits
 from tests.factories.paged_model import PagedModel
 
 CPU = torch.device("cpu")
@@ -40,10 +41,10 @@ def _rewrite(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     save_file(tensors, path / SINGLE)
 
 
-def _same_logits(path: Path, reference: PreTrainedModel) -> bool:
-    with torch.inference_mode():
-        expected = reference(torch.tensor([TOKENS])).logits[0]
-    return torch.allclose(PagedModel(path).logits(TOKENS), expected, rtol=0, atol=1e-4)
+def _check_logits(path: Path, reference: PreTrainedModel) -> None:
+    """Assert that the checkpoint in `path` is `reference`."""
+    found, theirs = PagedModel(path).logits(TOKENS), decoded_logits(reference, TOKENS)
+    assert_as_accurate(found, theirs, ExactModel(reference).logits(TOKENS))
 
 
 def test_projections_are_stacked_in_order(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_sharded_equals_single(tmp_path: Path) -> None:
     single, sharded = _load(tmp_path / "single"), _load(tmp_path / "sharded")
     for (name, left), right in zip(single.named_parameters(), sharded.parameters(), strict=True):
         assert torch.equal(left, right), name
-    assert _same_logits(tmp_path / "sharded", reference)
+    _check_logits(tmp_path / "sharded", reference)
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -99,20 +100,20 @@ class TestTiedEmbeddings:
         reference = write_checkpoint(tmp_path, tie_word_embeddings=True)
         assert "lm_head.weight" not in load_file(tmp_path / SINGLE)
         assert _load(tmp_path).lm_head is None
-        assert _same_logits(tmp_path, reference)
+        _check_logits(tmp_path, reference)
 
     def test_equal_head_present(self, tmp_path: Path) -> None:
         reference = write_checkpoint(tmp_path, tie_word_embeddings=True)
         embedding = reference.state_dict()["model.embed_tokens.weight"]
         _rewrite(tmp_path, lambda t: t.update({"lm_head.weight": embedding.clone()}))
-        assert _same_logits(tmp_path, reference)
+        _check_logits(tmp_path, reference)
 
     def test_only_the_head_present(self, tmp_path: Path) -> None:
         reference = write_checkpoint(tmp_path, tie_word_embeddings=True)
         _rewrite(
             tmp_path, lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")})
         )
-        assert _same_logits(tmp_path, reference)
+        _check_logits(tmp_path, reference)
 
     def test_another_head_present(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path, tie_word_embeddings=True)
@@ -151,7 +152,7 @@ class TestBrokenTensors:
         reference = write_checkpoint(tmp_path)
         name = "model.layers.0.self_attn.rotary_emb.inv_freq"
         _rewrite(tmp_path, lambda t: t.update({name: torch.ones(8)}))
-        assert _same_logits(tmp_path, reference)
+        _check_logits(tmp_path, reference)
 
     def test_wrong_shape_leaves_the_model_untouched(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path)

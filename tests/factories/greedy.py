@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine import LLM, RequestOutput, SamplingParams
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.exact import ExactModel, decoded_logits, max_error
 from tests.factories.tokenizers import byte_level_tokenizer
 
 VOCAB = 400
@@ -24,10 +26,78 @@ _COMMON = 20  # tokens with which all longer prompts begin
 
 @dataclass(frozen=True)
 class Answer:
-    """A continuation, and at each place the two most likely tokens with log-probabilities."""
+    """A greedy continuation of a prompt, of n tokens.
 
-    token_ids: list[int]
-    top: list[dict[int, float]]
+    Attributes:
+        top_token_ids: [n, 2], the two most likely tokens at each place; the first is chosen.
+        logprobs: float64 [n, 2], of these in float64.
+        max_error: of a log-probability in float32, by what transformers' model errs.
+    """
+
+    top_token_ids: Tensor
+    logprobs: Tensor
+    max_error: float
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The continuation."""
+        token_ids: list[int] = self.top_token_ids[:, 0].tolist()
+        return token_ids
+
+
+class GreedyReference:
+    """Transformers' `model` in float32, and in float64."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._exact = ExactModel(model)
+
+    def answer(self, prompt: list[int], max_tokens: int, eos: int | None = None) -> Answer | None:
+        """Continue `prompt` up to `max_tokens`, or the first `eos`.
+
+        Returns None where rounding could change which tokens are the two most likely, in this
+        order: at a tie, either is right.
+        """
+        token_ids = list(prompt)
+        with torch.inference_mode():
+            new, cache = torch.tensor([prompt]), None
+            while len(token_ids) < len(prompt) + max_tokens and token_ids[len(prompt) :][-1:] != [
+                eos
+            ]:
+                out = self._model(new, past_key_values=cache, use_cache=True)
+                new, cache = out.logits[:, -1:].argmax(dim=-1), out.past_key_values
+                token_ids.append(int(new))
+        theirs = decoded_logits(self._model, token_ids[:-1], len(prompt)).log_softmax(dim=-1)
+        exact = self._exact.logits(token_ids[:-1], len(prompt)).log_softmax(dim=-1)
+        tolerance = max_error(theirs, exact)
+        values, top_token_ids = exact[len(prompt) - 1 :].topk(3)
+        if (values[:, :-1] - values[:, 1:]).min() <= 2 * tolerance:
+            return None
+        return Answer(top_token_ids[:, :2], values[:, :2], tolerance)
+
+    def draw(
+        self, draw_prompt: Callable[[], list[int]], max_tokens: int, eos: int | None = None
+    ) -> tuple[list[int], Answer]:
+        """Return the first prompt drawn that has an answer, with the answer."""
+        while True:
+            prompt = draw_prompt()
+            answer = self.answer(prompt, max_tokens, eos)
+            if answer is not None:
+                return prompt, answer
+
+
+def check_answer(output: RequestOutput, answer: Answer) -> None:
+    """Assert that a greedy output with log-probabilities of one or two tokens is `answer`."""
+    completion = output.outputs[0]
+    assert completion.token_ids == answer.token_ids
+    assert completion.logprobs is not None
+    num_top = len(completion.logprobs[0])
+    assert [list(position) for position in completion.logprobs] == answer.top_token_ids[
+        :, :num_top
+    ].tolist()
+    found = [[entry.logprob for entry in position.values()] for position in completion.logprobs]
+    error = (torch.tensor(found) - answer.logprobs[:, :num_top]).abs().max()
+    assert error <= answer.max_error
 
 
 class GreedyCheckpoint:
@@ -55,15 +125,18 @@ class GreedyCheckpoint:
         byte_level_tokenizer().save_pretrained(path)
         draw = random.Random(0)
         common = draw.choices(range(3, VOCAB), k=_COMMON)
-        self.prompts = [
-            (common if length > _COMMON else [])
-            + draw.choices(range(3, VOCAB), k=length - (_COMMON if length > _COMMON else 0))
-            for length in lengths
-        ]
+        reference = GreedyReference(self.model)
+        self.prompts: list[list[int]] = []
+        self.answers: list[Answer] = []
+        for length in lengths:
+            prefix = common if length > _COMMON else []
+            rest = partial(draw.choices, range(3, VOCAB), k=length - len(prefix))
+            prompt, answer = reference.draw(lambda p=prefix, r=rest: p + r(), max_tokens)
+            self.prompts.append(prompt)
+            self.answers.append(answer)
         self.sampling = SamplingParams(
             temperature=0, max_tokens=max_tokens, logprobs=2, ignore_eos=True
         )
-        self.answers = [_answer(self.model, prompt, max_tokens) for prompt in self.prompts]
 
     def llm(self, device: torch.device, **settings: Any) -> LLM:
         """Return an engine for it on `device`, in float32 if `settings` say nothing else."""
@@ -73,12 +146,7 @@ class GreedyCheckpoint:
     def check(self, outputs: Sequence[RequestOutput], llm: LLM) -> None:
         """Assert that `outputs` are transformers' answers, and that `llm` has lost no block."""
         for output, answer in zip(outputs, self.answers, strict=True):
-            completion = output.outputs[0]
-            assert completion.token_ids == answer.token_ids
-            assert completion.logprobs is not None
-            for position, expected in zip(completion.logprobs, answer.top, strict=True):
-                found = {token: entry.logprob for token, entry in position.items()}
-                assert found == pytest.approx(expected, abs=1e-4)
+            check_answer(output, answer)
         check_blocks(llm)
 
 
@@ -86,14 +154,3 @@ def check_blocks(llm: LLM) -> None:
     """Assert that all blocks are free, and accounted for."""
     llm.check_integrity()
     assert llm.num_free_blocks == llm.num_blocks
-
-
-@torch.inference_mode()
-def _answer(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> Answer:
-    ids, top = list(prompt), []
-    for _ in range(max_tokens):
-        logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].float(), dim=-1)
-        values, indices = logprobs.topk(2)
-        top.append(dict(zip(indices.tolist(), values.tolist(), strict=True)))
-        ids.append(int(indices[0]))
-    return Answer(ids[len(prompt) :], top)
