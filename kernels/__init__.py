@@ -1,6 +1,6 @@
-"""GPU operations of an LLM step in the Triton language, with torch forms for the CPU."""
+"""Kernels of an LLM step in the Triton language, each with a PyTorch implementation for the CPU."""
 
 import os
 
-# Multiply-adds stay fused. Triton 3.9 warns where nobody says so, for 3.10 will round twice.
+# Keep multiply-adds fused. Triton 3.9 warns if this is unset: 3.10 will no longer fuse by default.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -1,13 +1,13 @@
-"""Copies of KV blocks in all layers at once: copy-on-write, and to and from the host's memory.
+"""Copies KV blocks in all layers at once: copy-on-write, swap-out to host memory and swap-in.
 
-Layers share block ids, so one launch copies a block in every cache, from a table of their addresses
-that is made once. Blocks are copied as raw bytes, 16 to an access.
+All layers share block ids, so one launch copies a block in every cache, using a table of the
+caches' addresses that is built once. Blocks are copied as raw bytes, 16 per access.
 
-All sources of a call are read before any destination is written, though a destination may be the
-source of another copy. Copies that depend on each other so form a chain, in an order in which every
-source is read in time. Each byte depends on the bytes at its own place in other blocks only: so one
-program carries out a whole chain for its piece of the blocks, and needs to wait for no other. In a
-cycle one block's piece is kept in registers meanwhile.
+All sources of a call are read before any destination is written, even if the destination of one
+copy is the source of another. Such dependent copies form a chain, ordered so that each source is
+read before it is overwritten. Each byte depends only on bytes at the same offset in other blocks,
+so one program processes a whole chain for its piece of the blocks without synchronising with any
+other program. For a cycle, one block's piece is kept in registers.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from kernels.upload import upload
 BlockIds = Iterable[int] | Tensor
 Copy = tuple[int, int]  # source, destination
 
-KEPT = -1  # in place of a block: the registers
+KEPT = -1  # pseudo block id: the piece kept in registers
 _ACCESS = 16  # bytes
 
 
 class _Memory(NamedTuple):
-    """Caches that are alike, and their addresses: int64 [len(caches)] on the device."""
+    """Caches of equal dtype and shape, and their addresses: int64 [len(caches)] on the device."""
 
     caches: tuple[Tensor, ...]
     addresses: Tensor
 
 
 class BlockCopier:
-    """Copies blocks in the caches of all layers; knows their addresses, and keeps them alive."""
+    """Copies blocks in the caches of all layers; holds references to them and their addresses."""
 
     def __init__(self, caches: Sequence[Tensor], host_caches: Sequence[Tensor] = ()) -> None:
         """Copy within `caches`, and between them and `host_caches`.
 
         Args:
-            caches: the key and value caches of all layers, each contiguous [num_blocks, ...]; alike
-                in dtype and shape.
-            host_caches: their counterparts in pinned memory of the host, in the same order; alike,
-                but for another number of blocks.
+            caches: the key and value caches of all layers, each contiguous [num_blocks, ...], of
+                one dtype and shape.
+            host_caches: the matching caches in pinned host memory, in the same order; equal among
+                each other, their number of blocks may differ from that of `caches`.
 
         Raises:
-            ValueError: caches are not alike, not contiguous, not pinned, or not in whole accesses
-                of 16 bytes.
+            ValueError: caches differ, are not contiguous or not pinned, or a block is not a
+                multiple of 16 bytes.
         """
         if not caches:
             raise ValueError("caches: must not be empty")
@@ -80,19 +80,19 @@ class BlockCopier:
         Every source is read before any destination is written.
 
         Args:
-            sources, destinations: block ids, as many of each, no destination twice; tensors are
+            sources, destinations: block ids of equal length, no destination twice; tensors are
                 int64 [N] on the CPU.
 
         Raises:
             ValueError: an argument has a wrong shape, dtype, length or device, an id is out of
-                range, or a destination comes twice.
+                range, or a destination occurs twice.
         """
         self._run(self._caches, self._caches, sources, destinations)
 
     def swap_out(self, sources: BlockIds, destinations: BlockIds) -> None:
-        """Copy blocks of the device to blocks of the host; as `copy`.
+        """Copy device blocks to host blocks (swap-out); otherwise as `copy`.
 
-        The host must not read the destinations before the stream has passed.
+        The host must not read the destinations before the stream has reached this point.
 
         Raises:
             ValueError: as from `copy`; or there are no `host_caches`.
@@ -100,9 +100,9 @@ class BlockCopier:
         self._run(self._caches, self._host_caches, sources, destinations)
 
     def swap_in(self, sources: BlockIds, destinations: BlockIds) -> None:
-        """Copy blocks of the host to blocks of the device; as `copy`.
+        """Copy host blocks to device blocks (swap-in); otherwise as `copy`.
 
-        The host must not write to the sources before the stream has passed.
+        The host must not overwrite the sources before the stream has reached this point.
 
         Raises:
             ValueError: as from `copy`; or there are no `host_caches`.
@@ -131,10 +131,10 @@ def reference(
 
 
 def chains(copies: Sequence[Copy]) -> list[list[Copy]]:
-    """Return `copies` as chains that do not depend on each other, each in a working order.
+    """Return `copies` as independent chains, each in an order that is safe to execute.
 
-    A copy that writes what others of its chain read comes after them. A cycle begins with a copy
-    of a block to KEPT and ends with one from there.
+    A copy that overwrites a block comes after the copies that read that block. A cycle begins with
+    a copy of one block to KEPT and ends with a copy from KEPT.
     """
     source_of = {destination: source for source, destination in copies if source != destination}
     readers: dict[int, list[int]] = {}
@@ -142,9 +142,9 @@ def chains(copies: Sequence[Copy]) -> list[list[Copy]]:
         readers.setdefault(source, []).append(destination)
 
     def tree(copy: Copy) -> list[Copy]:
-        """Return `copy`, before it all that read its destination, before them ..."""
+        """Return `copy`, preceded by all copies that read its destination, recursively."""
         found = [copy]
-        for _, block in found:  # which grows meanwhile
+        for _, block in found:  # grows during the loop
             found += [(block, reader) for reader in readers.get(block, ())]
         return found[::-1]
 
@@ -172,7 +172,7 @@ def chains(copies: Sequence[Copy]) -> list[list[Copy]]:
 def _torch(sources: Sequence[Tensor], destinations: Sequence[Tensor], copies: list[Copy]) -> None:
     read, written = torch.tensor(copies, dtype=torch.int64).reshape(-1, 2).unbind(1)
     for source, destination in zip(sources, destinations, strict=True):
-        # Indexing copies what it reads: into itself too, all is read before anything is written.
+        # Advanced indexing reads all sources into a new tensor before index_copy_ writes.
         destination.view(torch.uint8)[written] = source.view(torch.uint8)[read]
 
 
@@ -204,14 +204,14 @@ def _kernel(
             tl.store(p_destination + i_destination * WORDS + o, b_words, mask=m)
         else:
             b_kept = b_words
-        # What the next copy of the chain writes, whichever thread does, has been read by now.
+        # All threads have read the block that the next copy of the chain overwrites.
         tl.debug_barrier()
 
 
 def settings(num_words: int) -> dict[str, int]:
-    """Return tile and warps for blocks of `num_words` 8-byte words: 4 accesses per thread.
+    """Return tile size and warps for blocks of `num_words` 8-byte words: 4 accesses per thread.
 
-    Pieces of 16 KiB keep enough bytes on their way, and starting a program costs little beside one.
+    A piece of 16 KiB has enough bytes in flight and amortises the start of a program.
     """
     block = min(triton.next_power_of_2(num_words), 2048)
     return {"BLOCK": block, "num_warps": max(block // 256, 1), "num_stages": 1}

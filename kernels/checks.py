@@ -38,7 +38,7 @@ def check_like(name: str, tensor: Tensor, other: Tensor) -> None:
 
 
 def check_last_stride(name: str, tensor: Tensor) -> None:
-    """Raise unless the last dimension of `tensor` is contiguous: kernels read it in wide loads."""
+    """Raise unless the last dimension of `tensor` is contiguous, as vectorised loads require."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(
             f"{name}: the last dimension must be contiguous (got strides {list(tensor.stride())})"
@@ -46,6 +46,6 @@ def check_last_stride(name: str, tensor: Tensor) -> None:
 
 
 def check_contiguous(name: str, tensor: Tensor) -> None:
-    """Raise unless `tensor` is contiguous; a copy would be written to in its place."""
+    """Raise unless `tensor` is contiguous; results written to a copy would be lost."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name}: must be contiguous (got strides {list(tensor.stride())})")

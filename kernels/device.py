@@ -1,4 +1,4 @@
-"""Where a kernel runs, and what that device offers: all that a wrapper asks before a launch."""
+"""Where a kernel runs, and the device limits that launch settings depend on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 import triton
 from torch import Tensor
 
-# TRITON_INTERPRET=1 has Triton run its kernels on the CPU, in NumPy: slow, for tests.
+# With TRITON_INTERPRET=1 Triton runs kernels on the CPU, in NumPy: slow, for tests only.
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What the choice of tiles and grids depends on.
+    """Device limits that determine tile sizes and grids.
 
     Attributes:
         num_sms: streaming multiprocessors.
-        shared_memory: bytes that one block of threads can have.
+        shared_memory: maximum bytes of shared memory per thread block.
         capability: compute capability, (9, 0) for an H200.
     """
 
@@ -28,20 +28,20 @@ class DeviceLimits:
     capability: tuple[int, int]
 
 
-# Of an H100 or H200: what kernels are interpreted, and compiled without a device, for.
+# An H100 or H200: used by the interpreter and when kernels are compiled without a device.
 HOPPER = DeviceLimits(num_sms=132, shared_memory=232_448, capability=(9, 0))
 
 
 def has_triton(where: torch.device) -> bool:
-    """Tell whether Triton kernels run on that device.
+    """Return whether Triton kernels run on that device.
 
-    On the meta device, where nothing can be computed, they are only compiled.
+    On the meta device kernels are compiled but not run.
     """
     return INTERPRETED or where.type != "cpu"
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Tell whether the Triton kernel serves `tensor`; elsewhere the torch form does."""
+    """Return whether the Triton kernel processes `tensor`; otherwise the torch form does."""
     return has_triton(tensor.device)
 
 

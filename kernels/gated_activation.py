@@ -1,7 +1,7 @@
 """Gated activations of an MLP (Shazeer, 2020): SwiGLU and GEGLU.
 
 One program computes one tile of a row, so that the wide rows of large models fill the device even
-when there are few. All is computed in float32 and rounded once.
+when there are few rows. Computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         [..., I] in the dtype of `gate_up`, contiguous.
 
     Raises:
-        ValueError: the last dimension is odd or not contiguous, or the dtype no float.
+        ValueError: the last dimension is odd or not contiguous, or the dtype is not floating point.
     """
     return _apply(gate_up, "silu")
 
@@ -40,7 +40,7 @@ def gelu_mul(gate_up: Tensor, approximate: Literal["none", "tanh"] = "none") -> 
 
     Args:
         gate_up: as in `silu_mul`.
-        approximate: as in torch: "none" for the error function, "tanh" for what stands for it.
+        approximate: as in torch: "none" for the error function, "tanh" for its approximation.
 
     Returns:
         [..., I] in the dtype of `gate_up`, contiguous.
@@ -85,15 +85,15 @@ def _kernel(
         else:
             # (1 + tanh(y)) / 2 is the sigmoid of 2 y, y = sqrt(2 / pi) (x + 0.044715 x^3).
             b_z = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
-        b_exp = tl.exp(-tl.abs(b_z))  # at most 1: of the larger side it would overflow
+        b_exp = tl.exp(-tl.abs(b_z))  # at most 1, so that it cannot overflow
         b_act = b_gate * tl.where(b_z < 0, b_exp, 1.0) / (1.0 + b_exp)
     tl.store(out_ptr + i_row * SIZE + o, (b_act * b_up).to(out_ptr.dtype.element_ty), mask=m)
 
 
 def settings(size: int) -> dict[str, int]:
-    """Return tile and warps for rows of `size`: 8 values of gate and up per thread.
+    """Return tile size and warps for rows of `size`: 8 values of gate and of up per thread.
 
-    That is one wide load of each, and 32 registers: all 64 warps of a multiprocessor have room.
+    One vectorised load each and 32 registers per thread: full occupancy of 64 warps per SM.
     """
     block = min(triton.next_power_of_2(size), 1024)
     return {"BLOCK": block, "num_warps": max(block // 256, 1)}

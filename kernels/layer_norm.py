@@ -1,7 +1,7 @@
 """Layer normalisation (Ba et al., 2016), alone and fused with the residual addition.
 
-One program normalises one row, or several short ones: they are read once and held in registers;
-the variance is that of the centred values, which does not cancel, in float32.
+One program normalises one row, or several short ones. A row is read once and held in registers; the
+variance is computed in float32 from centred values, which avoids cancellation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
         x: float [..., H]; the last dimension is contiguous.
         weight: [H], contiguous, of the dtype of `x`.
         bias: like `weight`, or None for zero.
-        eps: added to the variance, which is that of the whole population: over H, not H - 1.
+        eps: added to the variance, which is the population variance: divided by H, not H - 1.
 
     Returns:
         [..., H] in the dtype of `x`, contiguous; computed in float32 and rounded once.
@@ -130,7 +130,7 @@ def _launch(
     num_rows = flat.shape[0]
     if not num_rows:
         return
-    tile = settings(size)  # rows are held as those of RMSNorm are
+    tile = settings(size)  # registers per row as in RMSNorm
     _kernel[(triton.cdiv(num_rows, tile["ROWS"]),)](
         x_ptr=flat,
         residual_ptr=residual,

@@ -1,4 +1,5 @@
-"""Causal attention of a mixed step over the paged KV cache, one sequence after the other."""
+"""Causal attention of a mixed prefill and decode step over the paged KV cache, one sequence at a
+time, in torch."""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ from torch import Tensor
 
 from kernels.checks import FLOATS, check_dtype, check_like, check_shape
 
-# Queries per call of a long prefill: bounds the mask, and spares the keys above the diagonal.
+# Query chunk of a long prefill: bounds the mask's size and skips keys above the diagonal.
 _TILE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence's part of a step: its queries, and where the keys they see lie.
+    """One sequence's part of a step: its queries, and the location of the keys they attend to.
 
     Attributes:
-        query_start, query_end: its tokens in the step; the last ones of the sequence.
-        num_keys: keys to read, up to the last query's own.
-        block_ids: int64 blocks to gather, None if the keys lie in one run of the cache.
-        first_row: row of the first key, in the gathered blocks or, without them, in the cache.
+        query_start, query_end: its tokens in the step; they are the last ones of the sequence.
+        num_keys: keys to read, including the last query's own key.
+        block_ids: int64 block ids to gather; None if the keys are contiguous in the cache.
+        first_row: row of the first key in the gathered blocks or, if contiguous, in the cache.
     """
 
     query_start: int
@@ -42,20 +43,20 @@ def paged_attention(
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """Return softmax(scale * q k) v for the queries of all `spans`; the softmax is in float32.
+    """Return softmax(scale * q k) v for the queries of all `spans`; softmax in float32.
 
-    Grouped heads read the shared keys and values in place: query head h reads KV head
-    h // (H / Hkv). Neither is copied where a span lies in one run of the cache.
+    Grouped-query attention: query head h reads KV head h // (H / Hkv), without repeating keys or
+    values. Nothing is copied for a span that is contiguous in the cache.
 
     Args:
         query: float [T, H, D].
         key_cache, value_cache: [num_blocks, block_size, Hkv, D], of the dtype of `query`.
-        spans: each starts at the oldest key that its first query sees.
+        spans: each starts at the first key that its first query attends to.
         scale: factor of the scores.
-        sliding_window: w lets position p see p - w + 1 .. p; None lets it see 0 .. p.
+        sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
 
     Returns:
-        [T, H, D]; anything where no span is.
+        [T, H, D]; undefined for tokens outside all spans.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype or device.
@@ -94,14 +95,14 @@ def _attend(
     kv_heads, num_keys, _ = keys.shape
     groups = (kv_heads, heads // kv_heads)
     if count == 1:
-        # The heads of a group are the rows of one product, and a single query needs no mask.
+        # Decode: the heads of a group are the rows of one product, and one query needs no mask.
         q = queries.view(1, *groups, dim)
         result = F.scaled_dot_product_attention(q, keys[None], values[None], scale=scale)
         out.view(1, *groups, dim).copy_(result)
         return
     for start in range(0, count, _TILE):
         end = min(start + _TILE, count)
-        # Keys are counted from the first one read; query i has its own key at num_keys - count + i.
+        # Keys are counted from the first one read; query i's own key is num_keys - count + i.
         first, high = num_keys - count + start, num_keys - count + end
         low = 0 if window is None else max(0, first - window + 1)
         causal = first == 0 and (window is None or high <= window)
@@ -118,7 +119,7 @@ def _attend(
 
 
 def _mask(first: int, low: int, high: int, window: int | None, device: torch.device) -> Tensor:
-    """Return bool [high - first, high - low]: which of keys low..high queries first..high see."""
+    """Return bool [high - first, high - low]: whether queries first..high see keys low..high."""
     query = torch.arange(first, high, device=device)[:, None]
     key = torch.arange(low, high, device=device)
     mask = key <= query

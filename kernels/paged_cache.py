@@ -1,4 +1,4 @@
-"""What kernels that read or write the paged KV cache ask of it: its types, shapes and scales."""
+"""Checks of the paged KV cache that its kernels share: dtypes, shapes and scales."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.checks import (
 )
 
 FP8 = torch.float8_e4m3fn
-BLOCK_SIZES = (16, 32, 64)  # tokens, that attention has tiles for
+BLOCK_SIZES = (16, 32, 64)  # tokens per block that attention has tiles for
 MAX_GROUP = 16  # query heads that share a KV head in decode
 
 
@@ -25,7 +25,7 @@ def check_caches(
 ) -> None:
     """Raise unless both caches are contiguous [num_blocks, block_size, num_kv_heads, D].
 
-    D, device and dtype are those of `like`, [..., D]; but the dtype may be float8_e4m3fn.
+    D, device and dtype must equal those of `like`, [..., D]; the dtype may also be float8_e4m3fn.
     """
     check_dtype("key_cache", key_cache, like.dtype, FP8)
     check_device("key_cache", key_cache, like.device)
@@ -45,7 +45,7 @@ def check_scale(name: str, scale: Tensor, cache: Tensor) -> None:
 
 
 def check_query(query: Tensor, out: Tensor | None) -> None:
-    """Raise unless attention has kernels for `query`, [any, H, D], and `out` is like it."""
+    """Raise unless the attention kernels support `query`, [any, H, D], and `out` matches it."""
     check_dtype("query", query, *FLOATS)
     check_shape("query", query, (None, None, None))
     check_last_stride("query", query)

@@ -1,9 +1,9 @@
-"""Attention of one query per sequence over the paged KV cache: a decode step.
+"""Paged decode attention: one query per sequence over the paged KV cache.
 
 Split-KV with an online softmax (Dao et al., "Flash-Decoding", 2023; Milakov and Gimelshein, 2018).
-One program attends from all query heads that share a KV head to one work item of a `SplitPlan`, a
-run of keys of one sequence, so that keys and values are read once. The last program of a sequence
-to finish merges what its splits found: one launch does everything.
+One program computes all query heads of one KV head for one work item of a `SplitPlan`, a range of
+keys of one sequence, so that each key and value is read once. The last program of a sequence to
+finish merges the partial results of its splits, so one launch is enough.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def paged_decode_attention(
     """Return softmax(scale * q k) v for the last token of each sequence, softmax in float32.
 
     Query head h reads KV head h // (H / Hkv). With an fp8 cache both products are in float16,
-    which holds its values exactly; queries beyond +-65504 are taken as that.
+    which represents fp8 values exactly; queries are clamped to +-65504.
 
     Args:
         query: float [B, H, D]; the last dimension is contiguous.
         key_cache, value_cache: [num_blocks, block_size, Hkv, D], contiguous, block_size 16, 32 or
-            64; of the dtype of `query`, or float8_e4m3fn. The last token's own key is in it.
-        block_tables: int32 [B, max_blocks], blocks of each sequence in order; those that no key is
-            read from may be anything. The last dimension is contiguous.
+            64; of the dtype of `query`, or float8_e4m3fn. It already holds the last token's key.
+        block_tables: int32 [B, max_blocks], block ids of each sequence in order; entries whose keys
+            are not read may be anything. The last dimension is contiguous.
         seq_lens: int32 [B], keys of each sequence; 0 for a padding row.
-        plan: of `plan_splits` for these `seq_lens`; also says whether a sliding window applies.
+        plan: from `plan_splits` for these `seq_lens`; it also carries the sliding window.
         scale: factor of the scores.
-        soft_cap: c turns scores s into c * tanh(s / c).
-        key_scale, value_scale: float32 [Hkv], factors of an fp8 cache's keys and values.
+        soft_cap: with c, scores s become c * tanh(s / c).
+        key_scale, value_scale: float32 [Hkv], scales of an fp8 cache's keys and values.
         out: where to write the result, like `query`; its last dimension is contiguous.
 
     Returns:
@@ -114,7 +114,7 @@ def reference(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention in float32, one sequence after the other; reads the lengths."""
+    """Return the attention in float32, one sequence at a time; reads lengths on the host."""
     num_kv_heads, block_size = key_cache.shape[2], key_cache.shape[1]
     out = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
     for row, length in enumerate(seq_lens.tolist()):

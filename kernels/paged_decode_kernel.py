@@ -1,4 +1,4 @@
-"""The kernel of paged decode attention, and its settings; `paged_decode` describes the whole."""
+"""The kernel of paged decode attention and its settings; see `paged_decode` for the algorithm."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import triton.language as tl
 from kernels.split_merge import merge_when_last
 from kernels.split_plan import FAN_IN, PROGRAMS_PER_SM
 
-# Of keys, or of values; `settings` says why.
+# Bytes per tile of keys, or of values; `settings` gives the reason.
 _TILE_BYTES = 8192
-# Values of other splits' results that a program takes at a time: 32 a thread.
+# Values of other splits' partial results loaded at a time: 32 per thread.
 _MERGED = 4096
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -49,7 +49,7 @@ def decode_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    # The heads of one item run side by side, for their keys lie side by side in memory.
+    # Programs of the heads of one work item are adjacent, as their keys are in memory.
     i_head, i_work = tl.program_id(0), tl.program_id(1)
     p_item = work_items_ptr + i_work * 5
     i_row = tl.load(p_item).to(tl.int64)
@@ -113,10 +113,10 @@ def _attend(
     BLOCK_D: tl.constexpr,
 ):
     """Return the attention of b_q [BLOCK_M, BLOCK_D] to the keys from `start` to `end`, and the
-    base-2 logarithm of the sum of its weights: zeros and -inf where there is no key.
+    base-2 log-sum-exp of its scores: zeros and -inf if there is no key.
 
-    An fp8 cache comes as pairs of bytes, since the matrix units are fed with 16-bit elements: the
-    even and the odd dimensions, converted apart, are two products each of half the size.
+    An fp8 cache is loaded as pairs of bytes, since matrix instructions take 16-bit elements: even
+    and odd dimensions are converted separately and give two products of half the depth.
     """
     FP8: tl.constexpr = key_ptr.dtype.element_ty == tl.uint16
     PARTS: tl.constexpr = 2 if FP8 else 1
@@ -128,16 +128,16 @@ def _attend(
         b_o_odd = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     b_o = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     b_top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    # Its columns are added up at the end only: one reduction across warps less per tile.
+    # Columns are reduced after the loop: one cross-warp reduction fewer per tile.
     b_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     o_c = tl.arange(0, BLOCK_C)
     p_k = key_ptr + i_head * WIDTH + o_c[None, :]
     p_v = value_ptr + i_head * WIDTH + o_c[None, :]
-    # The blocks of a tile are looked up one tile ahead. Looked up in the same round they would be a
-    # stage of the pipeline themselves, and leave keys and values half of the buffers.
+    # Block ids are loaded one tile ahead. Loaded in the same iteration they would form a pipeline
+    # stage of their own and leave only half of the buffers for keys and values.
     o_n = start + tl.arange(0, BLOCK_N)
     b_blocks = tl.load(table_ptr + o_n // BLOCK_SIZE, mask=o_n < end, other=0)
-    # One loop, its loads masked, so that the last tile is under way with the others.
+    # One loop with masked loads, so that the last tile is prefetched like the others.
     for i_n in range(start, end, BLOCK_N):
         o_n = i_n + tl.arange(0, BLOCK_N)
         m_n = o_n < end
@@ -154,7 +154,7 @@ def _attend(
         else:
             b_s *= 2.0 * _LOG2E * scale / soft_cap
             b_e = tl.exp2(-tl.abs(b_s))
-            b_tanh = (1.0 - b_e) / (1.0 + b_e)  # of the magnitude
+            b_tanh = (1.0 - b_e) / (1.0 + b_e)  # tanh of the magnitude
             b_s = tl.where(b_s < 0, -b_tanh, b_tanh) * (soft_cap * _LOG2E)
         b_s = tl.where(m_n[None, :], b_s, float("-inf"))
         b_higher = tl.maximum(b_top, tl.max(b_s, 1))
@@ -179,9 +179,9 @@ def _attend(
 
 @triton.jit
 def _unpack(b_pairs, CONVERTS: tl.constexpr):
-    """Return the lower and the higher bytes, e4m3fn, as float16."""
+    """Return the low and the high bytes, e4m3fn, as float16."""
     if CONVERTS:
-        # Triton converts single bytes and repacks them: 632 instructions per tile, with this 411.
+        # Converting single bytes and repacking takes Triton 632 instructions per tile, this 411.
         b_low, b_high = tl.inline_asm_elementwise(
             """
             {
@@ -200,8 +200,8 @@ def _unpack(b_pairs, CONVERTS: tl.constexpr):
             pack=2,
         )
     else:
-        # Sign, exponent and fraction moved into the fields of float16 make a number whose exponent
-        # is read with bias 15 in place of 7. NaN comes out as 480.
+        # Sign, exponent and fraction shifted into float16's fields give a number whose exponent is
+        # read with bias 15 instead of 7. NaN becomes 480.
         b_low = ((b_pairs & 0x80) << 8) | ((b_pairs & 0x7F) << 7)
         b_high = (b_pairs & 0x8000) | ((b_pairs & 0x7F00) >> 1)
         b_low = b_low.to(tl.float16, bitcast=True) * 256.0
@@ -210,22 +210,21 @@ def _unpack(b_pairs, CONVERTS: tl.constexpr):
 
 
 def settings(group: int, head_dim: int, itemsize: int, shared_memory: int) -> dict[str, int | None]:
-    """Return tiles, warps and stages.
+    """Return tile sizes, warps and pipeline stages.
 
-    Programs wait for memory, nothing else: what counts are the bytes on their way. A tile is 8 KiB,
-    four copies of 16 bytes per thread, of keys and again of values. Such tiles are buffered three
-    deep where programs can have 227 KiB of shared memory, and two deep elsewhere. With 128
-    registers each (left alone, ptxas takes 96 in places, and spills) four programs share a
-    multiprocessor of an A100, H200 or B200; three where heads are 256 wide, two on an L4. While one
-    tile is computed with, the others are on their way: 128 KiB per multiprocessor of an H200, of
-    which 4.3 TB/s at a latency of 0.8 us need 26. Tiles of more than 64 keys would take more
-    registers, and float32 does.
+    Decode is bound by memory, so what counts is the number of bytes in flight. A tile is 8 KiB of
+    keys and 8 KiB of values, four 16-byte copies per thread each. Such tiles are buffered three
+    deep where a program can have 227 KiB of shared memory, and two deep elsewhere. With 128
+    registers per thread (unconstrained, ptxas takes 96 in places and spills) four programs share an
+    SM of an A100, H200 or B200; three if heads are 256 wide, two on an L4. While one tile is
+    computed the others are in flight: 128 KiB per SM of an H200, of which 4.3 TB/s at a latency of
+    0.8 us need 26. Tiles of more than 64 keys would take more registers; float32 takes more too.
 
     Args:
         group: query heads per KV head.
-        head_dim: width of a head.
+        head_dim: dimension of a head.
         itemsize: bytes of an element of the cache.
-        shared_memory: bytes that a program can have at most.
+        shared_memory: maximum bytes of shared memory per program.
     """
     block_d = triton.next_power_of_2(head_dim)
     block_g = triton.next_power_of_2(group)

@@ -1,9 +1,10 @@
-"""Causal attention of chunks of prompts over the paged KV cache: a prefill step.
+"""Paged prefill attention: causal attention of prompt chunks over the paged KV cache.
 
-FlashAttention-2 (Dao, 2023) over paged keys and values, for chunks of any lengths at once. The
-tokens of a chunk, times the query heads that share a KV head, are the rows of its tiles: a short
-chunk of grouped heads still fills a tile, and no head reads keys of its own. One program computes
-one tile of one KV head; it finds its sequence itself, so that the grid depends on shapes only.
+FlashAttention-2 (Dao, 2023) over paged keys and values, for chunks of any lengths in one launch.
+The rows of a tile are the tokens of a chunk times the query heads that share a KV head: a short
+chunk with grouped-query attention still fills a tile, and a key is read once for all heads of its
+group. One program computes one tile of one KV head. It finds its sequence on the device, so that
+the grid depends on shapes only.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ def paged_prefill_attention(
     value_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return softmax(scale * q k) v of the last tokens of each sequence; the softmax is in float32.
+    """Return softmax(scale * q k) v of the last tokens of each sequence; softmax in float32.
 
-    The cache holds the keys and values of these tokens already. Query head h reads KV head
+    The cache already holds the keys and values of these tokens. Query head h reads KV head
     h // (H / Hkv). With an fp8 cache the products are in float16 (float32 for float32 queries).
 
     Args:
-        query: float [T, H, D], sequence after sequence; D is contiguous, a multiple of 16 from 32
-            to 256.
+        query: float [T, H, D], one sequence after another; D is contiguous, a multiple of 16 from
+            32 to 256.
         key_cache, value_cache: [num_blocks, block_size, Hkv, D], contiguous, of the dtype of
             `query` or float8_e4m3fn; blocks of 16, 32 or 64.
         block_tables: int32 [B, max_blocks], rows contiguous: a column for every key of the longest
-            sequence. Where the keys have left the sliding window, any number may stand.
+            sequence. Entries of keys that have left the sliding window may be anything.
         query_start_loc: int32 [B + 1], contiguous: sequence i owns the tokens from its entry to the
-            next, possibly none. Nothing is written for those before the first entry and past the
-            last one.
-        seq_lens: int32 [B], contiguous: tokens of each sequence with those of this step.
+            next, possibly none. Nothing is written for tokens before the first entry and after the
+            last.
+        seq_lens: int32 [B], contiguous: tokens of each sequence including those of this step.
         scale: positive factor of the scores.
-        sliding_window: w lets position p see p - w + 1 .. p; None lets it see 0 .. p.
-        soft_cap: c makes scores s into c * tanh(s / c).
+        sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
+        soft_cap: with c, scores s become c * tanh(s / c).
         key_scale, value_scale: float32 [Hkv], positive, with fp8 caches only: key = stored * scale.
-        out: where to write the result, alike `query` but for its strides; a new tensor by default.
+        out: where to write the result, like `query` except for strides; a new tensor by default.
 
     Returns:
         [T, H, D] in the dtype of `query`.

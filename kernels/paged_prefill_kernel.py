@@ -1,4 +1,4 @@
-"""The kernel of paged prefill attention; `paged_prefill` describes the whole."""
+"""The kernel of paged prefill attention; see `paged_prefill` for the algorithm."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 
 _LOG2E = tl.constexpr(1.4426950408889634)
-_SEARCH = tl.constexpr(128)  # sequences looked at together
+_SEARCH = tl.constexpr(128)  # sequences compared at once
 
 
-# One form for every step: a batch of another size, or with other rows before its chunks, must not
-# wait for the compiler.
+# Not specialised on these arguments: another batch size, or another number of rows before its
+# chunks, must not recompile.
 @triton.jit(
     do_not_specialize=["num_sequences"],
     do_not_specialize_on_alignment=["table_ptr", "start_ptr", "seq_lens_ptr"],
@@ -42,8 +42,8 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # Programs start in the order of their numbers: the last tiles of a chunk, which see the most
-    # keys, come first, and those of one place in all heads side by side.
+    # Programs start in the order of their ids: the last tiles of a chunk, which attend to the most
+    # keys, come first, and the tiles of one position in all heads are adjacent.
     i_program = tl.program_id(0)
     i_head = i_program % NUM_KV_HEADS
     i_tile = (tl.num_programs(0) - 1 - i_program) // NUM_KV_HEADS
@@ -70,22 +70,22 @@ def prefill_kernel(
         key_scale = tl.load(key_scale_ptr + i_head)
         value_scale = tl.load(value_scale_ptr + i_head)
         if key_ptr.dtype.element_ty == tl.int8:
-            key_scale *= 256.0  # what _widen leaves out
+            key_scale *= 256.0  # the factor that _widen leaves out
             value_scale *= 256.0
     key_ptr += i_head * HEAD_DIM
     value_ptr += i_head * HEAD_DIM
     table_ptr += i_seq.to(tl.int64) * table_stride
 
-    # Rows past the chunk get the place of its last token: they see keys, so nothing becomes NaN.
+    # Rows past the chunk get the position of its last token: they attend to keys, which avoids NaN.
     b_place = tl.minimum(context + o_row // GROUP, length - 1)
-    # Not below 0: a sequence that has ended on the device has no key at all, nor a row of blocks.
+    # Not below 0: a sequence that has ended on the device has no keys and no block table row.
     first_place = tl.maximum(context + i_row // GROUP, 0)
     last_place = tl.minimum(context + (i_row + BLOCK_M - 1) // GROUP, length - 1)
-    # Keys from `begin` to `end` are seen by some row; tiles from `head` to `tail` by every row.
+    # Some row attends to keys `begin` to `end`; every row attends to tiles `head` to `tail`.
     begin, head = 0, 0
     tail = (first_place + 1) // BLOCK_N * BLOCK_N
     end = last_place + 1
-    b_top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, for -inf - -inf would be NaN
+    b_top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, since -inf - -inf is NaN
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if window is not None:
@@ -106,10 +106,10 @@ def prefill_kernel(
         tail, end, begin, end, window, scale * key_scale, soft_cap,
         NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
-    # Where there is no key, there is no weight.
+    # Without keys the sum of weights is zero.
     b_out *= (value_scale / tl.maximum(b_sum, 1e-30))[:, None]
 
-    # Found again: kept from above, the places of the rows would hold registers through the loops.
+    # Recomputed: keeping the rows' places from above would hold registers through the loops.
     first_token, num_tokens, i_row = _place(i_tile, i_seq, start_ptr, GROUP, BLOCK_M)
     o_row = i_row + tl.arange(0, BLOCK_M)
     m_q = (o_row < num_tokens * GROUP)[:, None] & (o_d < HEAD_DIM)[None, :]
@@ -120,15 +120,15 @@ def prefill_kernel(
 
 @triton.jit
 def _first_tile(i_seq, first_token, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the tile that a sequence begins with: before it, each has its whole tiles and one."""
+    """Return a sequence's first tile: each earlier sequence has its whole tiles and one more."""
     return first_token * GROUP // BLOCK_M + i_seq
 
 
 @triton.jit
 def _find_sequence(i_tile, start_ptr, num_sequences, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the last sequence that begins with `i_tile` or before it; -1 if there is none.
+    """Return the last sequence that starts at `i_tile` or before it; -1 if there is none.
 
-    Compared with many sequences at once: a bisection would wait for memory at each of its steps.
+    Compares many sequences at once: each step of a bisection would wait for memory.
     """
     i_seq = -1
     for i in range(0, num_sequences, _SEARCH):
@@ -142,10 +142,10 @@ def _find_sequence(i_tile, start_ptr, num_sequences, GROUP: tl.constexpr, BLOCK_
 
 @triton.jit
 def _place(i_tile, i_seq, start_ptr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the first token of a sequence, how many it has, and the first row of its `i_tile`.
+    """Return a sequence's first token, its number of tokens, and the first row of its `i_tile`.
 
-    The rows of a sequence are the heads that share a KV head, token after token. Volatile: two
-    calls are two, and nothing has to be kept between them.
+    The rows of a sequence are its tokens, each with the heads that share a KV head. Loads are
+    volatile, so that two calls load twice and keep nothing in registers between them.
     """
     first_token = tl.load(start_ptr + i_seq, volatile=True)
     num_tokens = tl.load(start_ptr + i_seq + 1, volatile=True) - first_token
@@ -179,14 +179,14 @@ def _attend(
 ):
     """Return maxima, sums and outputs after the tiles from `start` to `stop`.
 
-    Before `begin` and from `end` on there are no keys, or no longer: MASKED tiles do not read them.
+    Keys before `begin` and from `end` on do not exist or have been freed: MASKED tiles skip them.
     """
     o_n = tl.arange(0, BLOCK_N)
     o_d = tl.arange(0, BLOCK_D)
     o_kv = (o_n % BLOCK_SIZE)[:, None] * KEY_STRIDE + o_d[None, :]
     p_keys, p_values = key_ptr + o_kv, value_ptr + o_kv
-    # The blocks of a tile are looked up one tile ahead. Looked up in the same round, they would be
-    # a stage of the pipeline themselves, and keys and values would get half of the buffers.
+    # Block ids are loaded one tile ahead. Loaded in the same iteration they would form a pipeline
+    # stage of their own and leave only half of the buffers for keys and values.
     b_block = _look_up(table_ptr, start, end, BLOCK_SIZE, BLOCK_N, MASKED)
     for i_n in range(start, stop, BLOCK_N):
         o_block = b_block.to(tl.int64)[:, None] * (BLOCK_SIZE * KEY_STRIDE)
@@ -227,7 +227,7 @@ def _look_up(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Return the block of each key of a tile, [BLOCK_N]; only MASKED ones go beyond `end`."""
+    """Return the block id of each key of a tile, [BLOCK_N]; only MASKED tiles go beyond `end`."""
     o_n = tl.arange(0, BLOCK_N)
     STEP: tl.constexpr = BLOCK_SIZE if MASKED else BLOCK_N  # keys that exist together
     m_n = i_n + o_n // STEP * STEP < end
@@ -236,10 +236,10 @@ def _look_up(
 
 @triton.jit
 def _widen(b_x, DTYPE: tl.constexpr):
-    """Return fp8 as DTYPE, and all else as it is; fp8 that comes as int8 is 256 times too small.
+    """Return fp8 as DTYPE, all else unchanged; fp8 passed as int8 comes out 256 times too small.
 
-    It comes so on GPUs that cannot convert it: widened with its sign and moved to the fields of
-    float16, it is a number whose exponent is meant with bias 7 and read with bias 15.
+    It is passed as int8 on GPUs without an fp8 conversion: sign-extended and shifted into float16's
+    fields, its exponent, which has bias 7, is read with bias 15.
     """
     if b_x.dtype == tl.int8:
         b_x = ((b_x.to(tl.int16) << 7) & ~0x4000).to(tl.float16, bitcast=True)

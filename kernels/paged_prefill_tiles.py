@@ -1,6 +1,6 @@
-"""Tiles of paged prefill attention: what each GPU can hold of them in registers and shared memory.
+"""Tile sizes of paged prefill attention, by the registers and shared memory of each GPU.
 
-Registers and instructions are those of ahead-of-time compiles with Triton 3.9.
+Register and instruction counts are from ahead-of-time compilation with Triton 3.9.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ class _Tile(NamedTuple):
     block_n: int
     num_warps: int
     num_stages: int
-    max_registers: int  # per thread; left alone, ptxas spills some for one more program
+    max_registers: int  # per thread; unconstrained, ptxas spills some to fit one more program
 
 
-# By the padded head dimension: (where rows abound, where they are few).
+# By the padded head dimension: (for many rows, for few rows).
 _Tiles = dict[int, tuple[_Tile, _Tile]]
 
-# Warpgroups multiply 64 rows or more, and wait for their scores. Meanwhile those of another program
-# can multiply, if registers (D = 64) or shared memory (few rows) allow for two per multiprocessor.
-# Where they do not, D = 128 takes all 128 keys that fit: 549 instructions per tile and warp, of
-# which 368 are the softmax; twice 64 keys take 728. Three stages copy a tile while two are awaited
-# or used; with two, all that D = 256 has room for, copies begin with the second product.
+# Hopper: a warpgroup multiplies 64 rows or more and waits for its scores. Another program can
+# multiply meanwhile if registers (D = 64) or shared memory (few rows) allow two per SM. Where they
+# do not, D = 128 takes all 128 keys that fit: 549 instructions per tile and warp, 368 of them the
+# softmax; two tiles of 64 keys take 728. With three stages one tile is copied while two are waited
+# for or used; with two stages, all that D = 256 has room for, copies start at the second product.
 _HOPPER: _Tiles = {
     64: (_Tile(128, 64, 8, 3, 128), _Tile(64, 64, 4, 3, 255)),
     128: (_Tile(128, 128, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
     256: (_Tile(128, 64, 8, 2, 255), _Tile(64, 32, 4, 2, 255)),
 }
-# The same, but for what would be spilled: here registers are also the way of sums and scores from
-# and to the memory that the products have of their own.
+# Blackwell: the same, limited by spills: sums and scores also pass through registers on their way
+# to and from tensor memory.
 _BLACKWELL: _Tiles = _HOPPER | {
     64: (_Tile(128, 64, 8, 3, 255), _Tile(64, 64, 4, 3, 255)),
     256: (_Tile(128, 32, 8, 3, 255), _Tile(64, 32, 4, 2, 255)),
 }
-# Warps multiply from registers, which hold the queries throughout: fewer keys than on Hopper leave
-# room for them. At most 68 KiB of shared memory, so that 99 are enough.
+# mma.sync: operands come from registers, which hold the queries throughout, so fewer keys fit than
+# on Hopper. At most 68 KiB of shared memory, so that GPUs with 99 KiB suffice.
 _WARPS: _Tiles = {
     64: (_Tile(128, 64, 8, 3, 255), _Tile(64, 32, 4, 3, 255)),
     128: (_Tile(128, 32, 8, 3, 255), _Tile(64, 32, 4, 3, 255)),
     256: (_Tile(64, 32, 8, 2, 255), _Tile(64, 32, 8, 2, 255)),
 }
-# Full float32 has no matrix instruction; larger tiles are spilled. For parity, not for speed.
+# No matrix instruction has full float32 precision; larger tiles spill. For parity, not speed.
 _FLOAT32 = _Tile(32, 16, 8, 2, 128)
 
 
@@ -60,13 +60,13 @@ def settings(
     cache_dtype: torch.dtype,
     limits: DeviceLimits,
 ) -> dict[str, int]:
-    """Return tile, warps, stages and registers.
+    """Return tile sizes, warps, stages and registers.
 
-    Large tiles read keys least often. They are for chunks that fill them on average, and only if
-    they are enough to occupy the GPU.
+    Large tiles read each key fewer times. They are chosen if chunks fill them on average and there
+    are enough of them to occupy the GPU.
 
     Args:
-        num_rows: tokens times the query heads that share a KV head.
+        num_rows: tokens times query heads per KV head.
         num_sequences, num_kv_heads, head_dim: of the call.
         dtype, cache_dtype: of queries and keys.
         limits: of the GPU.
@@ -81,7 +81,7 @@ def settings(
         tile = _WARPS[width][is_narrow]
     elif limits.capability[0] == 9 and (block_d < 256 or cache_dtype == dtype):
         tile = _HOPPER[width][is_narrow]
-    else:  # on Hopper too, where widening fp8 takes registers
+    else:  # on Hopper too, where converting fp8 takes registers
         tile = _BLACKWELL[width][is_narrow]
     return {
         "BLOCK_M": tile.block_m,

@@ -1,6 +1,6 @@
 """RMS normalisation (Zhang and Sennrich, 2019), alone and fused with the residual addition.
 
-One program normalises one row, or several short ones: they are read once, held in registers and
+One program normalises one row, or several short ones. A row is read once, held in registers and
 reduced in float32.
 """
 
@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
         x: float [..., H]; the last dimension is contiguous.
         weight: [H], contiguous, of the dtype of `x`.
         eps: added to the mean square.
-        unit_offset: Gemma's form: scale by `1 + weight`, and round after that only.
+        unit_offset: Gemma's variant: scale by `1 + weight`, and round only after that.
 
     Returns:
         [..., H] in the dtype of `x`, contiguous; normalised in float32, rounded, then weighted.
@@ -128,13 +128,13 @@ def _kernel(
 
 
 def settings(size: int) -> dict[str, int]:
-    """Return tile and warps for rows of `size`; short rows share a program.
+    """Return tile size and warps for rows of `size`; short rows share a program.
 
-    A thread holds 16 values at 40 registers: two wide loads of each tensor are under way at once,
-    and a multiprocessor has room for 48 warps. Beyond 8192 values that would take more than 16
-    warps, which leave no room for a second program to load while the first one reduces: threads
-    hold 32 values then, at 64 to 74 registers. Rows beyond 16384, of no model yet, fill a
-    multiprocessor alone, and beyond 32768 they spill.
+    A thread holds 16 values in 40 registers: two vectorised loads of each tensor are in flight, and
+    occupancy is 48 warps per SM. Beyond 8192 values this would take more than 16 warps, which
+    leaves no room for a second program that loads while the first reduces, so threads hold 32
+    values, in 64 to 74 registers. Rows beyond 16384, which no model has yet, fill an SM alone;
+    beyond 32768 they spill.
     """
     block = triton.next_power_of_2(size)
     rows = max(1024 // block, 1)

@@ -1,7 +1,7 @@
-"""What lies between the qkv projection and attention, in one pass over the heads.
+"""QK-norm, rotary embedding and the KV cache write: all between the qkv projection and attention.
 
-Queries and keys are normalised (QK-norm, Dehghani et al., 2023; optional), rotated by their
-positions (RoPE, Su et al., 2021), and keys and values written to the paged cache, possibly as
+Queries and keys are normalised (QK-norm, Dehghani et al., 2023; optional) and rotated by their
+positions (RoPE, Su et al., 2021); keys and values are written to the paged cache, optionally as
 float8. The kernel is in `kernels.rotary_kernel`.
 """
 
@@ -46,29 +46,29 @@ def rotary_and_cache(
 ) -> Tensor:
     """Rotate queries and keys, and write the keys and values to their slots of the cache.
 
-    Changes `key_cache` and `value_cache` in place, nothing else, and there only the slots named.
-    Slots must be distinct and within the cache: that is not checked.
+    Changes only the given slots of `key_cache` and `value_cache`, in place. Slots must be distinct
+    and within the cache; this is not checked.
 
     Args:
-        query: float [T, H, D], D even. The heads of a token lie side by side; tokens may lie
-            apart, as in views of one fused projection. The same holds for `key` and `value`.
+        query: float [T, H, D], D even. The heads of a token are contiguous; tokens may be strided,
+            as in views of a fused projection. The same holds for `key` and `value`.
         key, value: [T, Hkv, D], of the dtype of `query`.
         cos, sin: float32 [T, R / 2], contiguous: the rows of the rotary table at the tokens'
-            positions. The first R <= D dimensions are rotated, the others pass through.
+            positions. The first R <= D dimensions are rotated, the rest are copied.
         key_cache, value_cache: [num_blocks, block_size, Hkv, D], contiguous, of the dtype of
             `query` or float8_e4m3fn.
-        slot_mapping: int64 [T], block id * block_size + offset of each token, or -1: padding,
-            of which nothing is cached.
+        slot_mapping: int64 [T], block id * block_size + offset of each token, or -1 for padding,
+            which is not cached.
         query_norm, key_norm: [D], of the dtype of `query`: the weights of an RMS norm over each
             head, before the rotation; computed in float32, rounded, then weighted.
         norm_eps: added to the mean squares.
         interleaved: rotate dimension 2i with 2i + 1 (GPT-J, the original Llama), not i with
             i + R / 2 (GPT-NeoX and the checkpoints of Hugging Face).
-        key_scale, value_scale: float32 [Hkv], with float8 caches only: what is cached is the
+        key_scale, value_scale: float32 [Hkv], with float8 caches only: the cached value is
             float32 value / scale, saturated to +-448 and rounded to nearest even.
 
     Returns:
-        The rotated queries [T, H, D], contiguous; those of padding tokens too.
+        The rotated queries [T, H, D], contiguous, padding tokens included.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device, or is missing.
@@ -176,7 +176,7 @@ def _pairs(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, ...]:
 
 
 def _write(cache: Tensor, slots: Tensor, rows: Tensor, scale: Tensor | None) -> None:
-    """Write [T, Hkv, D] to the slots of a cache that lies on the CPU."""
+    """Write [T, Hkv, D] to the slots of a cache on the CPU."""
     if scale is not None:
         rows = (rows / scale[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
     if slots.numel() and int(slots.min()) < 0:
@@ -186,7 +186,7 @@ def _write(cache: Tensor, slots: Tensor, rows: Tensor, scale: Tensor | None) -> 
 
 
 def _storage(cache: Tensor) -> Tensor:
-    """Return the cache as bytes if it is of float8, which not every GPU knows."""
+    """Return a float8 cache viewed as bytes, since not every GPU supports the dtype."""
     return cache.view(torch.uint8) if cache.dtype == FP8 else cache
 
 

@@ -1,8 +1,8 @@
-"""The kernel of `kernels.rotary`: each program moves one tile, several heads of several tokens.
+"""The kernel of `kernels.rotary`: each program processes a tile of heads of one or more tokens.
 
-The first programs turn queries, the next ones keys, and the last ones copy values. A tile has ROWS
-heads, those of a token side by side, so that few programs read the angles of the same token.
-Each value of a head is read once and written once, and stays in registers between.
+The first programs rotate queries, the next ones keys, and the last ones copy values. A tile has
+ROWS heads; the heads of a token are adjacent, so that few programs load the angles of one token.
+Each value is read once, kept in registers and written once.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import triton
 import triton.language as tl
 
 TILE = 4096  # values per program, 32 heads of 128
-# 16 values per thread, so that their loads are all under way at once, and 32 to 40 registers for
-# the models there are: 48 warps of a multiprocessor have room.
+# 16 values per thread, all loaded at once; 32 to 40 registers for the head sizes in use, which
+# gives an occupancy of 48 warps per SM.
 NUM_WARPS = 8
 
 
 @triton.jit
 def _e4m3(x, NATIVE: tl.constexpr):
-    """Return the bits of float32 `x` as float8 e4m3: to nearest even, saturated, NaN kept."""
+    """Return the bits of float32 `x` as float8 e4m3: round to nearest even, saturate, keep NaN."""
     if NATIVE:
         b_code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         b_bits = x.to(tl.uint32, bitcast=True)
         b_size = tl.minimum(b_bits & 0x7FFFFFFF, 0x43E00000)  # at most 448
-        # Exponent 127 becomes 7. Half of the last place is added, less one bit if that is even.
+        # Exponent 127 becomes 7. Adds half of the last place, less one bit if that is even.
         b_normal = (b_size - (120 << 23) + 0x7FFFF + ((b_size >> 20) & 1)) >> 20
         # Below 2^-6 values are multiples of 2^-9, the last place of 2^14: the addition rounds.
         b_sum = b_size.to(tl.float32, bitcast=True) + 16384.0
@@ -37,7 +37,7 @@ def _e4m3(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def _store(p, b_x, m, b_factor, NATIVE: tl.constexpr):
-    """Write `b_x` [ROWS, any]; where rows have a factor, times that in float32 and as float8."""
+    """Write `b_x` [ROWS, any]; for rows with a factor, multiplied in float32 and as float8."""
     if b_factor is not None:
         tl.store(p, _e4m3(b_x.to(tl.float32) * b_factor[:, None], NATIVE), mask=m)
     else:
@@ -46,7 +46,7 @@ def _store(p, b_x, m, b_factor, NATIVE: tl.constexpr):
 
 @triton.jit
 def _load_pairs(p, m, R: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Return what is rotated of the rows that start at `p`: both members of each pair."""
+    """Return the rotated dimensions of the rows at `p`: both members of each pair."""
     if INTERLEAVED:
         o = tl.arange(0, 2 * HALF)
         b = tl.load(p[:, None] + o[None, :], m[:, None] & (o < R)[None, :], 0.0)
@@ -85,7 +85,7 @@ def _store_pairs(
 
 @triton.jit
 def _load_rest(p, m, D: tl.constexpr, R: tl.constexpr, REST: tl.constexpr):
-    """Return what is not rotated of the rows that start at `p`."""
+    """Return the dimensions of the rows at `p` that are not rotated."""
     o = R + tl.arange(0, REST)
     return tl.load(p[:, None] + o[None, :], m[:, None] & (o < D)[None, :], 0.0)
 
@@ -98,7 +98,7 @@ def _store_rest(p, b_x, m, b_factor, D: tl.constexpr, R: tl.constexpr, NATIVE: t
 
 @triton.jit
 def _weighted(b_x, b_scale, b_w):
-    """Apply the norm with the roundings of the model: the normalised value, then the product."""
+    """Apply the norm with the model's roundings: first the normalised value, then the product."""
     return ((b_x * b_scale[:, None]).to(b_w.dtype) * b_w).to(tl.float32)
 
 
@@ -149,7 +149,7 @@ def _turn(
 
 @triton.jit
 def _rows(i_tile, num_tokens, HEADS: tl.constexpr, BH: tl.constexpr, ROWS: tl.constexpr):
-    """Return token and head of the rows of a tile, BH heads of each of ROWS / BH tokens."""
+    """Return token and head of each row of a tile, BH heads of each of ROWS / BH tokens."""
     GROUPS: tl.constexpr = (HEADS + BH - 1) // BH
     o = tl.arange(0, ROWS)
     o_token = (i_tile // GROUPS).to(tl.int64) * (ROWS // BH) + o // BH
@@ -159,9 +159,9 @@ def _rows(i_tile, num_tokens, HEADS: tl.constexpr, BH: tl.constexpr, ROWS: tl.co
 
 @triton.jit
 def _factor(scale_ptr, o_head, m):
-    """Return what values are multiplied by before they are cached, None where caches are wide.
+    """Return the factor applied to values before they are cached, None if the cache is not float8.
 
-    One division per head in place of one per value: within a last place of float32.
+    One division per head instead of one per value: accurate to one float32 ulp.
     """
     if scale_ptr is not None:
         b_factor = 1.0 / tl.load(scale_ptr + o_head, m, 1.0)
@@ -237,7 +237,7 @@ def rotary_kernel(
 
 
 def settings(query_heads: int, kv_heads: int, head_dim: int, rotary_dim: int) -> dict[str, int]:
-    """Return the tiles: as many heads of a token as fill ROWS, and then as many tokens."""
+    """Return tile sizes: as many heads of a token as fit into ROWS, then as many tokens."""
     dim = triton.next_power_of_2(head_dim)
     rows = max(TILE // dim, 1)
     return {
@@ -252,7 +252,7 @@ def settings(query_heads: int, kv_heads: int, head_dim: int, rotary_dim: int) ->
 
 
 def _heads_per_tile(heads: int, rows: int) -> int:
-    """Return the largest power of two that leaves at most a quarter of the rows without a head."""
+    """Return the largest power of two that leaves at most a quarter of the rows empty."""
     block: int = min(triton.next_power_of_2(heads), rows)
     while 4 * heads < 3 * -(-heads // block) * block:
         block //= 2
@@ -260,7 +260,7 @@ def _heads_per_tile(heads: int, rows: int) -> int:
 
 
 def num_programs(tokens: int, heads: int, kv_heads: int, tiles: dict[str, int]) -> int:
-    """Return how many tiles there are: of queries, then of keys, then of values."""
+    """Return the number of tiles: of queries, then of keys, then of values."""
 
     def count(heads: int, block: int) -> int:
         return -(-tokens // (tiles["ROWS"] // block)) * -(-heads // block)

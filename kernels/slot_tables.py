@@ -1,9 +1,9 @@
-"""What a device knows of the sequences that run: tables with one row, a slot, for each of them.
+"""Device state of the running sequences: tables with one row, called a slot, per sequence.
 
-The host runs one step ahead of the tokens: it schedules a step before it has seen those of the step
-before. So the tokens stay on the device, which appends to these tables what it samples and builds
-the inputs of the next step from them. All tables are parts of one buffer, so that what the host
-itself changes between two steps takes one upload and one launch; a program of it writes one chunk.
+The host runs one step ahead: it schedules a step before it has seen the tokens of the step before.
+So sampled tokens stay on the device, which appends them to these tables and builds the inputs of
+the next step from them. All tables are views of one buffer, so that the host's changes between two
+steps take one upload and one launch, in which each program writes one chunk.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from kernels.upload import upload
 # Values of `SlotTables.finish_reasons`.
 RUNNING, STOP, LENGTH = 0, 1, 2
 
-_ALIGNMENT = 32  # values: each table begins on a line of 128 bytes
+_ALIGNMENT = 32  # values: each table starts at a 128-byte cache line
 
 
 @dataclass(frozen=True, slots=True)
 class SlotTables:
-    """The sequences that run, one in each of S slots; int32. Made by `allocate`.
+    """State of the running sequences, one in each of S slots; int32. Made by `allocate`.
 
-    Each value has one writer at a time. The host writes the whole of a slot when a sequence takes
-    it, and its block table as it grows (`SlotWrites`). From then on `prepare_inputs` alone advances
-    `num_computed_tokens`, and `scatter_tokens` alone `token_ids`, `num_tokens` and
-    `finish_reasons`. All of them work in the order of the stream.
+    Each value has one writer at a time. The host writes a whole slot when a sequence is admitted,
+    and its block table as it grows (`SlotWrites`). After that only `prepare_inputs` advances
+    `num_computed_tokens`, and only `scatter_tokens` changes `token_ids`, `num_tokens` and
+    `finish_reasons`. All of them run in stream order.
 
     Attributes:
         buffer: [N], all tables, one after the other.
         token_ids: [S, max_model_len], prompt, then output.
-        block_tables: [S, max_blocks], ids of the KV blocks that hold the tokens.
-        stop_token_ids: [S, E], tokens that end the sequence; padded with -1.
+        block_tables: [S, max_blocks], ids of the sequence's KV blocks.
+        stop_token_ids: [S, E], tokens that end the sequence, padded with -1.
         num_tokens: [S], prompt and output tokens so far.
-        num_computed_tokens: [S], of them, those whose KV is in the cache or in the making.
+        num_computed_tokens: [S], tokens whose KV is cached or being computed.
         num_prompt_tokens: [S].
-        min_tokens: [S], a stop token among the first so many output tokens ends nothing.
-        max_tokens: [S], output tokens at most.
+        min_tokens: [S], stop tokens among the first min_tokens output tokens are ignored.
+        max_tokens: [S], maximum number of output tokens.
         finish_reasons: [S], RUNNING, STOP or LENGTH.
     """
 
@@ -104,12 +104,12 @@ class SlotTables:
 
     @property
     def num_slots(self) -> int:
-        """Sequences that there is room for."""
+        """S."""
         return self.num_tokens.shape[0]
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that a sequence can have."""
+        """Maximum number of tokens per sequence."""
         return self.token_ids.shape[1]
 
     def clone(self) -> SlotTables:
@@ -126,12 +126,12 @@ class SlotTables:
 
 
 class SlotWrites:
-    """What the host changes in `tables` before a step: gathered first, then applied at once."""
+    """The host's changes to `tables` before a step: collected, then applied in one launch."""
 
     def __init__(self, tables: SlotTables) -> None:
-        """Gather changes to `tables`."""
+        """Collect changes to `tables`."""
         self._tables = tables
-        self._places: list[int] = []  # in the buffer, of each run of values
+        self._places: list[int] = []  # offsets in the buffer, one per run of values
         self._runs: list[NDArray[np.int32]] = []
 
     def admit(
@@ -146,15 +146,15 @@ class SlotWrites:
         stop_token_ids: Sequence[int],
         block_ids: Sequence[int],
     ) -> None:
-        """Give `slot` to a sequence, new or coming back after a preemption.
+        """Assign `slot` to a sequence, new or resumed after a preemption.
 
         Args:
-            slot: 0 to S - 1; no step that is still to come may know it as another sequence's.
+            slot: 0 to S - 1; no step still to be run may use it for another sequence.
             token_ids: its prompt and the output so far.
             num_prompt_tokens: how many of them are the prompt.
-            num_computed_tokens: of them, those whose KV the blocks hold already.
-            min_tokens, max_tokens, stop_token_ids: what ends it. A stop token that is left out ends
-                nothing here: the sequence then runs until the host has seen the token.
+            num_computed_tokens: how many of them have their KV cached already.
+            min_tokens, max_tokens, stop_token_ids: stop conditions. The device ignores a stop token
+                that is left out: the sequence then runs until the host has seen the token.
             block_ids: its blocks so far.
 
         Raises:
@@ -183,7 +183,7 @@ class SlotWrites:
             self._put("slot", table[:, None], slot, 0, [value])
 
     def set_blocks(self, slot: int, start: int, block_ids: Sequence[int]) -> None:
-        """Set the blocks of `slot` from entry `start` on: new ones, or private copies.
+        """Set the block table of `slot` from entry `start` on: new blocks, or copy-on-write copies.
 
         Raises:
             ValueError: `slot`, `start` or the number of blocks exceeds the table.
@@ -191,7 +191,7 @@ class SlotWrites:
         self._put("block_ids", self._tables.block_tables, slot, start, block_ids)
 
     def apply(self) -> None:
-        """Carry the changes out, on the current stream, and forget them.
+        """Write the changes on the current stream, and clear them.
 
         Raises:
             ValueError: a value was set twice; nothing is written then.
@@ -236,7 +236,7 @@ def _kernel(buffer_ptr, chunks_ptr, values_ptr, CHUNK: tl.constexpr):
 
 
 def settings() -> dict[str, int]:
-    """Return chunk and warps: 8 values per thread, as long as most runs of values are short."""
+    """Return chunk size and warps: 8 values per thread; most runs of values are short."""
     return {"CHUNK": 1024, "num_warps": 4}
 
 
@@ -252,7 +252,7 @@ def _launch(
     offset = chunk * (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts))
     start = np.repeat(np.cumsum(sizes) - sizes, counts)
     rest = np.minimum(sizes[run] - offset, chunk)
-    # The fourth column keeps the values behind it aligned, and the kernel from a second form.
+    # The fourth column keeps the values after it aligned, which avoids a second specialisation.
     chunks = np.stack([places[run] + offset, start + offset, rest, 0 * rest], axis=1)
     packed = upload(np.concatenate([chunks.ravel().view(np.int32), values]), buffer.device)
     _kernel[(len(run),)](

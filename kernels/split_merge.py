@@ -1,9 +1,9 @@
-"""Merging of the partial results that the splits of a sequence leave, by whoever comes last.
+"""Merging of the partial results of a sequence's splits by the program that finishes last.
 
-No second kernel is launched, which on a small model would cost as much as the attention itself:
-every program that has written its partial result counts itself, and the one that finds all others
-counted merges. Partial results are float32, so that merging adds no rounding of its own; they are
-small beside the keys they stand for, and pass through the L2 cache.
+A second launch would cost as much as attention itself on a small model, so every program counts
+itself after writing its partial result, and the one that completes the count merges. Partial
+results are float32, so that merging adds no rounding; they are small compared with the keys they
+represent and stay in the L2 cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Logarithm of no weight; unlike -inf it can be subtracted from itself.
+# Base-2 logarithm of zero weight; unlike -inf it can be subtracted from itself.
 _LOWEST = tl.constexpr(-1e30)
 
 
@@ -37,17 +37,17 @@ def merge_when_last(
 ):
     """Count this split's program and, if it is the last, merge the sequence's splits into `out`.
 
-    FAN_IN adjacent splits are merged by the last of them. Where a sequence has more, their result
-    takes the place of the first's, and the last to have merged so merges these results.
+    FAN_IN adjacent splits are merged by the last of them to finish. If a sequence has more splits,
+    their result replaces that of the first, and the last merging program merges these results.
 
     Args:
-        partial_ptr: float32 [W, num_heads, HEAD_DIM], written for this split by the caller.
-        lse_ptr: float32 [W, num_heads], base-2 logarithms of the sums of weights, likewise.
-        out_ptr: [H, HEAD_DIM], the sequence's row of the result; heads lie `out_head_stride` apart.
-        arrivals_ptr: int32 [W, ..], counts of this KV head; items lie `arrivals_stride` apart.
-        first_work, num_splits: first work item of the sequence, and how many it has.
-        i_split: this program's among them.
-        i_first_head: first of the GROUP query heads of this program.
+        partial_ptr: float32 [W, num_heads, HEAD_DIM], this split's result written by the caller.
+        lse_ptr: float32 [W, num_heads], base-2 log-sum-exp, likewise.
+        out_ptr: [H, HEAD_DIM], the sequence's row of the result; stride `out_head_stride` per head.
+        arrivals_ptr: int32 [W, ..], counters of this KV head; stride `arrivals_stride` per item.
+        first_work, num_splits: the sequence's first work item and its number of work items.
+        i_split: this program's split.
+        i_first_head: first of this program's GROUP query heads.
     """
     o_g = tl.arange(0, BLOCK_G)
     o_d = tl.arange(0, BLOCK_D)
@@ -68,23 +68,23 @@ def merge_when_last(
             last = False
         else:
             o_part = i_item * num_heads + i_first_head + o_g
-            tl.debug_barrier()  # all threads have read what is overwritten now
+            tl.debug_barrier()  # all threads have read the values overwritten next
             tl.store(partial_ptr + o_part[:, None] * HEAD_DIM + o_d[None, :], b_o, mask=m_gd)
             tl.store(lse_ptr + o_part, b_lse, mask=o_g < GROUP)
             i_item = i_first
             count = tl.cdiv(num_splits, FAN_IN)
             step = FAN_IN
-            # Counted in the place of the second item; that of the first counts its neighbours.
+            # The counter is that of the second item; the first item's counts its neighbours.
             last = _is_last(arrivals_ptr + (i_first + 1) * arrivals_stride, count)
 
 
 @triton.jit
 def _is_last(arrivals_ptr, expected):
-    """Count this program among `expected`; tell whether it is the last, and so sees what all wrote.
+    """Count this program among `expected`; return whether it is the last and so sees all writes.
 
-    The barrier puts what every thread wrote before the release by the thread that counts, and the
-    acquire by that thread comes before what any reads next (a barrier follows it). Counts go on
-    from layer to layer, hence the remainder.
+    The barrier orders every thread's writes before the release by the thread that counts; the
+    acquire by that thread precedes all later reads (a barrier follows it). Counters are not reset
+    between layers, hence the remainder.
     """
     tl.debug_barrier()
     before = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu")
@@ -106,10 +106,11 @@ def _combine(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Return as one, [BLOCK_G, BLOCK_D] and [BLOCK_G], the results of `count` items, `step` apart.
+    """Return the merged result, [BLOCK_G, BLOCK_D] and [BLOCK_G], of `count` items `step` apart.
 
-    Always in the same order: the result does not depend on who comes last. BLOCK_S results are
-    loaded at a time; each thread has the same places of all, so that none is passed on.
+    The order is fixed, so the result does not depend on which program finishes last. BLOCK_S
+    results are loaded at a time; each thread holds the same elements of all of them, so that no
+    values move between threads.
     """
     o_g = tl.arange(0, BLOCK_G)
     o_d = tl.arange(0, BLOCK_D)

@@ -1,16 +1,16 @@
-"""How one decode step's keys are divided among programs, so that short and long sequences keep
-every multiprocessor busy (split-KV: Dao et al., "Flash-Decoding", 2023).
+"""Split-KV planning of a decode step: keys are divided among programs so that sequences of any
+lengths keep every SM busy (Dao et al., "Flash-Decoding", 2023).
 
-A sequence's keys are cut into splits of one size; each split, or padding row, is one work item. The
-split size is the smallest multiple of 64 keys for which the items of all sequences fit into the W
-there are. It depends on lengths, which are read on the device; W and every shape do not, so that a
-plan can be part of a CUDA graph. One plan serves all layers that share a sliding window.
+A sequence's keys are cut into splits of equal size; each split, or padding row, is one work item.
+The split size is the smallest multiple of 64 keys for which the work items of all sequences fit
+into W. It depends on the lengths, which are read on the device; W and all shapes do not, so that
+planning can be captured in a CUDA graph. One plan serves all layers with the same sliding window.
 
-W is at least the number of sequences B, and that is enough: with a split size s of at least
+W is at least the number of sequences B, which is enough: with a split size s of at least
 keys / (W - B), or of the longest sequence, sum max(1, ceil(len / s)) <= W, since each term is at
-most 1 + len / s. No term grows with s, so bisection finds the smallest that fits.
+most 1 + len / s. No term grows with s, so bisection finds the smallest s that fits.
 
-Each program repeats that search, which is short, and writes its own part of the work items.
+Each program repeats this short search and writes its own part of the work items.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from torch import Tensor
 from kernels import device as devices
 from kernels.checks import check_contiguous, check_dtype, check_shape
 
-# Split sizes are multiples of it, as they are of the cache's blocks and of most of attention's
-# tiles. A smaller split would be read in less time than its result takes to be merged.
+# Split sizes are multiples of this, as of the cache's block sizes and most of attention's tiles.
+# Reading a smaller split would take less time than merging its result.
 STEP = 64
-# Results that one program merges. Two rounds serve FAN_IN^2 splits: no sequence has more.
+# Results that one program merges. Two rounds merge FAN_IN^2 splits; no sequence has more.
 FAN_IN = 16
-# Programs that a multiprocessor holds at a time, if attention's tiles leave room for them: so many
-# have enough bytes on their way to be limited by memory, and even out each other's pauses.
+# Resident programs per SM, if attention's tiles leave room for them: enough bytes in flight to be
+# bound by memory bandwidth, and enough programs to hide each other's latency.
 PROGRAMS_PER_SM = 4
 _INT32_MAX = 2**31 - 1
 
 
 class SplitPlan(NamedTuple):
-    """Who computes what in one step; valid for the lengths that it was made from.
+    """The work items of one step; valid for the lengths that it was made from.
 
     Attributes:
-        work_items: int32 [W, 5], of each work item its sequence (-1: nothing to do), its first key
-            and the one after its last, the first work item of its sequence and how many that has.
-            They are adjacent and in the order of their keys.
-        arrivals: int32 [W, Hkv], zero: attention counts in it who has finished. A call leaves every
-            count a multiple of what it waits for, so that the next layer can go on counting.
+        work_items: int32 [W, 5]: sequence (-1: idle), first key, end key, first work item of the
+            sequence, number of work items of the sequence. The items of a sequence are adjacent
+            and in the order of their keys.
+        arrivals: int32 [W, Hkv], zero: attention's counters of finished programs. A call leaves
+            every counter at a multiple of its expected count, so that the next layer can use it.
         num_sequences: B.
-        sliding_window: keys that a query sees, itself included; None for all.
+        sliding_window: keys that a query attends to, its own included; None for all.
     """
 
     work_items: Tensor
@@ -58,8 +58,8 @@ class SplitPlan(NamedTuple):
 def num_work_items(num_sequences: int, num_kv_heads: int, device: torch.device) -> int:
     """Return W, the work items to plan for.
 
-    One program for each place on the multiprocessors of `device`: a program more would start when
-    others end. But half of that beyond one item per sequence, so that a long sequence among many
+    One program per resident place on the SMs of `device`: further programs would wait for others to
+    end. At least half of that beyond one item per sequence, so that a long sequence among many
     short ones can be split.
     """
     places = PROGRAMS_PER_SM * devices.limits(device).num_sms // num_kv_heads
@@ -76,10 +76,10 @@ def plan_splits(
     """Return the plan of a step for sequences of `seq_lens` keys, computed on their device.
 
     Args:
-        seq_lens: int32 [B], contiguous; 0 for a padding row. All together less than 2^31.
+        seq_lens: int32 [B], contiguous; 0 for a padding row. Their sum is below 2^31.
         num_work_items: W, at least B; see the function of this name.
-        num_kv_heads: KV heads of the layers that will use the plan, or more.
-        sliding_window: w has a sequence's last query see its last w keys only.
+        num_kv_heads: at least the KV heads of the layers that use the plan.
+        sliding_window: with w, a sequence's last query attends to its last w keys only.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype or stride, or is out of range.
@@ -115,7 +115,7 @@ def reference(
     *,
     sliding_window: int | None = None,
 ) -> SplitPlan:
-    """Return the plan, found by trying one split size after the other; reads the lengths."""
+    """Return the plan, found by trying split sizes in turn; reads the lengths on the host."""
     lengths = seq_lens.tolist()
     starts = [max(0, length - (sliding_window or length)) for length in lengths]
     pairs = list(zip(starts, lengths, strict=True))
@@ -141,8 +141,7 @@ def reference(
     )
 
 
-# One form for all sizes that have the same tiles: a batch of another size must not wait for the
-# compiler.
+# Not specialised on the number of sequences: another batch size must not recompile.
 @triton.jit(
     do_not_specialize=["num_sequences", "num_work_items"],
     do_not_specialize_on_alignment=["seq_lens_ptr"],
@@ -168,7 +167,7 @@ def _kernel(
     total, longest = tl.sum(b_keys), tl.max(b_keys)
     extra = tl.maximum(num_work_items - num_sequences, 1)
 
-    # Bisection, in steps; `high` always fits.
+    # Bisection in steps of STEP; `high` always fits.
     low = tl.maximum(tl.cdiv(total, num_work_items), tl.cdiv(longest, MAX_SPLITS))
     low = tl.maximum(tl.cdiv(low, STEP), 1)
     high = tl.maximum(tl.cdiv(tl.minimum(tl.cdiv(total, extra), longest), STEP), low)
@@ -207,13 +206,13 @@ def _kernel(
 
 @triton.jit
 def _count(b_keys, m_b, split_size):
-    """Return the work items of each sequence, 0 beyond the last one."""
+    """Return the number of work items of each sequence, 0 beyond the last one."""
     return tl.where(m_b, tl.maximum(tl.cdiv(b_keys, split_size), 1), 0)
 
 
 def settings(num_sequences: int) -> dict[str, int]:
-    """Return tiles and warps: items times sequences are at most 64 values a thread, and at most
-    8192 a program up to 2048 sequences."""
+    """Return tile sizes and warps: items times sequences are at most 64 values per thread, and at
+    most 8192 per program up to 2048 sequences."""
     block_b = max(triton.next_power_of_2(num_sequences), 16)
     block_w = min(max(8192 // block_b, 4), 64)
     return {

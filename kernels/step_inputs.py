@@ -1,11 +1,11 @@
-"""Inputs of a step, built on the device from the tables of the sequences that run.
+"""Inputs of a step, built on the device from the slot tables of the running sequences.
 
-The host names the sequences and how many tokens of each the step computes; which tokens these are,
-and whether a sequence has ended with the last of them, only the device knows when the step starts.
-The grid depends on the number of rows alone, so a step can be captured in a CUDA graph.
+The host chooses the sequences and the number of tokens each computes; the token ids, and whether a
+sequence has already ended, are known only on the device when the step starts. The grid depends
+only on the number of rows, so a step can be captured in a CUDA graph.
 
-One program builds one row: it walks over the row's tokens, then over its blocks. One more program
-fills the tokens behind the last row. So each counter is read and advanced by one program.
+One program builds one row: its tokens, then its block table. One more program fills the padding
+tokens after the last row. So each counter is read and advanced by one program.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kernels.step_inputs_kernel import prepare_inputs_kernel, settings
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What B rows with T tokens in all, padding among them, are computed from.
+    """Inputs of a step for B rows with T tokens in total, padding included.
 
     A row is idle if its slot is -1, its sequence has ended, or the step asks for no tokens of it or
-    for more than are known. Nothing is read or written for it: its tokens are padding.
+    for more than are known. Nothing is read or written for an idle row: its tokens are padding.
 
     Attributes:
-        token_ids: int64 [T]; 0 where there is padding.
-        positions: int64 [T], place of each token in its sequence, from 0; 0 where there is padding.
-        slot_mapping: int64 [T], where its KV goes: block id * block_size + offset; -1 where there
-            is padding.
-        seq_lens: int32 [B], tokens of the sequence with those of this step; 0 of an idle row.
-        block_tables: int32 [B, max_blocks]; of each row the blocks of its `seq_lens` tokens. The
-            entries behind them are ids of earlier steps, or 0.
-        logits_rows: int64 [B], each row's last token; 0 of an idle row.
-        sample_slots: int32 [B], the slot whose next token the logits of that row decide; -1 if the
-            row is idle or its prompt goes on.
+        token_ids: int64 [T]; 0 for padding.
+        positions: int64 [T], position of each token in its sequence, from 0; 0 for padding.
+        slot_mapping: int64 [T], where its KV is written: block id * block_size + offset; -1 for
+            padding.
+        seq_lens: int32 [B], tokens of the sequence including those of this step; 0 if idle.
+        block_tables: int32 [B, max_blocks], block ids of each row's `seq_lens` tokens. Later
+            entries are ids of earlier steps, or 0.
+        logits_rows: int64 [B], index of each row's last token; 0 if idle.
+        sample_slots: int32 [B], the slot whose next token is sampled from the row's logits; -1 if
+            the row is idle or its prefill is not complete.
     """
 
     token_ids: Tensor
@@ -53,7 +53,7 @@ class StepInputs:
     def allocate(
         cls, num_rows: int, num_tokens: int, *, max_blocks: int, device: torch.device
     ) -> StepInputs:
-        """Return room for `num_rows` rows and `num_tokens` tokens; only its block ids are valid."""
+        """Allocate inputs for `num_rows` rows and `num_tokens` tokens; only block ids are valid."""
         return cls(
             token_ids=torch.empty(num_tokens, dtype=torch.int64, device=device),
             positions=torch.empty(num_tokens, dtype=torch.int64, device=device),
@@ -74,22 +74,22 @@ def prepare_inputs(
     *,
     out: StepInputs | None = None,
 ) -> StepInputs:
-    """Return the inputs of a step; advance `tables.num_computed_tokens` of the rows in it.
+    """Return the inputs of a step; advance `num_computed_tokens` of its rows in `tables`.
 
     Row i computes the next `query_start_loc[i + 1] - query_start_loc[i]` tokens of `slots[i]`: a
-    piece of its prompt, or the token that was sampled last.
+    chunk of its prompt, or the token that was sampled last.
 
     Args:
-        tables: the sequences that run.
-        slots: int32 [B], each at most once; -1 for a row of padding.
-        query_start_loc: int32 [B + 1], from 0 up, at most `num_tokens_padded`.
+        tables: slot tables of the running sequences.
+        slots: int32 [B], each at most once; -1 for a padding row.
+        query_start_loc: int32 [B + 1], ascending from 0, at most `num_tokens_padded`.
         num_tokens_padded: T.
         block_size: tokens in a KV block.
-        out: written to and returned; by default inputs are allocated.
+        out: written to and returned; allocated by default.
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype, stride or device, or the blocks that a
-            table has room for hold fewer tokens than a sequence can have.
+        ValueError: an argument has a wrong shape, dtype, stride or device, or a row of the block
+            tables cannot hold max_model_len tokens.
     """
     _check(tables, slots, query_start_loc, num_tokens_padded, block_size)
     num_rows, max_blocks = slots.shape[0], tables.block_tables.shape[1]
@@ -117,7 +117,7 @@ def reference(
     num_tokens_padded: int,
     block_size: int,
 ) -> tuple[StepInputs, Tensor]:
-    """Return the inputs and the advanced `num_computed_tokens`; block ids that no row has are 0."""
+    """Return the inputs and the advanced `num_computed_tokens`; other block table entries are 0."""
     starts, ends = query_start_loc[:-1].long(), query_start_loc[1:].long()
     slot = slots.long().clamp(min=0)
     computed = tables.num_computed_tokens[slot].long()

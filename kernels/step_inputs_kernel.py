@@ -1,4 +1,4 @@
-"""The kernel of `prepare_inputs`: one program builds one row, one more fills the rest."""
+"""The kernel of `prepare_inputs`: one program per row, and one more for the padding tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-# One form for every step: a batch of another size must not wait for the compiler.
+# Not specialised on these arguments: another batch size must not recompile.
 @triton.jit(
     do_not_specialize=["num_rows", "num_tokens_padded"],
     do_not_specialize_on_alignment=["slots_ptr", "query_start_loc_ptr"],
@@ -35,7 +35,7 @@ def prepare_inputs_kernel(
     BLOCK: tl.constexpr,
 ):
     i_row = tl.program_id(0)
-    is_row = i_row < num_rows  # the last program's tokens belong to none
+    is_row = i_row < num_rows  # the last program handles padding
     i_start = tl.load(query_start_loc_ptr + i_row)
     i_end = tl.load(query_start_loc_ptr + i_row + 1, mask=is_row, other=num_tokens_padded)
     i_end = tl.minimum(i_end, num_tokens_padded)
@@ -76,14 +76,14 @@ def prepare_inputs_kernel(
     tl.store(logits_rows_ptr + i_row, i_logits, mask=is_row)
     i_sample = tl.where(is_live & (seq_len == num_known), i_slot, -1).to(tl.int32)
     tl.store(sample_slots_ptr + i_row, i_sample, mask=is_row)
-    # One thread stores for the program: every other one must have read the counter before.
+    # One thread stores for the program; all threads must have read the counter before.
     tl.debug_barrier()
     tl.store(num_computed_ptr + i_slot, seq_len, mask=is_live)
 
 
 def settings() -> dict[str, int]:
-    """Return tile and warps: a chunk of 8192 prompt tokens takes one program 8 rounds.
+    """Return tile size and warps: a prefill chunk of 8192 tokens takes one program 8 iterations.
 
-    That is little beside such a step; nearly all rows have one token, and few blocks to copy.
+    That is small compared with such a step; nearly all rows are decodes with few blocks to copy.
     """
     return {"BLOCK": 1024, "num_warps": 4}

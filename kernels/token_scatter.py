@@ -1,7 +1,7 @@
-"""Appends the sampled tokens to their sequences, and ends those that end with them.
+"""Appends sampled tokens to their sequences, and ends sequences that meet a stop condition.
 
-The rules are the engine's (`Request.append`), but for stop strings, which only the host can find.
-One program serves a tile of rows.
+The rules are the engine's (`Request.append`), except stop strings, which only the host can find.
+One program processes a tile of rows.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from kernels import cpu, device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
 
-SKIPPED = -1  # the row has appended nothing
+SKIPPED = -1  # nothing was appended for the row
 
 
 def scatter_tokens(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
     """Append `token_ids[i]` to the sequence in `slots[i]`, unless that is -1 or has ended.
 
-    A sequence ends with a stop token if it has more than `min_tokens` output tokens then, and with
-    the last of `max_tokens` or of its row. `prepare_inputs` of the next step leaves it out.
+    A sequence ends at a stop token if it then has more than `min_tokens` output tokens, and when it
+    reaches `max_tokens` or max_model_len. The next `prepare_inputs` treats it as idle.
 
     Args:
         tables: changed in place: `token_ids`, `num_tokens`, `finish_reasons`.
-        slots: int32 [R], each at most once: `StepInputs.sample_slots`, or the first of them.
+        slots: int32 [R], each at most once: `StepInputs.sample_slots` or its first rows.
         token_ids: int64 [R].
 
     Returns:
-        int32 [R]: SKIPPED, or how the sequence now stands: RUNNING, STOP or LENGTH.
+        int32 [R]: SKIPPED, or the sequence's finish reason: RUNNING, STOP or LENGTH.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
@@ -64,7 +64,7 @@ def scatter_tokens(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tens
 
 
 def reference(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> tuple[SlotTables, Tensor]:
-    """Return the changed tables and the reasons."""
+    """Return the changed tables and the finish reasons."""
     tables = tables.clone()
     return tables, _torch(tables, slots, token_ids)
 
@@ -89,7 +89,7 @@ def _torch(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
     return reasons
 
 
-# One form for every step: a batch of another size must not wait for the compiler.
+# Not specialised on these arguments: another batch size must not recompile.
 @triton.jit(
     do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["slots_ptr", "token_ids_ptr"]
 )
@@ -137,7 +137,7 @@ def _kernel(
     m_ends = (b_outputs >= b_max) | (b_place + 1 == max_model_len)
     b_reason = tl.where(m_stops, STOP, tl.where(m_ends, LENGTH, RUNNING))
 
-    # Where a tile is smaller than the program, several threads read what one of them stores.
+    # If a tile is smaller than the program, several threads read what one of them stores.
     tl.debug_barrier()
     tl.store(all_token_ids_ptr + b_slot * max_model_len + b_place, b_token, mask=m_takes)
     tl.store(num_tokens_ptr + b_slot, b_place + 1, mask=m_takes)
@@ -146,7 +146,7 @@ def _kernel(
 
 
 def settings(num_stop_token_ids: int) -> dict[str, int]:
-    """Return tile and warps: about 1024 stop tokens are in registers at once, 8 of each thread."""
+    """Return tile size and warps: about 1024 stop tokens in registers at once, 8 per thread."""
     width = triton.next_power_of_2(num_stop_token_ids)
     return {"BR": min(max(1024 // width, 1), 128), "BE": width, "num_warps": 4}
 

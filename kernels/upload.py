@@ -1,4 +1,4 @@
-"""Numbers of the host for a kernel, brought to the device without waiting for it."""
+"""Asynchronous copies of numbers from the host to the device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 def upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device) -> Tensor:
     """Return `values` as a tensor on `device`, in the order of the current stream.
 
-    They may be changed at once: the copy starts from pinned memory of its own, which torch reuses
-    only when the stream has passed it.
+    They may be changed at once: the copy is from a pinned buffer, which torch's pinned-memory
+    allocator reuses only after the stream has passed the copy.
     """
     tensor = torch.from_numpy(values)
     if device.type != "cuda":
@@ -21,7 +21,7 @@ def upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device) 
 
 
 def upload_into(values: NDArray[np.int32] | NDArray[np.int64], out: Tensor) -> None:
-    """Copy `values` to `out`, of the same type and length, as `upload` does."""
+    """Copy `values` to `out`, of the same dtype and length, as `upload` does."""
     tensor = torch.from_numpy(values)
     if out.is_cuda:
         tensor = tensor.pin_memory()
