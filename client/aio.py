@@ -11,6 +11,7 @@ from client.aio_transport import AsyncTransport
 from client.connection import CONNECT_TIMEOUT_S, SSLOptions, connection
 from client.errors import InvalidRequestError, TridentClientError
 from client.protocol import Chunk, Completion, Health, Message, SamplingOptions
+from client.request import ENSEMBLE
 from client.response import Collector
 from client.retry import DEFAULT_RETRY, RetryPolicy
 from client.session import Session, only
@@ -31,6 +32,7 @@ class AsyncTridentClient:
         self,
         url: str = "localhost:8001",
         *,
+        model: str = ENSEMBLE,
         ssl: bool | SSLOptions = False,
         headers: Mapping[str, str] = {},
         timeout: float | Timeout | None = None,
@@ -38,7 +40,7 @@ class AsyncTridentClient:
         retry: RetryPolicy | None = DEFAULT_RETRY,
     ) -> None:
         to = connection(url, ssl, headers, connect_timeout)
-        self._session = Session(to, Timeout.of(timeout), retry)
+        self._session = Session(to, Timeout.of(timeout), retry, model)
         self._transport = AsyncTransport(self._session)
 
     async def generate(

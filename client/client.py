@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 from client.connection import CONNECT_TIMEOUT_S, SSLOptions, connection
 from client.errors import InvalidRequestError, TridentClientError
 from client.protocol import Chunk, Completion, Health, Message, SamplingOptions
+from client.request import ENSEMBLE
 from client.response import Collector
 from client.retry import DEFAULT_RETRY, RetryPolicy
 from client.session import Session, only
@@ -29,6 +30,7 @@ class TridentClient:
     Args:
         url: `host:port` of the server's gRPC service, or `grpc://host:port`; `grpcs://host:port`
             is TLS.
+        model: the name under which the server serves it: its setting `served_model_name`.
         ssl: True for TLS with gRPC's certificates, `SSLOptions` for your own, False for none.
         headers: sent with each call, such as `authorization`.
         timeout: of requests that name none; see `generate`.
@@ -44,6 +46,7 @@ class TridentClient:
         self,
         url: str = "localhost:8001",
         *,
+        model: str = ENSEMBLE,
         ssl: bool | SSLOptions = False,
         headers: Mapping[str, str] = {},
         timeout: float | Timeout | None = None,
@@ -51,7 +54,7 @@ class TridentClient:
         retry: RetryPolicy | None = DEFAULT_RETRY,
     ) -> None:
         to = connection(url, ssl, headers, connect_timeout)
-        self._session = Session(to, Timeout.of(timeout), retry)
+        self._session = Session(to, Timeout.of(timeout), retry, model)
         self._transport = Transport(self._session)
 
     def generate(

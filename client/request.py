@@ -73,6 +73,7 @@ def completion(
     *,
     priority: int,
     request_id: str,
+    model: str = ENSEMBLE,
 ) -> Request:
     """Return the request to complete a prompt or to answer messages.
 
@@ -82,6 +83,7 @@ def completion(
     Args:
         sampling: see `SamplingOptions`.
         priority: smaller runs earlier, if the server schedules by priority.
+        model: the name under which the server's ensemble is served.
 
     Raises:
         InvalidRequestError: not exactly one of the two is given, or an argument cannot be sent.
@@ -106,10 +108,10 @@ def completion(
         *(_boolean(name, value) for name, value in flags.items()),
         *([_int32("priority", priority)] if priority else []),
     )
-    return Request(ENSEMBLE, tensors, _checked_id(request_id), has_deadline=True)
+    return Request(model, tensors, _checked_id(request_id), has_deadline=True)
 
 
-def stop(request_id: str) -> Request:
+def stop(request_id: str, model: str = ENSEMBLE) -> Request:
     """Return the request to end those of that id: TensorRT-LLM's convention.
 
     Raises:
@@ -117,7 +119,7 @@ def stop(request_id: str) -> Request:
     """
     if not request_id:
         raise InvalidRequestError("request_id: must not be empty")
-    return Request(ENSEMBLE, (_boolean("stop", True),), _checked_id(request_id))
+    return Request(model, (_boolean("stop", True),), _checked_id(request_id))
 
 
 def health() -> Request:

@@ -33,12 +33,14 @@ class Session:
         connection: with the server.
         timeout: of requests that name none.
         retry: None never tries again.
+        model: the name under which the ensemble is served.
         batched: whether the server's models take a batch dimension; None as long as unknown.
     """
 
     connection: Connection
     timeout: Timeout
     retry: RetryPolicy | None
+    model: str = request.ENSEMBLE
     batched: bool | None = None
 
     def completion(
@@ -58,7 +60,9 @@ class Session:
         """
         total, read = limits(timeout, self.timeout)
         own_id = request_id or uuid4().hex
-        asked = request.completion(prompt, messages, sampling, priority=priority, request_id=own_id)
+        asked = request.completion(
+            prompt, messages, sampling, priority=priority, request_id=own_id, model=self.model
+        )
         return Exchange(
             asked,
             response.read_chunks,
@@ -66,7 +70,7 @@ class Session:
             total=total,
             read_timeout=read,
             retry=self.retry,
-            withdrawal=request.stop(own_id),
+            withdrawal=request.stop(own_id, self.model),
         )
 
     def withdrawal(self, exchange: Exchange[Any]) -> Exchange[None] | None:
@@ -87,7 +91,9 @@ class Session:
         Raises:
             InvalidRequestError: the id is empty or cannot be sent.
         """
-        return self._exchange(request.stop(request_id), response.read_nothing, timeout, self.retry)
+        return self._exchange(
+            request.stop(request_id, self.model), response.read_nothing, timeout, self.retry
+        )
 
     def health(self, timeout: float | None) -> Exchange[Health]:
         """Return the exchange that asks the engine how it is: now, so without another try."""
@@ -95,7 +101,7 @@ class Session:
 
     def config_request(self) -> service_pb2.ModelConfigRequest:
         """Return the question whose answer `learn` wants."""
-        return service_pb2.ModelConfigRequest(name=request.ENSEMBLE)
+        return service_pb2.ModelConfigRequest(name=self.model)
 
     def learn(self, config: service_pb2.ModelConfigResponse) -> bool:
         """Remember and return whether the server's models take a batch dimension."""
@@ -104,7 +110,7 @@ class Session:
 
     def ready_request(self) -> service_pb2.ModelReadyRequest:
         """Return the question for a server without a health input."""
-        return service_pb2.ModelReadyRequest(name=request.ENSEMBLE)
+        return service_pb2.ModelReadyRequest(name=self.model)
 
     def health_of(self, ready: service_pb2.ModelReadyResponse) -> Health:
         """Return what a server without a health input says.
@@ -113,7 +119,7 @@ class Session:
             UnavailableError: it is not ready.
         """
         if not ready.ready:
-            raise UnavailableError(f"the model {request.ENSEMBLE} is not ready")
+            raise UnavailableError(f"the model {self.model} is not ready")
         return Health("ready")
 
     def _exchange(

@@ -93,7 +93,7 @@ class StageBenchmark:
         waves: Waves = {}
         meter = CpuMeter(server.pid)
         # A request that is tried again would be a slow one: here it is to be an error.
-        async with AsyncTridentClient(server.grpc_url, retry=None) as client:
+        async with AsyncTridentClient(server.grpc_url, model=server.model, retry=None) as client:
             for streams in self._workload.streams:
                 say(f"{streams} streams")
                 await run_wave(client, *self._warm_up(number, streams), meter)

@@ -10,10 +10,17 @@ import typer
 from client.client import TridentClient
 from client.connection import SSLOptions
 from client.errors import ConfigurationError
+from client.request import ENSEMBLE
 
 Url = Annotated[
     str,
     typer.Option("--url", envvar="TRIDENT_URL", help="gRPC address of the server, host:port."),
+]
+ServedName = Annotated[
+    str,
+    typer.Option(
+        "--served-model-name", envvar="TRIDENT_SERVED_MODEL_NAME", help="The model's name there."
+    ),
 ]
 TLS = Annotated[bool, typer.Option("--tls", envvar="TRIDENT_TLS", help="Speak TLS.")]
 TLSAuthorities = Annotated[
@@ -49,6 +56,7 @@ Header = Annotated[
 
 def connect(
     url: Url = "localhost:8001",
+    served_model_name: ServedName = ENSEMBLE,
     tls: TLS = False,
     tls_ca: TLSAuthorities = None,
     tls_cert: TLSCertificate = None,
@@ -63,7 +71,7 @@ def connect(
     """
     given = SSLOptions(tls_ca, tls_key, tls_cert, tls_name)
     ssl = given if tls or given != SSLOptions() else False
-    return TridentClient(url, ssl=ssl, headers=dict(_pairs(header or ())))
+    return TridentClient(url, model=served_model_name, ssl=ssl, headers=dict(_pairs(header or ())))
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:

@@ -43,7 +43,7 @@ def run(console: Console) -> int:
                 server.start()
             _say(console, f"[bold green]Trident is ready.[/] {escape(log.description)}")
             _say(console, f"{len(questions)} questions at the same moment over gRPC:")
-            asyncio.run(_ask_all(server.grpc_url, questions, console))
+            asyncio.run(_ask_all(server, questions, console))
         finally:
             server.stop()
     console.print(figures(questions, console.width))
@@ -57,8 +57,8 @@ def _chosen() -> tuple[str, ...]:
     return DEMO_PROMPTS[:_NUM_QUESTIONS]
 
 
-async def _ask_all(url: str, questions: list[Question], console: Console) -> None:
-    async with AsyncTridentClient(url) as client:
+async def _ask_all(server: TritonServer, questions: list[Question], console: Console) -> None:
+    async with AsyncTridentClient(server.grpc_url, model=server.model) as client:
         if not console.is_terminal:
             await asyncio.gather(*(_ask(client, each, console) for each in questions))
             return

@@ -17,6 +17,7 @@ from client.commands.setting_options import with_settings
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch import server_log
 from engine.launch.errors import StageDiedError
+from engine.launch.model_configs import ENSEMBLE
 from engine.launch.security import ADMIN_KEY, GRPC_HEADER, HTTP_HEADER
 from engine.launch.server import TritonServer
 
@@ -105,12 +106,14 @@ def _announce(server: TritonServer, description: str, console: Console) -> None:
 
     line(f"[bold green]Trident is ready.[/] {escape(description)}")
     line()
+    named = f', model="{server.model}"' if server.model != ENSEMBLE else ""
+    arguments = named + (", ssl=True" if server.tls else "")
     urls = {
         "grpc": (
             "gRPC",
             f"{{}}{' with TLS' if server.tls else ''}  "
             f'[dim](model "{server.model}"; '
-            f'TridentClient("{{}}"{", ssl=True" if server.tls else ""}))[/]',
+            f'TridentClient("{{}}"{arguments}))[/]',
         ),
         "http": (
             "HTTP",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
+from client import InvalidRequestError, TridentClient
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch.model_configs import VLLM
 from engine.launch.server import TritonServer, model_repository
@@ -125,7 +126,7 @@ def test_its_optional_outputs_are_vllm_backends(vllm_server: TritonServer) -> No
     assert [p["finish_reason"][0] for p in parts] == [b"None"] * (len(parts) - 1) + [b"length"]
     assert sum(p["num_output_tokens"][0] for p in parts) == 6
     assert [x for p in parts for x in json.loads(p["logprobs"][0])] == positions
-    assert parts[-1]["cumulative_logprob"] == result["cumulative_logprob"]
+    assert parts[-1]["cumulative_logprob"] == pytest.approx(result["cumulative_logprob"])
 
 
 def test_logprobs_are_null_without_the_parameter(vllm_server: TritonServer) -> None:
@@ -133,6 +134,18 @@ def test_logprobs_are_null_without_the_parameter(vllm_server: TritonServer) -> N
     ((result,),) = vllm_client.run(url, MODEL, ["Hi"], GREEDY, **RETURN_ALL).values()
     assert result["logprobs"].tolist() == [b"null"]
     assert result["cumulative_logprob"][0] < 0
+
+
+def test_our_client_calls_it_by_that_name(vllm_server: TritonServer) -> None:
+    with TridentClient(vllm_server.grpc_url, model=MODEL) as client:
+        answer = client.generate("Hi", max_tokens=5, ignore_eos=True)
+        assert answer.num_output_tokens == 5
+        assert client.health().state == "ready"
+    with (
+        TridentClient(vllm_server.grpc_url) as client,
+        pytest.raises(InvalidRequestError, match="unknown model: 'ensemble'"),
+    ):
+        client.generate("Hi")
 
 
 def test_what_vllm_backend_has_and_we_do_not_is_named(vllm_caller: Caller) -> None:

@@ -72,7 +72,9 @@ class Trident(Server):
         """As `Server.connect`."""
         assert self._server is not None
         # A request that is tried again would be a slow one: here it is to be an error.
-        async with AsyncTridentClient(self._server.grpc_url, retry=None) as client:
+        async with AsyncTridentClient(
+            self._server.grpc_url, model=self._server.model, retry=None
+        ) as client:
             yield GrpcConnection(client)
 
     def __enter__(self) -> Self:
