@@ -9,7 +9,7 @@ from engine.protocol import RequestStats, SequenceOutput
 from engine.text.detokenizer import Detokenizer
 
 _WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new one
-_MAX_WINDOW = 16  # tokens that a window may have before it is worth to look for a shorter one
+_MAX_WINDOW = 16  # only a longer window is worth the search for a shorter one
 
 
 class OutputBuilder:
@@ -31,8 +31,9 @@ class OutputBuilder:
     def _interval(self, request: Request) -> int:
         """Return how many tokens a chunk must have."""
         if request.output.num_released_tokens == 0:
-            return 1  # the first token is never kept waiting
-        # A window becomes long only while there is no text to send, and each chunk carries it.
+            return 1  # the first token goes out at once
+        # Each chunk carries the window, which is long in a run of byte-fallback tokens: their text
+        # is held back until the run ends. So all windows together remain linear in the tokens.
         return max(self._stream_interval, len(request.output.window_ids) // _WINDOW_PER_TOKEN)
 
     def _release(self, request: Request, end: int) -> SequenceOutput:
@@ -62,7 +63,7 @@ class OutputBuilder:
         )
 
     def _next_window(self, request: Request, new_ids: list[int]) -> list[int]:
-        """Return what stands for all tokens up to `new_ids`: any window does, if it is not long."""
+        """Return what stands for all tokens up to `new_ids`; a short window is left as it is."""
         window_ids = request.output.window_ids
         if len(window_ids) + len(new_ids) <= _MAX_WINDOW:
             return window_ids + new_ids

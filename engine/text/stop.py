@@ -9,7 +9,7 @@ from itertools import takewhile
 from operator import eq
 from typing import NamedTuple
 
-from engine.text.detokenizer import Detokenizer, IncrementalDecoder
+from engine.text.detokenizer import Detokenizer
 
 
 class StopMatch(NamedTuple):
@@ -95,7 +95,7 @@ class StopChecker:
         self._min_tokens = min_tokens
         self._include_stop = include_stop_str_in_output
         self._decoder = (
-            IncrementalDecoder(detokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
+            detokenizer.incremental(prompt_ids, skip_special_tokens=skip_special_tokens)
             if any(stop.found)
             else None
         )
@@ -109,7 +109,7 @@ class StopChecker:
         """Return a checker for another sequence after the same prompt; nothing was appended yet."""
         assert self._num_tokens == 0
         fork = copy(self)
-        fork._decoder = copy(self._decoder)
+        fork._decoder = self._decoder and self._decoder.fork()
         fork._unreleased = deque()
         return fork
 
@@ -123,7 +123,7 @@ class StopChecker:
         if self._decoder is None:
             self.releasable += 1
             return
-        self._search(self._decoder.append([token_id]))
+        self._search(self._decoder.append(token_id))
         if self.match is None:
             self._unreleased.append(self._num_characters)
             held = 0 if self._include_stop else self._automaton.held[self._state]

@@ -1,14 +1,15 @@
-"""Which part of a decoded text is final, and how little context decides what follows.
+"""Which part of a decoded text is final, and how few ids decide what follows.
 
 Decoding is not token by token: characters are split over tokens, and the start of a text is
-treated specially. Each rule here knows one kind of decoder and answers two questions about it,
-so that `Detokenizer` can be exact on a short window of ids.
+treated specially. There is a rule for each kind of decoder, so that `Detokenizer` can be exact
+with a short window of ids in place of all ids before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Protocol
 
 from engine.text.tokenizer import Tokenizer
@@ -22,16 +23,23 @@ class TextRule(Protocol):
     def final_text(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of `ids` without the end that later tokens could still change."""
 
-    def window_start(self, ids: Sequence[int], end: int, skip_special_tokens: bool) -> int:
-        """Return a start such that `ids[start:end]` decides the text after it as `ids[:end]` does.
+    def window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        """Return ids that decide the text after `ids` as all of them do.
 
-        The window holds all text before `end` that is not final yet.
+        They hold all text that is not final yet. They are a few, however many tokens without text
+        there were; only an open run of byte-fallback tokens is kept whole.
         """
 
-    def closed(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        """Return `ids`, a window of visible tokens, such that no later one changes their text.
+    def prompt_window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        """Return the window of a prompt, with nothing open but an incomplete character."""
 
-        Only an incomplete character at the end stays open.
+    def open_bytes(self, window_ids: Sequence[int]) -> bytes | None:
+        """Return the state for `still_open` after a window; None: look at the text each time."""
+
+    def still_open(self, open_bytes: bytes, token_id: int) -> bytes | None:
+        """Return the next state if `token_id`, a visible token, leaves all open text open.
+
+        None if it may make text final. In constant time: nothing is decoded.
         """
 
 
@@ -66,28 +74,37 @@ class ByteLevelRule:
 
     def final_text(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         text = self._tokenizer.decode(ids, skip_special_tokens)
-        _, tail = self._synchronise(ids, len(ids), skip_special_tokens)
-        return text[:-1] if _is_incomplete(tail) else text  # the open bytes show as one U+FFFD
+        _, tail = self._synchronise(ids, skip_special_tokens)
+        return text[:-1] if _incomplete_end(tail) else text  # the open bytes show as one U+FFFD
 
-    def window_start(self, ids: Sequence[int], end: int, skip_special_tokens: bool) -> int:
-        start, _ = self._synchronise(ids, end, skip_special_tokens)
-        return start
+    def window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        window, _ = self._synchronise(ids, skip_special_tokens)
+        return window
 
-    def closed(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        return list(ids)  # no whole character is ever open
+    def prompt_window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        return self.window(ids, skip_special_tokens)  # no whole character is ever open
 
-    def _synchronise(self, ids: Sequence[int], end: int, skip: bool) -> tuple[int, bytes]:
-        """Go back from `end` until the bytes passed tell the state of a UTF-8 reader.
+    def open_bytes(self, window_ids: Sequence[int]) -> bytes | None:
+        return None
+
+    def still_open(self, open_bytes: bytes, token_id: int) -> bytes | None:
+        return None
+
+    def _synchronise(self, ids: Sequence[int], skip: bool) -> tuple[list[int], bytes]:
+        """Go back from the end until the bytes passed tell the state of a UTF-8 reader.
 
         A byte that is no continuation byte starts a character whatever was before it, and
-        after three continuation bytes no character is open.
+        after three continuation bytes no character is open. Return the tokens and their bytes.
         """
+        window: list[int] = []
         tail = b""
-        start = end
-        while start > 0 and len(tail) < 3 and all(map(_is_continuation, tail)):
-            start -= 1
-            tail = self._bytes(ids[start], skip) + tail
-        return start, tail
+        for token_id in reversed(ids):
+            if len(tail) >= 3 or not all(map(_is_continuation, tail)):
+                break
+            if data := self._bytes(token_id, skip):
+                window.insert(0, token_id)
+                tail = data + tail
+        return window, tail
 
     def _bytes(self, token_id: int, skip: bool) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
@@ -103,91 +120,137 @@ class TokenwiseRule:
     """Each token has its own text (SentencePiece), with two exceptions.
 
     - The start of a text may lose its space: once some text is there, that is over.
-    - A run of byte-fallback tokens is one unit: a single wrong byte turns all of it into U+FFFD,
-      so that the run stays open until another token ends it. Skipped tokens do not end it.
+    - A run of byte-fallback tokens is one unit: a single wrong byte turns all of it into U+FFFD.
+      A run that may still be UTF-8 is open until another token ends it; of one that cannot be any
+      more, the text is final. Skipped tokens do not end a run.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def final_text(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        run = self._open_run(ids, len(ids), skip_special_tokens)
-        return self._tokenizer.decode(ids[:run], skip_special_tokens)
+        start, run = self._last_run(ids, skip_special_tokens)
+        if _open_character(self._bytes(run)) is None:
+            return self._tokenizer.decode(ids, skip_special_tokens)
+        return self._tokenizer.decode(ids[:start], skip_special_tokens)
 
-    def window_start(self, ids: Sequence[int], end: int, skip_special_tokens: bool) -> int:
-        start = run = self._open_run(ids, end, skip_special_tokens)
-        while start > 0:
-            start -= 1
-            if not self._tokenizer.is_visible(ids[start], skip_special_tokens):
-                continue
-            if self._tokenizer.decode(ids[start:run], skip_special_tokens):
-                break
-        return start
+    def window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        start, run = self._last_run(ids, skip_special_tokens)
+        invalid = _invalid_start(self._bytes(run))
+        if invalid is not None:  # four bytes of the run spoil what follows as all of it does
+            return run[invalid : invalid + 4]
+        return [*self._context(ids, start, skip_special_tokens), *run]
 
-    def closed(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        start = self._open_run(ids, len(ids), skip_special_tokens)
-        before, run = list(ids[:start]), list(ids[start:])
-        if not run:
-            return before
-        tail = _incomplete_end(bytes(map(self._byte, run[-3:])))
-        if len(tail) < len(run) and not self._tokenizer.decode(before, skip_special_tokens):
-            before = [self._any_text]  # for what was before the tail: a text has begun
-        return [*before, *run[len(run) - len(tail) :]]
+    def prompt_window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        start, run = self._last_run(ids, skip_special_tokens)
+        context = self._context(ids, start, skip_special_tokens)
+        tail = _incomplete_end(self._bytes(run[-3:]))
+        if len(tail) < len(run) and not self._tokenizer.decode(context, skip_special_tokens):
+            context = self._any_text or context  # for the bytes before the tail: they are text
+        return [*context, *run[len(run) - len(tail) :]]
 
-    def _byte(self, token_id: int) -> int:
-        token = self._tokenizer.id_to_token(token_id)
-        assert token is not None
-        return int(token[1:-1], 16)  # "<0x0A>"
+    def open_bytes(self, window_ids: Sequence[int]) -> bytes | None:
+        _, run = self._last_run(window_ids, skip=False)
+        return _open_character(self._bytes(run))
+
+    def still_open(self, open_bytes: bytes, token_id: int) -> bytes | None:
+        if token_id not in self._tokenizer.byte_fallback_ids:
+            return None
+        return _open_character(open_bytes + self._bytes([token_id]))
+
+    def _bytes(self, token_ids: Sequence[int]) -> bytes:
+        tokens = map(self._tokenizer.id_to_token, token_ids)
+        return bytes(int(token[1:-1], 16) for token in tokens if token is not None)  # "<0x0A>"
 
     @cached_property
-    def _any_text(self) -> int:
-        """A token that is text wherever it stands."""
+    def _any_text(self) -> list[int]:
+        """A token that is text wherever it stands; none if the vocabulary has no such token."""
         tokenizer = self._tokenizer
-        return next(
-            token_id
+        tokens = (
+            [token_id]
             for token_id in range(tokenizer.vocab_size)
             if token_id not in tokenizer.special_ids | tokenizer.byte_fallback_ids
             and tokenizer.decode([token_id], False).strip()
         )
+        return next(tokens, [])
 
-    def _open_run(self, ids: Sequence[int], end: int, skip: bool) -> int:
-        """Return where the run of byte tokens that reaches `end` starts; `end` if there is none."""
-        run = end
-        for index in range(end - 1, -1, -1):
-            if ids[index] in self._tokenizer.byte_fallback_ids:
-                if self._tokenizer.is_visible(ids[index], skip):
-                    run = index
-            elif self._tokenizer.is_visible(ids[index], skip):
+    def _last_run(self, ids: Sequence[int], skip: bool) -> tuple[int, list[int]]:
+        """Return where the run of byte tokens at the end of `ids` starts, and its tokens."""
+        start = len(ids)
+        run: list[int] = []
+        for index in range(len(ids) - 1, -1, -1):
+            if not self._tokenizer.is_visible(ids[index], skip):
+                continue
+            if ids[index] not in self._tokenizer.byte_fallback_ids:
                 break
-        return run
+            start = index
+            run.append(ids[index])
+        return start, run[::-1]
+
+    def _context(self, ids: Sequence[int], end: int, skip: bool) -> list[int]:
+        """Return the tokens that tell the rest of a text what was before `end`.
+
+        That is whether there is text, and that a run of bytes has ended. The last token is always
+        kept. Others without text are left out, but for the one that starts all text.
+        """
+        context: list[int] = []
+        first: list[int] = []
+        for index in range(end - 1, -1, -1):
+            token_id = ids[index]
+            if not self._tokenizer.is_visible(token_id, skip):
+                continue
+            if context and not self._tokenizer.token_text(token_id):
+                first = [token_id]
+                continue
+            context.insert(0, token_id)
+            first = []
+            if self._tokenizer.decode(context, skip):
+                break
+        return first + context
 
 
 class UnknownRule:
-    """Any other decoder (WordPiece, CTC ...): holds back U+FFFD at the end, keeps a long window."""
+    """Any other decoder (WordPiece, CTC ...), of which nothing is known but what it returns.
 
-    _VISIBLE_TOKENS = 8
+    Holds back U+FFFD at the end, of the last tokens alone, and takes it that a token's text is
+    decided by the tokens of the window.
+    """
+
+    _HELD_TOKENS = 8
+    _WINDOW_TOKENS = 16
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def final_text(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens).rstrip(_REPLACEMENT)
+        text = self._tokenizer.decode(ids, skip_special_tokens)
+        final = text.rstrip(_REPLACEMENT)
+        if len(final) == len(text):
+            return text
+        visible = list(self._visible_from_the_end(ids, skip_special_tokens))[::-1]
+        older = self._tokenizer.decode(visible[: -self._HELD_TOKENS], skip_special_tokens)
+        return text[: max(len(final), len(older))]
 
-    def window_start(self, ids: Sequence[int], end: int, skip_special_tokens: bool) -> int:
-        start = end
-        visible = 0
-        while start > 0:
-            start -= 1
-            if not self._tokenizer.is_visible(ids[start], skip_special_tokens):
-                continue
-            visible += 1
-            enough = visible >= self._VISIBLE_TOKENS
-            if enough and self.final_text(ids[start:end], skip_special_tokens):
-                break
-        return start
+    def window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        visible = self._visible_from_the_end(ids, skip_special_tokens)
+        window = list(islice(visible, self._WINDOW_TOKENS))[::-1]
+        if not self._tokenizer.decode(window, skip_special_tokens):
+            window = [*islice(filter(self._tokenizer.token_text, visible), 1), *window]
+        return window
 
-    def closed(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        return list(ids)
+    def prompt_window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        return self.window(ids, skip_special_tokens)
+
+    def open_bytes(self, window_ids: Sequence[int]) -> bytes | None:
+        return None
+
+    def still_open(self, open_bytes: bytes, token_id: int) -> bytes | None:
+        return None
+
+    def _visible_from_the_end(self, ids: Sequence[int], skip: bool) -> Iterator[int]:
+        return (
+            token_id for token_id in reversed(ids) if self._tokenizer.is_visible(token_id, skip)
+        )
 
 
 def _bytes_of_characters() -> dict[str, int]:
@@ -205,11 +268,6 @@ def _is_continuation(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-def _is_incomplete(tail: bytes) -> bool:
-    """Whether UTF-8 text that ends in `tail` ends inside a character that may still complete."""
-    return bool(_incomplete_end(tail))
-
-
 def _incomplete_end(tail: bytes) -> bytes:
     """Return the bytes of the character that is open at the end of UTF-8 text; empty if none is."""
     for length in range(1, min(3, len(tail)) + 1):
@@ -220,3 +278,17 @@ def _incomplete_end(tail: bytes) -> bytes:
                 return tail[-length:] if error.reason == "unexpected end of data" else b""
             break
     return b""
+
+
+def _invalid_start(data: bytes) -> int | None:
+    """Return where `data` stops being the beginning of UTF-8 text; None if it may be one."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return None if error.reason == "unexpected end of data" else error.start
+    return None
+
+
+def _open_character(data: bytes) -> bytes | None:
+    """Return the incomplete end of the beginning of UTF-8 text; None if `data` is no such thing."""
+    return _incomplete_end(data[-3:]) if _invalid_start(data) is None else None

@@ -6,13 +6,18 @@ import pytest
 
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
-from tests.engine.text.other_decoders import metaspace_tokenizer, word_piece_tokenizer
+from tests.engine.text.other_decoders import (
+    few_bytes_tokenizer,
+    metaspace_tokenizer,
+    word_piece_tokenizer,
+)
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
 BUILDERS = {
     "byte_level": byte_level_tokenizer,
     "byte_fallback": byte_fallback_tokenizer,
     "gemma": lambda: byte_fallback_tokenizer(strip=False),
+    "few_bytes": few_bytes_tokenizer,
     "metaspace": metaspace_tokenizer,
     "word_piece": word_piece_tokenizer,
 }

@@ -1,4 +1,4 @@
-"""Tokenizers whose decoders are neither byte-level nor byte-fallback."""
+"""Tokenizers other than the two usual kinds."""
 
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as RustTokenizer
@@ -12,6 +12,27 @@ def metaspace_tokenizer() -> PreTrainedTokenizerFast:
     words = ["<s>", "▁", "▁▁", "▁the", "cat", "s", "▁é", "你", "▁b▁c", "", _UNFINISHED]
     tokenizer = RustTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<s>"))
     tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken("<s>")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def few_bytes_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte fallback with some bytes only, a token without text, and two spaces lost at the start.
+
+    The token without text ends a run of bytes like any other.
+    """
+    words = ["<s>", "", "▁", "▁▁", "▁▁▁", "a", "▁the", "é", _UNFINISHED]
+    words += [f"<0x{byte:02X}>" for byte in (*"你é🦊".encode(), 0x41, 0xFF)]
+    vocab = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    tokenizer = RustTokenizer(models.WordLevel(vocab, "<s>"))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 2, 0),
+        ]
+    )
     tokenizer.add_special_tokens([AddedToken("<s>")])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 

@@ -12,15 +12,18 @@ def stream(
     detokenizer: Detokenizer, prompt: list[int], chunks: list[list[int]], *, skip: bool
 ) -> str:
     """Decode as the server does: each chunk with a window of its own and nothing else."""
-    ids = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
+    window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
     text = ""
     for place, chunk in enumerate(chunks, start=1):
-        start = detokenizer.window_start(ids, len(ids), skip_special_tokens=skip)
         text += detokenizer.delta(
-            ids[start:], chunk, final=place == len(chunks), skip_special_tokens=skip
+            window, chunk, final=place == len(chunks), skip_special_tokens=skip
         )
-        ids += chunk
+        window = detokenizer.next_window(window, chunk, skip_special_tokens=skip)
     return text
+
+
+def append(decoder: IncrementalDecoder, token_ids: list[int]) -> str:
+    return "".join(decoder.append(token_id) for token_id in token_ids)
 
 
 @given(data=st.data())
@@ -63,8 +66,8 @@ def test_the_incremental_decoder_gives_the_same_text(
     detokenizer: Detokenizer, data: st.DataObject
 ) -> None:
     prompt, output, skip = data.draw(sequences(detokenizer))
-    decoder = IncrementalDecoder(detokenizer, prompt, skip_special_tokens=skip)
-    pieces = [decoder.append(chunk) for chunk in data.draw(chunkings(output))]
+    decoder = detokenizer.incremental(prompt, skip_special_tokens=skip)
+    pieces = [decoder.append(token_id) for token_id in output]
     pieces.append(decoder.held_text())
     window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
     whole = detokenizer.delta(window, output, final=True, skip_special_tokens=skip)
@@ -115,15 +118,15 @@ def test_a_literal_replacement_character_goes_out_at_once(detokenizer: Detokeniz
 def test_an_emoji_comes_when_it_is_complete(byte_level: Detokenizer) -> None:
     ids = byte_level.tokenizer.encode("😃")
     assert len(ids) > 1
-    decoder = IncrementalDecoder(byte_level, [])
-    assert [decoder.append([token_id]) for token_id in ids] == [""] * (len(ids) - 1) + ["😃"]
+    decoder = byte_level.incremental([])
+    assert [decoder.append(token_id) for token_id in ids] == [""] * (len(ids) - 1) + ["😃"]
     assert decoder.held_text() == ""
 
 
 def test_an_incomplete_character_comes_as_replacement_at_the_end(byte_level: Detokenizer) -> None:
     ids = byte_level.tokenizer.encode("😃")[:-1]
-    decoder = IncrementalDecoder(byte_level, [])
-    assert decoder.append(ids) == ""
+    decoder = byte_level.incremental([])
+    assert append(decoder, ids) == ""
     assert decoder.held_text() == "\N{REPLACEMENT CHARACTER}"
 
 
@@ -136,17 +139,17 @@ def test_a_run_of_fallback_bytes_waits_for_its_end(byte_fallback: Detokenizer) -
     tokenizer = byte_fallback.tokenizer
     world, plain = tokenizer.encode("世界", add_special_tokens=False)[1:], tokenizer.encode("a")[-1]
     assert len(world) == 6
-    decoder = IncrementalDecoder(byte_fallback, tokenizer.encode("x"))
-    assert decoder.append(world) == ""
-    assert decoder.append([plain]) == "世界a"
+    decoder = byte_fallback.incremental(tokenizer.encode("x"))
+    assert append(decoder, world) == ""
+    assert append(decoder, [plain]) == "世界a"
 
 
 def test_one_wrong_byte_spoils_its_whole_run(byte_fallback: Detokenizer) -> None:
     tokenizer = byte_fallback.tokenizer
     world = tokenizer.encode("世", add_special_tokens=False)[1:]
     ids = [*world, *world[:1]]
-    decoder = IncrementalDecoder(byte_fallback, [])
-    assert decoder.append(ids) == ""
+    decoder = byte_fallback.incremental([])
+    assert append(decoder, ids) == ""
     assert decoder.held_text() == tokenizer.decode(ids) == "\N{REPLACEMENT CHARACTER}" * 4
 
 
@@ -155,16 +158,17 @@ def test_the_window_spans_skipped_tokens_inside_a_run(byte_fallback: Detokenizer
     first, *rest = tokenizer.encode("世", add_special_tokens=False)[1:]
     plain = tokenizer.encode("a")[-1]
     ids = [plain, plain, first, 2, 2, *rest]
-    assert byte_fallback.window_start(ids, len(ids), skip_special_tokens=True) == 1
-    assert byte_fallback.window_start(ids, len(ids), skip_special_tokens=False) == 4
+    window = byte_fallback.next_window([], ids, skip_special_tokens=True)
+    assert window == [plain, first, *rest]
+    assert byte_fallback.next_window([], ids, skip_special_tokens=False) == rest[:4]
 
 
 def test_the_window_of_a_long_text_is_short(detokenizer: Detokenizer) -> None:
     tokenizer = detokenizer.tokenizer
-    ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.byte_fallback_ids] * 20
+    ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.byte_fallback_ids] * 30
     ids = [token_id for token_id in ids if tokenizer.token_text(token_id).strip()]
     assert len(ids) > 100
-    assert len(ids) - detokenizer.window_start(ids, len(ids)) <= 12
+    assert len(detokenizer.next_window([], ids)) <= 16
 
 
 def test_leading_space_of_a_later_chunk_survives(byte_fallback: Detokenizer) -> None:
@@ -194,8 +198,8 @@ def test_of_a_run_that_ends_a_prompt_only_an_incomplete_character_is_open(
         for cut in range(4):  # the prompt may end inside a character
             ids, rest = prompt[: len(prompt) - cut], emoji[4 - cut :]
             assert len(byte_fallback.prompt_window(ids)) <= 4
-            decoder = IncrementalDecoder(byte_fallback, ids)
-            pieces = decoder.append([*rest, *emoji, *text]) + decoder.held_text()
+            decoder = byte_fallback.incremental(ids)
+            pieces = append(decoder, [*rest, *emoji, *text]) + decoder.held_text()
             assert pieces == "🦊" * (1 + bool(cut)) + tokenizer.decode([*emoji, *text])[1:]
 
 
@@ -207,5 +211,5 @@ def test_after_a_prompt_of_whole_text_comes_what_the_full_decode_adds(
     ids, more = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, output))
     before, both = tokenizer.decode(ids), tokenizer.decode(ids + more)
     if before:
-        decoder = IncrementalDecoder(byte_fallback, ids)
-        assert decoder.append(more) + decoder.held_text() == both[len(before) :]
+        decoder = byte_fallback.incremental(ids)
+        assert append(decoder, more) + decoder.held_text() == both[len(before) :]
