@@ -111,7 +111,7 @@ def test_an_abort_is_never_promoted_by_text_that_was_held_back(
     assert (ended.finish_reason, ended.stop_reason) == ("stop", _REPLACEMENT)
 
     core.add_request(stopping_at_replacement(2, [5], allowed_token_ids=[opening], max_tokens=5))
-    (sequence,) = core.scheduler.queued
+    (sequence,) = core.scheduler.waiting.queued
     while sequence.num_output_tokens == 0:
         core.step()
     (aborted,) = core.abort(2)
@@ -151,7 +151,7 @@ class BrokenStopChecker:
 def test_a_request_whose_text_cannot_be_made_fails_alone(make_core: MakeCore, n: int) -> None:
     core = make_core()
     core.add_request(plain(1, n=n, stop=["x"]))
-    (first,) = core.scheduler.queued
+    (first,) = core.scheduler.waiting.queued
     first.output.stop_checker = BrokenStopChecker()  # type: ignore[assignment]
     core.add_request(plain(2))
     produced = run(core)
@@ -169,7 +169,7 @@ def test_a_request_whose_text_cannot_be_made_fails_alone(make_core: MakeCore, n:
 def test_a_request_whose_output_cannot_be_built_fails_alone(make_core: MakeCore, n: int) -> None:
     core = make_core()
     core.add_request(plain(1, n=n))
-    (first,) = core.scheduler.queued
+    (first,) = core.scheduler.waiting.queued
     core.add_request(plain(2))
     first.output.window_ids = None  # type: ignore[assignment]
     produced = run(core)
