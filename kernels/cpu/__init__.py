@@ -1,8 +1,8 @@
-"""Kernels of the CPU in C++, where they have been built: `python -m kernels.cpu` builds them.
+"""CPU kernels in C++, built by `python -m kernels.cpu`.
 
-They lie in `csrc/`, run on torch's own threads, and are compiled once, at installation, for the
-instructions of the machine. Nothing is ever compiled while serving: without them, or on a machine
-that they were not built for, the forms in torch serve.
+The sources are in `csrc/`. They run on torch's threads and are compiled once, at installation, for
+this machine's instruction set. Nothing is compiled while serving: without the built kernels, or on
+a machine they were not built for, the torch implementations are used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`python -m kernels.cpu`: build the kernels of the CPU for this machine, unless they are there.
+"""`python -m kernels.cpu`: build the CPU kernels for this machine, unless they are built already.
 
-With `--all`, for every kind of processor that there are kernels for, as an image needs that is
-built on one machine and run on others. It ends with 1 if it cannot build them; the server then runs
-on torch's own operations.
+With `--all`, builds for every supported instruction set, for an image that is built on one machine
+and run on others. The exit status is 1 if the build fails; the server then uses torch's own
+operations.
 """
 
 from __future__ import annotations

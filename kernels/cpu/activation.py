@@ -1,4 +1,4 @@
-"""The activations of gates, as the kernels number them."""
+"""Activation functions of gated MLPs, numbered as in csrc/activation.h."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Causal attention of a mixed step on the CPU, which reads the blocks of the cache in place.
+"""Causal attention of a mixed prefill and decode step on the CPU, over KV blocks in place.
 
-FlashAttention (Dao et al., 2022) over the blocks; the query heads of a group share what is read.
+FlashAttention (Dao et al., 2022) over the block table; the query heads of a group share each read.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ def attention_in_place(
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """Return softmax(scale * q k) v for the last queries of each sequence; float32 inside.
+    """Return softmax(scale * q k) v for the last queries of each sequence; float32 arithmetic.
 
-    Query head h reads KV head h // (H / Hkv). Nothing of the cache is copied, and nothing behind
-    the end of a sequence is read. The kernels must have been built: see `operations`.
+    Query head h reads KV head h // (H / Hkv). No KV is gathered or copied, and nothing past the end
+    of a sequence is read. The kernels must have been built: see `operations`.
 
     Args:
         query: float [T, H, D].
         key_cache, value_cache: [num_blocks, block_size, Hkv, D], contiguous, of the dtype of
             `query`.
         query_start_loc: int32 [B + 1]: sequence i has tokens query_start_loc[i] to
-            query_start_loc[i + 1] - 1 of the step. They are its last ones.
-        seq_lens: int32 [B], keys of each sequence; 0: an idle row.
+            query_start_loc[i + 1] - 1 of the step, which are its last ones.
+        seq_lens: int32 [B], number of keys of each sequence; 0 if idle.
         block_tables: int32 [B, max blocks], rows contiguous.
         scale: factor of the scores.
-        sliding_window: w lets position p see p - w + 1 .. p; None lets it see 0 .. p.
+        sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
 
     Returns:
-        [T, H, D]; anything for tokens of idle rows and of no sequence.
+        [T, H, D]; undefined for tokens of idle rows and of no sequence.
 
     Raises:
         ValueError: an argument has a wrong value, shape, dtype, stride or device.

@@ -1,4 +1,4 @@
-"""Compiles the kernels: every source on its own, several at a time, then one library of all."""
+"""Compiles the C++ sources, several in parallel, and links them into one library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BuildError(RuntimeError):
 def build(target: Target) -> Path:
     """Compile the kernels for `target` and return the library, which replaces any older one.
 
-    The environment's CXX is used, or g++. The library is tried out if this machine can run it.
+    The compiler is $CXX, or g++. The library is test-loaded if this machine can run it.
 
     Raises:
         BuildError: there is no compiler, it failed, or the library does not load.
@@ -66,14 +66,14 @@ def _compile(compiler: list[str], target: Target, scratch: Path) -> list[Path]:
 
 
 def _link(compiler: list[str], objects: list[Path], out: Path) -> None:
-    # OpenMP is not linked: the symbols come from the one that torch brings along, and so its
-    # threads are ours.
+    # OpenMP is not linked: its symbols resolve to the OpenMP runtime bundled with torch, so that
+    # the kernels use torch's threads.
     folder = f"-L{_TORCH / 'lib'}"
     _run([*compiler, "-shared", *objects, folder, "-lc10", "-ltorch_cpu", "-o", out])
 
 
 def _try(library: Path) -> None:
-    """Load the library in a process of its own: a process can load one only."""
+    """Load the library in a separate process, since a process can load only one."""
     _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(library)!r})"])
 
 

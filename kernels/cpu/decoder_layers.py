@@ -1,4 +1,4 @@
-"""The decoder layers of the Llama family as one operation of the kernels in C++."""
+"""The decoder layers of the Llama family as one C++ operation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 
 def decoder_layers(*, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float) -> Any:
-    """Return an object that computes layers, which it gets by `append`; see csrc/decoder_layers.h.
+    """Return an object that computes the layers added by `append`; see csrc/decoder_layers.h.
 
-    The kernels must be those that `kernels.cpu.linear.serves` with.
+    Requires kernels for which `kernels.cpu.linear.serves` returns true.
     """
     return torch.classes.trident_cpu.DecoderLayers(num_heads, num_kv_heads, head_dim, norm_eps)

@@ -1,4 +1,4 @@
-"""The draw of a token per row on a CPU, through the kernels in C++."""
+"""Sampling of one token per row on a CPU, by the C++ kernels."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def draw_tokens(
 ) -> Tensor:
     """Return a token per row of `logits`, float32 [R, V] with V > 0: int64 [R].
 
-    The filters act one after the other, on the tokens sorted by falling probability and rising
+    The filters are applied in turn to the tokens sorted by descending probability and ascending
     index: the first top_k stay; of these, those with at least min_p of the largest probability; of
-    these, each before which there is less than top_p of the probability that is left. Of what stays
-    the distribution, in the order of the vocabulary, is inverted at `uniform`. Rows with NaN, or
-    with nothing but -inf, get the last token. The kernels must have been built: see `operations`.
+    these, those before which the cumulative renormalised probability is below top_p. The
+    distribution of the remaining tokens, in vocabulary order, is inverted at `uniform`. Rows with
+    NaN, or with -inf only, get the last token. The kernels must have been built: see `operations`.
 
     Args:
-        temperature: float64 [R]; 0 takes the most likely token, whatever the others say.
+        temperature: float64 [R]; 0 is greedy, regardless of the filters.
         top_k: int32 [R]; 0 for no limit.
         top_p, min_p: float64 [R]; 1 and 0 for no limit.
         uniform: float64 [R], in [0, 1).

@@ -1,4 +1,4 @@
-"""The built library: where it lies, and its operators once it is loaded."""
+"""The built library: its path, and its operators once it is loaded."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ BUILT = Path(__file__).parent / "build"
 
 
 def operations(tensor: Tensor) -> Any | None:
-    """Return the operators that serve `tensor`; None if torch's own do.
+    """Return the operators to use for `tensor`; None if torch's own are used.
 
-    The library is loaded when it is first asked for, and it is logged then whether it is there.
+    The first call loads the library and logs whether it was found.
     """
     return _load() if tensor.device.type == "cpu" else None
 
 
 def fast_operations(tensor: Tensor) -> Any | None:
-    """Return the operators that serve `tensor`, but none in float32: there torch's own do.
+    """Return the operators to use for `tensor`, but None in float32, where torch's own are used.
 
-    Its results are held to transformers' up to the last bits, which another order of additions
-    changes, and a model in float32 spends its time on its weights.
+    float32 results must match transformers' to the last bits, which another summation order would
+    change, and a float32 model is bound by reading its weights anyway.
     """
     return None if tensor.dtype == torch.float32 else operations(tensor)
 
 
 def library_path(target: Target) -> Path:
-    """Return where the library for this torch, these sources and `target` lies or would lie."""
+    """Return where the library for this torch, these sources and `target` is or would be built."""
     digest = hashlib.sha256(repr(target.options).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())

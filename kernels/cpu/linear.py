@@ -1,7 +1,7 @@
-"""Products with packed weights, in bfloat16 or in 8-bit integers.
+"""Matrix products with packed weights, in bfloat16 or int8.
 
-Weights are packed in panels of output channels, as many as two registers hold, 32 of AVX-512 and 16
-of AVX2, in the order in which the kernels read them.
+Weights are packed into panels of output channels in the order in which the kernels read them. A
+panel has as many channels as two vector registers hold: 32 with AVX-512, 16 with AVX2.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.cpu.library import operations
 from kernels.cpu.target import has_matrix_unit
 
-_UNIT_BYTES = 4  # along the depth, that an instruction multiplies at once
+_UNIT_BYTES = 4  # multiplied at once by one instruction, along K
 
 
 def serves(weight: Tensor, device: torch.device) -> bool:
-    """Return whether `linear` has the fastest product there is on `device` with `weight` [N, K].
+    """Return whether `linear` is the fastest available product on `device` for `weight` [N, K].
 
-    It needs the kernels, built for a processor with AVX-512 BF16 and VNNI or for one with AVX2
-    alone, for which oneDNN has none of bfloat16. With other AVX-512, or a unit for whole matrices
-    (AMX), oneDNN's serve. The weight, which may be anywhere, must be bfloat16, its K a multiple
-    of 4.
+    Requires the kernels, built for a processor with AVX-512 BF16 and VNNI, or with AVX2 only, for
+    which oneDNN has no bfloat16 product. With other AVX-512 or with AMX, oneDNN's products are
+    used. The weight, on any device, must be bfloat16, its K a multiple of 4.
     """
     if weight.dtype != torch.bfloat16 or weight.shape[1] % _UNIT_BYTES:
         return False
@@ -43,7 +42,7 @@ def serves(weight: Tensor, device: torch.device) -> bool:
 
 @cache
 def panel_columns() -> int:
-    """Return the output channels of a panel, C; the kernels must have been built."""
+    """Return C, the output channels per panel; the kernels must have been built."""
     fast = operations(torch.empty(0))
     assert fast is not None, "the CPU kernels are not there"
     columns: int = fast.panel_columns()
@@ -51,23 +50,23 @@ def panel_columns() -> int:
 
 
 def can_gate(size: int) -> bool:
-    """Return whether `gated_linear` takes `size` gates."""
+    """Return whether `gated_linear` supports `size` gates."""
     return size % (panel_columns() // 2) == 0
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return bfloat16 `weight` [N, K] as panels [P, K / 2, C, 2], with channels of zeros added."""
+    """Return bfloat16 `weight` [N, K] as panels [P, K / 2, C, 2], padded with zero channels."""
     return _pack(weight, 2)
 
 
 def pack_int8(steps: Tensor) -> Tensor:
     """Return int8 `steps` [N, K] as panels [P, K / 4, C, 4] of uint8 with zero point 128."""
-    # The other bit at the top is the other sign, and as a number 128 more.
+    # Flipping the sign bit adds 128.
     return _pack(steps.view(torch.uint8).bitwise_xor(128), 4)
 
 
 def pad_channels(values: Tensor) -> Tensor:
-    """Return [N] values with zeros for the channels that packing adds."""
+    """Return [N] values padded with zeros for the channels that packing adds."""
     return F.pad(values, (0, -len(values) % panel_columns()))
 
 
@@ -82,19 +81,19 @@ def linear(
 ) -> Tensor:
     """Return `x` W^T + bias, rounded once.
 
-    In bfloat16 products are summed in float32. In 8-bit integers the rows of `x` are rounded to
-    127ths of their largest value first, and summed exactly.
+    bfloat16 products are summed in float32. For int8 weights the rows of `x` are quantised first,
+    symmetrically to 127 steps of their largest magnitude, and summed exactly.
 
     Args:
         x: bfloat16 [..., K], rows contiguous.
         weight: W as `pack` or `pack_int8` returns it.
         bias: bfloat16 [N] or None.
         out_features: N.
-        scale: of 8-bit weights: float32 [P * C], what a step of each channel is worth.
+        scale: float32 [P * C], the per-channel scales of int8 weights.
         wide: return float32.
 
     Returns:
-        [..., N], contiguous, bfloat16 unless `wide`. In 8-bit integers, rows with a value that is
+        [..., N], contiguous, bfloat16 unless `wide`. With int8 weights, rows with a value that is
         not finite are NaN.
 
     Raises:
@@ -114,13 +113,13 @@ def gated_linear(
     activation: Activation,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """Return `activation(gate) * up`, bfloat16 [..., `size`], of the product `linear` would return.
+    """Return `activation(gate) * up`, bfloat16 [..., `size`], of the product that `linear` returns.
 
     Args:
         x: as in `linear`.
         weight, bias, scale: as in `linear`, of 2 `size` channels in the order of `interleave`.
-        size: one that `can_gate`.
-        activation: of the gates.
+        size: number of gates; `can_gate` must hold.
+        activation: applied to the gates.
 
     Raises:
         ValueError: as in `linear`.
@@ -133,9 +132,9 @@ def gated_linear(
 
 
 def interleave(stacked: Tensor) -> Tensor:
-    """Return [2 N, ...] with the first half of the rows, the gates, and the other half by turns.
+    """Return [2 N, ...] with the first half of the rows, the gates, interleaved with the second.
 
-    Each turn is of half a panel.
+    Rows alternate in runs of half a panel.
     """
     turns: Tensor = stacked.unflatten(0, (2, -1, panel_columns() // 2)).transpose(0, 1)
     return turns.flatten(0, 2)
@@ -145,7 +144,7 @@ def _pack(weight: Tensor, per_unit: int) -> Tensor:
     columns = panel_columns()
     if added := -len(weight) % columns:
         weight = F.pad(weight, (0, 0, 0, added))
-    # Moved as whole units: in fewer and larger pieces.
+    # Move whole units, so that fewer and larger pieces are copied.
     units = weight.contiguous().view(torch.int32)
     panels: Tensor = units.unflatten(0, (-1, columns)).transpose(1, 2).contiguous()
     num_panels, depth, _ = panels.shape
@@ -155,7 +154,7 @@ def _pack(weight: Tensor, per_unit: int) -> Tensor:
 def _operations(
     x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, out_features: int
 ) -> Any:
-    """Return the operators that serve these arguments of `linear`, having checked them."""
+    """Check these arguments of `linear` and return the operators to use."""
     check_dtype("x", x, torch.bfloat16)
     check_last_stride("x", x)
     per_unit, dtype = (2, torch.bfloat16) if scale is None else (4, torch.uint8)

@@ -1,4 +1,4 @@
-"""What the kernels are compiled for: the widest instructions of a processor."""
+"""The instruction sets that the CPU kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A set of instructions.
+    """An instruction set to compile for.
 
     Attributes:
         name: part of the library's file name.
-        needs: flags of /proc/cpuinfo that a processor must have.
-        options: of the compiler; the macros choose the vectors of torch's headers.
+        needs: flags of /proc/cpuinfo that the processor must have.
+        options: compiler options; the macros select the vector types of torch's headers.
     """
 
     name: str
@@ -31,14 +31,14 @@ _COMMON = (
     "-fno-math-errno",
     "-fvisibility=hidden",
     "-fvisibility-inlines-hidden",
-    "-w",  # of torch's headers; ours are clean with -Wall -Wextra
+    "-w",  # warnings are of torch's headers; ours are clean with -Wall -Wextra
 )
 _V3 = (*_COMMON, "-march=x86-64-v3", "-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2")
 _V4 = (*_COMMON, "-march=x86-64-v4", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
-# The best first.
+# Best first.
 TARGETS = (
     Target(
         "avx512_bf16",
@@ -51,13 +51,13 @@ TARGETS = (
 
 
 def targets() -> list[Target]:
-    """Return the targets that this machine can run, the best first; none if it is no x86-64."""
+    """Return the targets that this machine can run, best first; none unless it is x86-64."""
     flags = _processor_flags() if platform.machine() == "x86_64" else frozenset()
     return [target for target in TARGETS if target.needs <= flags]
 
 
 def has_matrix_unit() -> bool:
-    """Return whether this machine multiplies whole matrices of bfloat16 and 8-bit integers."""
+    """Return whether this machine has AMX for bfloat16 and int8."""
     return {"amx_bf16", "amx_int8"} <= _processor_flags()
 
 

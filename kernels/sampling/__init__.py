@@ -1,1 +1,1 @@
-"""From the logits of a step to its tokens: adjusted, drawn and, where asked for, explained."""
+"""From a step's logits to its tokens: penalties and biases, sampling, log-probabilities."""

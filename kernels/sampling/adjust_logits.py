@@ -1,9 +1,9 @@
-"""Biases and penalties, applied to the logits before a token is drawn from them.
+"""Logit biases and penalties, applied to the logits before a token is sampled.
 
-The biases of a row are a list of tokens in rising order; one program adds a block of the list, and
-where a token comes several times, the first of them adds up all. Penalties look up every token of
-the vocabulary in tables of what was said: a program takes a block of a row, and rows that ask for
-nothing are left at once. Nothing is fused or approximated: the results are torch's, bit for bit.
+The biases of a row are a list of tokens in ascending order; one program adds a block of the list,
+and duplicates of a token are summed by the first of them. Penalties look up every token of the
+vocabulary in `TokenCounts`: a program handles a block of a row, and returns at once if the row has
+no penalty. Nothing is fused or approximated: the results are bit-identical to torch's.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kernels.sampling import logit_order
 from kernels.sampling.logit_order import cleaned
 from kernels.sampling.token_counts import TokenCounts
 
-_ENTRIES = 256  # of a list, per program
-_MAX_PROGRAMS = 64  # per list
+_ENTRIES = 256  # entries of a list per program
+_MAX_PROGRAMS = 64  # programs per list
 
 
 class LogitBias(NamedTuple):
-    """What is added to single logits of R rows.
+    """Biases added to single logits of R rows.
 
     Attributes:
         start_loc: int32 [R + 1]; entries start_loc[r] to start_loc[r + 1] belong to row r.
-        token_ids: int32 [N]; must not fall within a row. Equal ones add up, in their order.
-        values: float32 [N]; -inf forbids a token, whatever else is added to it.
+        token_ids: int32 [N]; not descending within a row. Duplicates are summed in their order.
+        values: float32 [N]; -inf forbids a token, regardless of other biases.
     """
 
     start_loc: Tensor
@@ -46,14 +46,14 @@ class LogitBias(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """What R rows ask to be done about tokens that came before.
+    """Penalties of R rows on tokens that occurred before.
 
     Attributes:
-        slots: int32 [R], of each row in `counts`; -1 for none, and so no penalty.
-        repetition: float32 [R], 1 for none; divides positive logits, and multiplies others, of
-            tokens of the prompt or the output.
-        presence: float32 [R], subtracted from the logits of tokens of the output.
-        frequency: float32 [R], subtracted from them as often as they were produced.
+        slots: int32 [R], slot of each row in `counts`; -1 for none, and so no penalty.
+        repetition: float32 [R], 1 for none; divides positive and multiplies other logits of tokens
+            that occur in the prompt or the output.
+        presence: float32 [R], subtracted from the logits of tokens that occur in the output.
+        frequency: float32 [R], subtracted once for each occurrence in the output.
     """
 
     slots: Tensor
@@ -67,11 +67,11 @@ def adjust_logits(
 ) -> None:
     """Add the biases, then penalise repetition, then frequency and presence.
 
-    In rows with a bias or a penalty for repetition, NaN becomes -inf and infinity the largest
-    float in the end: extreme values overflow, and an infinite logit leaves no distribution.
+    In rows with a bias or a repetition penalty NaN becomes -inf and infinity the largest float:
+    extreme values overflow, and an infinite logit leaves no distribution to sample from.
 
     Args:
-        logits: float32 [R, V]; rows may lie apart. Changed in place.
+        logits: float32 [R, V]; rows may be strided. Changed in place.
         bias, penalties: of the R rows.
         counts: tables for a vocabulary of V tokens.
 
@@ -93,7 +93,7 @@ def reference(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: Tok
 
 
 def _torch(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> None:
-    """Adjust row by row, and of a row only the tokens that are biased or were said."""
+    """Adjust row by row, and only tokens that are biased or occurred before."""
     starts = bias.start_loc.tolist()
     for i_row, slot in enumerate(penalties.slots.tolist()):
         row, entries = logits[i_row], slice(starts[i_row], starts[i_row + 1])
@@ -114,7 +114,7 @@ def _torch(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenC
 
 
 def _torch_bias(row: Tensor, token_ids: Tensor, values: Tensor) -> None:
-    # The first entry of each token, then the second: adding all at once has no order on a GPU.
+    # First occurrences first, then second ones: index_add_ has no fixed order on a GPU.
     while len(token_ids):
         first = torch.ones_like(token_ids, dtype=torch.bool)
         first[1:] = token_ids[1:] != token_ids[:-1]
@@ -147,7 +147,7 @@ def _bias_kernel(
         m &= (b_tokens >= 0) & (b_tokens < vocab) & (b_tokens != b_previous)
         p_logits = logits_ptr + i_row * row_stride + b_tokens
         b_logits = tl.load(p_logits, mask=m) + tl.load(values_ptr + o, mask=m)
-        # As long as the next entry of any token is of the same token.
+        # While the next entry of any token is for the same token.
         o_next = o + 1
         m_same = m & (o_next < end)
         m_same &= tl.load(token_ids_ptr + o_next, mask=m_same, other=-1) == b_tokens
@@ -202,7 +202,7 @@ def _penalty_kernel(
             b_out = tl.where(b_counts > 0, b_less, b_out)
         if biased | (repetition != 1.0):
             b_out = cleaned(b_out)
-        # Most logits stay as they are. NaN does not: it differs from itself.
+        # Most logits are unchanged. The comparison holds for NaN too: it differs from itself.
         tl.store(p_logits, b_out, mask=m & (b_out != b_logits))
 
 
@@ -237,7 +237,7 @@ def _launch(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: Token
         num_words=num_words,
         WORDS=words,
         num_warps=4,
-        # Multiplied, rounded and then added, as torch does.
+        # Multiply, round, then add, as torch does.
         enable_fp_fusion=False,
     )
 

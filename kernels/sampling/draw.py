@@ -1,33 +1,34 @@
-"""Drawing the next token of each row, with temperature, top-k, top-p and min-p; nothing is sorted.
+"""Sampling of each row's next token with temperature, top-k, top-p and min-p, without a sort.
 
-A token is drawn by a race: each gets a time, exponentially distributed with its weight as rate,
-and the earliest wins (the Gumbel-max trick, in other words). The winner of a set wins in every
-part of it that it belongs to. This serves three times.
+A token is drawn by an exponential race (equivalent to the Gumbel-max trick): each token gets a
+time, exponentially distributed with its weight as rate, and the earliest wins. The winner of a set
+also wins in every subset that contains it. This is used three times.
 
-Where nothing is filtered, each program finds the winner of its part of a row: one pass.
+Without filters, each program finds the winner of its chunk of a row: one pass.
 
-Top-p needs no threshold. The race is held without it. Of the winner it takes one sum to see if
-top-p keeps it: is the mass of all that rank before it short of top_p? If not, top-p drops all that
-do not rank before it, and those race again, with the same times. In the end wins who wins among
-the kept ones alone. A fraction top_p of the first winners is kept, and each later race is among
-half of the mass, in the mean.
+Top-p needs no threshold. The race is run without top-p. One sum then tells whether top-p keeps the
+winner: is the mass of all tokens that rank before it below top_p? If not, top-p drops all tokens
+that do not rank before it, and the remaining ones race again, with the same times. The final winner
+is the winner among the kept tokens alone. A fraction top_p of first winners is kept, and each later
+race is among half of the mass on average.
 
-Small parts are enough. The first pass leaves the maximum of each group of 16 tokens, or of 32 if
-there are more than 2^17. The k groups with the largest maxima hold the k largest logits, so that
-only k to 2k groups are looked at again. For top-p alone it is 512 to 1024 groups; where more than
-the 512 largest tokens or so are kept, the row is read as a whole, by its one program.
+Only a few groups of tokens are needed. The first pass stores the maximum of each group of 16
+tokens, or of 32 if there are more than 2^17. The k groups with the largest maxima hold the k
+largest logits, so that only k to 2k groups are read again. For top-p alone it is 512 to 1024
+groups; if more than about the 512 largest tokens are kept, the row's one program reads the whole
+row.
 
 The top-k threshold is bisected on integers that sort as the logits do, ties are cut by index, and
-masses are summed as integers. So the tokens are those of a stable sort, but for the rounding of
-weights in float32, and depend on no other row and not on the order in which programs run.
+masses are summed as integers. So the tokens are those of a stable sort, except for the rounding of
+weights in float32, and depend neither on other rows nor on the order in which programs run.
 
 Kernels and what they read, for R rows of V logits:
 
 1. `scan_kernel`, R * V / 2048 programs: the logits. Writes the maxima of filtered rows.
 2. `shortlist_kernel`, R programs: the maxima of filtered rows, once; it works in registers.
-3. `draw_kernel`, R programs: of other rows a winner per chunk. Of filtered ones the listed groups,
-   which are 64 KiB at most unless top_k is above 512, min_p small, or the row read as a whole: for
-   top-k about ten times, for top-p once and twice per race, for min_p alone once.
+3. `draw_kernel`, R programs: a winner per chunk of unfiltered rows. Of filtered rows the listed
+   groups, at most 64 KiB unless top_k is above 512, min_p small, or the whole row is read: about
+   ten times for top-k, once and twice per race for top-p, once for min_p alone.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from kernels.sampling.draw_rules import UNIT
 from kernels.sampling.logit_order import group_size
 from kernels.sampling.philox import exponentials_reference
 
-_MAX_VOCAB = 2**22  # so many weights of 2^40 fit into an int64
+_MAX_VOCAB = 2**22  # such a number of weights of 2^40 fits into an int64
 
 
 def sample_tokens(
@@ -64,21 +65,21 @@ def sample_tokens(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Return one token per row of `logits`; each depends on nothing but its row of the arguments.
+    """Return one token per row of `logits`; each depends only on its row of the arguments.
 
-    The filters act one after the other, on the tokens sorted by falling logit and rising index:
-    the first top_k stay; of these, those with at least min_p of the largest probability; of
-    these, each before which there is less than top_p of the probability that is left. NaN counts
-    as -inf and infinity as the largest float; a row that allows nothing gives a token all the same.
+    The filters are applied in turn to the tokens sorted by descending logit and ascending index:
+    the first top_k stay; of these, those with at least min_p of the largest probability; of these,
+    those before which the cumulative renormalised probability is below top_p. NaN counts as -inf
+    and infinity as the largest float; a row without an allowed token still returns a token.
 
     Args:
-        logits: float32 [R, V]; rows may lie apart. Not changed.
+        logits: float32 [R, V]; rows may be strided. Not changed.
         temperature: float32 [R]; 0 takes the first of the largest logits.
         top_k: int32 [R]; 0 keeps every token.
         top_p: float32 [R]; 1 keeps every token. The first token stays even at 0.
         min_p: float32 [R] in [0, 1]; 0 keeps every token.
-        seeds: int64 [R], the bits of a uint64: the request's.
-        positions: int64 [R], of the tokens to be drawn among the output of their requests.
+        seeds: int64 [R], the bits of each request's uint64 seed.
+        positions: int64 [R], index of the sampled token in its request's output.
 
     Returns:
         int64 [R].
@@ -104,7 +105,7 @@ def reference(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Return the same by sorting, in float64 and with the very same random numbers."""
+    """Return the same tokens by sorting, in float64 and with the same random numbers."""
     vocab = logits.shape[1]
     values, order = (
         logit_order.reference(logits).double().sort(dim=-1, descending=True, stable=True)
@@ -122,20 +123,20 @@ def reference(
 
     times = exponentials_reference(seeds, positions, vocab).gather(-1, order)
     scores = torch.where(kept, weights / times, -1.0)
-    # Of equal scores the first index wins.
+    # Equal scores: the lowest index wins.
     best = scores == scores.amax(-1, keepdim=True)
     drawn = torch.where(best, order, vocab).amin(-1)
     return torch.where(temperature > 0, drawn, order[:, 0])
 
 
 class Settings(NamedTuple):
-    """How rows are divided.
+    """Division of a row into groups, chunks and tiles.
 
     Attributes:
-        group: neighbouring tokens of which the maximum is kept; a list holds whole groups.
+        group: adjacent tokens of which the maximum is stored; a list holds whole groups.
         chunk: tokens per program of the scan; a multiple of 16 groups.
-        tile: groups that a pass over a list takes at once.
-        fewest: groups that are listed for top-p alone, at least.
+        tile: groups per iteration over a list.
+        fewest: minimum number of listed groups for top-p alone.
     """
 
     group: int
@@ -149,8 +150,8 @@ def settings(vocab: int) -> Settings:
 
     A chunk is 16 values per thread of 4 warps, and 63 programs for one row of 128k. A tile is 16
     values per thread of 16 warps, since each of these programs may have an SM to itself: 109 to
-    121 registers. With half the values, or half the warps, ptxas hopes for two programs on an SM
-    and spills (sm_80, sm_100). 512 groups are a tile or two.
+    121 registers. With half the values or half the warps ptxas targets two programs per SM and
+    spills (sm_80, sm_100). 512 groups are one or two tiles.
     """
     group = group_size(vocab)
     return Settings(group, chunk=max(2048, 16 * group), tile=8192 // group, fewest=512)
@@ -170,7 +171,7 @@ def _launch(
     if not num_rows:
         return
     division = settings(vocab)
-    # Rows of a multiple of 16 maxima are read in wide loads. What is beyond the vocabulary is -inf.
+    # A multiple of 16 maxima per row allows vectorised loads. Those past the vocabulary are -inf.
     num_groups = 16 * triton.cdiv(vocab, 16 * division.group)
     num_chunks = triton.cdiv(vocab, division.chunk)
 

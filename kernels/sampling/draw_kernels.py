@@ -1,4 +1,4 @@
-"""The kernels of `draw`: one pass over the logits, then work on a short list of them.
+"""The kernels of `draw`: one pass over the logits, then passes over a short list of groups.
 
 `scan_kernel` runs once per chunk of each row, the two others once per row.
 """
@@ -33,10 +33,10 @@ def scan_kernel(
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Find the maximum of one chunk, and what else its row needs.
+    """Reduce one chunk of a row, as its sampling parameters require.
 
-    A greedy row needs the first token of the maximum, an unfiltered one the winner of the chunk, a
-    filtered one the maximum of each group and, with top_p alone, the mass of the chunk.
+    Greedy rows store the first token of the maximum, unfiltered rows the winner of the chunk,
+    filtered rows the maximum of each group and, with top_p alone, the mass of the chunk.
     """
     i_chunk, i_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i_out = i_row * tl.num_programs(0) + i_chunk
@@ -81,11 +81,11 @@ def shortlist_kernel(
     FEWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """List the groups of a filtered row in which tokens can be kept, in ascending order.
+    """List the groups of a filtered row that can hold kept tokens, in ascending order.
 
-    With top_k, or with top_p alone, the list holds every token that reaches a bound, which top_k
-    to 2 top_k groups do, or FEWEST to 2 FEWEST. With min_p and no top_k it holds every token that
-    min_p keeps, and the bound drops none.
+    With top_k, or with top_p alone, the list holds every token that reaches a bound, reached by
+    top_k to 2 top_k groups, or FEWEST to 2 FEWEST. With min_p and no top_k it holds every token
+    that min_p keeps, and the bound drops none.
     """
     i_row = tl.program_id(0).to(tl.int64)
     temperature, top_k, _, min_p, filtered = rules_of(
@@ -111,7 +111,7 @@ def shortlist_kernel(
 
 @triton.jit
 def _bound(b_maxima, m, peak, num_groups, wanted):
-    """Return a bound that at least `wanted` groups reach; at most twice as many, but for ties."""
+    """Return a bound that at least `wanted` groups reach; at most twice as many, except ties."""
     low, high = tl.full([], LOWEST_KEY, tl.int64), to_key(peak).to(tl.int64) + 1
     reached = num_groups
     while (reached > 2 * wanted) & (high - low > 1):
@@ -150,7 +150,7 @@ def draw_kernel(
     TILE: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """Draw the token of a row: of a filtered one from its list, else among its chunks' winners."""
+    """Draw a row's token: from its list if it is filtered, otherwise among its chunks' winners."""
     i_row = tl.program_id(0).to(tl.int64)
     p_logits = logits_ptr + i_row * row_stride
     temperature, top_k, top_p, min_p, filtered = rules_of(
@@ -219,7 +219,7 @@ def _race(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Return the first winner, each of those behind it being gone, before which mass < target."""
+    """Race until mass < target before the winner, dropping each winner that fails; return it."""
     token = 0
     before = target
     while before >= target:
@@ -227,7 +227,7 @@ def _race(
             p_logits, p_list, length, stored, floor, last, peak, rate, min_p, seed, position,
             vocab, GROUP, TILE,
         )  # fmt: skip
-        # Kept are from now on those that rank before it.
+        # From now on only tokens that rank before it are kept.
         floor, last = cleaned(tl.load(p_logits + token)), token - 1
         before = target - target
         if top_p < 1.0:

@@ -1,8 +1,8 @@
-"""Passes over the tokens of a list of groups, by one program: what `draw_kernel` is made of.
+"""Passes of one program over the tokens of a list of groups, used by `draw_kernel`.
 
-A list has `length` groups, in rising order, of which `stored` lie in memory: all, or none of a row
-that is read as a whole. A cut is the last token kept when all are sorted by falling logit and
-rising index: tokens above the `floor` and, on it, those up to index `last`.
+A list has `length` groups in ascending order, of which `stored` are in memory: all, or none if the
+whole row is read. A cut is the last token kept when tokens are sorted by descending logit and
+ascending index: tokens above `floor` and, of those equal to it, those up to index `last`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.sampling.philox import tile_exponentials
 
 @triton.jit
 def _tile(p_logits, p_list, start, length, stored, vocab, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """Return logits, tokens, which of them there are, and groups, from `start` on in the list."""
+    """Return logits, token ids, their mask, and groups, from `start` on in the list."""
     o_list = start + tl.arange(0, TILE)
     m_list = o_list < length
     m_stored = o_list < stored
@@ -34,8 +34,8 @@ def cut_after(
 ):
     """Return the cut (floor, last) that keeps top_k tokens; at least so many reach `bound`.
 
-    The floor is found by bisection of the integers that sort as the logits do. Each step moves an
-    end to a logit that occurs: the steps grow with the number of different logits, not of bits.
+    The floor is found by bisection on integers that sort as the logits do. Each step moves an end
+    to a logit that occurs: the steps grow with the number of distinct logits, not of bits.
     """
     high = to_key(peak).to(tl.int64) + 1
     reached, lowest, _ = _count(p_logits, p_list, length, bound, vocab, GROUP, TILE)
@@ -59,7 +59,7 @@ def cut_after(
 
 @triton.jit
 def _count(p_logits, p_list, length, floor, vocab, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """Return how many tokens reach `floor`, the lowest logit of these, and the highest below."""
+    """Return how many tokens reach `floor`, the lowest such logit, and the highest below it."""
     b_count = tl.zeros([TILE, GROUP], tl.int32)
     b_lowest = tl.full([TILE, GROUP], float("inf"), tl.float32)
     b_highest = tl.full([TILE, GROUP], float("-inf"), tl.float32)

@@ -1,12 +1,12 @@
-"""What the kernels of `draw` must agree on: which rows are filtered, and what a token weighs."""
+"""Definitions shared by the kernels of `draw`: which rows are filtered, and a token's weight."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-# Masses are integers, so that sums are exact whatever their order: a weight of 1 counts 2^40, and
-# what weighs less than 2^-40 counts nothing. 2^22 weights fit into an int64.
+# Masses are integers, so that sums are exact in any order: a weight of 1 is 2^40, and weights below
+# 2^-40 are dropped. 2^22 weights fit into an int64.
 UNIT = tl.constexpr(2.0**40)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _COLDEST, _HOTTEST = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
@@ -16,7 +16,7 @@ _COLDEST, _HOTTEST = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
 def rules_of(i_row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab):
     """Return a row's temperature, top_k (0 if it keeps all), top_p, min_p, and if it is filtered.
 
-    Filtered are rows with a filter that can drop a token, and a temperature: 0 takes the first.
+    A row is filtered if a filter can drop a token and it is not greedy (temperature 0).
     """
     temperature = tl.load(temperature_ptr + i_row)
     top_k = tl.load(top_k_ptr + i_row)
@@ -28,7 +28,7 @@ def rules_of(i_row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab):
 
 @triton.jit
 def inverse_temperature(temperature):
-    """Return log2(e) / temperature; beyond 2^-100 and 2^100 a temperature changes nothing more."""
+    """Return log2(e) / temperature, clamped: past 2^-100 and 2^100 the result no longer changes."""
     return _LOG2_E / tl.minimum(tl.maximum(temperature, _COLDEST), _HOTTEST)
 
 

@@ -1,4 +1,4 @@
-"""How logits are compared, in every kernel that looks for the largest ones."""
+"""The order of logits, shared by all kernels that look for the largest ones."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import triton.language as tl
 from torch import Tensor
 
 LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
-LOWEST_KEY = tl.constexpr(-0x7F800001)  # of -inf
+LOWEST_KEY = tl.constexpr(-0x7F800001)  # key of -inf
 
-# The maxima of a row's groups have to fit into the registers of one program: 16 per thread.
+# The maxima of a row's groups must fit into the registers of one program: 16 per thread.
 _MAX_GROUPS = 2**13
 
 
 def group_size(vocab: int) -> int:
-    """Return how many neighbouring tokens make a group, of which the maximum is kept.
+    """Return the number of adjacent tokens per group, of which the maximum is stored.
 
-    The k groups that come first, by falling maximum and rising index, hold the k tokens that come
-    first by logit and index: each of k groups before another has a token before all of its.
-    16 tokens are 64 bytes, two sectors of memory.
+    The first k groups, by descending maximum and ascending index, hold the first k tokens by logit
+    and index: each of k groups before another has a token before all tokens of that group.
+    16 tokens are 64 bytes, two memory sectors.
     """
     smallest: int = triton.next_power_of_2(triton.cdiv(vocab, _MAX_GROUPS))
     return max(16, smallest)
@@ -27,7 +27,7 @@ def group_size(vocab: int) -> int:
 
 @triton.jit
 def cleaned(b_logits):
-    """Make NaN -inf and infinity the largest float: comparisons then order all logits."""
+    """Replace NaN by -inf and infinity by the largest float, which gives a total order."""
     b_logits = tl.where(b_logits != b_logits, float("-inf"), b_logits)
     return tl.minimum(b_logits, LARGEST)
 
@@ -54,5 +54,5 @@ def first_of(o_tokens, b_scores, best):
 
 
 def reference(logits: Tensor) -> Tensor:
-    """Return `logits` as `cleaned` has them."""
+    """Return `logits` as `cleaned` returns them."""
     return logits.nan_to_num(nan=-torch.inf, posinf=LARGEST.value, neginf=-torch.inf)

@@ -1,9 +1,9 @@
-"""Log-probabilities of chosen tokens, their ranks, and the most likely tokens, without a sort.
+"""Log-probabilities and ranks of chosen tokens, and the most likely tokens, without a sort.
 
-One pass of many programs leaves the maximum of each group of neighbouring tokens, and what each
-chunk adds to the softmax and to the rank. Then one program per row takes the n groups that come
-first, which hold the n tokens that do (see `group_size`), and of these the tokens, one by one. A
-row is read once, and its maxima too; the rest is done in registers.
+One pass with many programs stores the maximum of each group of adjacent tokens, and each chunk's
+contribution to the softmax and to the rank. Then one program per row takes the first n groups,
+which hold the first n tokens (see `group_size`), and selects these tokens one by one. A row is read
+once, and its maxima once; the rest is done in registers.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from kernels.checks import (
 from kernels.sampling import logit_order
 from kernels.sampling.logit_order import cleaned, first_of, from_key, group_size, to_key
 
-_MOST = 32  # tokens that are taken one by one; a sort finds more
-_TAKEN = tl.constexpr(-(2**31))  # below the key of any logit
+_MOST = 32  # tokens selected one by one; beyond this a sort is used
+_TAKEN = tl.constexpr(-(2**31))  # below the key of any logit: already selected
 
 
 def token_logprobs(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return how likely a token of each row is, and which tokens are the most likely.
+    """Return the log-probability and rank of a token of each row, and the most likely tokens.
 
-    NaN counts as -inf and infinity as the largest float; a row of -inf alone has NaN for all
-    log-probabilities. More than 32 most likely tokens take a full sort.
+    NaN counts as -inf and infinity as the largest float; all log-probabilities of a row of -inf
+    are NaN. More than 32 most likely tokens require a full sort.
 
     Args:
-        logits: float32 [R, V], before any processing; rows may lie apart.
+        logits: float32 [R, V], unprocessed; rows may be strided.
         token_ids: int64 [R], in the vocabulary.
         num_top: how many most likely tokens to find, 0 to V.
 
     Returns:
-        The log-probability of each token, float32 [R]; its rank, int32 [R]: 1 and one more for
-        each more likely token; the most likely tokens, int64 [R, num_top], by falling logit and
-        rising index; and their log-probabilities, float32 [R, num_top].
+        The log-probability of each token, float32 [R]; its rank, int32 [R]: 1 plus the number of
+        more likely tokens; the most likely tokens, int64 [R, num_top], by descending logit and
+        ascending index; and their log-probabilities, float32 [R, num_top].
 
     Raises:
         ValueError: an argument has a wrong value, shape, dtype, stride or device.
@@ -61,7 +61,7 @@ def token_logprobs(
 def reference(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the same by torch's operations, in float64."""
+    """Return the same with torch operations, in float64."""
     values = logit_order.reference(logits)
     own = values.gather(-1, token_ids[:, None])
     logprobs = values.double().log_softmax(-1).gather(-1, token_ids[:, None])[:, 0]
@@ -89,7 +89,7 @@ def _scan_kernel(
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Summarise one chunk of one row: maximum, sum of exponentials, and how many are larger."""
+    """Reduce one chunk of a row: maximum, sum of exponentials, and number of larger logits."""
     i_chunk, i_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i_out = i_row * tl.num_programs(0) + i_chunk
     o_groups = i_chunk * GROUPS + tl.arange(0, GROUPS)
@@ -132,7 +132,7 @@ def _report_kernel(
     CHUNKS: tl.constexpr,
     TOP: tl.constexpr,
 ):
-    """Put the chunks of one row together, and take its most likely tokens one by one."""
+    """Combine the chunks of one row, and select its most likely tokens one by one."""
     i_row = tl.program_id(0).to(tl.int64)
     p_logits = logits_ptr + i_row * row_stride
     o_chunks = tl.arange(0, CHUNKS)
@@ -141,7 +141,7 @@ def _report_kernel(
     b_peaks = tl.load(peaks_ptr + o_chunks, mask=m_chunks, other=float("-inf"))
     b_sums = tl.load(sums_ptr + o_chunks, mask=m_chunks, other=0.0)
     peak = tl.max(b_peaks)
-    # Not added to the peak, beside which it may be small.
+    # Kept apart from the peak: added to a large peak it would lose precision.
     log_sum = tl.log(tl.sum(b_sums * tl.exp(b_peaks - _finite(peak))))
     own = cleaned(tl.load(p_logits + tl.load(token_ids_ptr + i_row)))
     larger = tl.sum(tl.load(larger_ptr + o_chunks, mask=m_chunks, other=0))
@@ -168,7 +168,7 @@ def _report_kernel(
 
 @triton.jit
 def _take(b_keys, o_items, o_top, count):
-    """Return the `count` items with the largest keys, of equal ones the lowest, and the keys."""
+    """Return the `count` items with the largest keys, ties by lowest item, and their keys."""
     b_items, b_taken = o_top * 0, o_top * 0
     for i in range(count):
         best = tl.max(b_keys)
@@ -180,7 +180,7 @@ def _take(b_keys, o_items, o_top, count):
 
 
 def settings(vocab: int) -> tuple[int, int]:
-    """Return how many tokens a group and a chunk have, in rows of `vocab` logits.
+    """Return tokens per group and tokens per chunk, for rows of `vocab` logits.
 
     A chunk is 16 values per thread of 4 warps, and 63 programs for one row of 128k.
     """
@@ -193,7 +193,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     num_rows, vocab = logits.shape
     group, chunk = settings(vocab)
-    # Rows of a multiple of 16 maxima are read in wide loads. What is beyond the vocabulary is -inf.
+    # A multiple of 16 maxima per row allows vectorised loads. Those past the vocabulary are -inf.
     num_groups, num_chunks = 16 * triton.cdiv(vocab, 16 * group), triton.cdiv(vocab, chunk)
 
     def new(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""Random numbers that depend on a request's seed, a position and a token, and on nothing else.
+"""Counter-based random numbers that depend only on a request's seed, a position and a token.
 
 Philox-4x32-10 is a bijection that turns a key and a counter into four random words (Salmon et
 al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The key is the seed. The counter is
 
     (token // 4, 0, low half of the position, high half of the position)
 
-and token t takes word t % 4. So neither the batch, nor the row, nor how a vocabulary is cut into
-tiles changes what is drawn, and four neighbouring tokens share one evaluation.
+and token t takes word t % 4. So a draw depends neither on the batch nor on the row nor on how the
+vocabulary is tiled, and four adjacent tokens share one evaluation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def random_words(seed, position, o_quads):
 def tile_exponentials(seed, position, o_quads, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Return exponentials of a tile [ROWS, COLUMNS] of tokens, given its quads [ROWS, COLUMNS / 4].
 
-    Each row holds neighbouring tokens and starts at a multiple of four.
+    Each row holds adjacent tokens and starts at a multiple of four.
     """
     b_0, b_1, b_2, b_3 = random_words(seed, position, o_quads)
     b_words = tl.join(tl.join(b_0, b_2), tl.join(b_1, b_3))  # [ROWS, COLUMNS / 4, 2, 2]
@@ -48,7 +48,7 @@ def tile_exponentials(seed, position, o_quads, ROWS: tl.constexpr, COLUMNS: tl.c
 
 @triton.jit
 def token_exponentials(seed, position, o_tokens):
-    """Return exponentials of single tokens, wherever they lie: float32, of the shape given."""
+    """Return exponentials of arbitrary single tokens: float32, of the shape of `o_tokens`."""
     b_0, b_1, b_2, b_3 = random_words(seed, position, o_tokens // 4)
     b_pair = tl.where(o_tokens % 2 == 0, b_0, b_1)
     b_other = tl.where(o_tokens % 2 == 0, b_2, b_3)
@@ -59,9 +59,9 @@ def token_exponentials(seed, position, o_tokens):
 def to_exponential(b_words):
     """Return -log(1 - u) with u = (word + 1/2) / 2^32: exponentially distributed, in float32.
 
-    The smallest of V numbers decides what is drawn, and it is about 1 / V. So a small u keeps all
-    bits of its word, and a series spares it the logarithm of a number near 1. 1 - u is that of the
-    complemented word: no tail loses precision, and nothing is 0 or infinite.
+    The smallest of V numbers decides the draw, and it is about 1 / V. So a small u keeps all bits
+    of its word, and a series replaces the logarithm of a number near 1. 1 - u is computed from the
+    complemented word, so that neither tail loses precision and nothing is 0 or infinite.
     """
     b_u = (b_words.to(tl.float32) + 0.5) * 2.0**-32
     b_v = ((~b_words).to(tl.float32) + 0.5) * 2.0**-32
@@ -70,11 +70,11 @@ def to_exponential(b_words):
 
 
 def philox_reference(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the four words of four counters and two keys, all int64 that hold 32 bits."""
+    """Return the four words for four counters and two keys, all int64 holding 32 bits."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # Products wrap around at 2^64; their bits are those of the unsigned product.
+        # Products wrap at 2^64; their bits are those of the unsigned product.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _MASK) ^ c1 ^ k0,

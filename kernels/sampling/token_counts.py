@@ -1,7 +1,7 @@
-"""What sequences have said so far, as the penalties ask for it: one slot per running sequence.
+"""Token occurrences of the running sequences, used by penalties: one slot per sequence.
 
-Of the prompt a bit per token is kept, of the output a count. Both stay on the device; a sampled
-token is counted without the host having seen it. A slot of -1 stands for no sequence.
+A bit per prompt token and a count per output token. Both stay on the device, so that a sampled
+token is counted without a host synchronisation. A slot of -1 stands for no sequence.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TokenCounts(NamedTuple):
     """Tables of S slots for a vocabulary of V tokens.
 
     Attributes:
-        prompt_mask: int32 [S, ceil(V / 32)]; bit t % 32 of word t // 32 says if token t occurs.
-        output_counts: int32 [S, V], how often each token was produced.
+        prompt_mask: int32 [S, ceil(V / 32)]; bit t % 32 of word t // 32: token t is in the prompt.
+        output_counts: int32 [S, V], occurrences of each token in the output.
     """
 
     prompt_mask: Tensor
@@ -40,7 +40,7 @@ class TokenCounts(NamedTuple):
         )
 
     def check(self) -> None:
-        """Raise `ValueError` unless the tables belong together and can be written to."""
+        """Raise `ValueError` unless the tables match in shape and can be written to."""
         check_shape("output_counts", self.output_counts, (None, None))
         slots, vocab = self.output_counts.shape
         check_shape("prompt_mask", self.prompt_mask, (slots, triton.cdiv(vocab, 32)))
@@ -51,7 +51,7 @@ class TokenCounts(NamedTuple):
 
 
 def reset_slots(counts: TokenCounts, slots: Tensor) -> None:
-    """Forget what `slots` hold.
+    """Clear `slots`.
 
     Args:
         counts: changed in place.
@@ -80,13 +80,13 @@ def reset_slots(counts: TokenCounts, slots: Tensor) -> None:
 
 
 def mark_prompt(counts: TokenCounts, slots: Tensor, start_loc: Tensor, token_ids: Tensor) -> None:
-    """Give `slots` to new sequences: forget what they held, and mark the tokens of the prompts.
+    """Assign `slots` to new sequences: clear them, and mark the tokens of the prompts.
 
     Args:
         counts: changed in place.
-        slots: int32 [P], each but -1 once.
+        slots: int32 [P], each at most once except -1.
         start_loc: int32 [P + 1]; token_ids[start_loc[i] : start_loc[i + 1]] belong to slots[i].
-        token_ids: int32 or int64 [N]; those outside the vocabulary are left out.
+        token_ids: int32 or int64 [N]; those outside the vocabulary are ignored.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
@@ -100,7 +100,7 @@ def mark_prompt(counts: TokenCounts, slots: Tensor, start_loc: Tensor, token_ids
     if not device.runs_triton(slots):
         _torch_mark(counts, slots, start_loc, token_ids)
     elif slots.shape[0] and token_ids.shape[0]:
-        # The host knows what all prompts have together, not which is long.
+        # The host knows the total length of the prompts, not which one is longest.
         programs = min(triton.cdiv(token_ids.shape[0], _BLOCK), _MAX_PROGRAMS)
         _mark_kernel[(programs, slots.shape[0])](
             prompt_mask_ptr=counts.prompt_mask,
@@ -115,12 +115,12 @@ def mark_prompt(counts: TokenCounts, slots: Tensor, start_loc: Tensor, token_ids
 
 
 def count_output(counts: TokenCounts, slots: Tensor, token_ids: Tensor) -> None:
-    """Count one more token for each of `slots`, of which some may be the same.
+    """Count one more token for each of `slots`, which may repeat.
 
     Args:
         counts: changed in place.
         slots: int32 [N].
-        token_ids: int32 or int64 [N]; those outside the vocabulary are left out.
+        token_ids: int32 or int64 [N]; those outside the vocabulary are ignored.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
@@ -190,7 +190,7 @@ def _mark_kernel(
             tl.atomic_or(p_words, b_bits, mask=m, sem="relaxed")
 
 
-# One form for every step: a batch of another size must not wait for the compiler.
+# Not specialised on these arguments: another batch size must not recompile.
 @triton.jit(do_not_specialize=["size"])
 def _count_kernel(output_counts_ptr, slots_ptr, token_ids_ptr, size, vocab, BLOCK: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-// The activations of gates, in float32.
+// Activation functions of gated MLPs, in float32.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace trident {
 
-// Of a large negative x the exponential is infinite, and the quotient zero.
+// For a large negative x the exponential is infinite, and the quotient zero.
 inline Vec sigmoid_times(Vec x, Vec z) {
   return x / (Vec(1.0f) + z.neg().exp());
 }
@@ -28,7 +28,7 @@ inline Vec activate(Vec x) {
 template <Activation kind>
 using Kind = std::integral_constant<Activation, kind>;
 
-// Calls run with the `Kind` of the activation.
+// Calls run with the activation's `Kind` as a compile-time constant.
 template <typename Run>
 void for_activation(Activation activation, Run run) {
   switch (activation) {

@@ -1,4 +1,4 @@
-// The place of the largest value.
+// The index of the largest value.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +8,12 @@
 
 namespace trident {
 
-// Returns the first place of the largest of `size` > 0 values; NaN is larger than any number.
+// Returns the first index of the largest of `size` > 0 values; NaN is larger than any number.
 inline int64_t argmax_of(const float* x, int64_t size) {
   Vec most(-std::numeric_limits<float>::infinity());
   int64_t i = 0;
   for (; i + W <= size; i += W) {
-    most = at::vec::maximum(most, widen(x + i));  // keeps NaN
+    most = at::vec::maximum(most, widen(x + i));  // propagates NaN
   }
   float lanes[W];
   most.store(lanes);

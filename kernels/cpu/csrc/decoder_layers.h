@@ -1,5 +1,5 @@
-// The decoder layers of the Llama family as one operation: of one token, what Python takes between
-// the operations of a layer, and between layers, is a good part of what they take themselves.
+// The decoder layers of the Llama family as one operation: when decoding one token, Python overhead
+// between operations and layers is a large part of the step.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -23,10 +23,9 @@ class DecoderLayers : public torch::CustomClassHolder {
   DecoderLayers(int64_t heads, int64_t kv_heads, int64_t head_dim, double norm_eps)
       : heads_(heads), kv_heads_(kv_heads), head_dim_(head_dim), norm_eps_(norm_eps) {}
 
-  // Adds a layer behind the others. `tensors` are, by the names that checkpoints have for their
-  // modules: `weight` of the norms, and `weight`, `scale` and `bias` of the projections qkv_proj,
-  // o_proj, gate_up_proj and down_proj as `linear` takes them. What is optional there, and the
-  // norms of queries and keys, may be missing.
+  // Appends a layer. `tensors` are named after a checkpoint's modules: `weight` of the norms, and
+  // `weight`, `scale` and `bias` of the projections qkv_proj, o_proj, gate_up_proj and down_proj as
+  // `linear` takes them. Arguments optional there, and q_norm and k_norm, may be missing.
   void append(const Tensors& tensors, std::optional<int64_t> sliding_window) {
     layers_.push_back(
         {tensors.at("input_layernorm.weight"), tensors.at("post_attention_layernorm.weight"),
@@ -34,8 +33,8 @@ class DecoderLayers : public torch::CustomClassHolder {
          {tensors, "o_proj"}, {tensors, "gate_up_proj"}, {tensors, "down_proj"}, sliding_window});
   }
 
-  // Returns the last layer's output, not yet added, and the residual stream to add it to. There is
-  // a cache of keys and one of values for each layer.
+  // Returns the last layer's output and the residual stream, to which it has not been added yet.
+  // There is a key cache and a value cache for each layer.
   std::tuple<Tensor, Tensor> forward(
       Tensor x, const Tensor& cos, const Tensor& sin, const Tensor& slot_mapping,
       const std::vector<Tensor>& key_caches, const std::vector<Tensor>& value_caches,
@@ -84,7 +83,7 @@ class DecoderLayers : public torch::CustomClassHolder {
     return {x, total};
   }
 
-  // Returns what each part has taken since the last call, over all calls of `forward`.
+  // Returns the seconds of each part since the last call, summed over all calls of `forward`.
   c10::Dict<std::string, double> take_seconds() {
     c10::Dict<std::string, double> taken;
     for (int64_t part = 0; part < kParts; ++part) {
@@ -129,7 +128,7 @@ class DecoderLayers : public torch::CustomClassHolder {
           scale(find(tensors, name + ".scale")),
           bias(find(tensors, name + ".bias")) {}
 
-    int64_t channels() const {  // those that packing adds among them
+    int64_t channels() const {  // including the padding of the last panel
       return weight.size(0) * weight.size(2);
     }
     Tensor multiply(const Tensor& x, int64_t out_features) const {

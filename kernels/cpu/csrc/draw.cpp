@@ -1,7 +1,7 @@
-// One token per row of logits: the most likely, or one drawn from those that the filters leave.
+// Samples one token per row of logits: greedy, or from the tokens that the filters keep.
 //
-// Nothing is sorted but what might stay: tokens at least as likely as the most likely ones of as
-// many blocks of the row as there are tokens wanted.
+// Only candidates are sorted. For n candidates a threshold is taken from the n blocks with the
+// largest maxima; all tokens that reach it are candidates.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -17,18 +17,18 @@
 namespace trident::operators {
 namespace {
 
-constexpr int64_t kBlock = 64;      // whose maxima are kept
-constexpr int64_t kSumBlock = 1024;  // whose sums are kept
-constexpr int64_t kFirstLook = 64;  // tokens, where top_k does not say how many
-constexpr int64_t kNextLook = 8;    // times as many
-constexpr double kAlmost = 1 - 1e-6;  // of a mass is all of it: weights come from float32 logits
+constexpr int64_t kBlock = 64;      // tokens per stored maximum
+constexpr int64_t kSumBlock = 1024;  // tokens per stored sum
+constexpr int64_t kFirstLook = 64;  // candidates to start with if top_k is not set
+constexpr int64_t kNextLook = 8;    // growth of the number of candidates
+constexpr double kAlmost = 1 - 1e-6;  // of a mass counts as all: weights come from float32 logits
 
 struct Filters {
   int64_t top_k;  // 0: none
   double top_p, min_p;
 };
 
-// Draws from one row after the other; what it allocates serves the next.
+// Draws from one row at a time; its buffers are reused.
 class Drawer {
  public:
   int64_t draw(
@@ -40,9 +40,9 @@ class Drawer {
     size_ = size;
     find_maxima();
     if (!std::isfinite(maximum_)) {
-      return size - 1;  // NaN, or all forbidden: still a token
+      return size - 1;  // NaN, or all forbidden: still return a token
     }
-    // Beyond these, float32 has 0 and infinity.
+    // Beyond these bounds float32 underflows to 0 or overflows to infinity.
     per_temperature_ = static_cast<float>(1.0 / std::clamp(temperature, 1e-37, 1e37));
     if (filters.top_k > 0) {
       return draw_from_few(filters, 0.0, uniform);
@@ -60,7 +60,7 @@ class Drawer {
     int32_t token;
   };
 
-  // Relative to that of the most likely token.
+  // Relative to the most likely token.
   double weight(float logit) const {
     return std::exp(static_cast<double>((logit - maximum_) * per_temperature_));
   }
@@ -76,7 +76,7 @@ class Drawer {
       Vec most(-std::numeric_limits<float>::infinity());
       int64_t i = begin;
       for (; i + W <= end; i += W) {
-        most = at::vec::maximum(most, widen(x_ + i));  // keeps NaN
+        most = at::vec::maximum(most, widen(x_ + i));  // propagates NaN
       }
       for (; i < end; ++i) {
         most = at::vec::maximum(most, Vec(x_[i]));
@@ -89,7 +89,7 @@ class Drawer {
     maximum_ = lanes[argmax_of(lanes, W)];
   }
 
-  // Adds up the weights of at least `least` by blocks, and returns their sum.
+  // Sums the weights that are at least `least` by blocks, and returns the total.
   double find_sums(float least) {
     sums_.clear();
     double total = 0.0;
@@ -126,11 +126,11 @@ class Drawer {
         }
       }
     }
-    // The sums' weights are rounded otherwise: what they had of a block may be left out here.
+    // The block sums are rounded differently: a block may have mass there and no candidate here.
     return found < 0 ? argmax_of(x_, size_) : found;
   }
 
-  // `mass` is that of all tokens that min_p leaves; with top_k it is found here.
+  // `mass` is the sum over all tokens that min_p keeps; with top_k it is computed here.
   int64_t draw_from_few(const Filters& filters, double mass, double uniform) {
     int64_t count = filters.top_k > 0 ? filters.top_k : kFirstLook;
     int64_t kept = 0;
@@ -138,7 +138,7 @@ class Drawer {
     for (bool ended = false; !ended; count *= kNextLook) {
       find_candidates(count);
       int64_t most = candidates_.size();
-      ended = most == size_;  // or else others may follow
+      ended = most == size_;  // otherwise more tokens may be kept
       if (filters.top_k > 0) {
         most = std::min(most, filters.top_k);
         ended = true;
@@ -158,7 +158,7 @@ class Drawer {
         kept_mass += some;
       }
     }
-    // In the order of the vocabulary, as rows without filters have them.
+    // In vocabulary order, as for rows without filters.
     std::sort(candidates_.begin(), candidates_.begin() + kept, [](const auto& a, const auto& b) {
       return a.token < b.token;
     });
@@ -173,7 +173,7 @@ class Drawer {
     return candidates_[i].token;
   }
 
-  // Finds at least the `count` most likely tokens, sorted: equal ones by index.
+  // Finds at least the `count` most likely tokens, sorted; ties by ascending index.
   void find_candidates(int64_t count) {
     float least = -std::numeric_limits<float>::infinity();
     if (count < static_cast<int64_t>(maxima_.size())) {

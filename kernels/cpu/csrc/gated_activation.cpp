@@ -1,4 +1,4 @@
-// SwiGLU and GEGLU: computed in float32 and rounded once.
+// SwiGLU and GEGLU, computed in float32 and rounded once.
 #include <ATen/Parallel.h>
 
 #include <algorithm>

@@ -1,10 +1,10 @@
-// The kernels, on plain memory: shapes and strides are in values, not bytes. T is float, bfloat16
-// or half; what is computed is computed in float32.
+// The kernels, on raw pointers: shapes and strides are in elements, not bytes. T is float, bfloat16
+// or half; arithmetic is in float32.
 #pragma once
 
 #include <cstdint>
 
-// One copy of a template for each dtype of tensors.
+// Explicit instantiation of a template for each dtype.
 #define TRIDENT_FOR_EACH_DTYPE(INSTANTIATE) \
   INSTANTIATE(float) INSTANTIATE(at::BFloat16) INSTANTIATE(at::Half)
 
@@ -12,11 +12,11 @@ namespace trident {
 
 template <typename T>
 struct RmsNorm {
-  const T* x;         // [rows, size]
+  const T* x;  // [rows, size]
   const T* residual;  // [rows, size], or null
   const T* weight;    // [size]
-  T* out;             // [rows, size], contiguous
-  T* total;           // x + residual, contiguous; null where there is no residual
+  T* out;                           // [rows, size], contiguous
+  T* total;           // x + residual, contiguous; null if there is no residual
   int64_t rows, size, x_stride, residual_stride;
   float eps;
   bool unit_offset;
@@ -30,7 +30,7 @@ enum class Activation : int64_t { kSilu, kGelu, kGeluTanh };
 template <typename T>
 struct GatedActivation {
   const T* x;  // [rows, 2 size], the gate first
-  T* out;      // [rows, size], contiguous
+  T* out;                           // [rows, size], contiguous
   int64_t rows, size, x_stride;
   Activation activation;
 };
@@ -40,11 +40,11 @@ void gated_activation(const GatedActivation<T>& a);
 
 template <typename T>
 struct Rotary {
-  const T *query, *key, *value;  // [tokens, heads, dim], a stride between tokens
+  const T *query, *key, *value;  // [tokens, heads, dim], strided by token
   const float *cos, *sin;        // [tokens, half], contiguous
   const T *query_norm, *key_norm;  // [dim] or null
-  const int64_t* slots;            // [tokens], -1: nothing is cached
-  T* out;                          // [tokens, heads, dim], contiguous
+  const int64_t* slots;            // [tokens], -1: padding, not cached
+  T* out;                           // [tokens, heads, dim], contiguous
   T *key_cache, *value_cache;      // [slots, kv_heads, dim], contiguous
   int64_t tokens, heads, kv_heads, dim, half;
   int64_t query_stride, key_stride, value_stride;

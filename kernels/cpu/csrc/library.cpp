@@ -1,5 +1,5 @@
-// The operators of torch.ops.trident_cpu. The wrappers in Python have checked their arguments, and
-// `engine.models.fused_layers` makes those of `DecoderLayers` right.
+// Registers the operators of torch.ops.trident_cpu. The Python wrappers check their arguments;
+// `engine.models.fused_layers` is responsible for those of `DecoderLayers`.
 #include "operators.h"
 
 #include <ATen/ops/empty.h>
@@ -12,7 +12,7 @@
 namespace trident::operators {
 namespace {
 
-// Calls run with a value of the dtype's C++ type.
+// Calls run with a value of the C++ type that corresponds to the dtype.
 template <typename Run>
 void for_dtype(const Tensor& x, Run run) {
   switch (x.scalar_type()) {
@@ -62,7 +62,7 @@ std::tuple<Tensor, Tensor> rms_norm_add(
   return {out, total};
 }
 
-// `activation` is one of `Activation`.
+// `activation` is an `Activation`.
 Tensor gated_activation(const Tensor& gate_up, int64_t activation) {
   const int64_t size = gate_up.size(-1) / 2;
   auto shape = gate_up.sizes().vec();
@@ -118,7 +118,7 @@ Tensor paged_attention(
 #ifdef TRIDENT_LINEAR
 namespace {
 
-// Calls run with the arguments of a product whose result has out_channels channels of Out.
+// Calls run with a `Linear` whose result has out_channels channels of type Out.
 template <typename Out, typename Run>
 Tensor multiply(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
@@ -147,7 +147,7 @@ Tensor linear(
   return multiply<at::BFloat16>(x, weight, scale, bias, out_features, out_features, run);
 }
 
-// `activation` is one of `Activation`.
+// `activation` is an `Activation`.
 Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t size, int64_t activation) {

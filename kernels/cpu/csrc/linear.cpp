@@ -1,9 +1,9 @@
-// Products with packed weights, in bfloat16 or in 8-bit integers.
+// Matrix products with packed weights, in bfloat16 or int8.
 //
-// A panel is some output channels. It lies in memory in the order in which it is read: unit by unit
-// along the depth, that unit of all its channels. Rows are packed alike, in groups of as many as
-// there are registers for. A task multiplies a panel with some groups, and meanwhile fetches the
-// next panel into the cache.
+// A panel is a block of output channels, stored in the order in which it is read: unit by unit
+// along the depth, each unit for all channels of the panel. Rows are packed the same way, in groups
+// of as many as fit into registers. A task multiplies one panel with some groups, and prefetches
+// the next panel into the cache.
 #include "linear.h"
 
 #ifdef TRIDENT_LINEAR
@@ -26,11 +26,11 @@ namespace {
 
 using Ints = at::vec::Vectorized<int32_t>;
 
-constexpr int64_t kPackGrain = 1 << 15;   // values that are worth another thread
-constexpr int64_t kBlockBytes = 1 << 20;  // rows of a task: they stay in the caches
-constexpr int64_t kUnitLines = kColumns * 4 / 64;  // of the cache, of a unit of all channels
+constexpr int64_t kPackGrain = 1 << 15;   // minimum number of values per thread
+constexpr int64_t kBlockBytes = 1 << 20;  // of a task's rows, which stay in the cache
+constexpr int64_t kUnitLines = kColumns * 4 / 64;  // cache lines per unit of a panel
 
-// The rows of x in groups of equal sizes, nearly.
+// Splits the rows of x into groups of nearly equal size.
 struct Groups {
   int64_t rows, count;
 
@@ -44,8 +44,7 @@ struct Groups {
   }
 };
 
-// Writes `steps` times 32 bits of a row, whose values are to be of another type, to every
-// `stride`th place.
+// Writes `steps` 32-bit units of a row, converted to `Value`, at a stride of `stride`.
 template <typename Value, typename T>
 inline void scatter(const T* row, int64_t steps, int32_t* to, int64_t stride) {
   for (int64_t k = 0; k < steps; ++k) {
@@ -57,7 +56,7 @@ inline void scatter(const T* row, int64_t steps, int32_t* to, int64_t stride) {
   }
 }
 
-// Calls pack(row, to, stride) for each row; to and stride are where its steps belong in its group.
+// Calls pack(row, to, stride) for each row; to and stride give the place of its steps in its group.
 template <typename Pack>
 void pack_groups(const Groups& groups, int64_t steps, int32_t* packed, Pack pack) {
   const int64_t grain = std::max<int64_t>(1, kPackGrain / (steps * kMostRows));
@@ -140,9 +139,9 @@ class Int8Rows {
   const int64_t units, steps;
 
  private:
-  // Rounds to 127ths of the row's largest value; if that is not finite, its scale is NaN.
+  // Quantises to 127 steps of the row's largest magnitude; if that is not finite, its scale is NaN.
   void quantize(const at::BFloat16* x, int64_t size, Product::Value* integers, int64_t row) {
-    // As integers, sizes have the order that they have as numbers, and NaN is beyond infinity.
+    // Magnitudes compare alike as integers and as floats, with NaN above infinity.
     Ints largest(0);
     for (int64_t i = 0; i < size; i += W) {
       const Vec sizes = widen(x + i, std::min(W, size - i)).abs();
@@ -161,13 +160,13 @@ class Int8Rows {
       sum = sum + whole;
       whole.store(lanes);
       if (n == W) {
-        std::copy_n(lanes, W, integers + i);  // of a length that the compiler knows
+        std::copy_n(lanes, W, integers + i);  // a compile-time length
       } else {
         std::copy_n(lanes, n, integers + i);
       }
     }
     sum.store(lanes);
-    // What the weights' zero point adds.
+    // The contribution of the weights' zero point.
     starts_[row] = -128 * std::accumulate(lanes, lanes + W, 0);
   }
 
@@ -177,7 +176,7 @@ class Int8Rows {
   std::unique_ptr<int32_t[]> starts_;
 };
 
-// What becomes of the values of a row and a panel.
+// Epilogue: adds the bias and stores the results of a row and a panel.
 template <typename Out>
 class Plain {
  public:
@@ -203,7 +202,7 @@ class Plain {
   const Linear<Out>& a_;
 };
 
-// A panel has gates in its first half, and in the other what they are for.
+// Epilogue: the first half of a panel are gates, the second half the values they multiply.
 template <Activation kind>
 class Gated {
  public:
@@ -264,8 +263,8 @@ void run(const auto& a, const Finish& finish) {
     const int64_t begin = block * groups.count / blocks;
     const int64_t end = (block + 1) * groups.count / blocks;
     const int32_t* weights = static_cast<const int32_t*>(a.weight) + panel * panel_units;
-    // The next panel comes with the first group. Where a unit of it is two lines of the cache, it
-    // comes in two parts with the first two groups.
+    // The next panel is prefetched with the first group; if a unit takes two cache lines, in two
+    // parts with the first two groups.
     const char* next = reinterpret_cast<const char*>(weights + panel_units);
     const int64_t lines = panel + 1 == panels ? 0 : end - begin == 1 ? kUnitLines : 1;
     for (int64_t group = begin; group < end; ++group, next += rows.units * 64) {

@@ -34,7 +34,7 @@ Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t size, int64_t activation);
 
-// Of logits, float32 [rows, size]; top_k is int32 [rows], the others float64 [rows].
+// logits are float32 [rows, size], top_k is int32 [rows], the other arguments float64 [rows].
 Tensor draw(
     const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
     const Tensor& min_p, const Tensor& uniform);

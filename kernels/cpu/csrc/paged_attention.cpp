@@ -1,10 +1,10 @@
 // Causal attention over the paged cache, in place (online softmax: Milakov and Gimelshein, 2018;
 // FlashAttention, Dao et al., 2022; ranges of keys: Flash-Decoding, 2023).
 //
-// A task is a few queries of one sequence and, of these few rows, as many KV heads as may be, which
-// lie side by side. The query heads of a group, which share the keys, are the rows of its products.
-// Keys come in tiles, from whichever blocks they lie in. Where there are too few tasks for the
-// threads, each has one KV head, and at last a range of the keys only.
+// A task is a few queries of one sequence for one or more adjacent KV heads, as many as fit. The
+// query heads of a group, which share keys, are rows of the same product. Keys are processed in
+// tiles, gathered from the blocks they are in. If there are too few tasks for the threads, each
+// task gets one KV head and, if that is not enough, only a range of the keys (split-KV).
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -21,10 +21,10 @@
 namespace trident {
 namespace {
 
-constexpr int64_t kKeys = 64;         // of a tile: its keys and values stay in the L2 cache
-constexpr int64_t kTaskRows = 64;     // of a long prefill, and at most
-constexpr int64_t kRangeKeys = 256;   // below it, splitting costs more than it gains
-constexpr int64_t kTasksPerThread = 4;  // so that threads that are held up are helped out
+constexpr int64_t kKeys = 64;         // keys per tile: its keys and values stay in the L2 cache
+constexpr int64_t kTaskRows = 64;     // maximum rows per task
+constexpr int64_t kRangeKeys = 256;   // below this, splitting costs more than it gains
+constexpr int64_t kTasksPerThread = 4;  // so that others take over the tasks of a delayed thread
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 constexpr int64_t round_up(int64_t n, int64_t to) {
@@ -38,7 +38,7 @@ struct Free {
 };
 using Floats = std::unique_ptr<float[], Free>;
 
-// Uninitialised, in whole cache lines.
+// Uninitialised and aligned to cache lines.
 Floats floats(int64_t count) {
   void* memory = std::aligned_alloc(64, round_up(count * sizeof(float), 64));
   if (memory == nullptr) {
@@ -49,16 +49,16 @@ Floats floats(int64_t count) {
 
 struct Task {
   int64_t sequence;
-  int64_t kv_head, kv_heads;    // the first one, and how many
-  int64_t first, count;         // queries, from the first of the sequence's on
+  int64_t kv_head, kv_heads;    // the first KV head, and the number of them
+  int64_t first, count;         // queries, relative to the sequence's first in this step
   int64_t key_begin, key_end;   // positions
-  int64_t parts;                // tasks that share the queries; the first one knows their number
-  int64_t partial;              // offset of its partial result, -1: it has all the keys
+  int64_t parts;                // tasks that share the queries; set in the first one
+  int64_t partial;              // offset of its partial result; -1: it covers all keys
 };
 
 template <typename T>
 struct Layout {
-  int64_t group, units, dim;  // rounded up to whole vectors and panels
+  int64_t group, units, dim;  // padded to whole vectors and panels
 
   explicit Layout(const PagedAttention<T>& a)
       : group(a.heads / a.kv_heads),
@@ -68,13 +68,13 @@ struct Layout {
   int64_t queries() const {
     return std::max<int64_t>(1, kTaskRows / group);
   }
-  // Sum of values, maximum and sum of weights of each row.
+  // Sum of values, maximum and sum of weights per row.
   int64_t partial_size(int64_t count) const {
     return count * group * (dim + 2);
   }
 };
 
-// What one thread works with.
+// Buffers of one thread.
 template <typename T>
 struct Scratch {
   Floats memory;
@@ -99,7 +99,7 @@ struct Scratch {
   }
 };
 
-// W units of a row of `dim` values, from unit u on; zeros behind its end.
+// W units of a row of `dim` values, from unit u on; zero-padded.
 template <typename T>
 inline Vec load_units(const T* row, int64_t u, int64_t dim) {
   const int64_t left = dim - u * kPerUnit<T>;
@@ -121,7 +121,7 @@ class Worker {
   Worker(const PagedAttention<T>& a, const Layout<T>& layout, float* partials)
       : a_(a), layout_(layout), partials_(partials), s_(layout) {}
 
-  // `next` is what this worker will probably do next, if anything.
+  // `next` is the task that this worker will probably run next, or null.
   void run(const Task& task, const Task* next) {
     const int64_t head_rows = task.count * layout_.group, rows = task.kv_heads * head_rows;
     const int64_t query_start = a_.query_start_loc[task.sequence];
@@ -164,7 +164,7 @@ class Worker {
     }
   }
 
-  // Adds up the partial results of a task and those behind it, which share its queries.
+  // Merges the partial results of a task and the following ones, which share its queries.
   void merge(const Task& task) {
     const int64_t rows = task.count * layout_.group, dim = layout_.dim;
     const int64_t size = layout_.partial_size(task.count);
@@ -193,7 +193,7 @@ class Worker {
     return units_of<T>(a_.dim);
   }
 
-  // Rows are sorted by KV head, query and head of the group.
+  // Rows are ordered by KV head, query and head of the group.
   int64_t offset(const Task& task, int64_t query_start, int64_t row) const {
     const int64_t group = layout_.group, head_rows = task.count * group;
     const int64_t token = query_start + task.first + row % head_rows / group;
@@ -210,7 +210,7 @@ class Worker {
     }
   }
 
-  // Finds where the keys of the next tile lie.
+  // Computes the offsets of the next tile's keys from the block table.
   void locate(const Task& task, int64_t key) {
     const int32_t* table = a_.block_tables + task.sequence * a_.table_stride;
     int64_t block = key / a_.block_size, place = key % a_.block_size;
@@ -226,9 +226,9 @@ class Worker {
     }
   }
 
-  // Has keys [begin, end) of the next tile fetched from one of the caches: no processor foresees a
-  // walk over scattered blocks. To be called for a few at a time, as there are few buffers for what
-  // is on its way; into L2, as a tile would fill L1.
+  // Prefetches keys [begin, end) of the next tile from one of the caches: hardware prefetchers do
+  // not follow scattered blocks. Call for a few keys at a time, as fill buffers are few; into L2,
+  // as a tile would fill L1.
   void fetch(const T* cache, int64_t head, int64_t begin, int64_t end) const {
     constexpr int64_t kLine = 64 / sizeof(T);
     if (head >= ahead_.kv_heads) {
@@ -242,7 +242,7 @@ class Worker {
     }
   }
 
-  // Adds the tile, whose first position is `key`, to the results of the rows of a KV head.
+  // Adds the tile, whose first position is `key`, to the results of a KV head's rows.
   void attend(int64_t head, int64_t first, int64_t rows, int64_t key, int64_t position) {
     const int64_t columns = round_up(tile_.count, kColumns);
     pack_keys(head, columns);
@@ -262,8 +262,8 @@ class Worker {
         s_.out + first * layout_.dim, layout_.dim, s_.keep + first);
   }
 
-  // Keys become columns, W by W of them. Meanwhile as many of the next tile are fetched, with the
-  // last ones the rest.
+  // Transposes keys into columns, W at a time, and prefetches as many of the next tile; the last
+  // call prefetches the rest.
   void pack_keys(int64_t head, int64_t columns) {
     alignas(64) float square[W * W];
     for (int64_t j = 0; j < columns; j += W) {
@@ -282,7 +282,7 @@ class Worker {
     }
   }
 
-  // Values become rows of units. Those of the next tile are fetched as its keys are.
+  // Packs values into rows of units, and prefetches those of the next tile likewise.
   void pack_values(int64_t head) {
     const T* values = a_.value_cache + head * a_.dim;
     const int64_t count = tile_.count;
@@ -299,7 +299,7 @@ class Worker {
     }
   }
 
-  // To 20 bits where the result is rounded to fewer.
+  // Accurate to 20 bits if the result is rounded to fewer.
   static Vec exponential(const Vec& x) {
     if constexpr (std::is_same_v<T, float>) {
       return x.exp();
@@ -308,7 +308,7 @@ class Worker {
     }
   }
 
-  // Turns the scores of a row into weights: those of keys [low, high) of the tile, the rest is 0.
+  // Turns a row's scores into weights for keys [low, high) of the tile; the others get 0.
   void softmax(float* scores, int64_t row, int64_t low, int64_t high, int64_t columns) {
     if (low >= high) {
       std::fill_n(scores, columns, 0.0f);
@@ -350,14 +350,14 @@ class Worker {
   float* partials_;
   Scratch<T> s_;
   struct Tile {
-    int64_t rows[kKeys];  // of the caches, as offsets: the first KV head of each key
+    int64_t rows[kKeys];  // offsets into the caches: the first KV head of each key
     int64_t count = 0, kv_heads = 0;
   };
   Tile tile_, ahead_;
-  const Task* located_ = nullptr;  // whose first tile is ahead, before it is run
+  const Task* located_ = nullptr;  // task whose first tile is already located and prefetched
 };
 
-// The longest tasks of a sequence, its last queries, come first. None has more than `most_heads`.
+// The longest tasks of a sequence, its last queries, come first. `most_heads` limits KV heads.
 template <typename T>
 std::vector<Task> whole_tasks(
     const PagedAttention<T>& a, const Layout<T>& layout, int64_t most_heads) {
@@ -385,8 +385,8 @@ std::vector<Task> whole_tasks(
   return tasks;
 }
 
-// Divides the keys of each task, which has one KV head, and gives the parts places for partial
-// results behind `size`.
+// Splits the keys of each task, which has one KV head, into parts, and assigns their partial
+// results offsets from `size` on.
 template <typename T>
 std::vector<Task> split_tasks(
     const std::vector<Task>& tasks, const Layout<T>& layout, int64_t wanted, int64_t& size) {

@@ -9,9 +9,9 @@
 
 namespace trident {
 
-// A unit is 32 bits along the depth of the weights: a pair of bfloat16, or four integers, which are
-// unsigned; what their zero point adds is in the sums from the start. A product takes it in kSteps
-// steps, each with 32 bits of a row, whose values are of another type then.
+// A unit is 32 bits along the depth of the weights: two bfloat16, or four unsigned integers, whose
+// zero point is accounted for in the initial sums. A product takes a unit in kSteps steps, each
+// with 32 bits of a row, converted to `Value`.
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 
 using Units = __m512i;
@@ -39,7 +39,7 @@ struct Int8Product {
     return _mm512_load_si512(units);
   }
   static Sums add(Sums sums, int32_t x, Units weights) {
-    // For the intrinsic, GCC 12 copies the sums to another register and back.
+    // With the intrinsic, GCC 12 copies the sums to another register and back.
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(_mm512_set1_epi32(x)));
     return sums;
   }
@@ -54,7 +54,7 @@ inline Units load_units(const int32_t* from) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
 }
 
-// Of floats, one of the pair after the other.
+// In float32, one value of the pair after the other.
 struct BFloat16Product {
   using Sums = __m256;
   using Value = float;
@@ -66,20 +66,20 @@ struct BFloat16Product {
                      : _mm256_and_si256(units, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000)));
   }
   static Sums add(Sums sums, int32_t x, Units weights) {
-    // For the intrinsics here and below, GCC 12 uses more registers than there are.
+    // With the intrinsics here and below, GCC 12 runs out of registers.
     asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(_mm256_set1_epi32(x)), "x"(weights));
     return sums;
   }
 };
 
-// Of pairs of 16 bits: products of 8 bits are added up in 16, which is too few.
+// With 16-bit pairs: the 8-bit instruction sums products in 16 bits, which overflows.
 struct Int8Product {
   using Sums = __m256i;
   using Value = int16_t;
   static constexpr int64_t kSteps = 2;
 
   static Units weights(const int32_t* from, int64_t step) {
-    // Each half of the register is shuffled on its own; -1 is a zero.
+    // Each 128-bit half is shuffled separately; -1 gives zero.
     const auto pair = [](char i) { return _mm256_setr_epi8(
         i, -1, i + 1, -1, i + 4, -1, i + 5, -1, i + 8, -1, i + 9, -1, i + 12, -1, i + 13, -1,
         i, -1, i + 1, -1, i + 4, -1, i + 5, -1, i + 8, -1, i + 9, -1, i + 12, -1, i + 13, -1); };
@@ -94,10 +94,10 @@ struct Int8Product {
 
 #endif
 
-// The products of ROWS rows, x [units, kSteps, ROWS], with a panel [units, kColumns], added to what
-// is in sums. With each unit, some lines of memory from `next` on are fetched into the cache.
+// Adds to sums the products of ROWS rows, x [units, kSteps, ROWS], with a panel [units, kColumns].
+// With each unit, next_lines cache lines from `next` on are prefetched.
 //
-// Not inlined: beside what becomes of the sums, GCC 12 keeps some of them in memory meanwhile.
+// Not inlined: together with the epilogue, GCC 12 spills some of the sums.
 template <typename Product, int64_t ROWS>
 [[gnu::noinline]] void multiply_panel(
     typename Product::Sums (&sums)[ROWS][kVectors], const int32_t* x, const int32_t* panel,

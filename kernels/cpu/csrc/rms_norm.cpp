@@ -1,4 +1,4 @@
-// RMS normalisation, alone and fused with the residual addition: a row is read from memory once.
+// RMS normalisation, alone and fused with the residual addition; a row is read from memory once.
 #include <ATen/Parallel.h>
 
 #include <algorithm>

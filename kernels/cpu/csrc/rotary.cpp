@@ -1,4 +1,4 @@
-// Norm of the heads, rotation, and the write of keys and values to the paged cache, in one pass.
+// QK-norm, rotary embedding and the KV cache write, in one pass.
 #include <ATen/Parallel.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Work that is shared out among torch's threads.
+// Work distribution over torch's threads.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -10,9 +10,9 @@
 
 namespace trident {
 
-// Does each of `count` tasks: a thread calls make() once, and what that returns with each index. It
-// has a run of adjacent ones, whose memory it reads on end, and then helps the others: so a core
-// that another program needs holds nobody up.
+// Runs `count` tasks: each thread calls make() once, and the callable it returns with each index. A
+// thread takes a range of adjacent tasks, for sequential memory access, and then takes over tasks
+// of other threads, so that a core busy with another program delays nobody.
 template <typename Make>
 void share_out(int64_t count, Make make) {
   struct alignas(64) Share {

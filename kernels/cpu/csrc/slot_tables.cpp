@@ -1,5 +1,5 @@
-// A step's inputs from the tables of the sequences that run, and the step's tokens back to them.
-// The rules are those of kernels/step_inputs.py and kernels/token_scatter.py.
+// Builds a step's inputs from the slot tables, and appends the step's tokens to them.
+// Same rules as kernels/step_inputs.py and kernels/token_scatter.py.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 

@@ -8,7 +8,7 @@
 
 namespace trident {
 
-// A unit is what one lane takes in a step along the depth: a float, or a pair of bfloat16.
+// A unit is what one lane processes per step along the depth: a float, or a pair of bfloat16.
 #ifdef __AVX512BF16__
 template <typename T>
 constexpr bool kPairs = std::is_same_v<T, at::BFloat16>;
@@ -26,7 +26,7 @@ constexpr int64_t units_of(int64_t n) {
   return (n + kPerUnit<T> - 1) / kPerUnit<T>;
 }
 
-constexpr int64_t kRows = W == 16 ? 8 : 4;  // as many accumulators as there are registers for
+constexpr int64_t kRows = W == 16 ? 8 : 4;  // as many accumulators as fit into registers
 
 template <bool PAIRS>
 inline Vec step(Vec a, Vec b, Vec c) {
@@ -51,8 +51,7 @@ inline void store_units(float* to, Vec a, Vec b) {
   b.store(to + W);
 }
 
-// The first n <= W values of a row and of the one behind it, as units along the rows; b may be
-// null.
+// The first n <= W values of a row and of the next one, interleaved as units; b may be null.
 template <typename T>
 inline Vec column_units(const T* a, const T* b, int64_t n) {
 #ifdef __AVX512BF16__

@@ -1,4 +1,4 @@
-// One register of floats, and how it is loaded from and stored to tensors of any of our dtypes.
+// One vector register of floats, and its loads and stores for all supported dtypes.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -13,7 +13,7 @@ namespace trident {
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t W = Vec::size();
 
-// A panel: what a product computes side by side of a row; weights are packed in panels of as many.
+// Columns of a panel, which a product computes at once; weights are packed in such panels.
 constexpr int64_t kVectors = 2;
 constexpr int64_t kColumns = kVectors * W;
 
@@ -32,7 +32,7 @@ inline Vec widen(const T* from) {
   }
 }
 
-// The first n <= W values, zeros behind them.
+// The first n <= W values, zero-padded.
 template <typename T>
 inline Vec widen(const T* from, int64_t n) {
   if (n == W) {
@@ -60,7 +60,7 @@ inline void store(T* to, Vec v, int64_t n = W) {
   narrow<T>(v).store(to, static_cast<int>(n));
 }
 
-// What is left of v when it is rounded to T.
+// v rounded to T.
 template <typename T>
 inline Vec rounded(Vec v) {
   if constexpr (std::is_same_v<T, float>) {
@@ -82,14 +82,14 @@ inline double sum_of_lanes(Vec v) {
   return sum;
 }
 
-// 1 / sqrt(mean + eps) of `size` squares, summed by lane. What is wrong with the factor of a whole
-// row adds up through the layers: so it is rounded once, from double.
+// 1 / sqrt(mean + eps) of `size` squares, summed by lane. An error in a row's factor accumulates
+// over the layers, so it is rounded once, from double.
 inline Vec inverse_rms(Vec squares, int64_t size, float eps) {
   const double mean = sum_of_lanes(squares) / static_cast<double>(size);
   return Vec(static_cast<float>(1.0 / std::sqrt(mean + eps)));
 }
 
-// Rows per task, so that none is smaller than what it takes to wake a thread.
+// Rows per task, so that a task is worth waking a thread.
 inline int64_t grain(int64_t row_size) {
   constexpr int64_t kValues = 1 << 14;
   return row_size < kValues ? kValues / row_size : 1;
