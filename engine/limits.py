@@ -28,6 +28,7 @@ MAX_SAMPLING_FIELDS = 64  # of a JSON object or the request parameters; there ar
 MAX_SAMPLING_CHARACTERS = 2**19
 MAX_MESSAGES = 4096
 MAX_REQUEST_ID_CHARACTERS = 256
+MAX_CACHE_SALT_CHARACTERS = 1024
 
 # Prompt tokens of all sequences of a request, which each keep a table of blocks of their own.
 MAX_PROMPT_TOKENS = 2**22
@@ -71,6 +72,22 @@ def check_words(field: str, words: Collection[str]) -> None:
     check_size(field, len(words), MAX_WORDS, "strings")
     check_size(field, max(map(len, words), default=0), MAX_WORD_CHARACTERS, "characters in one")
     check_size(field, sum(map(len, words)), MAX_WORDS_CHARACTERS, "characters in all")
+
+
+def check_cache_salt(value: object) -> str:
+    """Return the `cache_salt` of a request if it may be one.
+
+    Raises:
+        RequestError: it is no string, empty, too long, or not valid Unicode.
+    """
+    if not isinstance(value, str) or not value:
+        raise RequestError("cache_salt: must be a non-empty string")
+    check_size("cache_salt", len(value), MAX_CACHE_SALT_CHARACTERS, "characters")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RequestError("cache_salt: is not valid Unicode") from None
+    return value
 
 
 def check_length(

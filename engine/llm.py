@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, TridentError
+from engine.limits import check_cache_salt
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.protocol import AddRequest, RequestFailed, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -50,6 +51,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Complete texts or lists of token ids; the results come in the order of the prompts.
 
@@ -57,6 +59,7 @@ class LLM:
             sampling_params: one for all prompts, or one per prompt; by default the checkpoint's
                 own generation settings.
             use_tqdm: show a progress bar.
+            cache_salt: only calls with the same one share cached prefixes.
 
         Raises:
             ValueError: a prompt or parameter is wrong; no prompt has been run then.
@@ -70,7 +73,7 @@ class LLM:
             else _token_ids(place, prompt)
             for place, prompt in enumerate(many)
         ]
-        return self._run(texts, token_ids, sampling_params, show_progress=use_tqdm)
+        return self._run(texts, token_ids, sampling_params, use_tqdm, cache_salt)
 
     def chat(
         self,
@@ -78,6 +81,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; each is a list of {"role", "content"} messages.
 
@@ -91,7 +95,8 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run([None] * len(token_ids), token_ids, sampling_params, use_tqdm)
+        texts: list[str | None] = [None] * len(token_ids)
+        return self._run(texts, token_ids, sampling_params, use_tqdm, cache_salt)
 
     @property
     def num_blocks(self) -> int:
@@ -113,9 +118,11 @@ class LLM:
         token_ids: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool,
+        cache_salt: str | None,
     ) -> list[RequestOutput]:
         params = self._params_for(len(token_ids), sampling_params)
-        uids = self._add_all(token_ids, params)
+        salt = "" if cache_salt is None else check_cache_salt(cache_salt)
+        uids = self._add_all(token_ids, params, salt)
         finished: dict[int, list[SequenceOutput]] = {uid: [] for uid in uids}
         try:
             with _progress(sum(p.n for p in params), enabled=show_progress) as advance:
@@ -150,7 +157,9 @@ class LLM:
             )
         return list(sampling_params)
 
-    def _add_all(self, token_ids: list[list[int]], params: list[SamplingParams]) -> list[int]:
+    def _add_all(
+        self, token_ids: list[list[int]], params: list[SamplingParams], cache_salt: str
+    ) -> list[int]:
         uids = []
         try:
             for prompt, sampling in zip(token_ids, params, strict=True):
@@ -160,6 +169,7 @@ class LLM:
                         prompt_token_ids=prompt,
                         sampling_params=sampling.model_dump(exclude_defaults=True),
                         stream=False,
+                        cache_salt=cache_salt,
                     )
                 )
                 uids.append(self._next_uid)

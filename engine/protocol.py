@@ -61,6 +61,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     timeout_s: float | None = None  # from arrival; then the sequences finish with "abort"
     stream: bool = True  # False: the tokens of a sequence come in one output, when it has finished
     request_id: str = ""  # the client's own name for it, for logs
+    cache_salt: str = ""  # only requests with the same one share cached prefixes
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

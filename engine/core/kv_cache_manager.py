@@ -26,11 +26,19 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def _salt_hash(cache_salt: str) -> bytes:
+    """Return what the hash of a first block begins with; it is never a hash of tokens."""
+    if not cache_salt:
+        return b""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache_salt").digest()
+
+
 class KVCacheManager:
     """Block tables of the requests over one `BlockPool`.
 
-    Full blocks are addressed by a hash chained over all tokens up to their end, so equal hashes
-    mean equal KV. A request that has to give up its blocks may keep their KV in blocks of the host.
+    Full blocks are addressed by a hash chained over the request's `cache_salt` and all tokens up to
+    their end, so equal hashes mean equal KV, of requests that may know of each other. A request
+    that has to give up its blocks may keep their KV in blocks of the host.
     """
 
     def __init__(
@@ -201,7 +209,7 @@ class KVCacheManager:
         """Return the hash of all tokens up to the end of a full block."""
         hashes, size = request.kv.block_hashes, self.block_size
         for i in range(len(hashes), place + 1):
-            parent = hashes[-1] if hashes else b""
+            parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)
             tokens = array("q", request.token_ids[i * size : (i + 1) * size]).tobytes()
             hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
         return hashes[place]

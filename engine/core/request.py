@@ -111,6 +111,7 @@ class Request:
         stop_token_ids: frozenset[int] = frozenset(),
         index: int = 0,
         priority: int = 0,
+        cache_salt: str = "",
         arrival_time: float | None = None,
         stream: bool = True,
         stop_checker: StopChecker | None = None,
@@ -126,6 +127,7 @@ class Request:
             seed: of this sequence's random draws.
             stop_token_ids: tokens that end it, the model's own end-of-sequence ids among them.
             index: which of the request's `n` sequences.
+            cache_salt: only requests with the same one share cached prefixes.
             arrival_time: `time.monotonic()` second; None: now.
             bad_words: token sequences that must not be produced.
             window_ids: stand for the prompt where the output is decoded.
@@ -137,6 +139,7 @@ class Request:
         self.seed = seed
         self.stop_token_ids = stop_token_ids
         self.priority = priority
+        self.cache_salt = cache_salt
         self.stream = stream
         self.bad_words = bad_words
 

@@ -11,6 +11,7 @@ from engine.limits import (
     MAX_LOGPROBS_AT_ONCE,
     MAX_OUTPUT_TOKENS,
     MAX_PROMPT_TOKENS,
+    check_cache_salt,
     check_length,
 )
 from engine.protocol import AddRequest
@@ -53,6 +54,8 @@ class RequestFactory:
         params = SamplingParams.parse(message.sampling_params)
         prompt = message.prompt_token_ids
         self._check(prompt, params)
+        if message.cache_salt:
+            check_cache_salt(message.cache_salt)
         max_tokens = self._max_tokens(message, params)
         window = self._detokenizer.prompt_window(
             prompt, skip_special_tokens=params.skip_special_tokens
@@ -72,6 +75,7 @@ class RequestFactory:
                 stop_token_ids=stop_token_ids,
                 index=index,
                 priority=message.priority,
+                cache_salt=message.cache_salt,
                 arrival_time=message.arrival_time,
                 stream=message.stream,
                 stop_checker=stop_checker and stop_checker.fork(),

@@ -9,7 +9,12 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError
-from engine.limits import MAX_SAMPLING_CHARACTERS, MAX_SAMPLING_FIELDS, check_size
+from engine.limits import (
+    MAX_SAMPLING_CHARACTERS,
+    MAX_SAMPLING_FIELDS,
+    check_cache_salt,
+    check_size,
+)
 from engine.service.tensors import InputReader
 
 # Request parameters that Triton and its clients set for themselves.
@@ -76,3 +81,13 @@ def decode_parameters(text: str) -> dict[str, Any]:
 def client_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request parameters that the client itself set."""
     return {name: value for name, value in parameters.items() if name not in _TRITON_PARAMETERS}
+
+
+def take_cache_salt(fields: dict[str, Any]) -> str:
+    """Take `cache_salt` out of what stands beside the sampling parameters; "" if it is not there.
+
+    Raises:
+        RequestError: it is no valid salt.
+    """
+    salt = fields.pop("cache_salt", None)
+    return "" if salt is None else check_cache_salt(salt)

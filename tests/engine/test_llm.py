@@ -55,6 +55,29 @@ def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(20, 0, -1))
 
 
+def test_calls_share_cached_prefixes_only_with_the_same_salt(llm: LLM) -> None:
+    prompt = list(range(30, 63))
+    cached = []
+    for salt in (None, "tenant 1", None, "tenant 1", "tenant 2"):
+        (output,) = llm.generate(prompt, GREEDY, use_tqdm=False, cache_salt=salt)
+        cached.append(output.metrics.num_cached_tokens)
+    assert cached == [0, 0, 32, 32, 0]
+
+
+@pytest.mark.parametrize(
+    ("salt", "message"),
+    [
+        ("", "cache_salt: must be a non-empty string"),
+        (5, "cache_salt: must be a non-empty string"),
+        ("x" * 1025, "cache_salt: has 1025 characters; at most 1024 are allowed"),
+        ("\ud800", "cache_salt: is not valid Unicode"),
+    ],
+)
+def test_a_wrong_salt_is_refused_by_name(llm: LLM, salt: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        llm.generate([5, 6], GREEDY, use_tqdm=False, cache_salt=salt)
+
+
 def test_the_output_stops_before_a_stop_string_across_tokens(llm: LLM) -> None:
     full = run(llm, "Où est", GREEDY)[0].outputs[0]
     for start in range(1, len(full.text) - 2):

@@ -15,6 +15,7 @@ def make_request(
     max_tokens: int = 4,
     index: int = 0,
     priority: int = 0,
+    cache_salt: str = "",
     stop_token_ids: frozenset[int] = frozenset(),
     **sampling: object,
 ) -> Request:
@@ -27,6 +28,7 @@ def make_request(
         seed=uid + index,
         index=index,
         priority=priority,
+        cache_salt=cache_salt,
         stop_token_ids=stop_token_ids,
     )
 

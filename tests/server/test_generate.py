@@ -178,3 +178,31 @@ def test_a_deadline_ends_a_request_with_what_it_has(caller: Caller) -> None:
 
 def _parameters(**fields: object) -> dict[str, str]:
     return {"sampling_parameters": json.dumps(fields)}
+
+
+def test_tenants_with_salts_of_their_own_do_not_see_each_others_prompts(caller: Caller) -> None:
+    """By the hits that are reported; a salt comes as JSON, or as a request parameter."""
+    prompt = "What only one tenant has ever asked, at a length of several blocks. " * 3
+
+    def reused(salt: str | None = None, *, as_parameter: bool = False) -> int:
+        fields = {} if salt is None else {"cache_salt": salt}
+        response = caller.one(
+            text_input=prompt,
+            max_tokens=1,
+            return_perf_metrics=True,
+            sampling_parameters=json.dumps({} if as_parameter else fields),
+            parameters=fields if as_parameter else None,
+        )
+        (count,) = response["kv_cache_reused_blocks"]
+        return int(count)
+
+    assert reused("tenant 1") == 0
+    hits = reused("tenant 1")
+    assert hits > 2
+    assert reused("tenant 2") == reused() == 0
+    assert reused("tenant 1", as_parameter=True) == reused() == hits
+    status, answer = caller.generate({"text_input": prompt, "cache_salt": ""})
+    assert (status, answer["error"].rpartition("cache_salt:")[2]) == (
+        400,
+        " must be a non-empty string",
+    )

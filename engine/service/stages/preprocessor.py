@@ -43,6 +43,7 @@ class TokenizedRequest:
     sampling_params: SamplingParams
     stream: bool
     priority: int
+    cache_salt: str
     timeout_us: int
     options: ResponseOptions
 
@@ -111,6 +112,7 @@ class Preprocessor:
             sampling_params=params,
             stream=inputs.stream,
             priority=inputs.priority,
+            cache_salt=inputs.cache_salt,
             timeout_us=inputs.timeout_us,
             options=ResponseOptions(
                 outputs=[*inputs.outputs, *(["sequence_index"] if params.n > 1 else [])],
@@ -201,11 +203,13 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
 
 def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:
     """Return `request` as input tensors of the engine, without a batch dimension."""
-    params = request.sampling_params.model_dump_json(exclude_defaults=True)
+    params = request.sampling_params.model_dump(mode="json", exclude_defaults=True)
+    if request.cache_salt:
+        params["cache_salt"] = request.cache_salt
     options = msgspec.msgpack.encode(request.options)
     return {
         "input_ids": np.array(request.input_ids, dtype=np.int32),
-        "sampling_parameters": np.array([params.encode("utf-8")], dtype=object),
+        "sampling_parameters": np.array([msgspec.json.encode(params)], dtype=object),
         "stream": np.array([request.stream]),
         "priority": np.array([request.priority], dtype=np.int32),
         "timeout": np.array([request.timeout_us], dtype=np.uint64),

@@ -15,7 +15,12 @@ from typing import Any
 from engine.errors import RequestError, UnsupportedError
 from engine.limits import MAX_WORDS, check_words
 from engine.protocol import NULL_LOGPROBS
-from engine.service.parameters import client_parameters, parse_sampling_parameters, read_priority
+from engine.service.parameters import (
+    client_parameters,
+    parse_sampling_parameters,
+    read_priority,
+    take_cache_salt,
+)
 from engine.service.tensors import InputReader, Tensors
 
 # Tensor -> field of SamplingParams; later ones win, so aliases stand first.
@@ -72,6 +77,7 @@ class RequestInputs:
         end_id: replaces the checkpoint's end-of-sequence tokens; -1: there is none.
         embedding_bias: words, and what to add to the logits of their tokens.
         priority: smaller runs earlier.
+        cache_salt: only requests with the same one share cached prefixes.
         timeout_us: from now, in microseconds; 0 means none.
         outputs: optional output tensors.
     """
@@ -85,6 +91,7 @@ class RequestInputs:
     end_id: int | None
     embedding_bias: tuple[tuple[str, float], ...]
     priority: int
+    cache_salt: str
     timeout_us: int
     outputs: tuple[str, ...]
 
@@ -117,6 +124,7 @@ def parse_inputs(
     merged = {**tensor_fields, **_sampling_parameters(inputs, parameters)}
     # null asks for the default, except that no limit of max_tokens is a value of its own.
     fields = {k: v for k, v in merged.items() if v is not None or k == "max_tokens"}
+    cache_salt = take_cache_salt(fields)
     outputs = requested_outputs(inputs)
     return_logprobs = inputs.boolean("return_logprobs")
     if fields.get("logprobs") is None:
@@ -137,6 +145,7 @@ def parse_inputs(
         end_id=_check_at_least("end_id", inputs.integer("end_id"), -1),
         embedding_bias=_embedding_bias(inputs),
         priority=read_priority(inputs),
+        cache_salt=cache_salt,
         timeout_us=_check_at_least("timeout", inputs.integer("timeout"), 1) or timeout_us,
         outputs=tuple(outputs),
     )

@@ -34,6 +34,7 @@ class NewRequest:
         timeout_s: from arrival; then the sequences end with "abort". None: no deadline.
         text_prefix: goes with the first chunk of each sequence.
         request_id: the client's own name for it; need not be unique.
+        cache_salt: only requests with the same one share cached prefixes.
     """
 
     prompt_token_ids: list[int]
@@ -44,6 +45,7 @@ class NewRequest:
     timeout_s: float | None = None
     text_prefix: str = ""
     request_id: str = ""
+    cache_salt: str = ""
     arrival_time: float = field(default_factory=time.monotonic)
 
     def message(self, uid: int) -> AddRequest:
@@ -57,6 +59,7 @@ class NewRequest:
             arrival_time=self.arrival_time,
             timeout_s=self.timeout_s,
             request_id=self.request_id,
+            cache_salt=self.cache_salt,
         )
 
 

@@ -23,6 +23,7 @@ from engine.service.parameters import (
     client_parameters,
     parse_sampling_parameters,
     read_priority,
+    take_cache_salt,
 )
 from engine.service.stub.delivery import NewRequest
 from engine.service.tensors import InputReader, Tensors
@@ -66,6 +67,7 @@ def parse_engine_inputs(
     # The tokenizer stage has merged the request parameters already, defaults and all.
     fields = client_parameters(parameters) if decoded is None else {}
     fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))
+    cache_salt = take_cache_salt(fields)
     params = SamplingParams.parse(fields)
     asked = params.max_tokens if "max_tokens" in fields else None
     check_length("input_ids", len(prompt), asked, ready.max_model_len)
@@ -80,6 +82,7 @@ def parse_engine_inputs(
             num_sequences=params.n,
             stream=stream,
             priority=read_priority(inputs),
+            cache_salt=cache_salt,
             timeout_s=timeout_us / 1e6 if timeout_us else None,
             text_prefix=text_prefix,
             request_id=request_id,

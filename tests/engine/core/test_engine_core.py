@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import CheckpointError, QueueFullError
+from engine.errors import CheckpointError, QueueFullError, RequestError
 from engine.protocol import AddRequest, SequenceOutput
 
 MakeCore = Callable[..., EngineCore]
@@ -188,3 +188,13 @@ def test_logprobs_are_kept_until_they_are_handed_out(make_core: MakeCore) -> Non
     for output in outputs:
         assert output.logprobs is not None
         assert [entry.token_ids[0] for entry in output.logprobs] == output.token_ids
+
+
+def test_a_salt_that_cannot_be_hashed_is_refused_before_it_reaches_the_scheduler(
+    make_core: MakeCore,
+) -> None:
+    core = make_core()
+    with pytest.raises(RequestError, match=r"^cache_salt: is not valid Unicode"):
+        core.add_request(AddRequest(1, [5] * 40, {"max_tokens": 2}, cache_salt="\ud800"))
+    core.add_request(request(2))
+    assert {output.uid for output in run(core)} == {2}

@@ -1,3 +1,5 @@
+from array import array
+
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request, SampledToken
 from tests.factories.requests import make_request, reuse_prefix
@@ -30,6 +32,23 @@ def test_a_different_beginning_shares_nothing_behind_it() -> None:
     cache = KVCacheManager(10, 4, enable_prefix_caching=True)
     compute(cache, make_request(1, [1, 2, 3, 4, 5, 6, 7, 8]), 8)
     assert reuse_prefix(cache, make_request(2, [9, 2, 3, 4, 5, 6, 7, 8, 9])) == 0
+
+
+def test_requests_share_blocks_only_with_the_same_salt() -> None:
+    cache = KVCacheManager(10, 4, enable_prefix_caching=True)
+    for uid, salt in enumerate(("", "a")):
+        compute(cache, make_request(uid, range(8), cache_salt=salt), 8)
+    for salt, num_tokens in (("", 8), ("a", 8), ("b", 0), ("A", 0)):
+        assert reuse_prefix(cache, make_request(9, range(9), cache_salt=salt)) == num_tokens
+
+
+def test_no_salt_stands_for_a_block_that_is_known() -> None:
+    """A salt of the very bytes that a block's hash is made of must not find what follows it."""
+    cache = KVCacheManager(10, 4, enable_prefix_caching=True)
+    first, second = [1, 2, 3, 4], [5, 6, 7, 8]
+    compute(cache, make_request(1, first + second), 8)
+    forged = array("q", first).tobytes().decode()
+    assert reuse_prefix(cache, make_request(2, [*second, 9], cache_salt=forged)) == 0
 
 
 def test_caching_can_be_switched_off() -> None:

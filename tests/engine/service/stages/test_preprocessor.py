@@ -174,7 +174,7 @@ def test_the_engine_reads_what_the_tokenizer_stage_writes() -> None:
         exclude_input_in_output=False,
         return_finish_reason=True,
         stop_words=["停", "stop"],
-        sampling_parameters='{"logit_bias": {"5": -1.5}, "max_tokens": null}',
+        sampling_parameters='{"logit_bias": {"5": -1.5}, "max_tokens": null, "cache_salt": "é"}',
         seed=np.uint64(3),
         priority=-2,
         timeout=np.uint64(2_500_000),
@@ -186,6 +186,7 @@ def test_the_engine_reads_what_the_tokenizer_stage_writes() -> None:
     assert inputs.request.stream
     assert (inputs.request.priority, inputs.request.timeout_s) == (-2, 2.5)
     assert inputs.request.text_prefix == "hello"
+    assert inputs.request.message(1).cache_salt == "é"
     assert inputs.options == ResponseOptions(["finish_reason", "sequence_index"], "hello")
 
 
@@ -201,7 +202,9 @@ def test_request_parameters_do_not_count_twice() -> None:
 
 def test_a_client_may_call_the_engine_itself() -> None:
     ids = np.array([[1, 2, 3]], dtype=np.int32)
-    inputs = parse_engine_inputs({"input_ids": ids}, {"max_tokens": 5}, 0, READY)
+    parameters = {"max_tokens": 5, "cache_salt": "mine"}
+    inputs = parse_engine_inputs({"input_ids": ids}, parameters, 0, READY)
+    assert inputs.request.cache_salt == "mine"
     assert inputs.options is None
     assert inputs.request.sampling_params == {"max_tokens": 5}
     assert inputs.request.timeout_s is None
@@ -214,6 +217,10 @@ def test_a_client_may_call_the_engine_itself() -> None:
         (
             {"input_ids": [1] * 63, "sampling_parameters": '{"max_tokens": 2}'},
             "max_tokens: 2 and the 63 tokens of input_ids exceed",
+        ),
+        (
+            {"input_ids": [1], "sampling_parameters": '{"cache_salt": []}'},
+            "cache_salt: must be a non-empty string",
         ),
         ({"input_ids": [1], "sampling_parameters": '{"n": 0}'}, "n: .* greater than or equal"),
         ({"input_ids": [1], "response_options": [255]}, "response_options: is for the tokenizer"),

@@ -87,6 +87,13 @@ def test_the_json_object_wins_over_parameters_and_those_over_tensors() -> None:
     assert inputs.fields == {"max_tokens": "3", "top_k": 2, "min_p": 0.25}
 
 
+def test_a_cache_salt_is_no_sampling_parameter() -> None:
+    as_json = parse({"cache_salt": "b"}, sampling_parameters=text('{"cache_salt": "a", "n": 2}'))
+    assert (as_json.cache_salt, as_json.fields) == ("a", {"n": 2})
+    assert parse({"cache_salt": "b"}).cache_salt == "b"
+    assert parse(sampling_parameters=text('{"cache_salt": null}')).cache_salt == ""
+
+
 def test_canonical_names_win_over_aliases() -> None:
     inputs = parse(min_tokens=i32(1), min_length=i32(2), seed=u64(3), random_seed=u64(4))
     assert inputs.fields == {"min_tokens": 1, "seed": 3}
@@ -184,6 +191,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sampling_parameters": text('{"a": NaN}')}, "sampling_parameters: is not valid JSON"),
     ({"sampling_parameters": text('{"stop": "\\ud800"}')}, "sampling_parameters: is not valid"),
     ({"sampling_parameters": text('{"a":' * 9999)}, "sampling_parameters: is nested too deeply"),
+    ({"sampling_parameters": text('{"cache_salt": ""}')}, "cache_salt: must be a non-empty str"),
+    ({"sampling_parameters": text('{"cache_salt": 5}')}, "cache_salt: must be a non-empty string"),
     ({"end_id": i32(-2)}, r"end_id: must be at least -1 \(got -2\)"),
     ({"pad_id": i32(-1)}, "pad_id: must be at least 0"),
     ({"timeout": u64(0)}, "timeout: must be at least 1"),
