@@ -15,6 +15,7 @@ from engine.models.rope import parse_rope
 
 CPU = torch.device("cpu")
 MAX_POSITIONS, LENGTH, HEAD_DIM = 96, 400, 32
+EPS = torch.finfo(torch.float32).eps
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
@@ -72,8 +73,10 @@ def test_tables_equal_transformers(name: str) -> None:
     cos, sin = rotary_table(rope, HEAD_DIM, LENGTH)
     assert cos.dtype == sin.dtype == torch.float32
     their_cos, their_sin = _theirs(SETTINGS[name], torch.arange(LENGTH))
-    torch.testing.assert_close(cos, their_cos, rtol=0, atol=1e-6)
-    torch.testing.assert_close(sin, their_sin, rtol=0, atol=1e-6)
+    # The angles are the same numbers: products of the same two. cos, sin and the scale of YaRN are
+    # rounded, which the shape of the tensor may change.
+    torch.testing.assert_close(cos, their_cos, rtol=0, atol=8 * EPS)
+    torch.testing.assert_close(sin, their_sin, rtol=0, atol=8 * EPS)
 
 
 def test_the_settings_differ_from_each_other() -> None:
@@ -93,10 +96,15 @@ def test_dynamic_rows_have_the_base_of_the_sequence_they_end() -> None:
     cos, sin = rotary_table(rope, HEAD_DIM, LENGTH)
     for position in (0, 1, MAX_POSITIONS - 1, MAX_POSITIONS, MAX_POSITIONS + 1, LENGTH - 1):
         their_cos, their_sin = _theirs(settings, torch.tensor([position]))
-        torch.testing.assert_close(cos[position : position + 1], their_cos, rtol=0, atol=2e-5)
-        torch.testing.assert_close(sin[position : position + 1], their_sin, rtol=0, atol=2e-5)
+        # The base is computed in another order: a few roundings of the frequency, which is at most
+        # 1, times the position.
+        atol = 8 * EPS * max(1, position)
+        torch.testing.assert_close(cos[position : position + 1], their_cos, rtol=0, atol=atol)
+        torch.testing.assert_close(sin[position : position + 1], their_sin, rtol=0, atol=atol)
     unscaled, _ = rotary_table(_parse(SETTINGS["default"]), HEAD_DIM, LENGTH)
-    torch.testing.assert_close(cos[:MAX_POSITIONS], unscaled[:MAX_POSITIONS], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        cos[:MAX_POSITIONS], unscaled[:MAX_POSITIONS], rtol=0, atol=8 * EPS * MAX_POSITIONS
+    )
     assert not torch.allclose(cos[-1], unscaled[-1], atol=1e-2)
 
 
