@@ -20,7 +20,7 @@ from engine.execution.device_queue import DeviceQueue
 from engine.execution.host_cache import allocate_host_cache
 from engine.execution.kv_cache_plan import kv_cache_dtype, require_room_for_weights
 from engine.execution.pending_step import PendingStep, SentSamples
-from engine.execution.sampling import Sampler
+from engine.execution.sampling.sampler import Sampler
 from engine.execution.step_graphs import Capturer, StepGraphs
 from engine.execution.step_plan import StepPlan, plan_step
 from engine.layers.attention import LayerCache

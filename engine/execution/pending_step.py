@@ -10,7 +10,7 @@ import torch
 
 from engine.core.request import SampledToken
 from engine.core.schedule import Schedule
-from engine.execution.sampling import Samples
+from engine.execution.sampling.sampler import Samples
 from engine.execution.step_plan import StepPlan
 
 

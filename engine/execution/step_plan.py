@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.core.kv_cache_manager import BlockCopy
 from engine.core.request import Request
 from engine.core.schedule import Schedule
-from engine.execution.sampling import SamplePlan, Sampler
+from engine.execution.sampling.sampler import SamplePlan, Sampler
 from kernels.slot_tables import SlotTables, SlotWrites
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.core.request import Request, SampledToken
-from engine.execution.sampling import SamplePlan, Sampler
+from engine.execution.sampling.sampler import SamplePlan, Sampler
 
 
 def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:

@@ -11,7 +11,7 @@ pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine.core.request import Request, SampledToken
-from engine.execution.sampling import Sampler
+from engine.execution.sampling.sampler import Sampler
 from kernels import device
 from tests.factories.requests import make_request
 from tests.factories.sampling import make_plan, run_plan, sample_requests

@@ -1,21 +1,34 @@
-"""Sampler: from the logits of a step to one token per row."""
+"""Sampler: from the logits of a step to one token per row.
+
+The host may not have seen the tokens of the steps before. `Sampler.plan` says on the host what the
+rows of a step ask for, `Sampler.sample` does it on the device, and `SamplePlan.read` turns what
+comes back into tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.request import Request
-from engine.execution.sampling.adjustment import Adjustment
-from engine.execution.sampling.cpu_draw import CpuDraw
-from engine.execution.sampling.draw import Draw, DrawParams, KernelDraw
-from engine.execution.sampling.logprobs import LogprobsPlan
-from engine.execution.sampling.masks import AllowedTokens, BadWordEnds, Mask, StopTokens
-from engine.execution.sampling.plan import SamplePlan, Samples
+from engine.core.request import Request, SampledToken
+from engine.execution.sampling.draw import CpuDraw, Draw, DrawParams, KernelDraw, TorchDraw
+from engine.execution.sampling.logits_processors import (
+    AllowedTokensMask,
+    BadWordsMask,
+    BiasAndPenalties,
+    Mask,
+    MinTokensMask,
+    PenaltyAdmissions,
+    PenaltyCounts,
+    TokenHistory,
+)
+from engine.execution.sampling.logprobs import Logprobs, LogprobsPlan
 from engine.execution.sampling.slot_params import (
     ALLOWED,
     BAD_WORDS,
@@ -26,10 +39,64 @@ from engine.execution.sampling.slot_params import (
     SlotParams,
 )
 from engine.execution.sampling.step_arrays import StepArrays
-from engine.execution.sampling.token_history import Admissions, History, TokenHistory
-from engine.execution.sampling.torch_draw import TorchDraw
 from kernels import cpu
 from kernels import device as devices
+
+
+class Samples(NamedTuple):
+    """The tokens drawn for R rows; tensors on the device, or on the host."""
+
+    token_ids: Tensor  # int64 [R]
+    logprobs: Logprobs | None  # of the rows that ask for them
+
+    def to_host(self) -> Samples:
+        """Return a copy in pinned memory, or this one if it is on the host already.
+
+        The copy is complete when the device has passed it: record an event and wait for that.
+        """
+        if self.token_ids.device.type == "cpu":
+            return self
+        logprobs = self.logprobs and Logprobs(*map(_to_host, self.logprobs))
+        return Samples(_to_host(self.token_ids), logprobs)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """How the R rows of a step are sampled. Made by `Sampler.plan`, for one `Sampler.sample`.
+
+    Attributes:
+        arrays: all arrays of the plan, uploaded together.
+        admissions: sequences with penalties that have taken their slots since the last plan.
+        masks: applied in this order.
+        adjustment: biases and penalties.
+        counts_output: whether any row has penalties, so that its token is counted.
+        draw: the draw of the tokens.
+        logprobs: of the rows that ask for log-probabilities.
+    """
+
+    arrays: StepArrays
+    admissions: PenaltyAdmissions | None
+    masks: Sequence[Mask]
+    adjustment: BiasAndPenalties | None
+    counts_output: bool
+    draw: Draw
+    logprobs: LogprobsPlan | None
+
+    def read(self, samples: Samples) -> list[SampledToken]:
+        """Return the token of each row, in order; `samples` are on the host and complete."""
+        token_ids: list[int] = samples.token_ids.tolist()
+        sampled = [SampledToken(token_id, 0.0) for token_id in token_ids]
+        if self.logprobs is not None:
+            assert samples.logprobs is not None
+            found = self.logprobs.read(samples.logprobs, token_ids)
+            for row, logprobs in zip(self.logprobs.rows, found, strict=True):
+                sampled[row] = SampledToken(token_ids[row], logprobs.logprobs[0], logprobs)
+        return sampled
 
 
 class Sampler:
@@ -51,18 +118,18 @@ class Sampler:
         self._device = device
         self._has_cpu_kernels = cpu.operations(torch.empty(0, device=device)) is not None
         self._params = SlotParams(num_slots, vocab_size)
-        self._admitted: dict[int, History] = {}  # since the last plan, those with penalties
-        self._history = TokenHistory(num_slots, vocab_size, device)
+        self._admitted: dict[int, TokenHistory] = {}  # since the last plan, those with penalties
+        self._penalty_counts = PenaltyCounts(num_slots, vocab_size, device)
 
     def admit(self, slot: int, request: Request) -> None:
         """Give `slot` to `request`: a new one, or one that comes back after a preemption.
 
-        Its tokens must all be known to the host now. Who had the slot before is forgotten.
+        All its tokens must be known to the host. Replaces the sequence that had the slot before.
         """
         self._params.admit(slot, request)
         self._admitted.pop(slot, None)
-        if self._params.wishes[slot] & PENALTIES:
-            self._admitted[slot] = History.of(request)
+        if self._params.features[slot] & PENALTIES:
+            self._admitted[slot] = TokenHistory.of(request)
 
     def plan(
         self,
@@ -81,21 +148,21 @@ class Sampler:
             requests: the sequence in each of the slots.
         """
         arrays, params = StepArrays(), self._params
-        wishes = params.wishes[slots]
-        wished = int(np.bitwise_or.reduce(wishes))
+        features = params.features[slots]
+        used = int(np.bitwise_or.reduce(features))
         admissions = None
         if self._admitted:
-            admissions = Admissions.gather(self._admitted, arrays)
+            admissions = PenaltyAdmissions.gather(self._admitted, arrays)
             self._admitted = {}
         masks: list[Mask] = []
-        if wished & (ALLOWED | BAD_WORDS | MIN_TOKENS):
-            masks = self._masks(slots, wishes, num_output_tokens, requests, arrays)
+        if used & (ALLOWED | BAD_WORDS | MIN_TOKENS):
+            masks = self._masks(slots, features, num_output_tokens, requests, arrays)
         adjustment = logprobs = None
-        if wished & (BIAS | PENALTIES):
+        if used & (BIAS | PENALTIES):
             biases = [params.bias.get(slot) for slot in slots.tolist()]
-            adjustment = Adjustment(biases, params.penalties(slots), arrays)
-        if wished & LOGPROBS:
-            rows = np.flatnonzero(wishes & LOGPROBS)
+            adjustment = BiasAndPenalties(biases, params.penalties(slots), arrays)
+        if used & LOGPROBS:
+            rows = np.flatnonzero(features & LOGPROBS)
             logprobs = LogprobsPlan(rows, params.num_top_logprobs[slots[rows]], arrays)
         draws = params.draws(slots, num_output_tokens)
         return SamplePlan(
@@ -103,7 +170,7 @@ class Sampler:
             admissions=admissions,
             masks=masks,
             adjustment=adjustment,
-            counts_output=bool(wished & PENALTIES),
+            counts_output=bool(used & PENALTIES),
             draw=self._draw(draws, arrays),
             logprobs=logprobs,
         )
@@ -119,15 +186,15 @@ class Sampler:
         """
         arrays = plan.arrays.upload(logits.device)
         if plan.admissions is not None:
-            self._history.admit(plan.admissions, arrays)
+            self._penalty_counts.admit(plan.admissions, arrays)
         kept = None if plan.logprobs is None else plan.logprobs.keep(logits, arrays)
         for mask in plan.masks:
             mask.apply(logits, arrays)
         if plan.adjustment is not None:
-            plan.adjustment.apply(logits, self._history.counts, arrays)
+            plan.adjustment.apply(logits, self._penalty_counts.counts, arrays)
         token_ids = plan.draw.draw(logits, arrays)
         if plan.counts_output:
-            self._history.count(slots, token_ids)
+            self._penalty_counts.count(slots, token_ids)
         if plan.logprobs is None or kept is None:
             return Samples(token_ids, None)
         return Samples(token_ids, plan.logprobs.compute(kept, token_ids, arrays))
@@ -140,19 +207,19 @@ class Sampler:
     def _masks(
         self,
         slots: NDArray[np.int32],
-        wishes: NDArray[np.int32],
+        features: NDArray[np.int32],
         num_output_tokens: NDArray[np.int64],
         requests: Sequence[Request],
         arrays: StepArrays,
     ) -> list[Mask]:
         masks: list[Mask] = []
         params = self._params
-        rows = np.flatnonzero(wishes & ALLOWED)
+        rows = np.flatnonzero(features & ALLOWED)
         if len(rows):
             lists = [params.allowed_token_ids[slot] for slot in slots[rows].tolist()]
-            masks.append(AllowedTokens(rows, lists, arrays))
+            masks.append(AllowedTokensMask(rows, lists, arrays))
         ends = {}
-        for row in np.flatnonzero(wishes & BAD_WORDS).tolist():
+        for row in np.flatnonzero(features & BAD_WORDS).tolist():
             request = requests[row]
             # There are fewer where no token is to come, within what is computed again.
             assert num_output_tokens[row] <= request.num_output_tokens
@@ -160,10 +227,10 @@ class Sampler:
             if found := bad_words.ends(request.token_ids, request.num_prompt_tokens):
                 ends[row] = found
         if ends:
-            masks.append(BadWordEnds(ends, arrays))
+            masks.append(BadWordsMask(ends, arrays))
         too_early = num_output_tokens < params.min_tokens[slots]
-        rows = np.flatnonzero((wishes & MIN_TOKENS != 0) & too_early)
+        rows = np.flatnonzero((features & MIN_TOKENS != 0) & too_early)
         if len(rows):
             lists = [params.stop_token_ids[slot] for slot in slots[rows].tolist()]
-            masks.append(StopTokens(rows, lists, arrays))
+            masks.append(MinTokensMask(rows, lists, arrays))
         return masks

@@ -1,4 +1,4 @@
-"""What the sequences in the slots ask of the sampler, as the host keeps it."""
+"""The sampling parameters of the sequences in the slots, on the host."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.request import Request
-from engine.execution.sampling.adjustment import Bias, PenaltyParams
 from engine.execution.sampling.draw import DrawParams
-from engine.execution.sampling.masks import BadWords
+from engine.execution.sampling.logits_processors import BadWords, Bias, PenaltyParams
 from engine.execution.sampling.step_arrays import RequestArray
 from engine.sampling_params import SamplingParams
 
-# Values of `SlotParams.wishes`, which most sequences have none of.
+# Bits of `SlotParams.features`; most sequences have none set.
 ALLOWED, BAD_WORDS, MIN_TOKENS, BIAS, PENALTIES, LOGPROBS = (1 << bit for bit in range(6))
 
 
@@ -20,15 +19,15 @@ class SlotParams:
     """The parameters of the sequence in each of S slots, in arrays that a step can pick from.
 
     Attributes:
-        wishes: [S], which of ALLOWED... LOGPROBS are asked for.
+        features: [S], bits of ALLOWED ... LOGPROBS that a sequence uses.
         min_tokens, num_top_logprobs: [S].
-        allowed_token_ids, stop_token_ids, bad_words, bias: of slots with such wishes.
+        allowed_token_ids, stop_token_ids, bad_words, bias: of the slots that use them.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
-        """Give no slot to any sequence."""
+        """Start with all slots free."""
         self._vocab_size = vocab_size
-        self.wishes = np.zeros(num_slots, dtype=np.int32)
+        self.features = np.zeros(num_slots, dtype=np.int32)
         self.min_tokens = np.zeros(num_slots, dtype=np.int64)
         self.num_top_logprobs = np.zeros(num_slots, dtype=np.int64)
         self.allowed_token_ids: dict[int, RequestArray] = {}
@@ -45,7 +44,7 @@ class SlotParams:
         self._frequency = np.zeros(num_slots, dtype=np.float32)
 
     def admit(self, slot: int, request: Request) -> None:
-        """Write what `request` asks for over what `slot` held."""
+        """Replace the parameters in `slot` by those of `request`."""
         params = request.sampling_params
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
@@ -54,34 +53,34 @@ class SlotParams:
         self._seed[slot] = request.seed
         for lists in (self.allowed_token_ids, self.stop_token_ids, self.bad_words, self.bias):
             lists.pop(slot, None)
-        self.wishes[slot] = self._admit_wishes(slot, request)
+        self.features[slot] = self._admit_features(slot, request)
 
-    def _admit_wishes(self, slot: int, request: Request) -> int:
-        params, wishes = request.sampling_params, 0
+    def _admit_features(self, slot: int, request: Request) -> int:
+        params, features = request.sampling_params, 0
         if params.allowed_token_ids is not None:
-            wishes |= ALLOWED
+            features |= ALLOWED
             self.allowed_token_ids[slot] = RequestArray(request.allowed_token_ids)
         if request.bad_words:
-            wishes |= BAD_WORDS
+            features |= BAD_WORDS
             self.bad_words[slot] = BadWords(request.bad_words, self._vocab_size)
         stop_token_ids = [token for token in request.stop_token_ids if token < self._vocab_size]
         if params.min_tokens and stop_token_ids:
-            wishes |= MIN_TOKENS
+            features |= MIN_TOKENS
             self.min_tokens[slot] = params.min_tokens
             self.stop_token_ids[slot] = RequestArray(np.array(stop_token_ids, dtype=np.int64))
         if params.logit_bias:
-            wishes |= BIAS
+            features |= BIAS
             self.bias[slot] = Bias(params.logit_bias)
         if _has_penalties(params):
-            wishes |= PENALTIES
+            features |= PENALTIES
             with np.errstate(over="ignore"):  # infinity is right
                 self._repetition[slot] = params.repetition_penalty
             self._presence[slot] = params.presence_penalty
             self._frequency[slot] = params.frequency_penalty
         if params.logprobs is not None:
-            wishes |= LOGPROBS
+            features |= LOGPROBS
             self.num_top_logprobs[slot] = min(params.logprobs, self._vocab_size)
-        return wishes
+        return features
 
     def draws(self, slots: NDArray[np.int32], num_output_tokens: NDArray[np.int64]) -> DrawParams:
         """Return how the tokens of `slots`, [R], are drawn."""
@@ -96,7 +95,7 @@ class SlotParams:
 
     def penalties(self, slots: NDArray[np.int32]) -> PenaltyParams:
         """Return how `slots`, [R], are penalised."""
-        penalised = self.wishes[slots] & PENALTIES != 0
+        penalised = self.features[slots] & PENALTIES != 0
         return PenaltyParams(
             slots=np.where(penalised, slots, np.int32(-1)),
             repetition=self._repetition[slots],
@@ -106,7 +105,7 @@ class SlotParams:
 
 
 def _has_penalties(params: SamplingParams) -> bool:
-    """Tell whether what has been said changes what comes next."""
+    """Return whether any penalty has an effect."""
     return (
         params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0

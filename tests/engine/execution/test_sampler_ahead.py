@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.request import Request
-from engine.execution.sampling import Sampler, step_arrays
-from engine.execution.sampling.uniform import uniform_numbers
+from engine.execution.sampling import step_arrays
+from engine.execution.sampling.draw import uniform_numbers
+from engine.execution.sampling.sampler import Sampler
 from tests.factories.requests import make_request
 from tests.factories.sampling import make_plan, run_plan, sample_requests
 

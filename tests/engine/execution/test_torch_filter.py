@@ -2,8 +2,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.execution.sampling.torch_filter import _FEW as FEW
-from engine.execution.sampling.torch_filter import TorchFilter
+from engine.execution.sampling.draw import _FEW as FEW
+from engine.execution.sampling.draw import TorchFilter
 
 VOCAB = 3 * FEW
 
