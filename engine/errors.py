@@ -64,3 +64,11 @@ class InsufficientMemoryError(TridentError):
     """The weights, or the KV cache of one full-length sequence, do not fit."""
 
     code: ClassVar[str] = "UNAVAILABLE"
+
+
+def error_of(code: str, text: str) -> TridentError:
+    """Return the exception for an error that another process reported."""
+    for kind in (RequestError, UnsupportedError, QueueFullError, RequestCancelledError):
+        if kind.code == code:
+            return kind(text)
+    return TridentError(text)

@@ -12,7 +12,7 @@ from engine.core.deadlines import Deadlines
 from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
-from engine.core.queue_limits import QueueLimits
+from engine.core.queue_limits import Load, QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
@@ -102,14 +102,11 @@ class EngineCore:
 
         Raises:
             RequestError: the request is wrong or can never fit; the text names the field.
-            QueueFullError: as many requests or prompt tokens are waiting as may wait.
+            QueueFullError: as many sequences or prompt tokens are waiting as may wait.
         """
-        self._queue_limits.check(
-            len(self.scheduler.waiting.queued),
-            self.scheduler.waiting.num_queued_tokens,
-            len(message.prompt_token_ids),
-        )
         siblings = self._factory.build(message)
+        waiting = self.scheduler.waiting.load_without_slot(len(self.scheduler.free_slots))
+        self._queue_limits.check(waiting, Load(len(siblings), len(message.prompt_token_ids)))
         timeouts = [t for t in (message.timeout_s, self.config.request_timeout_s) if t is not None]
         self.scheduler.add(siblings)
         try:

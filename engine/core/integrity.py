@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.core.queue_limits import Load
 from engine.core.scheduler import Scheduler
 
 
@@ -11,7 +12,7 @@ def check_idle(scheduler: Scheduler) -> None:
     The engine calls it whenever it falls idle: it compares counters, however large the cache is.
     """
     assert not any((scheduler.unfinished, scheduler.running, scheduler.waiting))
-    assert scheduler.waiting.num_queued_tokens == 0
+    assert scheduler.waiting.queued_load == Load()
     assert len(scheduler.free_slots) == scheduler.max_num_seqs
     scheduler.kv_cache.check_idle()
 

@@ -7,12 +7,37 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.errors import QueueFullError
 
+# About 150 MB as Python integers, in the engine process and while they are on the way to it.
+_MAX_DEFAULT_TOKENS = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What some requests amount to: their sequences, and the tokens of their prompts."""
+
+    num_sequences: int = 0
+    num_tokens: int = 0
+
+    def __add__(self, other: Load) -> Load:
+        return Load(self.num_sequences + other.num_sequences, self.num_tokens + other.num_tokens)
+
+    def __sub__(self, other: Load) -> Load:
+        return Load(self.num_sequences - other.num_sequences, self.num_tokens - other.num_tokens)
+
+    def beyond(self, limit: Load) -> Load:
+        """Return what exceeds `limit`."""
+        excess = self - limit
+        return Load(max(0, excess.num_sequences), max(0, excess.num_tokens))
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How many requests may wait, and how many prompt tokens they may have together."""
+    """How many sequences may wait, and how many prompt tokens their requests may have together.
 
-    max_requests: int
+    What fits into free slots, and so runs in one of the next steps, does not count as waiting.
+    """
+
+    max_sequences: int
     max_tokens: int
 
     @classmethod
@@ -20,21 +45,24 @@ class QueueLimits:
         """Return the limits of `config` for a KV cache of so many tokens.
 
         By default the queue holds as many prompts as sequences of the length that the cache was
-        made for: only longer ones meet the limit of tokens before that of requests.
+        made for: only longer ones meet the limit of tokens before that of sequences.
         """
-        requests, tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
+        sequences, tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
         if tokens is None:
-            tokens = max(1, kv_cache_tokens * requests // config.max_num_seqs)
-        return cls(requests, tokens)
+            tokens = max(1, kv_cache_tokens * sequences // config.max_num_seqs)
+            tokens = min(tokens, _MAX_DEFAULT_TOKENS)
+        return cls(sequences, tokens)
 
-    def check(self, num_requests: int, num_tokens: int, num_new_tokens: int) -> None:
-        """Raise `QueueFullError` if one more may not join those that wait.
+    def check(self, waiting: Load, new: Load) -> None:
+        """Raise `QueueFullError` if the request `new` may not join what is `waiting`.
 
-        A request with more tokens than the limit is let into an empty queue.
+        Where nothing waits any request is let in, even one that exceeds a limit by itself.
         """
-        if num_requests >= self.max_requests:
-            raise _full(f"{self.max_requests} requests", "max_num_queued_reqs")
-        if num_requests and num_tokens + num_new_tokens > self.max_tokens:
+        if not waiting.num_sequences:
+            return
+        if waiting.num_sequences + new.num_sequences > self.max_sequences:
+            raise _full(f"{self.max_sequences} requests", "max_num_queued_reqs")
+        if waiting.num_tokens + new.num_tokens > self.max_tokens:
             raise _full(f"{self.max_tokens} prompt tokens", "max_num_queued_tokens")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from engine.core.queue_limits import Load
 from engine.core.ranked_queue import Rank, RankedQueue
 from engine.core.request import Request
 
@@ -16,7 +17,7 @@ class WaitingQueues:
         paused: admitted sequences without blocks: preempted ones, and forks whose blocks were
             taken for others.
         forked: sequences that hold the blocks of their prompt and have not run yet.
-        num_queued_tokens: prompt tokens of `queued`.
+        queued_load: of the requests in `queued`.
     """
 
     def __init__(self, rank: Callable[[Request], Rank]) -> None:
@@ -25,7 +26,7 @@ class WaitingQueues:
         self.queued = RankedQueue(rank)
         self.paused = RankedQueue(rank)
         self.forked = RankedQueue(rank)
-        self.num_queued_tokens = 0
+        self.queued_load = Load()
 
     def __len__(self) -> int:
         return len(self.queued) + len(self.paused) + len(self.forked)
@@ -42,16 +43,26 @@ class WaitingQueues:
         heads = [head for queue in queues if (head := queue.head) is not None]
         return min(heads, key=self._rank, default=None)
 
+    def load_without_slot(self, num_free_slots: int) -> Load:
+        """Return what is queued beyond the free slots, which what waits takes in order."""
+        num_free = max(0, num_free_slots - len(self.paused) - len(self.forked))
+        fitting = Load()
+        for request in self.queued:
+            if fitting.num_sequences >= num_free:
+                break
+            fitting += _load(request)
+        return self.queued_load - Load(min(fitting.num_sequences, num_free), fitting.num_tokens)
+
     def push(self, request: Request) -> None:
         """Let `request` wait. Its state must not change until it is taken out again."""
         self._queue_of(request).push(request)
         if _is_new(request):
-            self.num_queued_tokens += request.num_prompt_tokens
+            self.queued_load += _load(request)
 
     def discard(self, request: Request) -> None:
         """Take `request` out, if it waits here."""
         if self._queue_of(request).discard(request) and _is_new(request):
-            self.num_queued_tokens -= request.num_prompt_tokens
+            self.queued_load -= _load(request)
 
     def check_integrity(self) -> None:
         """Assert that each sequence waits in the queue of its state, in order, and is counted."""
@@ -59,7 +70,7 @@ class WaitingQueues:
             requests = list(queue)
             assert requests == sorted(requests, key=self._rank)
             assert all(self._queue_of(request) is queue for request in requests)
-        assert self.num_queued_tokens == sum(each.num_prompt_tokens for each in self.queued)
+        assert self.queued_load == sum(map(_load, self.queued), Load())
 
     def _queue_of(self, request: Request) -> RankedQueue:
         if request.kv.block_ids:
@@ -70,3 +81,7 @@ class WaitingQueues:
 def _is_new(request: Request) -> bool:
     """Whether no sequence of the request has been admitted: `index` 0 is the first to be."""
     return request.index == 0 and request.times.first_scheduled is None
+
+
+def _load(request: Request) -> Load:
+    return Load(request.sampling_params.n, request.num_prompt_tokens)

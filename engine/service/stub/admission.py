@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 from engine.config import EngineConfig
-from engine.core.queue_limits import QueueLimits
+from engine.core.queue_limits import Load, QueueLimits
 from engine.protocol import Ready
-from engine.service.stub.delivery import NewRequest
 
 
 class Admission:
-    """Counts unfinished requests, and refuses more than can run and wait.
+    """Counts what the engine process has been given and has not ended, and refuses too much.
 
-    The engine itself counts those that wait, but only between steps. Here, whatever cannot be
-    running must be waiting: in its queue, preempted, or in its inbox. Not thread-safe.
+    The engine itself counts what waits, but only between steps. Here, all that cannot be running
+    must be waiting: in its queue, preempted, in its inbox or in the socket. Not thread-safe.
     """
 
     def __init__(self, config: EngineConfig, ready: Ready) -> None:
         """Start with nothing, for an engine that has just become ready."""
         self._limits = QueueLimits.of(config, (ready.num_blocks - 1) * ready.block_size)
-        self._max_running_requests = config.max_num_seqs
-        self._max_running_tokens = config.max_num_seqs * ready.max_model_len
-        self.num_requests = 0
-        self.num_tokens = 0  # of their prompts
+        self._max_running = Load(config.max_num_seqs, config.max_num_seqs * ready.max_model_len)
+        self.load = Load()
 
-    def enter(self, request: NewRequest) -> None:
-        """Count `request` in.
+    def enter(self, new: Load) -> None:
+        """Count a request in.
 
         Raises:
-            QueueFullError: as many requests or prompt tokens are waiting as may wait.
+            QueueFullError: as many sequences or prompt tokens are waiting as may wait.
         """
-        num_new_tokens = len(request.prompt_token_ids)
-        self._limits.check(
-            max(0, self.num_requests - self._max_running_requests),
-            max(0, self.num_tokens - self._max_running_tokens),
-            num_new_tokens,
-        )
-        self.num_requests += 1
-        self.num_tokens += num_new_tokens
+        self._limits.check(self.load.beyond(self._max_running), new)
+        self.load += new
 
-    def leave(self, request: NewRequest) -> None:
-        """Count `request` out: it has finished, or nobody waits for it any more."""
-        self.num_requests -= 1
-        self.num_tokens -= len(request.prompt_token_ids)
-        assert self.num_requests >= 0
-        assert self.num_tokens >= 0
+    def leave(self, old: Load) -> None:
+        """Count a request out: the process has said that it has ended."""
+        self.load -= old
+        assert min(self.load.num_sequences, self.load.num_tokens) >= 0

@@ -1,4 +1,4 @@
-"""EngineClient: the supervised engine process as the engine stub sees it."""
+"""EngineClient: the requests in flight, between Triton and the engine process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import structs
 
 from engine.config import EngineConfig
-from engine.errors import EngineDeadError, RequestCancelledError, RequestError, TridentError
+from engine.errors import (
+    EngineDeadError,
+    RequestCancelledError,
+    RequestError,
+    TridentError,
+    error_of,
+)
 from engine.protocol import (
     Abort,
     FromEngine,
@@ -18,31 +25,46 @@ from engine.protocol import (
     Ready,
     RequestFailed,
     SequenceOutput,
-    Shutdown,
     Stats,
 )
 from engine.service.channel import ChannelError
 from engine.service.stub.admission import Admission
-from engine.service.stub.backoff import Backoff
-from engine.service.stub.delivery import NewRequest, RequestStream, ResponseSink
-from engine.service.stub.engine_process import MODULE, EngineProcess, error_of
-from engine.service.stub.health import Health, State
-from engine.service.stub.observer import Observer
+from engine.service.stub.engine_process import MODULE, Death
+from engine.service.stub.request_log import log_end
 from engine.service.stub.senders import Senders
+from engine.service.stub.stream import NewRequest, RequestStream, ResponseSink
+from engine.service.stub.supervisor import Health, Supervisor
 from engine.service.stub.suspects import Suspects
-from engine.service.stub.watchdog import Watchdog
 
 log = logging.getLogger("trident.client")
 
-_CLOSE_TIMEOUT_S = 3.0
+
+class Observer(Protocol):
+    """Hears what happens to the engine; its methods return at once."""
+
+    def update(self, stats: Stats) -> None:
+        """Take what the engine did since the last time."""
+
+    def engine_up(self, up: bool) -> None:
+        """Take whether requests are served from now on."""
+
+    def engine_restarted(self) -> None:
+        """Count a start of the process after the first."""
+
+    def requests_lost(self, count: int) -> None:
+        """Count sequences that ended with the process."""
+
+    def request_refused(self, error: Exception) -> None:
+        """Count a request that was answered by `error` alone."""
 
 
 class EngineClient:
-    """Keeps an engine process running, brings requests to it and its outputs to their sinks.
+    """Brings requests to the engine process and its outputs to their sinks.
 
-    When the process dies or hangs, each request in flight gets an `EngineDeadError` at once, and so
-    does each new one until another process, which is started in the background, is ready.
-    Safe for use by any number of threads.
+    A request is answered through its sink exactly once more after `submit` has returned, by its
+    last outputs or by an error. When the process dies or hangs, each request in flight gets an
+    `EngineDeadError` at once, and so does each new one until another process is ready.
+    Thread-safe.
     """
 
     def __init__(
@@ -66,30 +88,19 @@ class EngineClient:
         """
         self._config = config
         self._observer = observer
-        self._on_progress = on_progress
-        self._senders = Senders(self._on_lost)
+        self._senders = Senders(self._on_answered)
         self._suspects = Suspects()
-        self._backoff = Backoff()
         self._uids = itertools.count(1)
         self._send_lock = threading.Lock()  # what follows a request must not overtake it
-        self._lock = threading.Lock()  # of the five below
-        self._health = Health("starting")
-        self._process: EngineProcess | None = None
+        self._lock = threading.Lock()  # of the two below, and of _admission
         self._ready: Ready | None = None
-        self._streams: dict[int, RequestStream] = {}
-        self._start_error: TridentError | None = None
-        self._started = threading.Event()
-        self._closing = threading.Event()
-        # This one thread starts every process: Linux kills a child when its thread has ended.
-        self._supervisor = threading.Thread(
-            target=self._supervise, args=(python, module), name="supervisor", daemon=True
-        )
-        self._supervisor.start()
-        self._watchdog = Watchdog(config, lambda: self._process)
-        self._started.wait()
-        if self._start_error is not None:
-            self.close()
-            raise self._start_error
+        self._streams: dict[int, RequestStream] = {}  # that the process has not ended yet
+        self._lost: list[RequestStream] = []  # when the process died
+        try:
+            self._supervisor = Supervisor(config, self, on_progress, python=python, module=module)
+        except TridentError:
+            self._senders.close()
+            raise
 
     @property
     def ready(self) -> Ready:
@@ -100,24 +111,16 @@ class EngineClient:
     @property
     def process_id(self) -> int:
         """Of the engine process."""
-        assert self._process is not None
-        return self._process.pid
+        return self._supervisor.process_id
 
     @property
     def health(self) -> Health:
         """How things stand now."""
-        with self._lock:
-            return structs.replace(self._health, num_in_flight=len(self._streams))
+        return structs.replace(self._supervisor.health, num_in_flight=len(self._streams))
 
     def check_ready(self) -> None:
         """Raise `EngineDeadError` unless the engine takes requests."""
-        health = self._health  # another thread may replace it between two looks
-        if health.state == "restarting":
-            raise EngineDeadError(
-                f"{health.detail}; another one is being started, try again in a few seconds"
-            )
-        if health.state != "ready":
-            raise EngineDeadError(health.detail)
+        self._supervisor.check_ready()
 
     def submit(self, request: NewRequest, make_sink: Callable[[int], ResponseSink]) -> int:
         """Hand `request` to the engine and return its uid.
@@ -126,34 +129,34 @@ class EngineClient:
 
         Raises:
             EngineDeadError: there is no engine now.
-            QueueFullError: too many requests are unfinished.
+            QueueFullError: too many sequences or prompt tokens are unfinished.
             SuspectRequestError: the engine died of this request before.
         """
-        self._suspects.check(request)
+        self._suspects.check(request.fingerprint)
         with self._send_lock:  # uids reach the engine in order
-            with self._lock:
-                self.check_ready()
-                self._admission.enter(request)
-                uid = next(self._uids)
-                process = self._process
-                stream = self._streams[uid] = RequestStream(uid, request, make_sink(uid))
-            assert process is not None
+            stream = self._register(request, make_sink)
             try:
-                process.send(request.message(uid))
+                self._supervisor.send(request.message(stream.uid))
             except ChannelError as error:
-                if self._pop(uid) is not None:
-                    self._fail(stream, RequestError(f"the request is too large: {error}"))
-        return uid
+                self._pop(stream.uid)
+                self._fail(stream, RequestError(f"the request is too large: {error}"))
+            except Exception:
+                log.exception("request %d could not be sent to the engine process", stream.uid)
+                self._pop(stream.uid)
+                self._fail(stream, TridentError("internal error"))
+        return stream.uid
 
     def abort(self, uid: int) -> None:
         """Stop a request and free what it holds; its sink gets a `RequestCancelledError`.
 
-        Unknown and finished uids are ignored.
+        It counts in the limits of the queue until the process has said that it has ended. Unknown
+        and finished uids are ignored.
         """
-        stream = self._pop(uid)
+        with self._lock:  # its sink may know it before it is registered
+            stream = self._streams.get(uid)
         if stream is not None:
-            self._send_abort(uid)
             self._fail(stream, RequestCancelledError("the request was cancelled"))
+            self._send_abort(stream)
 
     def stop(self, request_id: str) -> int:
         """End the requests of that id early; return how many there were.
@@ -161,140 +164,112 @@ class EngineClient:
         Each is answered with what it has, and the finish reason "abort".
         """
         with self._lock:
-            streams = list(self._streams.values())
-        uids = [stream.uid for stream in streams if stream.request.request_id == request_id]
-        for uid in uids:
-            self._send_abort(uid)
-        return len(uids)
+            streams = [each for each in self._streams.values() if each.request_id == request_id]
+        for stream in streams:
+            self._send_abort(stream)
+        return len(streams)
 
     def close(self) -> None:
-        """End the process; what is in flight gets an error. Repeatable."""
-        self._closing.set()
-        self._watchdog.close()
-        if (process := self._process) is not None:
-            # One that hangs may not even take the message, and one that loads does not hear it.
-            patience_s = _CLOSE_TIMEOUT_S if process.is_ready else 0.0
-            kill = threading.Timer(patience_s, process.kill, ["did not end when it was told to"])
-            kill.start()
-            if process.is_ready:
-                process.send(Shutdown())
-            self._supervisor.join()
-            kill.cancel()
-        self._supervisor.join()
+        """End the process; requests in flight get an error. Repeatable."""
+        self._supervisor.close()
         self._senders.close()
 
-    def _supervise(self, python: str | None, module: str) -> None:
-        """Start the process, serve, and begin again when it has died, until `close`."""
-        while not self._closing.is_set():
-            try:
-                self._serve(*self._start(python, module))
-            except TridentError as error:
-                if not self._started.is_set():
-                    self._start_error = error
-                    break
-                self._set_health("restarting", "the engine process could not be started again")
-                if not self._closing.is_set():  # clients need not know our paths: for the log
-                    log.error("the engine process could not be started: %s", error)
-            if not self._closing.is_set():
-                delay = self._backoff.next_delay()
-                log.warning("%s; starting it again in %g s", self._health.detail, delay)
-                self._closing.wait(delay)
-        self._set_health("closed", "the engine process has been shut down")
-        self._started.set()
+    # ---- in the supervisor's thread ---------------------------------------------------------
 
-    def _start(self, python: str | None, module: str) -> tuple[EngineProcess, Ready]:
-        process = self._process = EngineProcess(python, module)
-        if self._closing.is_set():  # `close` may have seen only the process before this one
-            process.kill("is not needed any more")
-        try:
-            return process, process.start(self._config, self._on_progress)
-        except TridentError:
-            process.end()
-            raise
-
-    def _serve(self, process: EngineProcess, ready: Ready) -> None:
-        """Dispatch what one process sends until it has gone; fail what it leaves."""
-        is_restart = self._started.is_set()
+    def on_up(self, ready: Ready, *, is_restart: bool) -> None:
+        """Take requests from now on."""
         with self._lock:
             self._ready = ready
             self._admission = Admission(self._config, ready)
-            restarts = self._health.num_restarts + is_restart
-            self._health = Health("ready", num_restarts=restarts)
         self._observer.engine_up(True)
         if is_restart:
             self._observer.engine_restarted()
-        self._on_progress(ready.description)
-        self._started.set()
-        try:
-            for message in process.messages():
-                self._dispatch(message)
-        except Exception:  # a fault of ours: without this thread, nobody would ever be answered
-            log.exception("what the engine process sent could not be handled; ending it")
-        lost = self._lose_all()
-        death = process.end()
-        if not self._closing.is_set():
-            self._set_health("restarting", f"the engine process {death.reason}")
-            if lost:
-                log.error("%d requests were lost", len(lost))
-        if death.is_own_fault:
-            self._suspects.blame(stream.request for stream in lost)
 
-    def _dispatch(self, message: FromEngine) -> None:
+    def on_message(self, message: FromEngine) -> None:
+        """Hand outputs and errors to the streams that they belong to."""
         match message:
             case Outputs(outputs):
                 for output in outputs:
                     self._take(output)
             case RequestFailed(uid, code, text):
-                if (failed := self._pop(uid)) is not None:
-                    self._fail(failed, error_of(code, text))
+                if (stream := self._pop(uid)) is not None:
+                    self._fail(stream, error_of(code, text))
             case Stats():
                 self._observer.update(message)
+
+    def on_down(self) -> None:
+        """Fail what is in flight."""
+        with self._lock:
+            self._lost, self._streams = list(self._streams.values()), {}
+        error = EngineDeadError("the engine process has died; the request is lost")
+        num_lost = sum(stream.num_unfinished for stream in self._lost if self._fail(stream, error))
+        self._observer.engine_up(False)
+        self._observer.requests_lost(num_lost)
+
+    def on_death(self, death: Death) -> None:
+        """Remember which requests were there, if they may be the cause."""
+        if self._lost:
+            log.error("%d requests were lost", len(self._lost))
+        if death.is_own_fault:
+            self._suspects.blame(stream.fingerprint for stream in self._lost)
+        self._lost = []
 
     def _take(self, output: SequenceOutput) -> None:
         stream = self._streams.get(output.uid)
         if stream is None:
-            return  # aborted meanwhile
+            return
         if stream.append(output):
             self._senders.put(stream)
         if stream.finished:
             self._pop(stream.uid)
-            self._suspects.clear(stream.request)
-            self._backoff.succeeded()
+            if stream.error is None:
+                self._suspects.clear(stream.fingerprint)
+                self._supervisor.succeeded()
 
-    def _lose_all(self) -> list[RequestStream]:
-        """Refuse what comes from now on, and fail what is in flight; return that."""
+    # ---- in any thread ----------------------------------------------------------------------
+
+    def _register(
+        self, request: NewRequest, make_sink: Callable[[int], ResponseSink]
+    ) -> RequestStream:
+        """Count `request` in, under the next uid."""
         with self._lock:
-            text = "the engine process has died"  # why is known when its end has been awaited
-            self._health = structs.replace(self._health, state="restarting", detail=text)
-            streams, self._streams = list(self._streams.values()), {}
-        for stream in streams:
-            self._fail(stream, EngineDeadError("the engine process has died; the request is lost"))
-        self._observer.engine_up(False)
-        self._observer.requests_lost(sum(stream.num_unfinished for stream in streams))
-        return streams
-
-    def _set_health(self, state: State, detail: str) -> None:
-        with self._lock:
-            self._health = structs.replace(self._health, state=state, detail=detail)
-
-    def _send_abort(self, uid: int) -> None:
-        with self._send_lock:
-            process = self._process
-            if process is not None and process.is_ready:  # a new one has nothing to abort
-                process.send(Abort(uid))
-
-    def _fail(self, stream: RequestStream, error: TridentError) -> None:
-        stream.fail(error)
-        self._senders.put(stream)
+            self.check_ready()
+            self._admission.enter(request.load)
+            uid = next(self._uids)
+            try:
+                stream = RequestStream(uid, request, make_sink(uid))
+            except BaseException:
+                self._admission.leave(request.load)
+                raise
+            self._streams[uid] = stream
+            return stream
 
     def _pop(self, uid: int) -> RequestStream | None:
+        """Count a request out, which the process has ended or never got."""
         with self._lock:
             stream = self._streams.pop(uid, None)
             if stream is not None:
-                self._admission.leave(stream.request)
+                self._admission.leave(stream.load)
             return stream
 
-    def _on_lost(self, stream: RequestStream) -> None:
-        """Nobody can be answered any more: free what the request holds."""
-        if self._pop(stream.uid) is not None:
-            self._send_abort(stream.uid)
+    def _fail(self, stream: RequestStream, error: TridentError) -> bool:
+        """Answer with `error`; False if the request has ended already."""
+        failed = stream.fail(error)
+        if failed:
+            self._senders.put(stream)
+        return failed
+
+    def _send_abort(self, stream: RequestStream) -> None:
+        with self._send_lock:
+            if not stream.abort_sent:
+                stream.abort_sent = True
+                self._supervisor.send(Abort(stream.uid))
+
+    def _on_answered(self, stream: RequestStream) -> None:
+        """Log the end of a request; in a sender's thread."""
+        log_end(stream)
+        if stream.is_refused:
+            assert stream.error is not None
+            self._observer.request_refused(stream.error)
+        if stream.uid in self._streams:  # its sink raised: nobody waits for the rest
+            self._send_abort(stream)

@@ -25,7 +25,7 @@ from engine.service.parameters import (
     read_priority,
     take_cache_salt,
 )
-from engine.service.stub.delivery import NewRequest
+from engine.service.stub.stream import NewRequest
 from engine.service.tensors import InputReader, Tensors
 
 _MAX_OUTPUTS_BYTES = 1024  # of `ResponseOptions` beside the prompt

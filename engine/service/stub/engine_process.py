@@ -14,14 +14,7 @@ from pathlib import Path
 import psutil
 
 from engine.config import EngineConfig
-from engine.errors import (
-    ConfigError,
-    EngineDeadError,
-    QueueFullError,
-    RequestError,
-    TridentError,
-    UnsupportedError,
-)
+from engine.errors import ConfigError, EngineDeadError, error_of
 from engine.protocol import (
     FromEngine,
     Heartbeat,
@@ -199,11 +192,3 @@ def _num_oom_kills() -> int:
         return int(counters[counters.index("oom_kill") + 1])
     except (OSError, ValueError):  # an old kernel, or hidden by a sandbox
         return 0
-
-
-def error_of(code: str, message: str) -> TridentError:
-    """Return the exception for an error that the process reported."""
-    for kind in (RequestError, UnsupportedError, QueueFullError):
-        if kind.code == code:
-            return kind(message)
-    return TridentError(message)

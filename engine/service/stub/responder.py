@@ -20,7 +20,7 @@ from engine.service.link import EngineEnd
 from engine.service.stub.engine_client import EngineClient
 from engine.service.stub.engine_inputs import parse_engine_inputs, parse_options
 from engine.service.stub.metrics import EngineMetrics
-from engine.service.stub.request_log import RequestLog
+from engine.service.stub.request_log import log_refusal
 from engine.service.stub.sinks import FINAL, Encode, ForClient, ForDetokenizer, Sink
 from engine.service.tensors import InputReader, Tensors
 from engine.service.triton import Stage, input_tensors, request_id, request_parameters
@@ -35,7 +35,6 @@ class Responder:
         self._metrics = EngineMetrics(
             config, pb_utils.MetricFamily, model=stage.model, version=stage.version
         )
-        self._log = RequestLog(self._metrics.request_refused)
         self._client = EngineClient(config, self._metrics, stage.log.info)
         self._metrics.describe_cache(self._client.ready)
         self._link = EngineEnd(self._client.abort)
@@ -64,7 +63,8 @@ class Responder:
                 name = request_id(request)
                 self._generate(request, name, tensors, sender)
             except Exception as error:
-                self._log.refused(name, error)
+                log_refusal(name, error)
+                self._metrics.request_refused(error)
                 raise
 
     def send_error(self, sender: Any, error: Exception) -> None:
@@ -121,9 +121,7 @@ class Responder:
             self._poller.watch(uid, sender.is_cancelled)
             return Sink(self._stage, sender, encode, lambda: self._poller.forget(uid))
 
-        self._client.submit(
-            inputs.request, lambda uid: self._log.logged(uid, inputs.request, make_sink(uid))
-        )
+        self._client.submit(inputs.request, make_sink)
 
     def _encoder(
         self, request: Any, options: ResponseOptions | None, template: DetokenizerInput

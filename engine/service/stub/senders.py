@@ -1,4 +1,4 @@
-"""Senders: threads that deliver responses, each in its turn and not faster than is of use."""
+"""Senders: threads that deliver responses, each request in its turn and at a bounded rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from engine.service.stub.delivery import RequestStream
+from engine.errors import TridentError
+from engine.service.stub.stream import RequestStream
 
 log = logging.getLogger("trident.delivery")
 
@@ -97,16 +98,17 @@ class TurnQueue:
 
 
 class Senders:
-    """A few threads that deliver; a request whose consumer is slow costs chunk size, not others.
+    """A few threads that deliver responses.
 
+    A slow consumer delays nobody else: what its request brings meanwhile goes into one response.
     The first and the last response of a request go out at once. Those between keep an interval
     that grows with the number of streams, so that responses never take the processor from the
-    engine; where steps take longer than that, it is without effect.
+    engine; steps that take longer are not delayed by it.
     """
 
-    def __init__(self, on_lost: Callable[[RequestStream], None]) -> None:
-        """`on_lost` hears of each request whose sink raised; it has been ended with an error."""
-        self._on_lost = on_lost
+    def __init__(self, on_answered: Callable[[RequestStream], None]) -> None:
+        """`on_answered` hears of each request after its last response, in a sender's thread."""
+        self._on_answered = on_answered
         num_cores = len(os.sched_getaffinity(0))
         self._responses_per_s = min(_RESPONSES_PER_CORE_S * num_cores, _MOST_RESPONSES_S)
         self._begun: set[RequestStream] = set()  # answered at least once, and not for the last time
@@ -130,17 +132,25 @@ class Senders:
 
     def _run(self) -> None:
         while (stream := self._turns.take()) is not None:
-            self._begun.add(stream)
             stream.next_due = time.monotonic() + self._interval_s()
             try:
-                stream.deliver()
-            except Exception:
-                log.exception("request %d: its response could not be sent", stream.uid)
-                stream.abandon()
-                self._on_lost(stream)
-            if stream.answered:
-                self._begun.discard(stream)
+                self._deliver(stream)
+            except Exception:  # not of the sink: this thread must go on for the others
+                log.exception("request %d: its end could not be handled", stream.uid)
             self._turns.done(stream)
+
+    def _deliver(self, stream: RequestStream) -> None:
+        if stream.answered:
+            return
+        self._begun.add(stream)
+        try:
+            stream.deliver()
+        except Exception:
+            log.exception("request %d: its response could not be sent", stream.uid)
+            stream.abandon(TridentError("internal error"))
+        if stream.answered:
+            self._begun.discard(stream)
+            self._on_answered(stream)
 
     def _interval_s(self) -> float:
         return max(_LEAST_INTERVAL_S, len(self._begun) / self._responses_per_s)

@@ -1,15 +1,13 @@
-"""Suspects: which requests were there when the engine process died of its own doing."""
+"""Suspects: which requests were there when the engine process died through its own fault."""
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from engine.errors import SuspectRequestError
-from engine.service.stub.delivery import NewRequest
 
 _MAX_DEATHS = 2
 _MEMORY_S = 600.0  # then a request may try again: it may have been a bystander both times
@@ -17,7 +15,7 @@ _MAX_REMEMBERED = 16_384  # fingerprints; the oldest are forgotten first
 
 
 class Suspects:
-    """Remembers deaths per request, known by its content, for a client tries again.
+    """Counts deaths per request, known by `NewRequest.fingerprint`: clients try again.
 
     A request that was in flight at two of them in a row is refused for a while. One that finishes
     in between is cleared, which soon tells bystanders from the culprit. Thread-safe.
@@ -28,33 +26,29 @@ class Suspects:
         self._deaths: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # how many, the last
         self._lock = threading.Lock()
 
-    def check(self, request: NewRequest) -> None:
-        """Raise `SuspectRequestError` if `request` must not reach the engine again."""
-        if not self._deaths:  # nearly always: spare the hash
-            return
+    def check(self, fingerprint: bytes) -> None:
+        """Raise `SuspectRequestError` if this request must not reach the engine again."""
         with self._lock:
             self._forget()
-            deaths, _ = self._deaths.get(_fingerprint(request), (0, 0.0))
+            deaths, _ = self._deaths.get(fingerprint, (0, 0.0))
         if deaths >= _MAX_DEATHS:
             raise SuspectRequestError(
                 f"refused: the engine died each of the {deaths} times that it worked on this "
                 "request"
             )
 
-    def blame(self, requests: Iterable[NewRequest]) -> None:
+    def blame(self, fingerprints: Iterable[bytes]) -> None:
         """Count a death against each request that was in flight."""
-        fingerprints = {_fingerprint(request) for request in requests}
         with self._lock:
-            for fingerprint in fingerprints:
+            for fingerprint in set(fingerprints):
                 deaths, _ = self._deaths.pop(fingerprint, (0, 0.0))
                 self._deaths[fingerprint] = (deaths + 1, self._clock())
             self._forget()
 
-    def clear(self, request: NewRequest) -> None:
-        """Take `request`, which has finished, off the list."""
-        if self._deaths:
-            with self._lock:
-                self._deaths.pop(_fingerprint(request), None)
+    def clear(self, fingerprint: bytes) -> None:
+        """Take a request, which has finished, off the list."""
+        with self._lock:
+            self._deaths.pop(fingerprint, None)
 
     def _forget(self) -> None:
         oldest = self._clock() - _MEMORY_S
@@ -62,8 +56,3 @@ class Suspects:
             len(self._deaths) > _MAX_REMEMBERED or next(iter(self._deaths.values()))[1] < oldest
         ):
             self._deaths.popitem(last=False)
-
-
-def _fingerprint(request: NewRequest) -> bytes:
-    content = repr((request.prompt_token_ids, request.sampling_params))
-    return hashlib.sha256(content.encode()).digest()

@@ -53,27 +53,46 @@ def test_without_streaming_everything_comes_at_the_end(make_core: MakeCore) -> N
     assert answer.token_ids == [i for o in outputs if o.uid == 1 for i in o.token_ids]
 
 
-def test_a_full_queue_refuses_the_next_one_only(make_core: MakeCore) -> None:
-    core = make_core(max_num_queued_reqs=2)
-    core.add_request(request(1))
-    core.add_request(request(2))
+def test_what_fits_into_free_slots_is_not_waiting(make_core: MakeCore) -> None:
+    core = make_core(max_num_seqs=8, max_num_queued_reqs=2, max_num_queued_tokens=20)
+    for uid in range(1, 9):
+        core.add_request(request(uid))
+    core.step()
+    core.abort(1)
+    for uid in range(9, 12):
+        core.add_request(request(uid))
     with pytest.raises(QueueFullError, match="Maximum queue size of 2 requests"):
-        core.add_request(request(3))
-    assert {output.uid for output in run(core)} == {1, 2}
+        core.add_request(request(12))
+    assert {output.uid for output in run(core)} == set(range(2, 12))
+
+
+def test_a_full_queue_refuses_the_next_one_only(make_core: MakeCore) -> None:
+    core = make_core(max_num_seqs=1, max_num_queued_reqs=2)
+    for uid in (1, 2, 3):
+        core.add_request(request(uid))
+    with pytest.raises(QueueFullError, match="Maximum queue size of 2 requests"):
+        core.add_request(request(4))
+    assert {output.uid for output in run(core)} == {1, 2, 3}
+
+
+def test_each_sequence_of_a_request_counts_as_waiting(make_core: MakeCore) -> None:
+    core = make_core(max_num_seqs=2, max_num_queued_reqs=4)
+    core.add_request(AddRequest(1, [5, 6], {"max_tokens": 2, "n": 4}))
+    with pytest.raises(QueueFullError, match="Maximum queue size of 4 requests"):
+        core.add_request(AddRequest(2, [5, 6], {"max_tokens": 2, "n": 3}))
+    core.add_request(AddRequest(3, [5, 6], {"max_tokens": 2, "n": 2}))
+    assert {output.uid for output in run(core)} == {1, 3}
 
 
 def test_waiting_prompt_tokens_are_bounded_and_the_first_is_always_let_in(
     make_core: MakeCore,
 ) -> None:
-    core = make_core(max_num_queued_tokens=5)
-    core.add_request(AddRequest(1, [5] * 20, {"max_tokens": 2}))
+    core = make_core(max_num_seqs=1, max_num_queued_tokens=5)
+    core.add_request(request(1))
+    core.add_request(AddRequest(2, [5] * 20, {"max_tokens": 2}))
     with pytest.raises(QueueFullError, match="Maximum queue size of 5 prompt tokens"):
-        core.add_request(request(2))
-    core.step()  # 1 runs and waits no more
-    core.add_request(request(3))
-    with pytest.raises(QueueFullError, match="Maximum queue size of 5 prompt tokens"):
-        core.add_request(request(4))
-    assert {output.uid for output in run(core)} == {1, 3}
+        core.add_request(request(3))
+    assert {output.uid for output in run(core)} == {1, 2}
 
 
 @pytest.mark.parametrize("uid", [1, 2])

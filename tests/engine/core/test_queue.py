@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
 from engine.core.integrity import check_integrity
-from engine.core.queue_limits import QueueLimits
-from engine.core.request import SampledToken
+from engine.core.queue_limits import Load, QueueLimits
+from engine.core.request import Request, SampledToken
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFullError
 from tests.factories.paged_oracle import PagedOracle, expected_output
@@ -19,7 +19,12 @@ from tests.factories.requests import make_request, make_scheduler
 
 def counts(scheduler: Scheduler) -> tuple[int, int, int]:
     waiting = scheduler.waiting
-    return len(waiting.queued), waiting.num_queued_tokens, len(waiting.paused) + len(waiting.forked)
+    num_admitted = len(waiting.paused) + len(waiting.forked)
+    return len(waiting.queued), waiting.queued_load.num_tokens, num_admitted
+
+
+def load(request: Request) -> Load:
+    return Load(request.sampling_params.n, request.num_prompt_tokens)
 
 
 def test_forks_and_preempted_sequences_are_not_new_requests() -> None:
@@ -108,7 +113,7 @@ def test_the_queue_holds_what_has_never_run(
             _, length, n, priority = event
             uid = len(groups)
             group = [
-                make_request(uid, [uid % 3] * length, index=i, priority=priority, max_tokens=5)
+                make_request(uid, [uid % 3] * length, index=i, priority=priority, max_tokens=5, n=n)
                 for i in range(n)
             ]
             groups.append(group)
@@ -126,7 +131,7 @@ def test_the_queue_holds_what_has_never_run(
             if group[0].times.first_scheduled is None and group[0].finish_reason is None
         ]
         assert sorted(r.uid for r in scheduler.waiting.queued) == [r.uid for r in never_run]
-        assert scheduler.waiting.num_queued_tokens == sum(r.num_prompt_tokens for r in never_run)
+        assert scheduler.waiting.queued_load == sum(map(load, never_run), Load())
         assert set(scheduler.unfinished) == {
             group[0].uid for group in groups if any(r.finish_reason is None for r in group)
         }
@@ -134,22 +139,34 @@ def test_the_queue_holds_what_has_never_run(
     assert counts(scheduler) == (0, 0, 0)
 
 
-def test_limits_of_requests_and_of_tokens() -> None:
-    limits = QueueLimits(max_requests=2, max_tokens=10)
-    limits.check(1, 4, 6)
-    with pytest.raises(QueueFullError, match=r"^Maximum queue size of 2 requests reached"):
-        limits.check(2, 2, 1)
+def test_what_fits_into_free_slots_is_not_counted() -> None:
+    scheduler = make_scheduler(max_num_seqs=4)
+    for uid, (n, length) in enumerate([(2, 5), (1, 6), (3, 7), (1, 8)]):
+        scheduler.add([make_request(uid, range(length), index=i, n=n) for i in range(n)])
+    expected = [Load(7, 26), Load(6, 21), Load(5, 21), Load(4, 15), Load(3, 8), Load(2, 8)]
+    expected += [Load(1, 8), Load(), Load()]
+    assert [scheduler.waiting.load_without_slot(free) for free in range(9)] == expected
+
+
+def test_limits_of_sequences_and_of_tokens() -> None:
+    limits = QueueLimits(max_sequences=3, max_tokens=10)
+    limits.check(Load(1, 4), Load(2, 6))
+    with pytest.raises(QueueFullError, match=r"^Maximum queue size of 3 requests reached"):
+        limits.check(Load(3, 2), Load(1, 1))
+    with pytest.raises(QueueFullError, match=r"^Maximum queue size of 3 requests reached"):
+        limits.check(Load(1, 2), Load(3, 1))
     with pytest.raises(QueueFullError, match=r"of 10 prompt tokens reached \(max_num_queued_tok"):
-        limits.check(1, 4, 7)
+        limits.check(Load(1, 4), Load(1, 7))
 
 
-def test_a_request_beyond_the_limit_of_tokens_is_served_when_nobody_waits() -> None:
-    QueueLimits(max_requests=2, max_tokens=10).check(0, 0, 1000)
+def test_a_request_beyond_the_limits_is_served_when_nothing_waits() -> None:
+    QueueLimits(max_sequences=2, max_tokens=10).check(Load(0, 0), Load(256, 1000))
 
 
-def test_the_default_of_tokens_scales_with_cache_and_requests() -> None:
+def test_the_default_of_tokens_scales_with_cache_and_requests_up_to_what_fits_in_memory() -> None:
     config = EngineConfig(max_num_seqs=4, max_num_queued_reqs=8)
     assert QueueLimits.of(config, 100) == QueueLimits(8, 200)
+    assert QueueLimits.of(config, 10**9) == QueueLimits(8, 2**22)
     given = config.model_copy(update={"max_num_queued_tokens": 7})
     assert QueueLimits.of(given, 100) == QueueLimits(8, 7)
 

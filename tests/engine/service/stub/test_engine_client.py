@@ -23,9 +23,8 @@ from engine.errors import (
 )
 from engine.protocol import Stats
 from engine.service import channel
-from engine.service.stub.delivery import NewRequest
-from engine.service.stub.engine_client import EngineClient
-from engine.service.stub.observer import Observer, Unobserved
+from engine.service.stub.engine_client import EngineClient, Observer
+from engine.service.stub.stream import NewRequest
 from tests.engine.service.stub.fake_engine import (
     BAD_REQUEST,
     BUG,
@@ -38,9 +37,19 @@ from tests.engine.service.stub.fake_engine import (
     HANGS_WHEN_IDLE,
     STEP_FAILS,
 )
-from tests.engine.service.stub.test_delivery import Recorder
+from tests.engine.service.stub.test_stream import Recorder
 
 FAKE = "tests.engine.service.stub.fake_engine"
+
+
+class Unobserved:
+    """An observer that forgets."""
+
+    def update(self, stats: Stats) -> None: ...
+    def engine_up(self, up: bool) -> None: ...
+    def engine_restarted(self) -> None: ...
+    def requests_lost(self, count: int) -> None: ...
+    def request_refused(self, error: Exception) -> None: ...
 
 
 def start(
@@ -175,13 +184,11 @@ def kill(client: EngineClient, how: int = signal.SIGKILL) -> None:
     wait_until_dead(client, pid)
 
 
-class Events:
+class Events(Unobserved):
     """An observer that remembers."""
 
     def __init__(self) -> None:
         self.events: list[object] = []
-
-    def update(self, stats: Stats) -> None: ...
 
     def engine_up(self, up: bool) -> None:
         self.events.append(up)
@@ -279,6 +286,7 @@ def test_an_engine_that_hangs_anywhere_in_its_loop_is_noticed(kind: int) -> None
     pid = client.process_id
     uid, sink = submit(client, kind, 1_000_000 if kind == HANGS_IN_ABORT else 1)
     if kind == HANGS_IN_ABORT:
+        wait_for(lambda: bool(sink.responses))
         client.abort(uid)
     wait_for(lambda: client.process_id != pid, 20)
     assert sink.ended.wait(20)

@@ -1,5 +1,6 @@
 """The supervisor where two things happen at once, or what it relies on fails."""
 
+import logging
 import os
 import signal
 import sys
@@ -7,25 +8,27 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import EngineDeadError
-from engine.protocol import Abort, AddRequest, Ready, Stats, ToEngine
-from engine.service.stub import engine_client as client_module
-from engine.service.stub.delivery import NewRequest
+from engine.errors import EngineDeadError, QueueFullError
+from engine.protocol import Abort, AddRequest, Chunk, Ready, Stats, ToEngine
+from engine.service.stub import supervisor as supervisor_module
 from engine.service.stub.engine_client import EngineClient
 from engine.service.stub.engine_process import EngineProcess
-from engine.service.stub.observer import Unobserved
-from tests.engine.service.stub.test_delivery import Recorder
+from engine.service.stub.stream import NewRequest, RequestStream
 from tests.engine.service.stub.test_engine_client import (
     FAKE,
+    Unobserved,
     assert_alive,
     start,
     submit,
+    wait_for,
     wait_until_ready,
 )
+from tests.engine.service.stub.test_stream import Recorder
 
 
 def closes(client: EngineClient, within_s: float) -> bool:
@@ -63,7 +66,7 @@ def test_close_does_not_wait_for_a_process_that_was_being_made(
             time.sleep(0.2)
             super().__init__(python, module)
 
-    monkeypatch.setattr(client_module, "EngineProcess", Late)
+    monkeypatch.setattr(supervisor_module, "EngineProcess", Late)
     os.kill(client.process_id, signal.SIGKILL)
     assert making.wait(5)
     closing.set()
@@ -116,14 +119,13 @@ def test_a_late_abort_does_not_meet_the_next_process(monkeypatch: pytest.MonkeyP
     """Which expects to be told first what to load."""
     client = start()
     uid, _ = submit(client, 1, 1_000_000)
-    pop, first_start = client._pop, EngineProcess.start
-    popped, loading = threading.Event(), threading.Event()
+    send_abort, first_start = client._send_abort, EngineProcess.start
+    aborted, loading = threading.Event(), threading.Event()
 
-    def slow_pop(uid: int) -> object:
-        stream = pop(uid)
-        popped.set()
+    def slow_send_abort(stream: RequestStream) -> None:
+        aborted.set()
         loading.wait()
-        return stream
+        send_abort(stream)
 
     def slow_start(
         process: EngineProcess, config: EngineConfig, on_progress: Callable[[str], None]
@@ -132,11 +134,11 @@ def test_a_late_abort_does_not_meet_the_next_process(monkeypatch: pytest.MonkeyP
         aborting.join()
         return first_start(process, config, on_progress)
 
-    monkeypatch.setattr(client, "_pop", slow_pop)
+    monkeypatch.setattr(client, "_send_abort", slow_send_abort)
     monkeypatch.setattr(EngineProcess, "start", slow_start)
     aborting = threading.Thread(target=client.abort, args=(uid,))
     aborting.start()
-    assert popped.wait(5)
+    assert aborted.wait(5)
     os.kill(client.process_id, signal.SIGKILL)
     assert loading.wait(5)
     monkeypatch.undo()
@@ -164,4 +166,115 @@ def test_what_cannot_be_handled_ends_requests_instead_of_losing_them(
     assert "could not be handled" in caplog.text
     wait_until_ready(client)
     assert_alive(client)
+    client.close()
+
+
+def test_a_cancelled_request_counts_until_the_process_has_let_it_go() -> None:
+    """Or a client that cancels what it sends could fill the memory of a process that is busy."""
+    client = start(max_num_seqs=2, max_num_queued_reqs=3)
+    os.kill(client.process_id, signal.SIGSTOP)
+    sinks = []
+    for _ in range(5):
+        uid, sink = submit(client, 1, 1_000_000)
+        client.abort(uid)
+        sinks.append(sink)
+    assert all(sink.ended.wait(10) for sink in sinks)  # their clients need not wait for that
+    with pytest.raises(QueueFullError, match="Maximum queue size of 3 requests"):
+        submit(client, 1)
+    os.kill(client.process_id, signal.SIGCONT)
+    wait_for(lambda: client.health.num_in_flight == 0)
+    assert_alive(client)
+    client.close()
+
+
+def test_a_request_is_told_to_end_once_however_often_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = start()
+    sent: list[ToEngine] = []
+    real = EngineProcess.send
+
+    def send(process: EngineProcess, message: ToEngine) -> None:
+        sent.append(message)
+        real(process, message)
+
+    monkeypatch.setattr(EngineProcess, "send", send)
+    os.kill(client.process_id, signal.SIGSTOP)
+    uid, sink = submit(client, 1, 1_000_000, request_id="mine")
+    for _ in range(100):
+        client.stop("mine")
+    client.abort(uid)
+    assert [type(message) for message in sent] == [AddRequest, Abort]
+    os.kill(client.process_id, signal.SIGCONT)
+    assert sink.ended.wait(10)
+    client.close()
+
+
+def test_a_stopped_request_that_was_never_taken_ends_with_abort() -> None:
+    client = start()
+    os.kill(client.process_id, signal.SIGSTOP)
+    _, sink = submit(client, 1, 1_000_000, request_id="mine", num_sequences=2)
+    assert client.stop("mine") == 1
+    os.kill(client.process_id, signal.SIGCONT)
+    assert sink.ended.wait(10)
+    assert sink.error is None
+    assert [chunk.finish_reason for chunk in sink.responses[-1]] == ["abort", "abort"]
+    client.close()
+
+
+def test_whatever_goes_wrong_while_a_request_is_sent_ends_it_and_counts_it_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = start(max_num_seqs=1, max_num_queued_reqs=1)
+
+    def no_sink(uid: int) -> Recorder:
+        raise KeyError("a bug")
+
+    for _ in range(5):
+        with pytest.raises(KeyError):
+            client.submit(NewRequest([1], {"max_tokens": 1}), no_sink)
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineProcess, "send", lambda process, message: 1 / 0)
+        for _ in range(5):
+            _, sink = submit(client, 1)
+            assert sink.ended.wait(10)
+            assert str(sink.error) == "internal error"
+    assert client.health.num_in_flight == 0
+    assert "could not be sent" in caplog.text
+    assert_alive(client)
+    client.close()
+
+
+def test_each_end_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trident.request")
+
+    class Refusals(Unobserved):
+        seen: ClassVar[list[Exception]] = []
+
+        def request_refused(self, error: Exception) -> None:
+            self.seen.append(error)
+
+    class Broken(Recorder):
+        def send(self, chunks: list[Chunk], *, last: bool) -> None:
+            raise ValueError("cannot be encoded")
+
+    client = start(observer=Refusals())
+    broken = Broken()
+    client.submit(NewRequest([1], {"max_tokens": 1_000_000}), lambda uid: broken)
+    assert broken.ended.wait(10)  # its client does not wait for ever
+    wait_for(lambda: client.health.num_in_flight == 0)  # nor does the engine work for nobody
+    cancelled, _ = submit(client, 1, 1_000_000)
+    client.abort(cancelled)
+    assert_alive(client)
+    client.close()
+    assert [str(error) for error in Refusals.seen] == ["internal error"]
+    events = sorted(r.getMessage() for r in caplog.records if r.name == "trident.request")
+    assert events == ["request cancelled", "request finished", "request refused"]
+
+
+def test_a_burst_that_fits_into_free_slots_is_not_refused() -> None:
+    client = start(max_num_seqs=64, max_num_queued_reqs=4)
+    sinks = [submit(client, 10 * i, 50)[1] for i in range(64)]
+    assert all(sink.ended.wait(30) for sink in sinks)
+    assert {sink.error for sink in sinks} == {None}
     client.close()

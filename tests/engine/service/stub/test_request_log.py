@@ -10,28 +10,19 @@ from engine.errors import (
     RequestError,
     TridentError,
 )
-from engine.protocol import Chunk, RequestStats
-from engine.service.stub.delivery import NewRequest
-from engine.service.stub.request_log import RequestLog
+from engine.protocol import RequestStats, SequenceOutput
+from engine.service.stub.request_log import log_end, log_refusal
+from engine.service.stub.stream import NewRequest, RequestStream
+from tests.engine.service.stub.test_stream import Recorder
 
 SECRET = 31337
 REQUEST = NewRequest([SECRET] * 5, {}, num_sequences=2, request_id="mine", arrival_time=100.0)
 
 
-class Sink:
-    def __init__(self) -> None:
-        self.got: list[object] = []
-
-    def send(self, chunks: list[Chunk], *, last: bool) -> None:
-        self.got.append((chunks, last))
-
-    def fail(self, error: TridentError) -> None:
-        self.got.append(error)
-
-
-def chunk(index: int, num_tokens: int, reason: str | None = None, start: float = 0) -> Chunk:
+def output(index: int, num_tokens: int, reason: str | None = None, start: float = 0) -> Any:
     stats = RequestStats(5, 4, num_tokens, 0, 100.0, 101.0 + start, 102.0 + start, 105.0 + start)
-    return Chunk(index, [SECRET], [SECRET] * num_tokens, reason, stats=stats if reason else None)
+    ids = [SECRET] * num_tokens
+    return SequenceOutput(7, index, ids, [SECRET], reason, stats=stats if reason else None)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
@@ -45,27 +36,18 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.fixture
-def refused() -> list[Exception]:
-    return []
-
-
-@pytest.fixture
-def request_log(refused: list[Exception], caplog: pytest.LogCaptureFixture) -> RequestLog:
+def stream(caplog: pytest.LogCaptureFixture) -> RequestStream:
     caplog.set_level(logging.INFO)
-    return RequestLog(refused.append)
+    return RequestStream(7, REQUEST, Recorder())
 
 
-def test_one_line_when_all_sequences_have_finished(
-    request_log: RequestLog, refused: list[Exception], caplog: pytest.LogCaptureFixture
+def test_a_request_that_has_finished(
+    stream: RequestStream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = Sink()
-    logged = request_log.logged(7, REQUEST, sink)
-    sent = [[chunk(0, 1), chunk(1, 2, "stop", start=1)], [chunk(0, 3, "length")]]
-    logged.send(sent[0], last=False)
-    assert not caplog.records
-    logged.send(sent[1], last=True)
-    assert sink.got == [(sent[0], False), (sent[1], True)]
-    assert not refused
+    for each in (output(0, 1), output(1, 2, "stop", start=1), output(0, 3, "length")):
+        stream.append(each)
+    log_end(stream)
+    assert not stream.is_refused
     assert lines(caplog) == [
         (
             "request finished",
@@ -85,28 +67,25 @@ def test_one_line_when_all_sequences_have_finished(
 
 
 @pytest.mark.parametrize(
-    ("error", "event", "reason", "is_refusal"),
+    ("error", "event", "reason", "is_refused"),
     [
         (RequestCancelledError("was cancelled"), "request cancelled", "abort", False),
         (EngineDeadError("has died"), "request lost", "error", False),
         (QueueFullError("Maximum queue size"), "request refused", None, True),
     ],
 )
-def test_one_line_for_each_other_end(
-    request_log: RequestLog,
-    refused: list[Exception],
+def test_each_other_end(
+    stream: RequestStream,
     caplog: pytest.LogCaptureFixture,
     error: TridentError,
     event: str,
     reason: str | None,
-    is_refusal: bool,
+    is_refused: bool,
 ) -> None:
-    sink = Sink()
-    logged = request_log.logged(7, REQUEST, sink)
-    logged.send([chunk(0, 2)], last=False)
-    logged.fail(error)
-    assert sink.got[-1] is error
-    assert refused == ([error] if is_refusal else [])
+    stream.append(output(0, 2))
+    stream.fail(error)
+    log_end(stream)
+    assert stream.is_refused == is_refused
     ((said, fields),) = lines(caplog)
     assert (said, fields.get("finish_reason"), fields["output_tokens"]) == (event, reason, 2)
     assert fields["request_id"] == "mine"
@@ -114,17 +93,14 @@ def test_one_line_for_each_other_end(
     assert fields["e2e_s"] > 0
 
 
-def test_a_refused_id_does_not_fill_the_log(
-    request_log: RequestLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    request_log.refused("x" * 10**6, RequestError("request id: is too long"))
+def test_a_refused_id_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log_refusal("x" * 10**6, RequestError("request id: is too long"))
     ((_, fields),) = lines(caplog)
     assert len(fields["request_id"]) < 10_000
 
 
-def test_an_internal_error_keeps_its_words_to_itself(
-    request_log: RequestLog, refused: list[Exception], caplog: pytest.LogCaptureFixture
-) -> None:
-    request_log.refused("mine", KeyError("inner thing"))
+def test_the_text_of_an_internal_error_is_not_logged_here(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log_refusal("mine", KeyError("inner thing"))
     assert lines(caplog) == [("request refused", {"request_id": "mine", "error": "internal error"})]
-    assert len(refused) == 1

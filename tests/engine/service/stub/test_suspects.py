@@ -1,12 +1,24 @@
 import pytest
 
 from engine.errors import SuspectRequestError
-from engine.service.stub.delivery import NewRequest
+from engine.service.stub.stream import NewRequest
 from engine.service.stub.suspects import Suspects
 
 
-def request(*token_ids: int) -> NewRequest:
-    return NewRequest(list(token_ids), {"max_tokens": 3})
+def request(*token_ids: int) -> bytes:
+    return NewRequest(list(token_ids), {"max_tokens": 3}).fingerprint
+
+
+def test_a_request_is_known_by_its_prompt_and_its_sampling_parameters() -> None:
+    params = {"max_tokens": 3}
+    same = NewRequest([1, 2], params, request_id="again", priority=1, timeout_s=3.0)
+    assert same.fingerprint == request(1, 2)
+    others = [
+        NewRequest([1], params),
+        NewRequest([1, 2], {}),
+        NewRequest([1, 2], {"max_tokens": 4}),
+    ]
+    assert len({same.fingerprint, *(other.fingerprint for other in others)}) == 4
 
 
 def test_two_deaths_are_remembered_for_ten_minutes() -> None:

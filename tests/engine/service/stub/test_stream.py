@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.errors import EngineDeadError, TridentError
 from engine.protocol import Chunk, SequenceOutput, TokenLogprobs
-from engine.service.stub.delivery import NewRequest, RequestStream
+from engine.service.stub.stream import NewRequest, RequestStream
 
 
 class Recorder:
@@ -78,12 +78,15 @@ def test_an_error_takes_the_place_of_what_is_pending() -> None:
     stream = RequestStream(1, NewRequest([1], {}), sink)
     stream.append(out(0, 10))
     assert not stream.is_urgent
-    stream.fail(EngineDeadError("gone"))
+    assert stream.fail(EngineDeadError("gone"))
     assert stream.is_urgent
     stream.deliver()
     assert sink.responses == []
     assert str(sink.error) == "gone"
-    stream.fail(EngineDeadError("again"))
+    assert not stream.fail(EngineDeadError("again"))
+    assert not stream.append(out(0, 11))  # the process goes on for a moment
+    assert not stream.append(out(0, finish="abort"))
+    assert stream.finished
     stream.deliver()
     assert str(sink.error) == "gone"
 
@@ -93,9 +96,18 @@ def test_nothing_follows_the_last_response() -> None:
     stream = RequestStream(1, NewRequest([1], {}), sink)
     stream.append(out(0, 10, finish="stop"))
     stream.deliver()
-    stream.fail(EngineDeadError("too late"))
+    assert not stream.fail(EngineDeadError("too late"))
     stream.deliver()
     assert sink.error is None
+
+
+def test_an_end_that_was_not_sent_yet_is_not_replaced_by_an_error() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    stream.append(out(0, 10, finish="stop"))
+    assert not stream.fail(EngineDeadError("too late"))
+    stream.deliver()
+    assert [chunk.token_ids for (chunk,) in sink.responses] == [[10]]
 
 
 @given(

@@ -1,15 +1,19 @@
-"""From the engine's outputs to the responses of one request: coalescing and order."""
+"""RequestStream: from the engine's outputs for one request to the responses for its client."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 import time
+from array import array
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
-from engine.errors import TridentError
-from engine.protocol import AddRequest, Chunk, SequenceOutput, TokenLogprobs
+from engine.core.queue_limits import Load
+from engine.errors import EngineDeadError, RequestCancelledError, TridentError
+from engine.protocol import AddRequest, Chunk, RequestStats, SequenceOutput, TokenLogprobs
 
 
 class ResponseSink(Protocol):
@@ -62,6 +66,18 @@ class NewRequest:
             cache_salt=self.cache_salt,
         )
 
+    @property
+    def load(self) -> Load:
+        """What it adds to the queue."""
+        return Load(self.num_sequences, len(self.prompt_token_ids))
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """A hash that is the same for equal prompts with equal sampling parameters."""
+        digest = hashlib.sha256(array("q", self.prompt_token_ids).tobytes())
+        digest.update(repr(self.sampling_params).encode())
+        return digest.digest()
+
 
 @dataclass
 class _Sequence:
@@ -104,22 +120,43 @@ class _Sequence:
 class RequestStream:
     """One request in flight: takes outputs from the receiver, gives responses to its sink.
 
+    It ends twice: for its client when it has been `answered`, and for the engine process, which
+    may go on for a moment after a cancellation, when it is `finished` or the process said so.
+
     Attributes:
         next_due: `time.monotonic()` second before which no further response need be sent; the
             senders' own.
         answered: whether the last response has been sent, or is under way.
+        error: what it was or will be answered with in place of its last outputs.
+        abort_sent: whether the engine process has been told to end it; the client's own.
+        finish_reasons: by index of the sequence, of those that have finished.
+        stats: of the sequences that have finished.
     """
 
     def __init__(self, uid: int, request: NewRequest, sink: ResponseSink) -> None:
+        """Begin with nothing; the prompt itself is not kept."""
         self.uid = uid
-        self.request = request
+        self.request_id = request.request_id
+        self.load = request.load
+        self.fingerprint = request.fingerprint
+        self.arrival_time = request.arrival_time
         self.next_due = 0.0
+        self.answered = False
+        self.error: TridentError | None = None
+        self.abort_sent = False
+        self.finish_reasons: dict[int, str] = {}
+        self.stats: list[RequestStats] = []
+        self.num_output_tokens = 0
+        self._streams = request.stream
+        self._text_prefix = request.text_prefix
         self._sink = sink
         self._lock = threading.Lock()
         self._sequences = [_Sequence() for _ in range(request.num_sequences)]
-        self.num_unfinished = request.num_sequences  # sequences that go on
-        self._error: TridentError | None = None
-        self.answered = False
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many sequences go on."""
+        return len(self._sequences) - len(self.finish_reasons)
 
     @property
     def finished(self) -> bool:
@@ -129,20 +166,34 @@ class RequestStream:
     @property
     def is_urgent(self) -> bool:
         """Whether the next response is the last."""
-        return self.finished or self._error is not None
+        return self.finished or self.error is not None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it ended with an error that is neither a cancellation nor the engine's death."""
+        harmless = RequestCancelledError | EngineDeadError | None
+        return not isinstance(self.error, harmless)
 
     def append(self, output: SequenceOutput) -> bool:
         """Take an output; return whether there is something to deliver now."""
         with self._lock:
-            self._sequences[output.index].append(output)
             if output.finish_reason is not None:
-                self.num_unfinished -= 1
-            return self.request.stream or self.finished
+                self.finish_reasons[output.index] = output.finish_reason
+            if output.stats is not None:
+                self.stats.append(output.stats)
+            if self.error is not None:
+                return False
+            self.num_output_tokens += len(output.token_ids)
+            self._sequences[output.index].append(output)
+            return self._streams or self.finished
 
-    def fail(self, error: TridentError) -> None:
-        """End with `error` in place of what is pending."""
+    def fail(self, error: TridentError) -> bool:
+        """End with `error` in place of what is pending; False if it has ended already."""
         with self._lock:
-            self._error = error
+            if self.is_urgent:
+                return False
+            self.error = error
+            return True
 
     def deliver(self) -> None:
         """Send what is pending, if anything is, as one response.
@@ -152,18 +203,18 @@ class RequestStream:
         with self._lock:
             if self.answered:
                 return
-            error, last = self._error, self.finished
-            self.answered = last or error is not None
-            prefix = self.request.text_prefix
-            chunks = [c for s in self._sequences if (c := s.take(prefix)) is not None]
+            error, last = self.error, self.finished
+            self.answered = self.is_urgent
+            chunks = [c for s in self._sequences if (c := s.take(self._text_prefix)) is not None]
         if error is not None:
             self._sink.fail(error)
         elif chunks:
             self._sink.send(chunks, last=last)
 
-    def abandon(self) -> None:
-        """After the sink raised: a last attempt to end the request, lest its client wait."""
+    def abandon(self, error: TridentError) -> None:
+        """After the sink raised: a last attempt to end the request, or its client would wait."""
         with self._lock:
             self.answered = True
+            self.error = error
         with contextlib.suppress(Exception):
-            self._sink.fail(TridentError("internal error"))
+            self._sink.fail(error)

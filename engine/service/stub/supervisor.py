@@ -1,0 +1,208 @@
+"""Supervisor: keeps an engine process running."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import structs
+
+from engine.config import EngineConfig
+from engine.errors import EngineDeadError, TridentError
+from engine.protocol import FromEngine, Ready, Shutdown, ToEngine
+from engine.service.stub.engine_process import Death, EngineProcess
+from engine.service.stub.watchdog import Watchdog
+
+log = logging.getLogger("trident.client")
+
+State = Literal["starting", "ready", "restarting", "closed"]
+
+_CLOSE_TIMEOUT_S = 3.0
+_FIRST_DELAY_S = 0.5
+_MAX_DELAY_S = 30.0
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The answer to a health request, as JSON.
+
+    Attributes:
+        state: only `ready` takes requests; `restarting` follows the death of the engine process.
+        detail: one sentence, why it is not ready; empty if it is.
+        num_restarts: how often the engine process has been started again.
+        num_in_flight: requests that have been submitted and that the process has not ended yet.
+    """
+
+    state: State
+    detail: str = ""
+    num_restarts: int = 0
+    num_in_flight: int = 0
+
+
+class Owner(Protocol):
+    """Hears what becomes of the process, in the supervisor's thread."""
+
+    def on_up(self, ready: Ready, *, is_restart: bool) -> None:
+        """A process takes requests from now on."""
+
+    def on_message(self, message: FromEngine) -> None:
+        """It has sent something. What is raised here ends the process."""
+
+    def on_down(self) -> None:
+        """It takes no requests any more."""
+
+    def on_death(self, death: Death) -> None:
+        """It has ended, after `on_down`."""
+
+
+class Supervisor:
+    """Starts the engine process, watches it, and starts it again when it has died.
+
+    A process in whose life a request finished is replaced at once; after others there is a delay
+    that doubles with each. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        owner: Owner,
+        on_progress: Callable[[str], None],
+        *,
+        python: str | None,
+        module: str,
+    ) -> None:
+        """Start the process and block until its engine is ready; arguments as `EngineClient`.
+
+        Raises:
+            TridentError: the engine could not start; the text says why.
+        """
+        self._config = config
+        self._owner = owner
+        self._on_progress = on_progress
+        self._python, self._module = python, module
+        self._num_useless_lives = 0
+        self._lock = threading.Lock()  # of _health
+        self._health = Health("starting")
+        self._process: EngineProcess | None = None
+        self._start_error: TridentError | None = None
+        self._started = threading.Event()
+        self._closing = threading.Event()
+        # This one thread starts every process: Linux kills a child when its thread has ended.
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._thread.start()
+        self._watchdog = Watchdog(config, lambda: self._process)
+        self._started.wait()
+        if self._start_error is not None:
+            self.close()
+            raise self._start_error
+
+    @property
+    def process_id(self) -> int:
+        """Of the engine process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def health(self) -> Health:
+        """How things stand now, requests in flight aside."""
+        return self._health
+
+    def check_ready(self) -> None:
+        """Raise `EngineDeadError` unless the engine takes requests."""
+        health = self._health  # another thread may replace it between two looks
+        if health.state == "restarting":
+            raise EngineDeadError(
+                f"{health.detail}; another one is being started, try again in a few seconds"
+            )
+        if health.state != "ready":
+            raise EngineDeadError(health.detail)
+
+    def send(self, message: ToEngine) -> None:
+        """Send to the process, if there is one that is ready.
+
+        Raises:
+            ChannelError: the message cannot be sent at all.
+        """
+        process = self._process
+        if process is not None and process.is_ready:  # a new one expects `Start`
+            process.send(message)
+
+    def succeeded(self) -> None:
+        """Take that a request has finished: the life of this process was of use."""
+        self._num_useless_lives = 0
+
+    def close(self) -> None:
+        """End the process, and wait until the owner has heard of it. Repeatable."""
+        self._closing.set()
+        self._watchdog.close()
+        if (process := self._process) is not None:
+            # One that hangs may not even take the message, and one that loads does not hear it.
+            patience_s = _CLOSE_TIMEOUT_S if process.is_ready else 0.0
+            kill = threading.Timer(patience_s, process.kill, ["did not end when it was told to"])
+            kill.start()
+            if process.is_ready:
+                process.send(Shutdown())
+            self._thread.join()
+            kill.cancel()
+        self._thread.join()
+
+    def _run(self) -> None:
+        """Start the process, serve, and begin again when it has died, until `close`."""
+        while not self._closing.is_set():
+            try:
+                self._serve(*self._start())
+            except TridentError as error:
+                if not self._started.is_set():
+                    self._start_error = error
+                    break
+                self._set_health("restarting", "the engine process could not be started again")
+                if not self._closing.is_set():  # clients need not know our paths: for the log
+                    log.error("the engine process could not be started: %s", error)
+            if not self._closing.is_set():
+                delay = self._next_delay()
+                log.warning("%s; starting it again in %g s", self._health.detail, delay)
+                self._closing.wait(delay)
+        self._set_health("closed", "the engine process has been shut down")
+        self._started.set()
+
+    def _start(self) -> tuple[EngineProcess, Ready]:
+        process = self._process = EngineProcess(self._python, self._module)
+        if self._closing.is_set():  # `close` may have seen only the process before this one
+            process.kill("is not needed any more")
+        try:
+            return process, process.start(self._config, self._on_progress)
+        except TridentError:
+            process.end()
+            raise
+
+    def _serve(self, process: EngineProcess, ready: Ready) -> None:
+        """Hand on what one process sends until it has gone."""
+        is_restart = self._started.is_set()
+        self._owner.on_up(ready, is_restart=is_restart)
+        with self._lock:
+            restarts = self._health.num_restarts + is_restart
+            self._health = Health("ready", num_restarts=restarts)
+        self._on_progress(ready.description)
+        self._started.set()
+        try:
+            for message in process.messages():
+                self._owner.on_message(message)
+        except Exception:  # a bug of ours: without this thread, no request would ever be answered
+            log.exception("what the engine process sent could not be handled; ending it")
+        # Why it died is known when its end has been awaited.
+        self._set_health("restarting", "the engine process has died")
+        self._owner.on_down()
+        death = process.end()
+        if not self._closing.is_set():
+            self._set_health("restarting", f"the engine process {death.reason}")
+        self._owner.on_death(death)
+
+    def _next_delay(self) -> float:
+        useless, self._num_useless_lives = self._num_useless_lives, self._num_useless_lives + 1
+        return min(_FIRST_DELAY_S * 2 ** (useless - 1), _MAX_DELAY_S) if useless else 0.0
+
+    def _set_health(self, state: State, detail: str) -> None:
+        with self._lock:
+            self._health = structs.replace(self._health, state=state, detail=detail)
