@@ -78,6 +78,9 @@ class EngineConfig(BaseModel):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="order of waiting requests"
     )
+    min_priority: Annotated[int, Field(ge=-(2**31), le=0)] | None = Field(
+        None, description="smallest `priority` that a request may ask for; default: any"
+    )
     max_num_queued_reqs: Annotated[int, Field(ge=1)] = Field(
         4096, description="waiting requests; one more is rejected at once"
     )

@@ -87,6 +87,7 @@ class EngineCore:
             vocab_size=model_config.vocab_size,
             max_model_len=plan.max_model_len,
             max_logprobs=config.max_logprobs,
+            min_priority=config.min_priority,
             seeds=random.Random(config.seed),
         )
         self.ready = Ready(

@@ -35,6 +35,7 @@ class RequestFactory:
         max_model_len: int,
         max_logprobs: int,
         seeds: random.Random,
+        min_priority: int | None = None,
     ) -> None:
         """Build requests for one model; `seeds` serves those that bring no seed."""
         self._tokenizer = tokenizer
@@ -43,6 +44,7 @@ class RequestFactory:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
+        self._min_priority = min_priority
         self._seeds = seeds
 
     def build(self, message: AddRequest) -> list[Request]:
@@ -56,6 +58,11 @@ class RequestFactory:
         self._check(prompt, params)
         if message.cache_salt:
             check_cache_salt(message.cache_salt)
+        # Not raised to the limit: the client would believe in a place that it does not have.
+        if self._min_priority is not None and message.priority < self._min_priority:
+            raise RequestError(
+                f"priority: must be at least {self._min_priority} (got {message.priority})"
+            )
         max_tokens = self._max_tokens(message, params)
         window = self._detokenizer.prompt_window(
             prompt, skip_special_tokens=params.skip_special_tokens

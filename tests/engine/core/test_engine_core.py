@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import CheckpointError, QueueFullError, RequestError
+from engine.errors import CheckpointError, ConfigError, QueueFullError, RequestError
 from engine.protocol import AddRequest, SequenceOutput
 
 MakeCore = Callable[..., EngineCore]
@@ -217,3 +217,14 @@ def test_a_salt_that_cannot_be_hashed_is_refused_before_it_reaches_the_scheduler
         core.add_request(AddRequest(1, [5] * 40, {"max_tokens": 2}, cache_salt="\ud800"))
     core.add_request(request(2))
     assert {output.uid for output in run(core)} == {2}
+
+
+def test_a_priority_below_the_smallest_one_allowed_is_refused(make_core: MakeCore) -> None:
+    core = make_core(min_priority=-2, scheduling_policy="priority")
+    with pytest.raises(RequestError, match=r"^priority: must be at least -2 \(got -3\)$"):
+        core.add_request(AddRequest(1, [5], {"max_tokens": 2}, priority=-3))
+    core.add_request(AddRequest(2, [5], {"max_tokens": 2}, priority=-2))
+    core.add_request(AddRequest(3, [5], {"max_tokens": 2}))
+    assert {output.uid for output in run(core)} == {2, 3}
+    with pytest.raises(ConfigError, match=r"^min_priority: .* less than or equal to 0"):
+        make_core(min_priority=1)  # which would refuse all requests that bring none
