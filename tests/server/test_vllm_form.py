@@ -6,16 +6,21 @@ import re
 import shutil
 import signal
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from client import InvalidRequestError, TridentClient
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch.model_configs import VLLM
+from engine.launch.security import ADMIN_KEY, HTTP_HEADER
 from engine.launch.server import TritonServer, model_repository
 from tests.server import vllm_client
 from tests.server.caller import Caller, InferError
@@ -25,20 +30,29 @@ pytestmark = pytest.mark.server
 
 
 MODEL = "vllm_model"  # vllm_backend's samples call it so
+KEY = "k" * 20
 MAX_QUEUE_SIZE = 16  # before the tokenizer
 
 
 @pytest.fixture(scope="module")
-def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("repository")
-    shutil.copytree(model_repository(), repository, dirs_exist_ok=True)
+    return Path(shutil.copytree(model_repository(), repository, dirs_exist_ok=True))
+
+
+@pytest.fixture(scope="module")
+def vllm_server(repository: Path) -> Iterator[TritonServer]:
     config = repository / "tokenizer" / VLLM.file
     shipped = config.read_text()
     assert "max_queue_size: 4096" in shipped
     config.write_text(shipped.replace("4096", str(MAX_QUEUE_SIZE)))
     arguments = ["--model-config-name=vllm", "--disable-auto-complete-config"]
+    arguments += ["--model-control-mode=explicit", f"--load-model={MODEL}"]
+    environ = {**os.environ, ADMIN_KEY: KEY}
     settings = {"dtype": "float32", "served_model_name": MODEL}
-    with TritonServer(settings, arguments=arguments, repository=repository, ports=0) as server:
+    with TritonServer(
+        settings, arguments=arguments, repository=repository, ports=0, environ=environ
+    ) as server:
         yield server
 
 
@@ -182,11 +196,11 @@ def test_the_demo_answers_in_many_scripts(vllm_caller: Caller) -> None:
 def test_more_than_may_wait_for_the_tokenizer_is_refused_at_once(
     vllm_caller: Caller, vllm_server: TritonServer
 ) -> None:
-    chat = json.dumps([{"role": "user", "content": "many short messages"}] * 4000)  # 30 ms each
+    chat = json.dumps([{"role": "user", "content": "x" * 80}] * 1000)  # 50 ms each
     flood = vllm_caller.request("tokenizer", messages=chat)
     with grpc.insecure_channel(vllm_server.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        calls = [stub.ModelInfer.future(flood, timeout=60) for _ in range(200)]
+        calls = [stub.ModelInfer.future(flood, timeout=60) for _ in range(60)]
         errors = [call.exception() for call in calls]
     refused = [e for e in errors if e.code() is grpc.StatusCode.UNAVAILABLE]
     assert len(refused) > 0
@@ -195,6 +209,30 @@ def test_more_than_may_wait_for_the_tokenizer_is_refused_at_once(
     others = [error.details() for error in errors if error not in refused]
     assert all(text.startswith("messages: the prompt of") for text in others)
     assert vllm_caller.one(text_input="Hi", sampling_parameters=sampling(max_tokens=2))
+
+
+def stub_processes(server: TritonServer) -> set[int]:
+    return {process.pid for process in psutil.Process(server.pid).children()}
+
+
+@pytest.mark.parametrize("stage", ["detokenizer", "engine", "tokenizer"])
+def test_each_stage_can_be_reloaded_alone(
+    vllm_caller: Caller, vllm_server: TritonServer, repository: Path, stage: str
+) -> None:
+    before = vllm_caller.one(text_input="Hi", sampling_parameters=sampling(max_tokens=4))
+    stubs = stub_processes(vllm_server)
+    (repository / stage / "1" / "model.py").touch()  # Triton reloads what has changed
+    url = f"http://{vllm_server.http_url}/v2/repository/models/{stage}/load"
+    request = urllib.request.Request(url, b"{}", {HTTP_HEADER: KEY})
+    with urllib.request.urlopen(request, timeout=60):
+        pass
+    assert len(stub_processes(vllm_server) - stubs) == 1
+    deadline = time.monotonic() + 20
+    while len(stub_processes(vllm_server)) != len(stubs):  # the old one ends with its engine
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    after = vllm_caller.one(text_input="Hi", sampling_parameters=sampling(max_tokens=4))
+    assert after == before
 
 
 def test_when_the_engine_dies_everybody_hears_of_it(
