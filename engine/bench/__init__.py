@@ -1,4 +1,4 @@
-"""Tests the engine on a GPU, then measures it against the GPU's limits and against transformers.
+"""Tests the engine on a GPU, then measures it against the GPU's limits and transformers.
 
     python -m engine.bench --json results.json
 

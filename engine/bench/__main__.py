@@ -15,16 +15,16 @@ from engine.bench.shapes import SHAPES
 
 _ABOUT = (
     "Test the engine on this machine's GPU, then measure it. The engine has the settings of "
-    "TRIDENT_* variables, such as TRIDENT_ENFORCE_EAGER=true, but for those that a part fixes."
+    "TRIDENT_* variables, such as TRIDENT_ENFORCE_EAGER=true, except those that a part sets."
 )
-_TEST_SHARE = 0.35  # of the time, at most: the rest is for measuring
-_OFFLINE = ("env", "HF_HUB_OFFLINE=1")  # transformers is not to look for kernels in the hub
-_SILENCE_S = 150.0  # longer than a model takes to load and warm up
-_LEAST_S = 40.0  # what it takes to measure anything at all
+_TEST_SHARE = 0.35  # maximum share of the time; the rest is for measuring
+_OFFLINE = ("env", "HF_HUB_OFFLINE=1")  # transformers must not look for kernels on the hub
+_SILENCE_S = 150.0  # more than a model takes to load and warm up
+_LEAST_S = 40.0  # minimum to measure anything
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; return 0, 1 if a test or a part failed, 2 if this machine has not what it needs."""
+    """Run it; return 0, or 1 if a test or a part failed, or 2 if a requirement is missing."""
     options = _options(arguments)
     if missing := problem():
         print(missing)
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    # Imported here: they need what has just been looked for.
+    # Imported here, after checking that the packages exist.
     import torch
 
     from engine.bench import gpu_tests
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
         report.figures |= found.cases
         if found.ceilings:
             report.ceilings[group.shape.label] = found.ceilings
-        if options.json:  # now: what comes next may not end in time
+        if options.json:  # now: the next group may not end in time
             report.write_json(options.json)
     if options.json:
         report.write_json(options.json)
@@ -101,17 +101,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine.bench", description=_ABOUT)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE")
     parser.add_argument(
-        "--minutes", type=float, default=9.0, help="what runs then is ended (default: 9)"
+        "--minutes", type=float, default=9.0, help="time limit of the whole run (default: 9)"
     )
     labels = [shape.label for shape in SHAPES]
     parser.add_argument(
         "--models", nargs="+", choices=labels, default=labels, help="default: all, in this order"
     )
     parser.add_argument(
-        "--tiny", action="store_true", help="a tiny model instead, on a CPU too: does all work?"
+        "--tiny",
+        action="store_true",
+        help="check that everything works, on a tiny model; also on a CPU",
     )
     parser.add_argument(
-        "--anyway", action="store_true", help="measure the engine even if its tests are red"
+        "--anyway", action="store_true", help="measure the engine even if its tests fail"
     )
     return parser.parse_args(arguments)
 

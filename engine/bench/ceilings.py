@@ -1,4 +1,4 @@
-"""What this machine reaches now: the figures that floors are computed from."""
+"""Measured limits of this machine, from which floors are computed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from engine.bench.cpu_ceilings import product_dtype
 from engine.bench.stopwatch import repeated_seconds
 from kernels.bench import timing
 
-_COPY_BYTES = 64 * 2**20  # on a CPU: beyond most caches
+_COPY_BYTES = 64 * 2**20  # on a CPU: larger than most caches
 _PRODUCT = 512
 _REPEATS = 5
 
 
 def measure(device: torch.device) -> dict[str, float | None]:
-    """Return the bandwidth of a copy and the rate of bf16 products, as `kernels.bench.timing`."""
+    """Return copy bandwidth and the rate of bf16 products, as in `kernels.bench.timing`."""
     if device.type == "cuda":
         return timing.ceilings(timing.Stopwatch())
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Writes a checkpoint folder without weights, for `load_format: dummy`, and a tokenizer for it.
+"""Writes a checkpoint folder without weights, for `load_format: dummy`, and its tokenizer.
 
 python -m engine.bench.checkpoint 0.5b FOLDER
 """
@@ -18,16 +18,16 @@ from engine.bench.shapes import SHAPES, TINY, Shape
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> None:
-    """Write `config.json` and a tokenizer that has a text for every id of the vocabulary."""
+    """Write `config.json` and a tokenizer that maps every id of the vocabulary to text."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape.config, indent=2) + "\n")
     PreTrainedTokenizerFast(tokenizer_object=_tokenizer(shape.vocab)).save_pretrained(str(folder))
 
 
 def _tokenizer(vocab: int) -> Tokenizer:
-    """Return a byte-level tokenizer: the bytes, then words of four letters with a space before.
+    """Return a byte-level tokenizer: the bytes, then four-letter words with a leading space.
 
-    Ids without a text would have the engine keep them all for the detokenizer to look back on.
+    Ids without text would accumulate in the incremental detokenizer.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ("Ġ" + "".join(letters) for letters in product(ascii_lowercase, repeat=4))

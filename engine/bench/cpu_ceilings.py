@@ -1,6 +1,6 @@
-"""What this machine reaches at most on its CPU.
+"""Measured limits of this machine's CPU.
 
-`python -m engine.bench.cpu_ceilings` prints it as JSON, for programs that do without torch.
+`python -m engine.bench.cpu_ceilings` prints them as JSON, for programs that do not import torch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from engine.bench.stopwatch import repeated_seconds
 from engine.layers.int8_linear import Int8Product
 from engine.layers.packed_linear import can_pack
 
-_READ_BYTES = 256 * 2**20  # beyond all caches
+_READ_BYTES = 256 * 2**20  # larger than all caches
 _PRODUCT = 2048
 _REPEATS = 7
 
 
 def measure() -> dict[str, float]:
-    """Return bytes per second that can be read, and operations per second of matrix products.
+    """Return read bandwidth in bytes/s and the rate of matrix products in operations/s.
 
-    They are measured with as many threads as torch has.
+    Measured with as many threads as torch uses.
     """
     numbers = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
     read = _READ_BYTES / _fastest(numbers.sum)
@@ -37,12 +37,12 @@ def measure() -> dict[str, float]:
 
 
 def product_dtype() -> torch.dtype:
-    """Return what products of bfloat16 are: without instructions for them, ones of float32."""
+    """Return the dtype of bfloat16 products: float32 if the CPU has no instructions for them."""
     return torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of some calls: a ceiling is what can be reached."""
+    """Return the seconds of the fastest of some calls, as a ceiling is what can be reached."""
     return min(repeated_seconds(call, _REPEATS))
 
 

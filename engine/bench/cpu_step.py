@@ -1,7 +1,7 @@
-"""`python -m engine.bench.cpu_step CHECKPOINT`: where the time of a decode step on a CPU goes.
+"""`python -m engine.bench.cpu_step CHECKPOINT`: the time of a decode step on a CPU, by part.
 
-Each part stands beside its floor: what it takes to read its weights or its keys and values, or to
-multiply with them, whichever is longer, at the rates that the machine reaches in the same minute.
+Each part is printed next to its floor: the time to read its weights or its KV, or to multiply with
+them, whichever is longer, at the rates measured on this machine in the same minute.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3
 _STEPS = 20
-_BUDGET = 2048  # tokens of a step
+_BUDGET = 2048  # tokens per step
 
 
 class CpuStep:
-    """Decode steps of an engine on a CPU, and their parts.
+    """Decode steps of an engine on a CPU, timed by part.
 
     Raises:
-        ValueError: its layers are not run by the kernels that tell what their parts take.
+        ValueError: its layers are not run by the C++ kernels, which time their parts.
     """
 
     def __init__(
         self, checkpoint: Path, quantization: str | None, *, most: int, context: int
     ) -> None:
         budget = max(_BUDGET, 2 * most)
-        prefill_steps = -(-most * context // (budget - most))  # the first decode meanwhile
+        prefill_steps = -(-most * context // (budget - most))  # first ones decode
         self.core = EngineCore(
             EngineConfig.parse(
                 {
@@ -69,10 +69,10 @@ class CpuStep:
         return self.core._runner.model
 
     def measure(self, batch: int, context: int) -> tuple[float, dict[str, float]]:
-        """Return the seconds of a step and of its parts, means over some steps.
+        """Return the seconds of a step and of its parts, means over several steps.
 
         Raises:
-            ValueError: there is no room for so many sequences of `context` tokens.
+            ValueError: the KV cache cannot hold so many sequences of `context` tokens.
         """
         config = self._model.config
         for prompt in prompts([context] * batch, config.vocab_size, seed=batch):
@@ -102,7 +102,7 @@ class CpuStep:
         return step, parts
 
     def floors(self, batch: int, context: int, ceilings: dict[str, float]) -> dict[str, float]:
-        """Return the least seconds that parts of a step can take; other parts have no floor."""
+        """Return the minimum seconds of parts of a step; other parts have no floor."""
         config = self._model.config
         hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers

@@ -1,4 +1,4 @@
-"""A decode step: so many sequences with the same context get a token each."""
+"""Decode steps: a batch of sequences of the same context gets one token each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AIMS = {
 
 @dataclass(frozen=True)
 class Decode(Part):
-    """The seconds of a step of `batch` sequences, and how many of them are the host's."""
+    """The seconds of a step of `batch` sequences, and the host's share of them."""
 
     batch: int
 
@@ -39,7 +39,7 @@ class Decode(Part):
 
     @property
     def host_aim(self) -> Aim | None:
-        """What the host's part is to reach, if anything."""
+        """The target of the host's time, if any."""
         return HOST_AIM if self.batch == HOST_AIM_BATCH else None
 
     def floor(self, figures: Figures, ceilings: Ceilings) -> float:
@@ -50,9 +50,9 @@ class Decode(Part):
     def measure(self, session: EngineDriver) -> Figures:
         steps = self.workload.decode_steps
         before = self.workload.warm_up_steps
-        # The context of the step in the middle is the workload's.
+        # The middle step has the workload's context.
         length = self.workload.context - before - steps // 2
-        # The first sequences get tokens while the last ones' prompts are computed.
+        # The first sequences decode while the last ones prefill.
         most = before + steps + self.batch + 2
         waiting = {
             session.add(prompt, most)
@@ -73,7 +73,7 @@ class Decode(Part):
         return {
             "seconds": seconds,
             "tokens_per_second": self.batch / seconds,
-            # Without a GPU the steps are the host's own work.
+            # Without a GPU the host computes the step itself.
             "host_seconds": (stepping - clock.seconds) / steps if session.has_gpu else None,
             "context": context + steps / 2,
             "steps": steps,

@@ -1,4 +1,4 @@
-"""EngineDriver: an engine of a given shape, and what all parts do with it."""
+"""EngineDriver: an engine of a given shape, and operations that all parts share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _UNBOUNDED = 2**31
 
 
 class EngineDriver:
-    """An engine with dummy weights that one part after the other has for itself.
+    """An engine with dummy weights, used by one part at a time.
 
     Args:
         folder: a checkpoint of `shape` without weights.
-        deadline: as of time.time(); what is long ends then.
+        deadline: by time.time(); long runs end then.
 
     Raises:
-        TridentError: it cannot be loaded.
+        TridentError: the engine cannot be loaded.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class EngineDriver:
         self.core = EngineCore(
             EngineConfig.parse(
                 {
-                    # A user's own settings are measured, but for those below.
+                    # The user's settings are measured, except for those below.
                     **EngineConfig.overrides(os.environ),
                     "model": str(folder),
                     "load_format": "dummy",
@@ -56,13 +56,13 @@ class EngineDriver:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the model runs on a device that works while the host goes on."""
+        """Whether the model runs on a device asynchronously to the host."""
         return self.device.type == "cuda"
 
     def add(
         self, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, stream: bool = True
     ) -> int:
-        """Queue a request that gets exactly `max_tokens` tokens; return its uid."""
+        """Queue a request for exactly `max_tokens` tokens; return its uid."""
         uid = self._next_uid
         self._next_uid += 1
         params = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": True}
@@ -70,10 +70,10 @@ class EngineDriver:
         return uid
 
     def run(self, on_output: Callable[[SequenceOutput], None] = lambda output: None) -> None:
-        """Step until nothing is left to do.
+        """Step until all requests are done.
 
         Raises:
-            TimeoutError: the deadline came first.
+            TimeoutError: the deadline has passed.
             RuntimeError: the engine failed a request.
         """
         while self.core.has_unfinished_requests():
@@ -85,16 +85,16 @@ class EngineDriver:
                 raise TimeoutError("no time was left to end it")
 
     def clear(self) -> None:
-        """End what is unfinished, and assert that no block was lost."""
+        """Abort unfinished requests, and assert that no block has leaked."""
         clear(self.core)
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything."""
+        """Wait until the device is idle."""
         if self.has_gpu:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, prompts: Sequence[list[int]]) -> float:
-        """Return how long it takes to compute `prompts` at once, and the token after each."""
+        """Return the seconds to prefill `prompts` at once and sample one token each."""
         self.synchronize()
         start = time.perf_counter()
         for prompt in prompts:
@@ -105,7 +105,7 @@ class EngineDriver:
 
 
 def clear(core: EngineCore) -> None:
-    """End what is unfinished, and assert that no block was lost."""
+    """Abort unfinished requests, and assert that no block has leaked."""
     for uid in list(core.scheduler.unfinished):
         core.abort(uid)
     while core.has_unfinished_requests():

@@ -1,7 +1,7 @@
-"""The least time that a GPU with measured ceilings could take for the work of a model.
+"""Minimum times of a model's work on a GPU with measured ceilings (a roofline).
 
-Matrix products and attention follow each other: each takes what its bytes or its operations take,
-whichever is longer. Everything else is free here.
+Matrix products and attention run in sequence, each bound by its bytes or by its operations,
+whichever takes longer. Everything else is assumed to be free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Ceilings = Mapping[str, float | None]
 
 
 def decode_seconds(shape: Shape, batch: int, tokens: int, ceilings: Ceilings) -> float:
-    """Return the floor of a step of `batch` sequences that have `tokens` tokens in all."""
+    """Return the floor of a step of `batch` sequences that have `tokens` tokens in total."""
     parameters = shape.layer_parameters + shape.head_parameters
     products = _seconds(shape.step_bytes, 2 * parameters * batch, ceilings)
     return products + _seconds(
@@ -24,7 +24,7 @@ def decode_seconds(shape: Shape, batch: int, tokens: int, ceilings: Ceilings) ->
 
 
 def prefill_seconds(shape: Shape, lengths: Iterable[int], ceilings: Ceilings) -> float:
-    """Return the floor of computing prompts of these lengths and the token after each."""
+    """Return the floor of prefilling prompts of these lengths and sampling one token each."""
     lengths = list(lengths)
     tokens = sum(lengths)
     flops = 2 * shape.layer_parameters * tokens + 2 * shape.head_parameters * len(lengths)
@@ -36,14 +36,14 @@ def prefill_seconds(shape: Shape, lengths: Iterable[int], ceilings: Ceilings) ->
 
 
 def offline_seconds(shape: Shape, requests: Sequence[tuple[int, int]], ceilings: Ceilings) -> float:
-    """Return the floor of completing all requests, (tokens in, tokens out), at once.
+    """Return the floor of completing all requests, (input tokens, output tokens), at once.
 
-    All prompts are computed first, then every step has all sequences that have not ended.
+    All prompts are prefilled first, then every step decodes all unfinished sequences.
     """
     seconds = prefill_seconds(shape, (length for length, _ in requests), ceilings)
     running = sorted(requests, key=lambda request: request[1])
     tokens = sum(length for length, _ in running)
-    done = 1  # the prefill gives every sequence its first token
+    done = 1  # prefill gives every sequence its first token
     left = len(running)
     for outputs, group in groupby(running, key=lambda request: request[1]):
         for step in range(done, outputs):

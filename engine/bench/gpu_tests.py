@@ -1,4 +1,4 @@
-"""Runs the engine's tests on a GPU, and tells whether figures of it would mean anything."""
+"""Runs the engine's tests on a GPU, and decides whether its figures are meaningful."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kernels.bench.operations import Operation
 from kernels.bench.testing import Outcome
 
 FOLDER = Path(__file__).parents[2] / "tests" / "gpu"
-REQUIRED = ("parity", "modes")  # what these files find wrong makes every figure worthless
-_SHARDS = {"parity": 6, "modes": 4, "cancel": 2}  # processes, most of whose time is compiling
+REQUIRED = ("parity", "modes")  # failures in these files invalidate every figure
+_SHARDS = {"parity": 6, "modes": 4, "cancel": 2}  # processes per file, mostly compiling
 
 
 def run(deadline: float, say: Callable[[str], None]) -> dict[str, Outcome]:
-    """Run them all; return the outcome by file: `parity` is that of test_parity.py.
+    """Run all; return the outcome by file: `parity` is that of test_parity.py.
 
     Args:
-        deadline: as of time.time(); what has not ended by then has failed.
+        deadline: by time.time(); tests still running then have failed.
     """
     many = (os.cpu_count() or 1) >= sum(_SHARDS.values())
     files = [Operation(name, shards=count if many else 1) for name, count in _SHARDS.items()]
@@ -27,7 +27,7 @@ def run(deadline: float, say: Callable[[str], None]) -> dict[str, Outcome]:
 
 
 def refusal(tests: dict[str, Outcome]) -> str | None:
-    """Return why the engine is not to be measured; None if nothing speaks against it."""
+    """Return why the engine must not be measured; None if it may be."""
     for name in REQUIRED:
         if not tests.get(name, Outcome()).green:
             return f"tests of {name} are not green"

@@ -1,4 +1,4 @@
-"""The offline workload: all requests at once, of lengths that differ by a factor of ten."""
+"""The offline workload: all requests at once, with lengths that vary by a factor of ten."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Offline(Part):
     """The seconds to complete the first `count` requests of the workload.
 
     Attributes:
-        temperature: nano-vllm's benchmark samples with 0.6; transformers is asked greedily.
+        temperature: nano-vllm's benchmark samples with 0.6; transformers runs greedily.
     """
 
     count: int
@@ -33,7 +33,7 @@ class Offline(Part):
         return floors.offline_seconds(self.shape, lengths, ceilings)
 
     def requests(self) -> list[tuple[list[int], int]]:
-        """Return prompt and tokens out of every request."""
+        """Return prompt and number of output tokens of every request."""
         return [
             ([token_id % self.shape.vocab for token_id in prompt], max_tokens)
             for prompt, max_tokens in self.workload.offline()[: self.count]

@@ -1,4 +1,4 @@
-"""Part: one thing that is measured, the floor that it is held against and what it is to reach."""
+"""Part: one measurement, its floor and its target."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class Part(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What sets it apart from the other parts of the model."""
+        """Distinguishes it from the other parts of the model."""
 
     @property
     def key(self) -> str:
-        """What sets it apart from all other parts."""
+        """Distinguishes it from all other parts."""
         return f"{self.shape.label} {self.name}"
 
     @property
     def aim(self) -> Aim | None:
-        """What it is to reach, if anything: a share of its floor, or a time."""
+        """Its target, if any: a share of its floor, or a time."""
         return None
 
     @abstractmethod
     def floor(self, figures: Figures, ceilings: Ceilings) -> float:
-        """Return the least seconds that the ceilings allow for what `figures` are of."""
+        """Return the minimum seconds for the work in `figures`, given the ceilings."""
 
     @abstractmethod
     def measure(self, session: Any) -> Figures:
-        """Return `seconds`, `tokens_per_second` of output where it means something, and more.
+        """Return `seconds`, output `tokens_per_second` where meaningful, and further figures.
 
         Args:
             session: the `EngineDriver` or `TransformersPeer` of the shape.

@@ -19,10 +19,10 @@ _PROMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parts that one process measures, one after the other, on one session.
+    """Parts that one process measures in turn, in one session.
 
     Attributes:
-        title: what sets it apart from the model's other groups.
+        title: distinguishes it from the model's other groups.
         session: `engine` or `transformers`.
     """
 
@@ -33,12 +33,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        """What sets it apart from all other groups."""
+        """Distinguishes it from all other groups."""
         return f"{self.shape.label} {self.title}"
 
 
 def groups(shapes: Sequence[Shape], workload: Workload) -> list[Group]:
-    """Return all groups, the most telling first: later ones may find no time left."""
+    """Return all groups, the most important first: later ones may find no time left."""
     return [make(shape, workload) for make in (_engine, _few, _all) for shape in shapes]
 
 

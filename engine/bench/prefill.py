@@ -1,4 +1,4 @@
-"""A prefill step, and a single request: the time to its first token."""
+"""Prefill steps, and the time to first token (TTFT) of a single request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kernels.bench.case import Aim
 
 @dataclass(frozen=True)
 class Prefill(Part):
-    """The seconds to compute `count` prompts in one step, from their arrival to their tokens."""
+    """The seconds to prefill `count` prompts in one step, from arrival to first tokens."""
 
     count: int
 
     @property
     def length(self) -> int:
-        """Tokens of each prompt."""
+        """Tokens per prompt."""
         return self.workload.prefill // self.count
 
     @property
@@ -42,7 +42,7 @@ class Prefill(Part):
 
 @dataclass(frozen=True)
 class FirstToken(Part):
-    """The seconds from a request's arrival to its first token while nothing else runs."""
+    """TTFT of a request while nothing else runs."""
 
     @property
     def name(self) -> str:
@@ -56,9 +56,9 @@ class FirstToken(Part):
 
 
 def _median_seconds(part: Part, session: EngineDriver, lengths: list[int]) -> float:
-    # New prompts every time: the prefix cache would know the old ones.
+    # New prompts each time, to miss the prefix cache.
     times = [
         session.seconds(prompts(lengths, part.shape.vocab, seed))
         for seed in range(part.workload.repeats + 1)
     ]
-    return median(times[1:])  # the first may have had something to compile
+    return median(times[1:])  # the first may include compilation

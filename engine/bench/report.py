@@ -1,4 +1,4 @@
-"""The report: lines to read, and a JSON file with everything."""
+"""The report: text lines, and a JSON file with everything."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kernels.bench.case import Aim
 from kernels.bench.report import aligned
 from kernels.bench.testing import Outcome
 
-PEER_FACTOR = 5.0  # that the engine is to be faster than transformers' continuous batching
+PEER_FACTOR = 5.0  # target speed-up over transformers' continuous batching
 _HEADER = ("", "ms", "tok/s", "floor ms", "share", "aim", "")
 _LEFT = (0, 5, 6)
-_SHOWN = 6  # failures of a file of tests; the JSON file has all
+_SHOWN = 6  # failures shown per test file; the JSON file has all
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table; seconds and shares, None where there is none."""
+    """A line of the table; seconds and shares, or None."""
 
     name: str
     seconds: float | None = None
@@ -36,7 +36,7 @@ class Row:
     met: bool | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """Return the texts of the line's columns."""
+        """Return the texts of the line's cells."""
         return (
             f"  {self.name}",
             _milliseconds(self.seconds),
@@ -50,14 +50,14 @@ class Row:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that a run found out so far.
+    """The results of a run so far.
 
     Attributes:
         machine: date, GPU, driver and versions.
-        judged: whether the figures are held against the aims.
-        warning: what the reader of the figures must know.
+        judged: whether the figures are compared with the aims.
+        warning: what a reader of the figures must know.
         tests: outcome by file.
-        ceilings: by model, as measured before the engine on it.
+        ceilings: by model, as measured before its engine.
         figures: by part.
     """
 
@@ -91,7 +91,7 @@ class Report:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
     def lines(self) -> list[str]:
-        """Return the report as text, the table last."""
+        """Return the report as text, ending with the table."""
         return [
             *(f"{name}: {value}" for name, value in self.machine.items()),
             "",
@@ -161,7 +161,7 @@ class Report:
         )
 
     def _further(self, group: Group, part: Part, figures: Figures) -> Iterator[Row]:
-        """Yield what else the figures of a part tell."""
+        """Yield further figures of a part."""
         if isinstance(part, Decode) and figures["host_seconds"] is not None:
             seconds = figures["host_seconds"]
             aim = part.host_aim if self.judged else None

@@ -1,4 +1,4 @@
-"""The packages that the engine, its tests and this benchmark import; the standard library aside."""
+"""Packages that the engine, its tests and this benchmark need besides the standard library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = (
 
 
 def problem() -> str | None:
-    """Return what is missing on this machine and how to have it there; None if nothing is."""
+    """Return which packages are missing and how to install them; None if none are."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if not missing:
         return None

@@ -1,4 +1,4 @@
-"""The shapes of the models that are measured, and what follows from them."""
+"""The shapes of the measured models, and sizes derived from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 _BYTES = 2  # of a bfloat16
 
-# What config.json has in common.
+# Common fields of config.json.
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -41,7 +41,7 @@ class Shape:
     """A model as its `config.json` describes it; weights and cache are bfloat16.
 
     Attributes:
-        label: what `--models` calls it.
+        label: its name in `--models`.
         name: of the published model that has this shape.
         bias: whether q, k and v have one.
     """
@@ -62,7 +62,7 @@ class Shape:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What `config.json` holds."""
+        """The content of `config.json`."""
         return {
             **self.family,
             "dtype": "bfloat16",
@@ -80,19 +80,19 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of all layers that are multiplied with every token."""
+        """Parameters of all layers' matrices."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
         attention = self.hidden * (qkv + self.heads * self.head_dim)
         return self.layers * (attention + 3 * self.hidden * self.inner)
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of the output head, which is the embedding too where both are tied."""
+        """Parameters of the LM head, which is also the embedding if both are tied."""
         return self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All parameters, as the model's card counts them."""
+        """All parameters, as the model card counts them."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
         small = self.layers * (2 * self.hidden + (qkv if self.bias else 0)) + self.hidden
         heads = self.head_parameters * (1 if self.tied else 2)
@@ -100,17 +100,17 @@ class Shape:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of the matrices that a decode step reads."""
+        """Bytes of the weight matrices that a decode step reads."""
         return _BYTES * (self.layer_parameters + self.head_parameters)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of the keys and values of one token."""
+        """Bytes of the KV of one token."""
         return 2 * _BYTES * self.layers * self.kv_heads * self.head_dim
 
     @property
     def attention_flops(self) -> int:
-        """Operations in all layers for one query and one key."""
+        """Operations of all layers per query and key."""
         return 4 * self.layers * self.heads * self.head_dim
 
 
@@ -123,7 +123,7 @@ QWEN_1_5B = Shape(
 LLAMA_8B = Shape(
     "8b", "Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128, 128256, 131072, False, False, _LLAMA
 )
-# Shows in seconds that everything works, on a CPU too; its figures say nothing.
+# Checks within seconds that everything works, also on a CPU; its figures are meaningless.
 TINY = Shape(
     "tiny",
     "two small layers",

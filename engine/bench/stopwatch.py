@@ -1,4 +1,4 @@
-"""What a call takes on a CPU."""
+"""Wall time of a call on a CPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def repeated_seconds(call: Callable[[], object], repeats: int) -> list[float]:
-    """Return the wall times of `repeats` calls; one before them is not counted."""
+    """Return the wall times of `repeats` calls, after one warm-up call."""
     call()
     return [seconds(call) for _ in range(repeats)]

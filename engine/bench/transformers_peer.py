@@ -1,4 +1,4 @@
-"""TransformersPeer: the same shape in transformers, which takes the same requests."""
+"""TransformersPeer: the same shape in transformers, given the same requests."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Requests = Sequence[tuple[list[int], int]]
 
 _WARM_UP_TOKENS = 2
 _POLL_S = 0.5
-_MOST_S = 80.0  # for one part: the others want their turn
-_CPU_MEMORY = 0.01  # of what is free
-_CPU_TOKENS = 256  # of a step
+_MOST_S = 80.0  # limit per part, so that others get their turn
+_CPU_MEMORY = 0.01  # share of free memory
+_CPU_TOKENS = 256  # tokens per step
 
 
 class TransformersPeer:
-    """A seeded random model of `shape` on `device`, made there.
+    """A seeded random model of `shape`, created on `device`.
 
     Args:
-        folder: whose `config.json` describes it.
-        deadline: as of time.time(); what runs then is ended.
+        folder: its `config.json` describes the model.
+        deadline: by time.time(); work still running then is ended.
 
     Attributes:
-        attention: the implementation that transformers chose last.
+        attention: the attention implementation that transformers chose last.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class TransformersPeer:
         torch.manual_seed(0)
         with device:
             self._model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-        # By default it takes nearly all memory there is; on a CPU that is everybody's.
+        # The default takes nearly all free memory; on a CPU that is shared with all processes.
         self._batching = (
             ContinuousBatchingConfig(max_memory_percent=_CPU_MEMORY, max_batch_tokens=_CPU_TOKENS)
             if device.type == "cpu"
             else ContinuousBatchingConfig()
         )
-        # No token ends a sequence, and no warning is to be printed for each that has none.
+        # No token ends a sequence; this also avoids a warning per sequence.
         self._model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
 
     def generate_batch(self, requests: Requests) -> tuple[float, int]:
         """Complete `requests` with continuous batching; return seconds and tokens.
 
-        What `generate_batch` does, but each request has its own number of tokens.
+        As transformers' `generate_batch`, but each request has its own number of tokens.
 
         Raises:
             TimeoutError: it takes too long.
@@ -94,7 +94,7 @@ class TransformersPeer:
 
     @torch.inference_mode()
     def generate(self, requests: Requests) -> tuple[float, int]:
-        """Complete `requests` as one static batch; return seconds and the tokens asked for.
+        """Complete `requests` as one static batch; return seconds and requested tokens.
 
         Raises:
             TimeoutError: it takes too long.
@@ -118,13 +118,13 @@ class TransformersPeer:
         return time.perf_counter() - start, sum(max_tokens for _, max_tokens in requests)
 
     def clear(self) -> None:
-        """Give back the memory of what has been completed."""
+        """Free the memory of completed requests."""
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _end(self) -> float:
-        """Return when a part that begins now is to be over."""
+        """Return the time limit of a part that begins now."""
         return min(self.deadline, time.time() + _MOST_S)
 
     def _complete(self, batching: Any, requests: Requests, end: float) -> int:

@@ -1,4 +1,4 @@
-"""How long the host waits for the device: what is left of a step's time is the host's own."""
+"""The host's waiting time for the device: the rest of a step's time is host work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from engine.execution.pending_step import SentSamples
 
 
 class WaitClock:
-    """Adds up the seconds that the engine waits for the tokens of its steps.
+    """Sums the seconds that the engine waits for the tokens of its steps.
 
     Attributes:
-        seconds: so far.
+        seconds: total so far.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class WaitClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count within the block, in every engine of this process."""
+        """Measure inside the block, for every engine of this process."""
         wait = SentSamples.wait
 
         def timed(sent: SentSamples) -> object:

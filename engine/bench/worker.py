@@ -1,7 +1,7 @@
-"""Measures the parts of one group in a process of its own, for `kernels.bench.runner`.
+"""Measures the parts of one group in a separate process, for `kernels.bench.runner`.
 
-Reads one request from standard input, and writes one line of JSON after the other: the ceilings,
-then each part as it begins and as it ends.
+Reads one request from standard input, and writes JSON lines: the ceilings, then each part as it
+begins and as it ends.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def measure(
     deadline: float,
     say: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Measure the parts of `group` named by `keys` until the deadline; tell `say` of each.
+    """Measure the parts of `group` named by `keys` until the deadline; report each to `say`.
 
-    A part that fails says so, and the next one begins.
+    A failing part is reported, and the next one begins.
     """
     parts = [part for part in group.parts if part.key in keys]
     with tempfile.TemporaryDirectory() as folder:
@@ -71,14 +71,14 @@ def measure(
 
 
 def _figures(part: Part, session: Session) -> Figures:
-    """Return the figures of a part, or why there are none; raises nothing."""
+    """Return the figures of a part, or why there are none; never raises."""
     try:
         figures = part.measure(session)
         session.clear()
     except TimeoutError as error:
         return {"status": "left out", "reason": str(error)}
     except Exception as error:
-        with suppress(Exception):  # the next part's own failure will tell
+        with suppress(Exception):  # the next part will fail and report it
             session.clear()
         return {"status": "failed", "reason": _line(error)}
     return {"status": "measured", **figures}
@@ -92,7 +92,7 @@ def _session(group: Group, folder: Path, device: torch.device, deadline: float) 
 
 
 def _line(error: Exception) -> str:
-    """Return the first line of an error, with its kind."""
+    """Return the first line of an error, with its type."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
 

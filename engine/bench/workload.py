@@ -1,26 +1,26 @@
-"""How much of everything is measured."""
+"""The sizes of the measured workloads."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-_OFFLINE_IDS = 10000  # the largest in a prompt of the offline workload
+_OFFLINE_IDS = 10000  # largest token id in a prompt of the offline workload
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The sizes of one run, in tokens where nothing else is said.
+    """The sizes of one run, in tokens unless stated otherwise.
 
     Attributes:
-        context: of each sequence in a decode step, on average over the steps measured.
-        decode_steps: that are measured, and `warm_up_steps` before them.
-        batches: sequences in a decode step, the most telling first.
+        context: of each sequence in a decode step, averaged over the measured steps.
+        decode_steps: number of measured steps, after `warm_up_steps` others.
+        batches: sequences in a decode step, the most important first.
         prefill: tokens of a prefill step.
         prompt: of a single request.
         repeats: of a prefill, and of a single request.
         sequences: of the offline workload.
-        shared: its first sequences, which transformers are given too.
+        shared: number of its first sequences that transformers completes too.
         fewest, most: of each prompt and each output of the offline workload.
     """
 
@@ -38,12 +38,12 @@ class Workload:
 
     @property
     def max_model_len(self) -> int:
-        """What the longest sequence needs."""
+        """The length of the longest sequence."""
         decode = self.context + self.warm_up_steps + self.decode_steps
         return max(self.prefill, 2 * self.most, decode) + 16
 
     def offline(self) -> list[tuple[list[int], int]]:
-        """Return prompt and tokens out of every request: as nano-vllm's benchmark draws them."""
+        """Return prompt and number of output tokens per request, as in nano-vllm's benchmark."""
         draw = random.Random(0)
         prompts = [
             [draw.randint(0, _OFFLINE_IDS) for _ in range(draw.randint(self.fewest, self.most))]
@@ -69,6 +69,6 @@ SMALL = Workload(
 
 
 def prompts(lengths: list[int], vocab: int, seed: int) -> list[list[int]]:
-    """Return random token ids, which share no prefix."""
+    """Return random token ids without common prefixes."""
     draw = random.Random(seed)
     return [draw.choices(range(vocab), k=length) for length in lengths]

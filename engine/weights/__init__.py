@@ -1,9 +1,9 @@
-"""Filling a model's parameters: from a safetensors checkpoint, or at random for measurements.
+"""Loading of a model's parameters: from a safetensors checkpoint, or at random for benchmarks.
 
-Everything that can be wrong with a checkpoint is found from the files' headers, before the first
-byte of a weight is read. Then several threads read the files in large pieces: into the parameters
-themselves, where q, k, v and gate, up lie stacked, or into a few buffers from which the bytes are
-cast or go on to the GPU. Pickled files are never opened: they can execute code.
+All checkpoint errors that the file headers reveal are found before any weight is read. Then several
+threads read the files in large pieces: directly into the parameters, in which q, k, v and gate, up
+are stacked, or into a few buffers from which the data is cast or copied to the GPU. Pickled files
+are never opened, since they can execute code.
 """
 
 from engine.weights.dummy import fill_with_random_weights

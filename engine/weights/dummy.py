@@ -1,4 +1,4 @@
-"""Random weights, made where the parameters are: for measurements that need only a shape."""
+"""Random weights, generated on the parameters' device: for benchmarks that only need a shape."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 def fill_with_random_weights(
     model: nn.Module, seed: int, *, on_progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Fill every parameter of `model` in place with values that `seed` and the device determine.
+    """Fill every parameter of `model` in place, deterministically by `seed` and device.
 
-    Matrices are normal with variance 1 / columns, so that activations keep their size through any
-    number of layers and the logits vary by about 1; biases are 0, the scales of norms 1.
-    `on_progress` is called with (bytes filled so far, bytes in all), at last with both equal.
+    Matrices are normal with variance 1 / columns, which keeps activations in range through any
+    number of layers and gives logits a variance of about 1; biases are 0, norm weights 1.
+    `on_progress` is called with (bytes filled, total bytes), finally with both equal.
     """
     parameters = list(model.named_parameters())
     device = parameters[0][1].device

@@ -1,4 +1,4 @@
-"""The headers of a checkpoint's safetensors files: which tensor lies where."""
+"""Headers of a checkpoint's safetensors files: the location of each tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.models.fields import Fields, read_json_object
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# Types in a header that can be loaded; others need a quantised model.
+# Header dtypes that can be loaded; others require a quantised model.
 FLOATS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -27,17 +27,17 @@ FLOATS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of the checkpoint, as the header of its file describes it."""
+    """A tensor of the checkpoint, as described by its file's header."""
 
     name: str
     file: Path
-    offset: int  # of its first byte, from the start of the file
+    offset: int  # of its first byte in the file
     shape: tuple[int, ...]
     type_name: str
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its type, which must be one of `FLOATS`."""
+        """Its dtype, which must be one of `FLOATS`."""
         return FLOATS[self.type_name]
 
     @property
@@ -54,7 +54,7 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
 
     Raises:
         CheckpointError: a file is missing, corrupt or shorter than its header says, or the files
-            are not what the index says.
+            contradict the index.
     """
     stored: dict[str, StoredTensor] = {}
     for file, promised in _shards(path).items():
@@ -74,7 +74,7 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
 def _tensors(file: Path) -> Iterator[StoredTensor]:
     try:
         with safe_open(file, framework="pt", device="cpu"):
-            pass  # the header is sound, and the file has just the bytes that it speaks of
+            pass  # the header is valid, and the file has exactly the size that it implies
         with file.open("rb") as content:
             length = int.from_bytes(content.read(8), "little")
             header = json.loads(content.read(length))
@@ -87,7 +87,7 @@ def _tensors(file: Path) -> Iterator[StoredTensor]:
 
 
 def _shards(path: Path) -> dict[Path, list[str]]:
-    """Return the files of the checkpoint, each with the tensors that the index says it holds."""
+    """Return the checkpoint's files, each with the tensors that the index assigns to it."""
     if (path / SINGLE).is_file():
         return {path / SINGLE: []}
     if not (path / INDEX).is_file():

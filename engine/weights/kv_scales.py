@@ -1,4 +1,4 @@
-"""Scales of a float8 KV cache, which some checkpoints bring: every tool has its own names."""
+"""Scales of an fp8 KV cache, found in some checkpoints under tool-specific names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.weights.headers import StoredTensor
 from engine.weights.matching import require_float
 from engine.weights.reading import read_tensor
 
-# Name of a tensor beside a layer's attention -> the buffers of `Attention` that it fills.
+# Tensor name relative to a layer's attention -> the `Attention` buffers that it fills.
 _TARGETS: dict[str, tuple[str, ...]] = {
     **{
         name.format(x=x): (f"{x}_scale",)
@@ -24,8 +24,8 @@ _TARGETS: dict[str, tuple[str, ...]] = {
             "{x}_proj.output_scale",  # AutoFP8, Quark
         )
     },
-    "kv_scale": ("k_scale", "v_scale"),  # AutoFP8, at first
-    # Of queries and probabilities, which stay unquantised here.
+    "kv_scale": ("k_scale", "v_scale"),  # early AutoFP8
+    # Scales of queries and probabilities, which are not quantised here.
     **dict.fromkeys(
         (
             *("q_scale", "attn.q_scale", "q_proj.q_scale", "q_proj.output_scale"),
@@ -38,19 +38,19 @@ _ATTENTION = ".self_attn."
 
 
 def is_kv_scale(name: str) -> bool:
-    """Tell whether a checkpoint's tensor of that name is a scale of attention in float8."""
+    """Return whether a checkpoint's tensor of that name is an fp8 scale of attention."""
     return _ATTENTION in name and name.partition(_ATTENTION)[2] in _TARGETS
 
 
 def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor]) -> None:
-    """Set the scales of the attention layers of `model` to those that its checkpoint brings.
+    """Set the KV scales of the attention layers of `model` from its checkpoint.
 
     Args:
-        scales: each of one element, or of one for each KV head of its layer.
+        scales: each with one element, or with one per KV head of its layer.
 
     Raises:
-        CheckpointError: a scale is not positive, not of one of these sizes, of no layer of the
-            model, comes twice or cannot be read; the model is then unchanged.
+        CheckpointError: a scale is not positive, has another size, belongs to no layer of the
+            model, occurs twice or cannot be read; the model is then unchanged.
     """
     modules = dict(model.named_modules())
     values: dict[str, tuple[Tensor, Tensor]] = {}

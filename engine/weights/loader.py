@@ -1,4 +1,4 @@
-"""Entry points: the weights of a model, from its checkpoint or at random."""
+"""Entry points: initialise a model's weights from a checkpoint or at random."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def initialise_weights(
     """Fill the parameters of `model` on their device.
 
     Args:
-        checkpoint: folder of the weights; not looked at where they are dummies.
+        checkpoint: folder of the weights; ignored for dummy weights.
         load_format: `auto`: `load_weights`; `dummy`: `fill_with_random_weights`.
         seed: of dummy weights.
-        on_progress: called in this thread with (bytes done, bytes in all), at last with both equal.
+        on_progress: called in this thread with (bytes done, total bytes), finally with both equal.
 
     Raises:
         CheckpointError: as `load_weights`.
@@ -50,10 +50,10 @@ def load_weights(
 ) -> None:
     """Fill the parameters of `model` from the checkpoint folder `path`, cast to their dtype.
 
-    Scales of a float8 KV cache, where the checkpoint brings them, go to the attention layers.
+    Scales of an fp8 KV cache, if the checkpoint has them, are stored in the attention layers.
 
-    `on_progress` is called in this thread with (bytes read so far, bytes in all), at last with
-    both equal. No thread is left behind, whatever ends the loading.
+    `on_progress` is called in this thread with (bytes read, total bytes), finally with both equal.
+    All reader threads have ended on return, also after an error.
 
     Raises:
         CheckpointError: a file is missing or corrupt, or a tensor is missing, unknown or of a
@@ -79,8 +79,8 @@ def load_weights(
 
 
 def _num_threads(device: torch.device) -> int:
-    """Return how many threads read: they mostly wait for the disk, or copy from its cache.
+    """Return the number of reader threads, which mostly wait for the disk or copy page cache.
 
-    A GPU takes more than one core can copy; a CPU's memory is busy with few.
+    A GPU can take more than one core copies; a few threads saturate host memory.
     """
     return min(2 * len(os.sched_getaffinity(0)), 8 if device.type == "cuda" else 4)

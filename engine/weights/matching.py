@@ -1,4 +1,4 @@
-"""Which tensor of the checkpoint goes to which parameter, or part of one, of the model."""
+"""Mapping of checkpoint tensors to parameters of the model, or to parts of stacked ones."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from engine.weights.reading import hold_equal_values
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
-# Buffers that old checkpoints carry although they follow from the configuration.
+# Buffers found in old checkpoints, although they follow from the configuration.
 _HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 def destinations(model: nn.Module) -> dict[str, Tensor]:
-    """Return where each tensor of the checkpoint goes, by its name there; all are contiguous."""
+    """Return the destination of each checkpoint tensor, by its name; all are contiguous."""
     places: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         if isinstance(module, Linear):
-            # The parts of a stacked projection have their names in place of the module's own.
+            # The parts of a stacked projection replace the module's own name.
             parent = path.rpartition(".")[0]
             tensors = module.destinations()
         else:
@@ -37,14 +37,14 @@ def destinations(model: nn.Module) -> dict[str, Tensor]:
 def match_tensors(
     stored: Mapping[str, StoredTensor], places: Mapping[str, Tensor], *, tied: bool
 ) -> list[tuple[StoredTensor, Tensor]]:
-    """Return every tensor that is to be loaded with its place, which has the same shape.
+    """Return every tensor to load with its destination, which has the same shape.
 
     Args:
-        tied: whether the model's head is its embedding.
+        tied: whether the LM head shares the embedding's weight.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, of a wrong shape or of a type that cannot be
-            loaded, or a tied checkpoint has a head that differs from its embedding.
+        CheckpointError: a tensor is missing, unknown, of a wrong shape or an unsupported dtype, or
+            a tied checkpoint has a head that differs from its embedding.
     """
     if tied and _HEAD in stored:
         if _EMBEDDING in stored:
@@ -73,7 +73,7 @@ def match_tensors(
 
 
 def require_float(tensor: StoredTensor) -> None:
-    """Raise `CheckpointError` if a tensor is of a type that cannot be loaded."""
+    """Raise `CheckpointError` if the tensor's dtype is not supported."""
     if tensor.type_name not in FLOATS:
         raise CheckpointError(
             f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}; supported: "
@@ -82,7 +82,7 @@ def require_float(tensor: StoredTensor) -> None:
 
 
 def _require_tied(embedding: StoredTensor, head: StoredTensor) -> None:
-    """Raise if a checkpoint with tied embeddings brings a head of its own that differs."""
+    """Raise if a checkpoint with tied embeddings has a separate head that differs."""
     for tensor in (embedding, head):
         require_float(tensor)
     if not hold_equal_values(embedding, head):

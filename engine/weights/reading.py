@@ -1,7 +1,7 @@
 """Parallel reading of tensors from files.
 
-Files are read by position rather than mapped: a file that becomes shorter meanwhile is an error
-then and not a SIGBUS, offsets need no alignment, and the file's pages never count as ours.
+Files are read with pread rather than mapped: a file that is truncated meanwhile is then an error
+and not a SIGBUS, offsets need no alignment, and file pages do not count as our memory.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from engine.errors import CheckpointError
 from engine.weights.headers import StoredTensor
 from engine.weights.staging import Buffer, Copier, Staging
 
-# A piece that is cast on the host stays in the processor's cache between reading and casting.
+# A piece that is cast on the host stays in the CPU cache between reading and casting.
 _CAST_ELEMENTS = 2**19
-# PyTorch casts as many in the thread that asks for it. More would go to its own threads, which
-# wait for each other while ours have their cores.
+# Up to this size PyTorch casts in the calling thread. Larger casts go to its own thread pool, whose
+# threads wait for each other while our readers occupy the cores.
 _SERIAL_ELEMENTS = 2**15
 _COMPARED_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive elements of a stored tensor, and where they go."""
+    """Consecutive elements of a stored tensor, and their destination."""
 
     tensor: StoredTensor
-    start: int  # elements of the tensor before it
+    start: int  # first element
     destination: Tensor  # [n], contiguous
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in the file."""
+        """Number of bytes in the file."""
         return self.destination.numel() * self.tensor.dtype.itemsize
 
 
 def split_into_spans(
     placed: Iterable[tuple[StoredTensor, Tensor]], max_bytes: int
 ) -> Iterator[Span]:
-    """Cut tensors into spans of at most `max_bytes`, in the order in which they lie in the files.
+    """Cut tensors into spans of at most `max_bytes`, in file order.
 
     Args:
-        placed: tensors, each with a contiguous place of its shape.
+        placed: tensors, each with a contiguous destination of its shape.
     """
     for tensor, place in sorted(placed, key=lambda pair: (pair[0].file, pair[0].offset)):
         start = 0
@@ -66,14 +66,14 @@ def read_spans(
     num_threads: int,
     on_read: Callable[[int], object] = lambda num_bytes: None,
 ) -> None:
-    """Fill the destinations of `spans`, read by `num_threads` threads.
+    """Fill the destinations of `spans`, using `num_threads` threads.
 
-    At most two spans per thread are under way, which bounds the memory. `on_read` is called in the
-    calling thread with the bytes of each span that has been read. However this ends, its threads
-    have ended then and no copy is under way.
+    At most two spans per thread are in flight, which bounds the memory. `on_read` is called in the
+    calling thread with the bytes of each span that has been read. On return, also after an error,
+    all threads have ended and no copy is in flight.
 
     Args:
-        copier: takes what has been read to its place; None if that is on the host.
+        copier: copies data to its destination; None if that is on the host.
 
     Raises:
         CheckpointError: a file cannot be opened or read, or is too short.
@@ -90,7 +90,7 @@ def read_spans(
             staging = Staging(copier, max((span.num_bytes for span in spans), default=0))
             stack.callback(staging.finish)
         pool = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="weights"))
-        # Leaving the block, for whatever reason, waits for the few spans under way.
+        # Leaving the block, for whatever reason, waits for the few spans in flight.
         while True:
             for span in islice(waiting, 2 * num_threads - len(under_way)):
                 buffer = None if staging is None else staging.lend()
@@ -107,7 +107,7 @@ def read_spans(
 
 
 def read_tensor(tensor: StoredTensor) -> Tensor:
-    """Return a small stored tensor, of any float type, on the host.
+    """Return a small stored tensor, of any float dtype, on the host.
 
     Raises:
         CheckpointError: the file cannot be opened or read, or is too short.
@@ -117,7 +117,7 @@ def read_tensor(tensor: StoredTensor) -> Tensor:
 
 
 def hold_equal_values(left: StoredTensor, right: StoredTensor) -> bool:
-    """Return whether two stored tensors of any float types have the same shape and values.
+    """Return whether two stored tensors of any float dtypes have equal shapes and values.
 
     Raises:
         CheckpointError: a file cannot be opened or read, or is too short.
@@ -135,7 +135,7 @@ def hold_equal_values(left: StoredTensor, right: StoredTensor) -> bool:
 
 
 def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
-    """Read a span into `buffer` as it is, or without one to where it goes."""
+    """Read a span into `buffer` unchanged or, without a buffer, into its destination."""
     if buffer is not None:
         if buffer.pending is not None:
             buffer.pending.synchronize()
@@ -162,7 +162,7 @@ def _read_elements(file: io.FileIO, tensor: StoredTensor, start: int, count: int
 
 
 def _read_into(memory: Tensor, file: io.FileIO, tensor: StoredTensor, start: int) -> None:
-    """Fill `memory`, uint8 [n] on the host, from element `start` of `tensor` on."""
+    """Fill `memory`, uint8 [n] on the host, starting at element `start` of `tensor`."""
     rest = memory.numpy().data
     offset = tensor.offset + start * tensor.dtype.itemsize
     try:

@@ -1,4 +1,4 @@
-"""Tests and measures every kernel on a GPU, beside the best that torch offers.
+"""Tests and measures every kernel on a GPU, next to the fastest torch implementations.
 
     python -m kernels.bench --json results.json
 

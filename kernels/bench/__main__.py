@@ -18,11 +18,11 @@ from kernels.bench.operations import OPERATIONS, all_cases
 from kernels.bench.report import Report
 from kernels.device import INTERPRETED
 
-_TEST_SHARE = 0.6  # of the time, at most: the rest is for measuring
+_TEST_SHARE = 0.6  # maximum share of the time; the rest is for measuring
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; return 0, 1 if a test or a case failed, 2 if there is no GPU."""
+    """Run it; return 0, or 1 if a test or a case failed, or 2 if there is no GPU."""
     options = _options(arguments)
     if INTERPRETED:
         print("TRITON_INTERPRET is set: unset it, the kernels must run on the GPU")
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def refusals(tests: dict[str, testing.Outcome]) -> dict[str, str]:
-    """Return the operations that are not to be measured, and why."""
+    """Return the operations that must not be measured, and why."""
     reasons = {operation.name: testing.refusals(operation, tests) for operation in OPERATIONS}
     return {name: reason for name, reason in reasons.items() if reason}
 
@@ -64,7 +64,7 @@ def refusals(tests: dict[str, testing.Outcome]) -> dict[str, str]:
 def in_order(
     refused: dict[str, str], figures: dict[str, dict[str, Any]]
 ) -> list[tuple[Case, dict[str, Any]]]:
-    """Return all cases as they are listed, with their figures, or why there are none."""
+    """Return all cases in the order of the list, with their figures or why there are none."""
     return [
         (case, {"status": "refused", "reason": refused[operation.name]})
         if operation.name in refused
@@ -78,7 +78,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE")
     parser.add_argument(
-        "--minutes", type=float, default=5.0, help="no case begins after these (default: 5)"
+        "--minutes", type=float, default=5.0, help="no case begins after this time (default: 5)"
     )
     parser.add_argument(
         "--profile",

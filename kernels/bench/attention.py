@@ -1,4 +1,4 @@
-"""What the cases of attention share: a paged cache, and the same keys and values contiguously."""
+"""Shared by the attention cases: a paged KV cache, and the same keys and values contiguously."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from kernels.bench.case import Model, randn
 from kernels.paged_cache import FP8
 
-_SCALES = (0.02, 0.015)  # of the keys and values of a float8 cache
+_SCALES = (0.02, 0.015)  # scales of the keys and values of a float8 cache
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Sequences in a paged cache.
+    """Sequences in a paged KV cache.
 
     Attributes:
         lengths: tokens of each.
         key_cache, value_cache: [num_blocks, block_size, Hkv, D] of random numbers.
-        block_tables: int32 [B, max_blocks], shuffled; 0 behind the blocks of a sequence.
+        block_tables: int32 [B, max_blocks], shuffled block ids; padded with 0.
         seq_lens: int32 [B].
         key_scale, value_scale: float32 [Hkv] of a float8 cache.
     """
@@ -65,13 +65,13 @@ class Paged:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the keys and values."""
+        """Bytes of all keys and values."""
         _, _, kv_heads, dim = self.key_cache.shape
         size = 2 * kv_heads * dim * self.key_cache.element_size()
         return sum(self.lengths) * size
 
     def contiguous(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B, Hkv, max_length, D] in `dtype`, padded with what there is."""
+        """Return keys and values [B, Hkv, max_length, D] in `dtype`; the padding is arbitrary."""
         found = []
         for cache, scale in (
             (self.key_cache, self.key_scale),
@@ -85,7 +85,7 @@ class Paged:
 
 
 def geometry(model: Model, block_size: int, cache_dtype: torch.dtype) -> dict[str, Any]:
-    """Return what the cases of `model` have in common, as arguments of their builders."""
+    """Return the arguments that the cases of `model` share."""
     return {
         "heads": model.heads,
         "kv_heads": model.kv_heads,
@@ -97,12 +97,12 @@ def geometry(model: Model, block_size: int, cache_dtype: torch.dtype) -> dict[st
 
 
 def tiny_geometry(cache_dtype: torch.dtype) -> dict[str, Any]:
-    """Return what differs from that in a tiny case, which tests run."""
+    """Return the arguments that differ for a tiny case, which the tests run."""
     return {
         "heads": 6,
         "kv_heads": 2,
         "dim": 64,
-        # With float8 the kernels compute in float16, whatever the queries are.
+        # With a float8 cache the kernels compute in float16, whatever the queries' dtype.
         "dtype": torch.float16 if cache_dtype == FP8 else torch.float32,
         "cache_dtype": FP8 if cache_dtype == FP8 else torch.float32,
     }

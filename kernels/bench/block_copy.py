@@ -1,4 +1,4 @@
-"""Copies of KV blocks in all layers, on the device and to the host's memory, by index in torch."""
+"""Copies of KV blocks in all layers, on the device and to the host, next to indexing in torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _copy(
         peers={"index_select": partial(_torch, caches, caches, sources, destinations)},
         bytes=numel_bytes(*caches),  # half of each is read, the other half written
         written=tuple(caches),
-        graph=False,  # the ids come from the host
+        graph=False,  # block ids come from the host
     )
 
 

@@ -1,4 +1,4 @@
-"""What a case of the benchmark is: the shapes of a real model, ours, and torch's forms of it."""
+"""Benchmark cases: shapes of a real model, our kernel and torch implementations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 Call = partial[Any]
 
-# Relative RMS difference of two forms that round in their own order, by the coarser dtype of both.
+# Tolerated relative RMS difference between two summation orders, by the coarser dtype of the two.
 _TOLERANCES = {
     torch.float32: 1e-5,
     torch.float16: 4e-3,
@@ -42,13 +42,13 @@ MODELS = (LLAMA, QWEN)
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a case is to reach: a share of the ceiling at least, or a time at most."""
+    """Target of a case: a minimum share of the ceiling, or a maximum time."""
 
     share: float | None = None
     micros: float | None = None
 
     def met(self, micros: float, share: float | None) -> bool:
-        """Tell whether a measured case reaches it."""
+        """Return whether a measured case meets the target."""
         if self.micros is not None:
             return micros <= self.micros
         return share is not None and self.share is not None and share >= self.share
@@ -61,7 +61,7 @@ ELEMENTWISE = Aim(share=0.85)  # of the copy bandwidth, at 8192 tokens
 
 
 def differs(ours: Any, theirs: Any) -> str | None:
-    """Return what sets two results apart beyond rounding, None if nothing does."""
+    """Return how two results differ beyond rounding, None if they do not."""
     mine, yours = list(_tensors(ours)), list(_tensors(theirs))
     if [tuple(tensor.shape) for tensor in mine] != [tuple(tensor.shape) for tensor in yours]:
         shapes = [[list(tensor.shape) for tensor in found] for found in (mine, yours)]
@@ -75,24 +75,24 @@ def differs(ours: Any, theirs: Any) -> str | None:
         tolerance = max(_TOLERANCES[a.dtype], _TOLERANCES[b.dtype])
         scale = b.float().square().mean().sqrt().clamp(min=1e-12)
         error = float((a.float() - b.float()).square().mean().sqrt() / scale)
-        if not error <= tolerance:  # NaN is no agreement either
+        if not error <= tolerance:  # NaN fails too
             return f"relative RMS {error:.1e} of output {index}"
     return None
 
 
 @dataclass(slots=True)
 class Work:
-    """The calls of one case, on tensors that exist.
+    """The calls of one case on allocated tensors.
 
     Attributes:
         ours: the wrapper of our kernel.
-        peers: forms of the same in torch, by name.
-        compiled: those that torch.compile is to make; given as they are without it.
-        bytes: the least that must be read and written.
-        flops: counts in place of the bytes where arithmetic bounds the operation.
-        written: tensors that every call changes, compared like its result.
+        peers: torch implementations of the same operation, by name.
+        compiled: those to pass through torch.compile; run eagerly without it.
+        bytes: minimum number of bytes to read and write.
+        flops: replaces the bytes if arithmetic bounds the operation.
+        written: tensors that every call changes; they are compared like its result.
         differs: compares two results.
-        graph: whether the calls can be captured in a CUDA graph; if not, torch's cannot either.
+        graph: whether all calls, torch's included, can be captured in a CUDA graph.
     """
 
     ours: Call
@@ -109,7 +109,7 @@ class Work:
         self._before = [tensor.clone() for tensor in self.written]
 
     def outcome(self, call: Call) -> tuple[Tensor, ...]:
-        """Return copies of the result of `call` and of what it wrote, `written` being as made."""
+        """Return copies of the result of `call` and of `written`, which is restored first."""
         for tensor, before in zip(self.written, self._before, strict=True):
             tensor.copy_(before)
         result = call()
@@ -121,13 +121,13 @@ class Case:
     """One row of the report.
 
     Attributes:
-        operation: whose tests must be green.
-        name: what sets it apart from the other cases of the operation.
-        build: makes the tensors and the calls out of `shape`, on a device.
-        shape: what `build` takes.
-        tiny: what of `shape` is smaller where the interpreter runs it.
-        aim: what it is to reach.
-        compile: measure the peers that torch.compile makes, which take it seconds each.
+        operation: its tests must pass first.
+        name: distinguishes it from the other cases of the operation.
+        build: allocates tensors and creates the calls from `shape`, on a device.
+        shape: arguments of `build`.
+        tiny: arguments that are smaller in the interpreter.
+        aim: its target.
+        compile: measure peers under torch.compile too, which take seconds each to compile.
     """
 
     operation: str
@@ -144,12 +144,12 @@ class Case:
 
 
 def numel_bytes(*tensors: Tensor) -> int:
-    """Return the bytes that reading or writing each of `tensors` once moves."""
+    """Return the bytes moved by reading or writing each of `tensors` once."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def randn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
-    """Return normal random numbers: zeros would flatter the matrix units."""
+    """Return normal random numbers: zeros would make matrix units faster than real data does."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(shape, dtype=dtype, device=device, generator=generator)
 

@@ -1,4 +1,4 @@
-"""The gated activations of an MLP, beside torch's own and its compiler's."""
+"""Gated activations of an MLP, next to torch's and torch.compile's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer normalisation, alone and with the residual addition, beside torch's own."""
+"""Layer normalisation, alone and with the residual addition, next to torch's."""
 
 from __future__ import annotations
 

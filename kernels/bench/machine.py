@@ -1,4 +1,4 @@
-"""When and where a benchmark runs."""
+"""Date, GPU and versions of a benchmark run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton
 
 
 def machine() -> dict[str, str | None]:
-    """Return when and where this runs; without a GPU, `gpu` is None."""
+    """Return date, GPU and versions; without a GPU, `gpu` is None."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

@@ -1,4 +1,4 @@
-"""The operations, the tests that each must pass, and the cases of each."""
+"""The measured operations, the tests that each must pass, and their cases."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kernels.bench.case import Case
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A kernel that is measured once its tests are green.
+    """A kernel that is measured if its tests pass.
 
     Attributes:
         name: its file in kernels/ and in kernels/bench/; its tests are test_<name>*.py or those
             in the folder <name>.
-        requires: operations whose tests must be green too, for it launches them.
-        shards: processes that share its tests; compiling the kernels is what takes time.
+        requires: operations that it launches, whose tests must pass too.
+        shards: processes that share its tests; most of their time is compilation.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Operation:
     shards: int = 1
 
     def cases(self) -> list[Case]:
-        """Return the cases, the most telling first."""
+        """Return the cases, the most important first."""
         cases: list[Case] = importlib.import_module(f"kernels.bench.{self.name}").CASES
         return cases
 
@@ -51,7 +51,7 @@ def all_cases() -> list[Case]:
 
 
 def owner(file: Path, names: list[str]) -> str:
-    """Return the operation that a test file belongs to, or what the file itself is named after.
+    """Return the operation that a test file belongs to, or the name in the file name if none.
 
     Args:
         file: relative to the folder of the tests; the files of a folder in it belong together.

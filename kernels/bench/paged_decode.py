@@ -1,4 +1,4 @@
-"""Attention of a decode step, beside torch's on gathered and on contiguous keys and values."""
+"""Decode attention, next to torch's on gathered and on contiguous keys and values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kernels.paged_cache import FP8
 from kernels.paged_decode import paged_decode_attention
 from kernels.split_plan import num_work_items, plan_splits
 
-_BLOCK_SIZE = 16  # the engine's by default
-_COPY_US = 10.0  # a case that copying serves within these is bound by latencies, not by bandwidth
+_BLOCK_SIZE = 16  # the engine's default
+_COPY_US = 10.0  # cases that a copy finishes faster are bound by latency, not bandwidth
 
 
 def _decode(
@@ -62,7 +62,7 @@ def _decode(
 
 
 def _plan(rows: int, kv_heads: int, device: torch.device) -> Work:
-    """Return the division of a step's work, which all layers share."""
+    """Return the split-KV planning of a step, which all layers share."""
     seq_lens = torch.arange(1, rows + 1, dtype=torch.int32, device=device) * 8192 // rows
     items = num_work_items(rows, kv_heads, device)
     return Work(
@@ -74,7 +74,7 @@ def _plan(rows: int, kv_heads: int, device: torch.device) -> Work:
 def _packed(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """Attend with the heads of a group as the queries of one head: they see the same keys."""
+    """Attend with the heads of a group as the queries of one head: they share their keys."""
     q = query.unflatten(1, (keys.shape[1], -1))
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
     return out.flatten(1, 2)
@@ -98,7 +98,7 @@ def _flex(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 
 
 def _aim(model: Model, sequences: int, length: int, kv_bytes: int) -> Aim | None:
-    """Return the aim from 16 x 1k up, and for 1 x 8k; small models reach neither at short times."""
+    """Return the aim from 16 x 1k up, and for 1 x 8k; none for small models in short cases."""
     if sequences * length < 8192:
         return None
     total = sequences * length * 2 * model.kv_heads * model.head_dim * kv_bytes

@@ -1,4 +1,4 @@
-"""Attention of prompts and of chunks behind a prefix, beside torch's on contiguous tensors."""
+"""Prefill attention, without and with a computed prefix, next to torch's on contiguous tensors."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def _prefill(
         ),
         peers={"sdpa": form},
         compiled=compiled,
-        # Two products, each of 2 operations per element, for every query and key that it sees.
+        # Two products of 2 operations per element, for every pair of a query and a visible key.
         flops=4 * heads * dim * sum(n * prefix + n * (n + 1) // 2 for prefix, n in chunks),
     )
 
 
 def _alike(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Attend for chunks of one shape: [B, H, n, D] to [T, H, D]."""
+    """Attend for chunks of equal shape: [B, H, n, D] to [T, H, D]."""
     bias = causal_lower_right(query.shape[2], keys.shape[2])
     out = F.scaled_dot_product_attention(
         query, keys, values, attn_mask=bias, scale=scale, enable_gqa=True
@@ -73,7 +73,7 @@ def _alike(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 def _one_by_one(
     queries: tuple[Tensor, ...], lengths: list[int], keys: Tensor, values: Tensor, scale: float
 ) -> Tensor:
-    """Attend for one sequence after the other."""
+    """Attend one sequence at a time."""
     outs = [
         _alike(query.transpose(0, 1)[None], k[None, :, :length], v[None, :, :length], scale)
         for query, length, k, v in zip(queries, lengths, keys, values, strict=True)

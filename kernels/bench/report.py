@@ -1,4 +1,4 @@
-"""The report: lines to read, and a JSON file with everything."""
+"""The report: text lines, and a JSON file with everything."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kernels.bench.case import MODELS, Case
 from kernels.bench.testing import Outcome
 
 _HEADER = ("", "us", "rate", "share", "best of torch", "us", "ratio", "aim", "")
-_SHOWN = 6  # failures of an operation; the file has all
-_LEFT = (0, 4, 7, 8)  # columns of text; those of numbers are aligned to the right
+_SHOWN = 6  # failures shown per operation; the file has all
+_LEFT = (0, 4, 7, 8)  # left-aligned columns, with text; numbers are right-aligned
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a run found out.
+    """The results of a run.
 
     Attributes:
         machine: date, GPU, driver and versions.
@@ -60,10 +60,10 @@ class Report:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
     def lines(self, profile: Sequence[str] = ()) -> list[str]:
-        """Return the report as text, the table last.
+        """Return the report as text, ending with the table.
 
         Args:
-            profile: operations whose kernels' resources are listed even where no aim is missed.
+            profile: operations whose kernels' resources are listed even if no aim is missed.
         """
         return [
             *(f"{name}: {value}" for name, value in self.machine.items()),
@@ -101,7 +101,7 @@ class Report:
         return ["", "kernels:", *lines] if lines else []
 
     def _case_lines(self) -> list[str]:
-        """Return what has no figures and why, then the table: under each operation its cases."""
+        """Return the cases without figures and why, then the table, grouped by operation."""
         rows: list[tuple[str, ...]] = [_HEADER]
         others: list[str] = []
         operation = None
@@ -140,7 +140,7 @@ class Report:
         )
 
     def _judged(self, case: Case, figures: dict[str, Any]) -> dict[str, Any]:
-        """Return what follows from the figures of a case: rate, share, best peer, aim met."""
+        """Return what is derived from a case's figures: rate, share, best peer, aim met."""
         if figures["status"] != "measured":
             return {}
         micros, flops = figures["micros"], figures["flops"]
@@ -186,7 +186,7 @@ def _number(micros: float) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]], left: Sequence[int]) -> list[str]:
-    """Return rows of cells as lines in which the cells of a column stand below each other."""
+    """Return rows of cells as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

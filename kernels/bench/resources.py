@@ -1,4 +1,4 @@
-"""What the launched kernels take of a multiprocessor, for a reader who wonders what bounds them."""
+"""Resources of launched kernels: registers, shared memory and occupancy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True, slots=True)
 class Multiprocessor:
-    """What the blocks on one multiprocessor share: threads, registers, bytes of shared memory."""
+    """Resources of one SM: threads, registers, bytes of shared memory."""
 
     threads: int
     registers: int
@@ -21,19 +21,19 @@ class Multiprocessor:
 
     @classmethod
     def of(cls, device: torch.device) -> Multiprocessor:
-        """Return that of a CUDA device."""
+        """Return those of a CUDA device."""
         found = torch.cuda.get_device_properties(device)
         return cls(
             threads=found.max_threads_per_multi_processor,
-            registers=65536,  # of every GPU since Kepler
+            registers=65536,  # on every GPU since Kepler
             shared=found.shared_memory_per_multiprocessor,
         )
 
     def warps(self, *, num_warps: int, registers: int, shared: int) -> int:
-        """Return how many warps can be resident, by CUDA's rules of allocation.
+        """Return the resident warps (occupancy), by CUDA's allocation rules.
 
-        Registers are given out to warps in units of 256; a block takes 1 KiB of shared memory
-        beside its own.
+        Registers are allocated to warps in units of 256; the driver reserves 1 KiB of shared memory
+        per block.
         """
         per_warp = -(-32 * max(registers, 1) // 256) * 256
         blocks = min(
@@ -46,7 +46,7 @@ class Multiprocessor:
 
 @contextmanager
 def launches() -> Iterator[dict[str, Any]]:
-    """Within, the kernels that are launched are put down under their names."""
+    """Record kernels launched inside the block, by name."""
     found: dict[str, Any] = {}
     run = JITFunction.run
 

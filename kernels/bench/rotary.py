@@ -1,4 +1,4 @@
-"""Rotation of queries and keys with the write to the paged cache, beside eager torch."""
+"""Rotary embedding with the KV cache write, next to eager torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _rotary(
     cache_dtype: torch.dtype,
     device: torch.device,
 ) -> Work:
-    # Views of one projection, as in the model.
+    # Views of one fused projection, as in the model.
     sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
     fused = randn(tokens, sum(sizes), dtype=dtype, device=device).split(sizes, dim=-1)
     query, key, value = (part.unflatten(-1, (-1, dim)) for part in fused)
@@ -78,7 +78,7 @@ def _torch(
             cache.flatten(0, 1).index_copy_(0, slots, rows.to(cache.dtype))
         else:
             stored = (rows.float() / scale[:, None]).clamp(-448, 448).to(_FP8)
-            # index_copy_ does not know float8.
+            # index_copy_ does not support float8.
             bytes_ = cache.view(torch.uint8).flatten(0, 1)
             bytes_.index_copy_(0, slots, stored.view(torch.uint8))
     return rotate(query).to(query.dtype)

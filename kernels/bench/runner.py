@@ -1,4 +1,4 @@
-"""Hands cases to a measuring process, and starts another when one faults or hangs."""
+"""Runs cases in a measuring process, and starts another if it faults or hangs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import IO, Any
 from kernels.bench.worker import MARK
 
 WORKER = (sys.executable, "-m", "kernels.bench.worker")
-# Longer than any case takes, the compilation of its kernels and of torch's forms included.
+# Longer than any case takes, including compilation of its kernels and torch.compile.
 _SILENCE_SECONDS = 100.0
-_GIVE_UP_AFTER = 2  # processes in a row that end before they began a case
+_GIVE_UP_AFTER = 2  # consecutive processes that end before they begin a case
 
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured: the ceilings, and each case's figures by its key."""
+    """Measured figures: the ceilings, and each case's figures by its key."""
 
     ceilings: dict[str, float | None] = field(default_factory=dict)
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -39,16 +39,16 @@ def measure(
     command: Sequence[str] = WORKER,
     silence: float = _SILENCE_SECONDS,
 ) -> Figures:
-    """Measure the cases named by `keys`, those first that stand first.
+    """Measure the cases named by `keys`, in this order.
 
     Args:
-        deadline: as of time.time(); no case begins after it.
-        say: is told of every case as it begins.
+        deadline: by time.time(); no case begins after it.
+        say: called for every case as it begins.
         command: starts the measuring process.
-        silence: seconds without a word after which that process counts as hung.
+        silence: seconds without output after which that process is considered hung.
 
     Returns:
-        The figures of every case: one that takes its process down counts as failed.
+        The figures of every case; a case that crashes its process has failed.
     """
     figures = Figures()
     left = list(keys)
@@ -70,13 +70,13 @@ def measure(
 def compiling(
     groups: Iterable[Sequence[str]], deadline: float, *, command: Sequence[str] = WORKER
 ) -> Iterator[None]:
-    """Meanwhile, have a process for each group of cases compile their kernels; wait for them.
+    """Inside the block, compile the kernels of each group of cases in a process; wait at the end.
 
-    Triton compiles in the process that launches, one kernel after the other: measuring, which
-    cannot be shared out, then finds them in the cache.
+    Triton compiles in the launching process, one kernel at a time. Measuring is sequential; it then
+    finds the kernels in the cache.
 
     Args:
-        deadline: as of time.time(); processes that have not ended by then are ended.
+        deadline: by time.time(); processes still running then are killed.
     """
     processes = []
     for keys in groups:
@@ -103,7 +103,7 @@ def _run(
     command: Sequence[str],
     silence: float,
 ) -> str:
-    """Have one process measure cases until it ends; return how it ended."""
+    """Measure cases in one process until it ends; return how it ended."""
     request = {
         "cases": keys,
         "compile_only": False,
@@ -146,7 +146,7 @@ def _run(
 
 
 def _start(command: Sequence[str], stdout: int, stderr: int | IO[str]) -> subprocess.Popen[str]:
-    # Torch's compiler would start a pool of processes for the one or two kernels of a case.
+    # torch.compile would start a process pool for the one or two kernels of a case.
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, text=True, env=environment
@@ -154,7 +154,7 @@ def _start(command: Sequence[str], stdout: int, stderr: int | IO[str]) -> subpro
 
 
 def _request(stdin: IO[str], request: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError), stdin:  # it has ended, which its output tells too
+    with suppress(BrokenPipeError), stdin:  # the process has ended, which its output shows too
         json.dump(request, stdin)
 
 

@@ -1,8 +1,8 @@
-"""The sampler: drawing with filters, beside the sort of torch that most engines began with.
+"""Sampling with filters, next to the sort-based torch implementation common in engines.
 
-Torch's forms race with exponential times, as ours: torch.multinomial waits for the device. Which
-token is drawn is random, so that results agree if both are among those that the filters keep; at
-the tiny shapes of the tests, both are given the same random numbers and must draw the same.
+The torch implementations use exponential races like ours, since torch.multinomial synchronises with
+the device. Sampled tokens are random, so results agree if both are among the tokens that the
+filters keep; at the tests' tiny shapes both get the same random numbers and must sample the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernels.bench.case import LLAMA, QWEN, Aim, Call, Case, Work, differs, nume
 from kernels.sampling.draw import sample_tokens
 from kernels.sampling.philox import exponentials_reference
 
-_SPREAD = 3.0  # standard deviation of the logits, about what a model's have
+_SPREAD = 3.0  # standard deviation of the logits, similar to a model's
 _AIM = Aim(micros=250)
 
 
@@ -32,7 +32,7 @@ def draw(
     same_numbers: bool,
     device: torch.device,
 ) -> Work:
-    """Return a draw from random logits; `same_numbers` gives torch's forms our random numbers."""
+    """Return sampling from random logits; `same_numbers` gives torch our random numbers."""
     logits = randn(rows, vocab, dtype=torch.float32, device=device) * _SPREAD
     kelvin = torch.full((rows,), temperature, device=device)
     mass = torch.full((rows,), top_p, device=device)
@@ -78,7 +78,7 @@ def _softmax(logits: Tensor, temperature: Tensor, times: Tensor | None) -> Tenso
 def _topk(
     logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor, times: Tensor | None
 ) -> Tensor:
-    """Draw where all rows have one top_k, which the host knows."""
+    """Sample if all rows have one top_k, known on the host."""
     values, order = (logits / temperature[:, None]).topk(top_k)
     return _nucleus(values, order, top_p, times)
 
@@ -108,7 +108,7 @@ def _race(probs: Tensor, times: Tensor | None) -> Tensor:
 
 
 def _kept(logits: Tensor, temperature: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Return bool [R, V]: the tokens that the filters keep, or sums in another order might."""
+    """Return bool [R, V]: tokens that the filters keep, tolerating another summation order."""
     probs, order = (logits / temperature[:, None]).double().softmax(-1).sort(-1, descending=True)
     if top_k:
         probs[:, top_k:] = 0

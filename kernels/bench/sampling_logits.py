@@ -1,4 +1,4 @@
-"""What the sampler does beside drawing: penalties before it, log-probabilities after it."""
+"""The sampler's other kernels: penalties before sampling, log-probabilities after it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kernels.sampling.adjust_logits import LogitBias, Penalties, adjust_logits
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_output, mark_prompt
 
-_PENALTIES = (1.1, 0.3, 0.2)  # for repetition, presence and frequency
-_BIASES = 4  # of a row
+_PENALTIES = (1.1, 0.3, 0.2)  # repetition, presence and frequency
+_BIASES = 4  # per row
 _NUM_TOP = 5
 
 
@@ -36,7 +36,7 @@ def _penalties(rows: int, vocab: int, prompt: int, output: int, device: torch.de
     penalties = Penalties(
         slots, *(torch.full((rows,), value, device=device) for value in _PENALTIES)
     )
-    # Tables as torch would have them.
+    # The tables as torch would store them.
     seen = torch.zeros(rows, vocab, dtype=torch.bool, device=device).scatter_(1, said, True)
     ones = torch.ones_like(outputs, dtype=torch.int32)
     produced = torch.zeros_like(counts.output_counts).scatter_add_(1, outputs, ones)
@@ -82,7 +82,7 @@ def _logprobs(rows: int, vocab: int, device: torch.device) -> Work:
 def _torch_logprobs(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, token_ids[:, None])
-    # Of the logits: log-probabilities are rounded, which makes some of them equal.
+    # Ranked by logits: rounding makes some log-probabilities equal.
     ranks = (logits > logits.gather(-1, token_ids[:, None])).sum(-1).int() + 1
     values, tokens = logprobs.topk(_NUM_TOP)
     return chosen[:, 0], ranks, tokens, values

@@ -1,4 +1,4 @@
-"""A pytest plugin: `--shard 1/3` runs every third test, beginning with the second."""
+"""A pytest plugin: `--shard 1/3` runs every third test, starting with the second."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Neighbours are alike and take alike: dealing them out one by one balances the shards.
+    # Adjacent tests are similar and take similar time: round-robin balances the shards.
     index, count = map(int, config.getoption("--shard").split("/"))
     items[:] = items[index::count]

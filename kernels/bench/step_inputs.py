@@ -1,4 +1,4 @@
-"""The inputs of a decode step, beside the same in torch's operations. Latency is what counts."""
+"""Preparation of a decode step's inputs, next to torch operations. Measures latency."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _STOP_TOKENS = 4
 
 
 def tables(rows: int, length: int, known: int, device: torch.device) -> SlotTables:
-    """Return tables of `rows` running sequences that know `known` of up to `length` tokens.
+    """Return tables of `rows` running sequences with `known` of up to `length` tokens.
 
-    Every step advances them: they have room for as many as are measured.
+    Every step advances them; they have room for as many steps as are measured.
     """
     found = SlotTables.allocate(
         rows,
@@ -60,7 +60,7 @@ def _ours(tables: SlotTables, slots: Tensor, starts: Tensor, out: StepInputs) ->
 
 
 def _torch(tables: SlotTables, slots: Tensor) -> tuple[Tensor, ...]:
-    """Prepare rows of one token each, of sequences that all run."""
+    """Prepare decode rows (one token each) of sequences that all run."""
     slot = slots.long()
     position = tables.num_computed_tokens[slot].long()
     seq_lens = position + 1

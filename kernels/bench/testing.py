@@ -1,6 +1,7 @@
-"""Runs the tests of the kernels, each operation in processes of its own, and counts.
+"""Runs the tests of the kernels, each operation in separate processes.
 
-A faulty kernel takes down every later test of its process: no operation suffers another's faults.
+A faulting kernel fails all later tests of its process; separate processes confine this to one
+operation.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from kernels.bench.operations import Operation, owner
 
 _ROOT = Path(__file__).parents[2]
 TESTS = _ROOT / "tests" / "kernels"
-_NOT_OURS = "test_bench"  # the tests of the benchmark itself run interpreted
-_MESSAGE = 300  # characters of a failure
+_NOT_OURS = "test_bench"  # the tests of the benchmark itself, which run in the interpreter
+_MESSAGE = 300  # maximum characters of a failure message
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of an operation's tests.
+    """Test results of an operation.
 
     Attributes:
-        failures: name and message of each test that failed, and of each process.
+        failures: name and message of each failed test, and of each failed process.
         seconds: from the start of the first process to the end of the last.
     """
 
@@ -41,11 +42,11 @@ class Outcome:
 
     @property
     def green(self) -> bool:
-        """Whether something was tested, and nothing failed."""
+        """Whether tests ran and none failed."""
         return self.passed > 0 and not self.failed
 
     def add(self, other: Outcome) -> None:
-        """Count in another part of the same operation's tests."""
+        """Add the results of another shard of the same operation."""
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
@@ -54,7 +55,7 @@ class Outcome:
 
 
 def refusals(operation: Operation, tests: dict[str, Outcome]) -> str | None:
-    """Return why an operation is not to be measured, None if its tests are green."""
+    """Return why an operation must not be measured, None if its tests passed."""
     for name in (operation.name, *operation.requires):
         found = tests.get(name, Outcome())
         if not found.green:
@@ -73,12 +74,12 @@ def run(
 ) -> dict[str, Outcome]:
     """Run the tests in `folder`, and return the outcome by operation.
 
-    Files of no operation are run as well, and stand under their own names.
+    Files of no operation are run as well, under their own names.
 
     Args:
-        deadline: as of time.time(); what has not ended by then has failed.
-        say: is told of every operation as its tests end.
-        workers: processes at a time, by default one per core.
+        deadline: by time.time(); tests still running then have failed.
+        say: called for every operation as its tests end.
+        workers: parallel processes, by default one per core.
     """
     shards = {name: 1 for operation in operations for name in operation.requires}
     shards |= {operation.name: operation.shards for operation in operations}
@@ -87,7 +88,7 @@ def run(
         if not file.stem.startswith(_NOT_OURS):
             name = owner(file.relative_to(folder), list(shards))
             files.setdefault(name, []).append(file)
-    # Those with the most to compile begin first.
+    # Those that compile most begin first.
     names = sorted(files, key=lambda name: -shards.get(name, 1))
     started = time.time()
     outcomes: dict[str, Outcome] = {}
@@ -120,11 +121,11 @@ def _shard(
     work: Path,
     started: float,
 ) -> Outcome:
-    """Run one part of an operation's tests in a process."""
+    """Run one shard of an operation's tests in a process."""
     index, count = shard
     name = f"{files[0].stem}-{index}"
     report, log, ini = work / f"{name}.xml", work / f"{name}.log", work / f"{name}.ini"
-    # Not the repository's own configuration and conftest.py: they need plugins and packages.
+    # Without the repository's configuration and conftest.py, which need plugins and packages.
     ini.write_text("[pytest]\n")
     command = [
         *(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:warnings"),
@@ -133,7 +134,7 @@ def _shard(
         *("-p", "kernels.bench.shard", f"--shard={index}/{count}", f"--junit-xml={report}"),
         *map(str, files),
     ]
-    # CI has Hypothesis drop its deadline, which the compilation of a kernel would exceed.
+    # With CI set, Hypothesis drops its deadline, which compiling a kernel would exceed.
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1"}
     try:
         with log.open("w") as out:
@@ -147,7 +148,7 @@ def _shard(
                 check=False,
             ).returncode
         tests = read_report(report) if report.exists() else Outcome()
-        # 0: all passed, 1: some failed, 5: this shard has none.
+        # 0: all passed, 1: some failed, 5: this shard has no tests.
         if code not in (0, 1, 5) or (code == 1 and not tests.failed):
             tests.failed += 1
             tests.failures.append((name, f"pytest ended with code {code}: {_tail(log)}"))
@@ -158,7 +159,7 @@ def _shard(
 
 
 def read_report(report: Path) -> Outcome:
-    """Return what a JUnit file says."""
+    """Parse a JUnit file."""
     tests = Outcome()
     for case in ElementTree.parse(report).iter("testcase"):
         problem = next((child for child in case if child.tag in ("failure", "error")), None)

@@ -1,4 +1,4 @@
-"""Time on the GPU, and the ceilings that the figures of the same run are held against."""
+"""Times calls on the GPU, and measures the ceilings that figures are compared with."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import torch
 
 from kernels.bench.case import Call, randn
 
-# Four times the L2 of an H200 (60 MB).
+# Four times the L2 cache of an H200 (60 MB).
 _FLUSH_BYTES = 256 * 2**20
-_FLUSH_US = 60.0  # reading them, at the data sheet's 4.8 TB/s at best
+_FLUSH_US = 60.0  # best case for reading them, at the data sheet's 4.8 TB/s
 _BUDGET_MS = 60.0
 _REPEATS = (10, 150)
 
 
 class Stopwatch:
-    """Times calls by CUDA events: the median over many, each with a cold L2.
+    """Times calls with CUDA events: the median over many, each with a cold L2 cache.
 
-    Calls are captured in a graph and replayed, as a decode step of the engine is: that leaves out
-    what the host takes to launch. For a call that cannot be captured, the GPU is kept busy until
-    the host has launched it. The cache is emptied by reading, which does both: written lines
-    would have to be stored during the call.
+    Calls are captured in a CUDA graph and replayed, like the engine's decode steps, which excludes
+    launch overhead of the host. For a call that cannot be captured, the GPU is kept busy until the
+    host has launched it. The cache is flushed by reading, which serves both purposes: after writes,
+    dirty lines would have to be written back during the call.
     """
 
     def __init__(self) -> None:
         self._lines = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
     def micros(self, call: Call, *, graph: bool = True) -> float:
-        """Return the microseconds that `call` takes on the GPU; it has been called before."""
+        """Return the microseconds that `call` takes on the GPU; it must have been called before."""
         if not graph:
             start = time.perf_counter()
             call()
@@ -53,7 +53,7 @@ class Stopwatch:
         return 1000 * median(self._times(call, min(max(repeats, least), most), flushes))
 
     def _times(self, call: Callable[[], Any], count: int, flushes: int) -> list[float]:
-        """Return the milliseconds of `count` calls, each after `flushes` readings of the lines."""
+        """Return the milliseconds of `count` calls, each after `flushes` L2 flushes."""
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         for start, end in zip(starts, ends, strict=True):
@@ -67,11 +67,11 @@ class Stopwatch:
 
 
 def ceilings(watch: Stopwatch) -> dict[str, float | None]:
-    """Return what this GPU reaches now.
+    """Return this GPU's measured ceilings.
 
     copy_gb_s counts bytes read and written; the TFLOP/s are those of torch's products of 8192^3
-    random numbers; launch_us is the time of a graph that adds up one number, which is in every
-    figure.
+    random numbers; launch_us is the time of a graph with a trivial kernel, an overhead included in
+    every figure.
     """
     device = torch.device("cuda")
     source = randn(2 * 2**30, dtype=torch.bfloat16, device=device)  # 4 GiB
@@ -90,7 +90,7 @@ def ceilings(watch: Stopwatch) -> dict[str, float | None]:
 
 
 def _fp8(watch: Stopwatch, a: torch.Tensor, b: torch.Tensor) -> float | None:
-    """Return the TFLOP/s of the same product in e4m3; None where torch cannot."""
+    """Return the TFLOP/s of the same product in e4m3; None if torch does not support it."""
     one = torch.ones((), device=a.device)
     fp8 = torch.float8_e4m3fn
     call: Call = partial(

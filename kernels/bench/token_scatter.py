@@ -1,4 +1,4 @@
-"""Appending the sampled tokens, beside the same in torch's operations. Latency is what counts."""
+"""Appending sampled tokens, next to torch operations. Measures latency."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _scatter(rows: int, known: int, length: int, device: torch.device) -> Work:
     slots = torch.randperm(rows).to(device, torch.int32)
     token_ids = torch.arange(1000, 1000 + rows, device=device)
     found.stop_token_ids[slots[0], 1] = 1000  # one sequence ends
-    # What a row has in the tables, and what it gets: 8 values and its stop tokens.
+    # Per row: 8 values read and written in the tables, and its stop tokens.
     values = rows * (8 + found.stop_token_ids.shape[1])
     return Work(
         ours=partial(scatter_tokens, found, slots, token_ids),
@@ -29,7 +29,7 @@ def _scatter(rows: int, known: int, length: int, device: torch.device) -> Work:
 
 
 def _torch(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
-    """Append without a look at the device's memory: rows that take nothing write what there is."""
+    """Append without a host synchronisation: rows that take nothing write back what was there."""
     slot, last = slots.long(), tables.max_model_len - 1
     place = tables.num_tokens[slot].long()
     reason = tables.finish_reasons[slot]

@@ -1,7 +1,7 @@
-"""Measures cases in a process of its own, which a faulty kernel can take down.
+"""Measures cases in a separate process, which a faulting kernel may crash.
 
-Reads one request from standard input, and writes one line of JSON after the other: the ceilings,
-then each case as it begins and as it ends. A request to compile only is answered by its end.
+Reads one request from standard input, and writes JSON lines: the ceilings, then each case as it
+begins and as it ends. A request to compile only is answered by exiting.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kernels.bench.case import Call, Case, Work
 from kernels.bench.operations import all_cases
 from kernels.bench.resources import Multiprocessor, describe, launches
 
-MARK = "@@ "  # what else prints to standard output is no message
-# Seconds for what torch.compile makes, all together: it is the slowest part, and not ours.
+MARK = "@@ "  # prefix of messages; other output is ignored
+# Seconds for all of torch.compile: the slowest part, and not our code.
 _COMPILE_SECONDS = 60.0
-_COMPILE_MEMORY = 0.1  # of the GPU's, while only compiling
+_COMPILE_MEMORY = 0.1  # share of the GPU's memory while only compiling
 
 
 class Watch(Protocol):
@@ -38,7 +38,7 @@ class Bench:
     """Measures cases one by one on `device`.
 
     Args:
-        processor: of the device, None where kernels are interpreted.
+        processor: the device's SM, None in the interpreter.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Bench:
         self._compile_seconds = _COMPILE_SECONDS
 
     def measure(self, case: Case) -> dict[str, Any]:
-        """Return the figures of `case`, or why there are none; raises nothing."""
+        """Return the figures of `case`, or why there are none; never raises."""
         try:
             return self._measure(case)
         except torch.OutOfMemoryError as error:
@@ -76,7 +76,7 @@ class Bench:
         return {**figures, "peers": peers}
 
     def _peer(self, work: Work, call: Call, ours: tuple[Tensor, ...]) -> dict[str, Any]:
-        """Return the time of a form in torch, unless it fails or computes something else."""
+        """Return the time of a torch implementation, unless it fails or its results differ."""
         try:
             difference = work.differs(ours, work.outcome(call))
             if difference:
@@ -98,15 +98,15 @@ class Bench:
 
 
 def compile_kernels(cases: Sequence[Case], device: torch.device) -> None:
-    """Run every case once, to have its kernels in Triton's cache on disk; raises nothing."""
+    """Run every case once, to have its kernels in Triton's disk cache; never raises."""
     for case in cases:
-        with suppress(Exception):  # to be reported when it is measured
+        with suppress(Exception):  # reported when it is measured
             case.build(**case.shape, device=device).ours()
         _release(device)
 
 
 def usable() -> bool:
-    """Tell whether the GPU still answers: after a fault it does not, to the process concerned."""
+    """Return whether the GPU still responds: a fault breaks the process's CUDA context."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -115,7 +115,7 @@ def usable() -> bool:
 
 
 def _release(device: torch.device) -> None:
-    """Give back the memory of the case before."""
+    """Free the memory of the case before."""
     gc.collect()
     if device.type == "cuda":
         with suppress(RuntimeError):  # after a fault
@@ -126,13 +126,13 @@ def serve(request: dict[str, Any], device: torch.device) -> None:
     """Measure the cases named in `request` until its deadline, or compile their kernels."""
     cases = {case.key: case for case in all_cases()}
     if request["compile_only"]:
-        # The tests need memory at the same time. Kernels do not depend on how many rows there are,
-        # so that those of a case which is too large are those of a smaller one.
+        # The tests need memory at the same time. Kernels do not depend on the number of rows, so a
+        # smaller case compiles the kernels of one that does not fit.
         torch.cuda.set_per_process_memory_fraction(_COMPILE_MEMORY)
         compile_kernels([cases[key] for key in request["cases"]], device)
         return
     watch = timing.Stopwatch()
-    gc.freeze()  # every capture of a graph collects garbage
+    gc.freeze()  # each graph capture runs the garbage collector
     if request["ceilings"]:
         _say({"ceilings": timing.ceilings(watch)})
     bench = Bench(watch, device, Multiprocessor.of(device))
@@ -151,7 +151,7 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def _line(error: Exception) -> str:
-    """Return the first line of an error, with its kind."""
+    """Return the first line of an error, with its type."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:200] if text else ''}"
 

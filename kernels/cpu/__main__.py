@@ -20,7 +20,9 @@ from kernels.cpu.target import TARGETS, targets
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.cpu", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="for other machines too")
+    parser.add_argument(
+        "--all", action="store_true", help="build for every supported instruction set"
+    )
     wanted = TARGETS if parser.parse_args().all else targets()[:1]
     if not wanted:
         print("CPU kernels: none for this processor, which lacks AVX2; torch's operations serve.")
