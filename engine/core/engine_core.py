@@ -175,7 +175,8 @@ class EngineCore:
             log.error("request failed", exc_info=error, extra={"fields": {"uid": uid}})
             for sibling in self.scheduler.abort(uid):
                 self._recorder.finished(sibling)
-            outputs.append(RequestFailed(uid, TridentError.code, "internal error"))
+            message = str(error) if isinstance(error, TridentError) else "internal error"
+            outputs.append(RequestFailed(uid, TridentError.code, message))
         return outputs
 
     def take_stats(self) -> Stats:

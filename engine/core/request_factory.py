@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
+from functools import partial
 
 from engine.core.request import Request
 from engine.errors import RequestError
@@ -146,5 +147,6 @@ class RequestFactory:
     def _tokenize_bad_words(self, words: Iterable[str]) -> list[list[int]]:
         """A word is one sequence of tokens at the start of a line and another after a space."""
         forms = (form for word in words for form in (word, " " + word.lstrip(" ")))
-        sequences = (tuple(self._tokenizer.encode(f, add_special_tokens=False)) for f in forms)
+        encode = partial(self._tokenizer.encode, add_special_tokens=False, field="bad_words")
+        sequences = (tuple(encode(form)) for form in forms)
         return [list(token_ids) for token_ids in dict.fromkeys(sequences) if token_ids]

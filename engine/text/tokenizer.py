@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from engine.errors import CheckpointError, RequestError
+from engine.errors import CheckpointError, RequestError, TridentError
 from engine.text.checkpoint_json import read_object
 
 _JSON_FILES = (
@@ -19,6 +19,8 @@ _JSON_FILES = (
     "added_tokens.json",
 )
 _SLOW_FILES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
+
+_T = TypeVar("_T")
 
 
 class Tokenizer:
@@ -73,7 +75,8 @@ class Tokenizer:
         from transformers import PreTrainedTokenizerFast
 
         try:
-            return cls(PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True))
+            load = PreTrainedTokenizerFast.from_pretrained
+            return _call_rust(lambda: cls(load(str(path), local_files_only=True)))
         except Exception as error:  # the Rust side raises plain `Exception`, transformers anything
             raise CheckpointError(f"tokenizer.json: cannot be loaded: {error}") from None
 
@@ -97,29 +100,42 @@ class Tokenizer:
             template = template.get("default")
         return isinstance(template, str) and template != ""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, field: str = "prompt"
+    ) -> list[int]:
         """Return the ids of `text`, with the tokens that start a prompt if asked for.
 
         Raises:
-            RequestError: `text` holds lone surrogates, which no encoding of Unicode can express,
-                or characters that the vocabulary has no token for.
+            RequestError: `text`, which is that of `field`, holds lone surrogates, which no encoding
+                of Unicode can express, or characters that the vocabulary has no token for.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"prompt: is not valid Unicode: lone surrogate at character {error.start}"
+                f"{field}: is not valid Unicode: lone surrogate at character {error.start}"
             ) from None
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            encoding = _call_rust(
+                lambda: self._backend.encode(text, add_special_tokens=add_special_tokens)
+            )
         except Exception as error:  # the Rust side raises plain `Exception`
-            raise RequestError(f"prompt: cannot be tokenized: {error}") from None
+            raise RequestError(f"{field}: cannot be tokenized: {error}") from None
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`, without any clean-up. Unknown ids have no text."""
-        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        """Return the text of `ids`, without any clean-up. Unknown ids have no text.
+
+        Raises:
+            TridentError: the decoder of the checkpoint fails on them.
+        """
+        try:
+            text: str = _call_rust(
+                lambda: self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            )
+        except Exception as error:
+            raise TridentError(f"the tokenizer cannot decode the tokens: {error}") from None
         return text
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -139,8 +155,23 @@ class Tokenizer:
         if token is None or self._backend.decoder is None:
             return token or ""
         # Many decoders drop the space that starts a text: let another token start it.
-        text: str = self._backend.decoder.decode(["a", token])
+        text: str = _call_rust(lambda: self._backend.decoder.decode(["a", token]))
         return text.removeprefix("a")
+
+
+def _call_rust(call: Callable[[], _T]) -> _T:
+    """Return what `call` does; make a `RuntimeError` of a panic, which is no `Exception`.
+
+    Some decoders and normalizers panic on some texts; that must not end a process.
+    """
+    try:
+        return call()
+    except Exception:
+        raise
+    except BaseException as panic:
+        if type(panic).__module__ != "pyo3_runtime":
+            raise
+        raise RuntimeError(f"tokenizers panicked: {panic}") from None
 
 
 def _what_is_missing(path: Path) -> str:

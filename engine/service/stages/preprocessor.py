@@ -141,7 +141,8 @@ class Preprocessor:
     def _encode(self, field: str, prompt: str) -> list[int]:
         self._check_characters(field, prompt)
         # A chat template writes the special tokens itself.
-        ids = self._tokenizer.encode(prompt, add_special_tokens=field == "text_input")
+        special = field == "text_input"
+        ids = self._tokenizer.encode(prompt, add_special_tokens=special, field=field)
         if not ids:
             raise RequestError(f"{field}: holds no tokens")
         return ids
@@ -156,7 +157,7 @@ class Preprocessor:
             )
         start = prompt[: _MEAN_CHARACTERS * self._max_model_len]
         if len(prompt) > _CERTAINLY_TOO_LONG * len(start):
-            num_tokens = len(self._tokenizer.encode(start))
+            num_tokens = len(self._tokenizer.encode(start, field=field))
             # Where the text is cut, a few tokens differ from those of the whole.
             if num_tokens > _CERTAINLY_TOO_LONG * self._max_model_len:
                 raise RequestError(
@@ -170,7 +171,9 @@ class Preprocessor:
             return {}
         bias = dict(params.logit_bias or {})
         for word, weight in inputs.embedding_bias:
-            for token_id in self._tokenizer.encode(word, add_special_tokens=False):
+            for token_id in self._tokenizer.encode(
+                word, add_special_tokens=False, field="embedding_bias_words"
+            ):
                 bias[token_id] = bias.get(token_id, 0.0) + weight
         check_size("embedding_bias_words", len(bias), MAX_LOGIT_BIAS, "different tokens")
         return {"logit_bias": bias}

@@ -10,6 +10,9 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.request import Request
 from engine.protocol import AddRequest, RequestFailed, SequenceOutput
+from engine.text.tokenizer import Tokenizer
+from tests.engine.text.other_decoders import panicking_tokenizer
+from tests.factories.tokenizers import save_tokenizer
 
 MakeCore = Callable[..., EngineCore]
 
@@ -26,8 +29,6 @@ def make_core(checkpoint: Path, request: pytest.FixtureRequest) -> MakeCore:
 @pytest.fixture(params=_OPEN_BYTES.values(), ids=_OPEN_BYTES)
 def open_prompt(checkpoint: Path, request: pytest.FixtureRequest) -> list[int]:
     """A prompt that ends inside a UTF-8 character."""
-    from engine.text.tokenizer import Tokenizer
-
     convert = Tokenizer.from_pretrained(checkpoint).hf_tokenizer.convert_tokens_to_ids
     return [*range(5, 45), *(convert(character) for character in request.param)]
 
@@ -133,6 +134,21 @@ def test_text_that_the_prompt_alone_brought_is_no_stop_string(
     assert isinstance(last, SequenceOutput)
     assert last.finish_reason == "length"
     assert tokens(produced, 1) == [letter] * 9
+
+
+@pytest.mark.parametrize("stop", [[], ["x"]])
+def test_a_request_whose_tokens_make_the_decoder_panic_fails_alone(
+    make_core: MakeCore, tmp_path: Path, stop: list[str]
+) -> None:
+    core = make_core(tokenizer=str(save_tokenizer(panicking_tokenizer(), tmp_path)))
+    only_spaces = {"allowed_token_ids": [1], "stop": stop, "max_tokens": 40}
+    core.add_request(AddRequest(1, [2], only_spaces))
+    core.add_request(plain(2, stop=stop, allowed_token_ids=[2]))
+    produced = run(core)
+    (failed,) = [each for each in produced if isinstance(each, RequestFailed)]
+    assert (failed.uid, failed.code) == (1, "INTERNAL")
+    assert "the tokenizer cannot decode" in failed.message
+    assert tokens(produced, 2) == [2] * 9
 
 
 class BrokenStopChecker:

@@ -37,6 +37,15 @@ def few_bytes_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
+def panicking_tokenizer() -> PreTrainedTokenizerFast:
+    """Words whose decoder panics, in Rust, on a text of a few spaces."""
+    words = ["<s>", " ", *"abcdefgh"]
+    tokenizer = RustTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<s>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 40)])
+    tokenizer.add_special_tokens([AddedToken("<s>")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def word_piece_tokenizer() -> PreTrainedTokenizerFast:
     """Words joined by spaces, `##` for what continues one (BERT)."""
     words = ["[SEP]", "[UNK]", "the", "cat", "##s", "##ing", "é", "你", ",", "n't", _UNFINISHED]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import CheckpointError, RequestError
+from engine.errors import CheckpointError, RequestError, TridentError
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
-from tests.engine.text.other_decoders import word_piece_tokenizer
+from tests.engine.text.other_decoders import panicking_tokenizer, word_piece_tokenizer
 from tests.factories.tokenizers import (
     byte_fallback_tokenizer,
     byte_level_tokenizer,
@@ -84,6 +84,8 @@ def test_a_checkpoint_that_truncates_and_pads_does_neither_here(tmp_path: Path) 
 
 
 def test_lone_surrogates_are_refused(byte_level: Detokenizer) -> None:
+    with pytest.raises(RequestError, match=r"bad_words: .*surrogate at character 2"):
+        byte_level.tokenizer.encode("ab\ud83d", field="bad_words")
     with pytest.raises(RequestError, match=r"prompt: .*surrogate at character 2"):
         byte_level.tokenizer.encode("ab\ud83d")
 
@@ -95,6 +97,14 @@ def test_text_without_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(RequestError, match="prompt: cannot be tokenized"):
         Tokenizer.from_pretrained(tmp_path).encode("unheard")
+
+
+def test_a_decoder_that_panics_raises_an_ordinary_error() -> None:
+    """Rust's panics are no `Exception`s: they would pass all that guards a process."""
+    tokenizer = Tokenizer(panicking_tokenizer())
+    assert tokenizer.decode([2, 3]) == "ab"
+    with pytest.raises(TridentError, match=r"the tokenizer cannot decode the tokens: .*panicked"):
+        tokenizer.decode([1])
 
 
 def test_token_text_is_that_inside_a_sentence(
