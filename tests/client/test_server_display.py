@@ -1,0 +1,37 @@
+"""What `trident serve` shows of the server's log, and how it names itself."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from client.commands.serve import own_name
+from client.commands.server_display import ServerLog
+
+DIED = "2026-11-20 16:56:00.000 WARNING trident.engine: the engine process hung; starting it"
+READY = "2026-11-20 16:56:09.000 INFO trident.engine: demo, KV cache for 64 tokens"
+
+
+def test_a_restart_is_shown_from_its_reason_to_its_end() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+    log = ServerLog(console)
+    with log.loading("Starting"):
+        log.show(READY)
+    assert isinstance(console.file, io.StringIO)
+    console.file.truncate(0)
+    log.show(DIED)
+    log.show(READY)
+    shown = console.file.getvalue().strip("\0").splitlines()
+    assert shown == ["the engine process hung; starting it", "The engine is ready again."]
+
+
+def test_own_name_is_a_path_where_the_shell_does_not_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [".venv/bin/trident", "serve"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert own_name() == ".venv/bin/trident"
+    (tmp_path / "trident").touch(0o755)
+    assert own_name() == "trident"
