@@ -65,12 +65,21 @@ class ServerLog:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP in the block raise KeyboardInterrupt, as SIGINT does."""
+    """Make SIGTERM and SIGHUP in the block raise KeyboardInterrupt, as SIGINT does.
+
+    A signal that this program was started to ignore stays ignored: SIGHUP under nohup, SIGINT (by
+    Python itself) in a background job of a script.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [
+        each
+        for each in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(each) is not signal.SIG_IGN
+    ]
+    before = {each: signal.signal(each, interrupt) for each in heeded}
     try:
         yield
     finally:

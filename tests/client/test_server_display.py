@@ -1,6 +1,7 @@
 """What `trident serve` shows of the server's log, and how it names itself."""
 
 import io
+import signal
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from client.commands.serve import own_name
-from client.commands.server_display import ServerLog
+from client.commands.server_display import ServerLog, stopped_by_signals
 
 DIED = "2026-11-20 16:56:00.000 WARNING trident.engine: the engine process hung; starting it"
 READY = "2026-11-20 16:56:09.000 INFO trident.engine: demo, KV cache for 64 tokens"
@@ -35,3 +36,21 @@ def test_own_name_is_a_path_where_the_shell_does_not_know_it(
     assert own_name() == ".venv/bin/trident"
     (tmp_path / "trident").touch(0o755)
     assert own_name() == "trident"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_interrupt(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_what_nohup_made_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopped_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
