@@ -16,7 +16,8 @@ from client.commands.server_display import ServerLog, stopped_by_signals
 from client.commands.setting_options import with_settings
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch import server_log
-from engine.launch.errors import StageDiedError
+from engine.launch.arguments import DEFAULT_HOST, split_model
+from engine.launch.errors import ServerStartError, StageDiedError
 from engine.launch.model_configs import ENSEMBLE
 from engine.launch.security import ADMIN_KEY, GRPC_HEADER, HTTP_HEADER
 from engine.launch.server import TritonServer
@@ -24,10 +25,16 @@ from engine.launch.server import TritonServer
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True})
 @with_settings
 def command(
-    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL|FLAG", help="The model, as --model; flags as below."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on: 0.0.0.0 for those of all networks.")
+    ] = DEFAULT_HOST,
     model_repository: Annotated[
         Path | None, typer.Option(help="Another model repository than Trident's own.")
     ] = None,
@@ -36,18 +43,23 @@ def command(
     """Serve a model inside tritonserver until Ctrl-C.
 
     Flags that are not listed here go to tritonserver as they are: --http-port, --grpc-port,
-    --metrics-port (0 chooses a free one), --log-verbose ...
+    --metrics-port (0 chooses a free one), --http-address, --log-verbose ...
 
     Endpoints that administer the server want the key of the variable TRIDENT_ADMIN_KEY; without
     one they are closed. TRIDENT_SSL_CERTFILE and TRIDENT_SSL_KEYFILE (PEM) give gRPC TLS, and
     TRIDENT_SSL_CA_CERTS wants client certificates.
     """
-    raise typer.Exit(serve(settings, context.args, model_repository, Console()))
+    model, flags = split_model(words or ())
+    if model is not None and settings["model"] not in (None, model):
+        raise ServerStartError(f"two models: {model} and --model {settings['model']}")
+    chosen = settings if model is None else {**settings, "model": model}
+    raise typer.Exit(serve(chosen, flags, host, model_repository, Console()))
 
 
 def serve(
     settings: Mapping[str, Any],
     arguments: Sequence[str],
+    host: str,
     repository: Path | None,
     console: Console,
 ) -> int:
@@ -58,7 +70,7 @@ def serve(
     """
     display = ServerLog(console, everything=not console.is_terminal)
     server = TritonServer(
-        settings, arguments=arguments, repository=repository, on_line=display.show
+        settings, arguments=arguments, host=host, repository=repository, on_line=display.show
     )
     with stopped_by_signals():
         try:
@@ -74,6 +86,7 @@ def serve(
             return 0
         except StageDiedError as error:
             console.print(f"[red]{error}[/]; start the server again", highlight=False)
+            _name_log(server, console)
             return 1
         finally:
             server.stop()
@@ -81,7 +94,12 @@ def serve(
     console.print(f"[red]tritonserver died (exit status {status}):[/] {escape(reason)}")
     if hint:
         console.print(escape(hint))
+    _name_log(server, console)
     return 1
+
+
+def _name_log(server: TritonServer, console: Console) -> None:
+    console.print(f"log: {server.log_path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def curl_line(server: TritonServer) -> str:

@@ -8,9 +8,10 @@ from engine.config import EngineConfig
 from engine.launch.errors import ServerStartError
 from engine.launch.ports import Endpoint, pick_free
 
+DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
-# The launcher sets these itself: given twice, tritonserver would take one of them unseen.
+# The launcher sets these itself: of two, tritonserver takes one without a word.
 _RESERVED = ("--model-repository", "--model-store", "--backend-directory")
 
 
@@ -23,6 +24,27 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
         elif argument == flag and index + 1 < len(arguments):
             value = arguments[index + 1]
     return value
+
+
+def split_model(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Split what `trident serve` does not know itself into the model, or None, and the flags.
+
+    The model is the word that is neither a flag nor the value of one: every flag of tritonserver
+    has a value.
+
+    Raises:
+        ServerStartError: there is more than one such word.
+    """
+    models: list[str] = []
+    flags: list[str] = []
+    needs_value = False
+    for word in words:
+        is_flag = word.startswith("-") and not needs_value
+        (flags if is_flag or needs_value else models).append(word)
+        needs_value = is_flag and "=" not in word
+    if len(models) > 1:
+        raise ServerStartError(f"one model at a time, got {' and '.join(models)}")
+    return (models[0] if models else None), flags
 
 
 def is_off(arguments: Sequence[str], flag: str) -> bool:
@@ -39,7 +61,7 @@ def setting_flags() -> dict[str, tuple[str, ...]]:
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Refuse what the launcher sets itself, misspelt settings, and what is no flag at all.
+    """Refuse what the launcher sets itself, and misspelt settings.
 
     Raises:
         ServerStartError: naming the argument.
@@ -50,20 +72,16 @@ def check(arguments: Sequence[str]) -> None:
             raise ServerStartError(f"{flag} is set by trident itself")
         if similar := difflib.get_close_matches(flag, own, n=1, cutoff=0.9):
             raise ServerStartError(f"unknown flag {flag}", f"did you mean {similar[0]}?")
-    if arguments and not arguments[0].startswith("-"):
-        raise ServerStartError(
-            f"unexpected argument {arguments[0]!r}",
-            f"if it is the model: trident serve --model {arguments[0]}",
-        )
 
 
 def endpoints(
-    arguments: Sequence[str], default_port: int | None = None
+    arguments: Sequence[str], default_port: int | None = None, host: str = DEFAULT_HOST
 ) -> tuple[dict[str, Endpoint], list[str]]:
-    """Return tritonserver's services by name, and the arguments with their ports filled in.
+    """Return tritonserver's services by name, and the arguments with address and port of each.
 
     A service that is switched off is left out. Port 0 means: choose a free one; services without
-    a port get `default_port`, or tritonserver's own default if that is None.
+    a port get `default_port`, or tritonserver's own default if that is None. Those without an
+    address listen on `host`.
 
     Raises:
         ServerStartError: a port is no number of 0..65535.
@@ -77,11 +95,12 @@ def endpoints(
         flag = f"--{name}-port"
         unset = default if default_port is None else default_port
         port = _port(flag, value_of(arguments, flag) or str(unset)) or next(free)
-        filled.append(f"{flag}={port}")  # the last one counts
         address = value_of(arguments, f"--{name}-address")
         if address is None and name == "metrics":  # as tritonserver does
             address = value_of(arguments, "--http-address")
-        services[name] = Endpoint(name, address or "0.0.0.0", port)
+        services[name] = Endpoint(name, address or host, port)
+        # The last one counts.
+        filled += [f"{flag}={port}", f"--{name}-address={services[name].address}"]
     return services, filled
 
 

@@ -1,5 +1,7 @@
 """What can go wrong with a tritonserver of our own."""
 
+from pathlib import Path
+
 from engine.errors import TridentError
 
 
@@ -8,12 +10,17 @@ class StageDiedError(TridentError):
 
 
 class ServerStartError(TridentError):
-    """tritonserver cannot be started. `hint` says what to do about it.
+    """tritonserver cannot be started.
+
+    Args:
+        message: why.
+        hint: the next step as a sentence or command; empty if the text says it all.
+        log: the file in which the server says more.
 
     Attributes:
-        hint: the next step as a sentence or command; empty if the text says it all.
+        hint: the next step, and a line that names the log; may be empty.
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", log: Path | None = None) -> None:
         super().__init__(message)
-        self.hint = hint
+        self.hint = "\n  ".join(filter(None, [hint, log and f"log: {log}"]))

@@ -20,7 +20,7 @@ class Endpoint:
     @property
     def host(self) -> str:
         """The host name by which a client on this machine reaches it."""
-        return "localhost" if self.address in ("0.0.0.0", "::") else self.address
+        return "localhost" if self.address in ("127.0.0.1", "0.0.0.0", "::") else self.address
 
     @property
     def url(self) -> str:

@@ -40,11 +40,6 @@ class RunDirectory:
         unnamed.rename(self.path / _LOCK)
 
     @property
-    def log(self) -> Path:
-        """Where the server's output goes."""
-        return self.path / "tritonserver.log"
-
-    @property
     def shared_memory_prefix(self) -> str:
         """What the names of the server's regions in /dev/shm begin with."""
         return self.path.name + "-"

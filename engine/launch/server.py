@@ -18,6 +18,7 @@ from engine.launch import child, server_log
 from engine.launch.environment import effective_config, server_environment, settings_variables
 from engine.launch.errors import ServerStartError, StageDiedError
 from engine.launch.installation import find_tritonserver
+from engine.launch.log_file import LogFile
 from engine.launch.model_configs import ENSEMBLE
 from engine.launch.ports import Endpoint, require_free
 from engine.launch.processes import kill_all, remove_environment, uninterrupted
@@ -30,7 +31,6 @@ _EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
 _KILL_AFTER_S = 10
 _KILL_LOADING_AFTER_S = 1  # tritonserver heeds no signal before its models are loaded
 _POLL_S = 0.1
-_LOG_BYTES = 4 << 20
 
 OnLine = Callable[[str], None]
 
@@ -52,6 +52,7 @@ class TritonServer:
         settings: fields of EngineConfig that override `engine.json` and the environment.
         arguments: further flags for tritonserver, verbatim.
         repository: another model repository than Trident's own.
+        host: the address that each service listens on that `arguments` give none; 0.0.0.0 is all.
         ports: 0 chooses a free port for each service that `arguments` give no port.
         environ: the environment to start from.
         start_timeout_s: how long loading may take; None waits as long as the server lives.
@@ -75,6 +76,7 @@ class TritonServer:
         *,
         arguments: Sequence[str] = (),
         repository: Path | None = None,
+        host: str = flags.DEFAULT_HOST,
         ports: int | None = None,
         environ: Mapping[str, str] = os.environ,
         start_timeout_s: float | None = None,
@@ -86,7 +88,7 @@ class TritonServer:
         self.config = effective_config(self._repository, {**environ, **self._settings})
         self.model = self.config.served_model_name or ENSEMBLE
         flags.check(arguments)
-        self.endpoints, filled = flags.endpoints(arguments, default_port=ports)
+        self.endpoints, filled = flags.endpoints(arguments, ports, host)
         self.administration_open = is_administration_open(arguments, environ)
         self._arguments = secured(filled, environ)
         self.tls = has_tls(self._arguments)
@@ -95,9 +97,11 @@ class TritonServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._run: RunDirectory | None = None
         self._log = ""
+        self._log_file: LogFile | None = None
         self._started = 0.0  # seconds since the epoch
         self._prepared = False
         self._ready = False
+        self._failed = False
 
     @property
     def grpc_url(self) -> str:
@@ -117,17 +121,15 @@ class TritonServer:
     @property
     def log(self) -> str:
         """What the server has said since it was started, its last 4 MiB at most."""
-        if self._run is not None and self._run.log.exists():
-            with self._run.log.open("rb") as file:
-                file.seek(max(0, self._run.log.stat().st_size - _LOG_BYTES))
-                self._log = file.read().decode("utf-8", errors="replace")
+        if self._run is not None and self._log_file is not None:
+            self._log = self._log_file.tail()
         return self._log
 
     @property
     def log_path(self) -> Path:
-        """The file that the running server logs to; gone after `stop`."""
-        assert self._run is not None, "the server has not been started"
-        return self._run.log
+        """The file that the server logs to. After `stop` it is there if the server failed."""
+        assert self._log_file is not None, "the server has not been started"
+        return self._log_file.path
 
     @property
     def pid(self) -> int:
@@ -169,7 +171,8 @@ class TritonServer:
         try:
             self._launch()
             self._wait_until_ready()
-        except BaseException:
+        except BaseException as error:
+            self._failed = isinstance(error, ServerStartError)
             self.stop()
             raise
 
@@ -187,15 +190,17 @@ class TritonServer:
             self._report()
             if watch is not None and watch.has_lost_one():
                 self._ready = False  # what is in flight will never end: `stop` need not wait for it
+                self._failed = True
                 raise StageDiedError("a model stage of tritonserver has died")
             time.sleep(_POLL_S)
         self._report()
         return status
 
     def stop(self) -> None:
-        """End the server and remove all it left. Repeatable; interrupts wait meanwhile."""
+        """End it; remove all it left, but the log of one that failed. Repeatable, uninterrupted."""
         with uninterrupted():
             if self._process is not None:
+                self._failed |= self._process.poll() is not None  # nobody told it to end
                 self._process.terminate()
                 try:
                     self._process.wait(_KILL_AFTER_S if self._ready else _KILL_LOADING_AFTER_S)
@@ -203,14 +208,16 @@ class TritonServer:
                     self._process.kill()
                     self._process.wait()
             if self._run is not None:
-                _ = self.log  # kept for who asks why it failed
+                _ = self.log  # reads it a last time
                 kill_all(self._run.path.name)
                 self._run.remove()
                 self._run = None
+                if self._log_file is not None and not self._failed:
+                    self._log_file.remove()
             if self._process is not None and self._process.returncode != 0:
                 remove_environment(self._started)
             self._process = None
-            self._prepared = self._ready = False
+            self._prepared = self._ready = self._failed = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -256,8 +263,9 @@ class TritonServer:
     def _launch(self) -> None:
         self._run = run = RunDirectory()
         command, environment = self._command(run)
+        self._log_file = LogFile(run.path.name)
         self._started = time.time()
-        with run.log.open("ab") as log:  # appending, so that its reader may cut it
+        with self._log_file.open() as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
                 env=environment,
@@ -268,10 +276,10 @@ class TritonServer:
                 # Ctrl-C in the terminal is for the launcher, which then stops the server.
                 start_new_session=True,
             )
-        self._reader = server_log.LogReader(run.log)
 
     def _report(self) -> None:
-        for line in self._reader.lines():
+        assert self._log_file is not None
+        for line in self._log_file.lines():
             self._on_line(line)
 
     def _wait_until_ready(self) -> None:
@@ -281,12 +289,11 @@ class TritonServer:
             self._report()
             if self._process.poll() is not None:
                 self._report()
-                raise ServerStartError(*server_log.failure(self.log))
+                raise ServerStartError(*server_log.failure(self.log), self.log_path)
             if time.monotonic() > deadline:
-                raise ServerStartError(
-                    f"the server was not ready after {self._start_timeout_s:g} s",
-                    "its last words: " + (self.log.strip().splitlines() or ["none"])[-1],
-                )
+                last = (self.log.strip().splitlines() or ["nothing"])[-1]
+                reason = f"the server was not ready after {self._start_timeout_s:g} s"
+                raise ServerStartError(reason, f"it said last: {last}", self.log_path)
             time.sleep(_POLL_S)
         self._ready = True
         self._report()

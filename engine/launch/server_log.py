@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 _TRITON = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+):\d+\] ?(.*)", re.DOTALL)
 # What our models log, through Python's logging, with log_format=text.
@@ -125,29 +123,3 @@ def _own_words(text: str) -> str:
     return re.sub(
         r"^failed to load '\w+' version \d+: [A-Z][\w ]*: (Triton\w*Exception: )?", "", message
     ).strip()
-
-
-class LogReader:
-    """Reads a log file as it grows, and keeps it from filling the disk.
-
-    Args:
-        path: the file; it must be written to in append mode.
-        max_bytes: when more has been read, the file is emptied.
-    """
-
-    def __init__(self, path: Path, max_bytes: int = 64 << 20) -> None:
-        self._path = path
-        self._max_bytes = max_bytes
-        self._position = 0
-
-    def lines(self) -> Sequence[str]:
-        """Return the complete lines that were added since the last call."""
-        with self._path.open("r+b") as file:
-            file.seek(self._position)
-            content = file.read()
-            complete = content[: content.rfind(b"\n") + 1]
-            self._position += len(complete)
-            if self._position > self._max_bytes and len(complete) == len(content):
-                file.truncate(0)  # what is written at this very moment is lost
-                self._position = 0
-        return complete.decode("utf-8", errors="replace").splitlines()

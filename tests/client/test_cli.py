@@ -32,9 +32,9 @@ class TestServe:
         """What `trident serve` hands to the launcher."""
         seen: dict[str, Any] = {}
 
-        def serve(settings: Any, arguments: Any, repository: Any, console: Console) -> int:
+        def serve(settings: Any, arguments: Any, host: str, repository: Any, _: Console) -> int:
             given = {name: value for name, value in settings.items() if value is not None}
-            seen.update(settings=given, arguments=list(arguments), repository=repository)
+            seen.update(settings=given, arguments=list(arguments), host=host, repository=repository)
             return 0
 
         monkeypatch.setattr(serve_command, "serve", serve)
@@ -55,8 +55,24 @@ class TestServe:
                 "gpu_memory_utilization": "0.5",
             },
             "arguments": ["--http-port", "9000", "--log-verbose=1", "--grpc-port", "0"],
+            "host": "127.0.0.1",
             "repository": Path("/r"),
         }
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            "/m --max-num-seqs 8 --http-port 9000 --host 0.0.0.0",
+            "--host=0.0.0.0 --http-port 9000 --max-num-seqs 8 /m",
+            "--http-port 9000 /m --max-num-seqs 8 --host 0.0.0.0 --model /m",
+        ],
+    )
+    def test_model_without_a_flag(self, served: dict[str, Any], arguments: str) -> None:
+        result = CliRunner().invoke(cli.app, ["serve", *arguments.split()])
+        assert result.exit_code == 0, result.output
+        assert served["settings"] == {"model": "/m", "max_num_seqs": "8"}
+        assert served["arguments"] == ["--http-port", "9000"]
+        assert served["host"] == "0.0.0.0"
 
     def test_help_lists_every_setting(self) -> None:
         output = CliRunner().invoke(cli.app, ["serve", "--help"]).output
@@ -70,7 +86,8 @@ class TestServe:
             (["--max-num-seqs", "0"], "max_num_seqs"),
             (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),
             (["--http-port", "http"], "--http-port"),
-            (["model"], "--model model"),
+            (["m", "--model", "n"], "two models: m and --model n"),
+            (["m", "--http-port", "1", "n"], "one model at a time, got m and n"),
             (["--model-repository", "/nonexistent"], "/nonexistent"),
         ],
     )

@@ -142,9 +142,26 @@ class TestTritonServer:
             start_timeout_s=1,
             environ={**os.environ, "SCRIPT_LOAD_S": "60"},
         )
-        with pytest.raises(ServerStartError, match="not ready after 1 s"):
+        with pytest.raises(ServerStartError, match="not ready after 1 s") as caught:
             server.start()
         assert "loading: ensemble:1" in server.log
+        assert str(server.log_path) in caught.value.hint
+        assert server.log_path.read_text() == server.log
+
+    def test_the_log_of_a_server_that_was_stopped_is_removed(self, repository: Path) -> None:
+        with TritonServer(repository=repository, ports=0) as server:
+            assert server.log_path.exists()
+        assert not server.log_path.exists()
+        assert "loading the script" in server.log
+
+    def test_only_this_machine_reaches_it(self, server: TritonServer) -> None:
+        listening = {
+            connection.laddr.port: connection.laddr.ip.removeprefix("::ffff:")
+            for connection in psutil.Process(server.pid).net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        for endpoint in server.endpoints.values():
+            assert listening[endpoint.port] == "127.0.0.1"
 
 
 class Launcher:
@@ -159,7 +176,7 @@ class Launcher:
                 *["--model-repository", str(repository)],
             ],
             cwd=ROOT,
-            env={**os.environ, "TMPDIR": str(folder), **environ},
+            env={**os.environ, "TMPDIR": str(folder), "XDG_STATE_HOME": str(folder), **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -203,6 +220,13 @@ def _nothing_left(run_id: str, folder: Path) -> bool:
     return not (_processes(run_id) or regions or list(folder.glob("trident-*")))
 
 
+def _kept_log(output: str, folder: Path) -> str:
+    """Return the content of the log that `output` names, the only one that is left."""
+    (named,) = re.findall(r"^ *log: (.+)$", output, re.MULTILINE)
+    assert list((folder / "trident").iterdir()) == [Path(named)]
+    return Path(named).read_text()
+
+
 @pytest.fixture
 def launch(repository: Path, tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
     launched: list[Launcher] = []
@@ -236,6 +260,7 @@ class TestServeCommand:
         status, rest = launcher.end(signal.SIGTERM)
         assert status == 0, rest
         assert _nothing_left(run_id, tmp_path)
+        assert not list((tmp_path / "trident").iterdir())
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_interrupted_while_loading(
@@ -254,6 +279,7 @@ class TestServeCommand:
         assert status == 1
         assert "trident: /m: config.json is missing\n  --model takes a folder" in output
         assert not list(tmp_path.glob("trident-*"))
+        assert "config.json is missing" in _kept_log(output, tmp_path)
 
     def test_flag_that_tritonserver_does_not_know(self, launch: Callable[..., Launcher]) -> None:
         status, output = launch("--frobnicate=3").end()
@@ -272,6 +298,7 @@ class TestServeCommand:
         assert status == 1
         assert "tritonserver died" in output
         assert _nothing_left(run_id, tmp_path)
+        assert "loading the script" in _kept_log(output, tmp_path)
 
     def test_killed_launcher_takes_the_server_with_it(
         self, launch: Callable[..., Launcher], tmp_path: Path
@@ -281,7 +308,8 @@ class TestServeCommand:
         run_id = launcher.run_id()
         launcher.end(signal.SIGKILL)
         assert _eventually(lambda: not _processes(run_id))
-        # What remains in the file system goes with the next start.
+        assert "loading the script" in (tmp_path / "trident" / f"{run_id}.log").read_text()
+        # What else remains in the file system goes with the next start.
         again = launch(SCRIPT_FAIL="no")
         again.end()
         assert _nothing_left(run_id, tmp_path)
@@ -307,3 +335,4 @@ def test_a_stage_that_dies_is_noticed(repository: Path, monkeypatch: pytest.Monk
         stages[0].kill()
         with pytest.raises(StageDiedError, match="a model stage of tritonserver has died"):
             server.follow()
+    assert server.log_path.exists()

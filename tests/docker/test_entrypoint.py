@@ -55,7 +55,7 @@ class TestScript:
         done = run("--model", "/models/a b", path=programs)
         assert (done.returncode, done.stdout) == (
             0,
-            "trident serve --model /models/a b key= file=\n",
+            "trident serve --host 0.0.0.0 --model /models/a b key= file=\n",
         )
 
     def test_another_program(self, programs: Path) -> None:
@@ -65,7 +65,7 @@ class TestScript:
         secret = tmp_path / "key"
         secret.write_text(f"{KEY}\n")
         done = run(path=programs, TRIDENT_ADMIN_KEY_FILE=str(secret))
-        assert done.stdout == f"trident serve key={KEY} file=\n"
+        assert done.stdout == f"trident serve --host 0.0.0.0 key={KEY} file=\n"
 
     def test_key_file_that_is_none(self, programs: Path, tmp_path: Path) -> None:
         empty = tmp_path / "empty"
@@ -115,6 +115,7 @@ class Container:
                 **os.environ,
                 "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
                 "TMPDIR": str(folder),
+                "XDG_STATE_HOME": str(folder),
                 "TRIDENT_ADMIN_KEY_FILE": str(folder / "key"),
                 "TRIDENT_SSL_CERTFILE": str(folder / "server.crt"),
                 "TRIDENT_SSL_KEYFILE": str(folder / "server.key"),
@@ -182,7 +183,7 @@ class TestServer:
     def test_the_key_is_told_to_nobody(self, container: Container) -> None:
         assert "wants the header admin-key" in container.output
         assert KEY not in container.output
-        (log,) = container.folder.glob("trident-*/tritonserver.log")
+        (log,) = container.folder.glob("trident/*.log")
         assert KEY not in log.read_text()
 
     def test_a_body_beyond_the_usual_stack(self, container: Container) -> None:
@@ -214,3 +215,4 @@ class TestServer:
         output, _ = container.process.communicate(timeout=60)
         assert container.process.returncode == 0, output
         assert not list(container.folder.glob("trident-*"))
+        assert not list(container.folder.glob("trident/*"))

@@ -49,7 +49,42 @@ def test_port_0_is_a_free_one_that_tritonserver_is_told() -> None:
 def test_addresses_as_tritonserver_takes_them() -> None:
     services, _ = flags.endpoints(["--http-address", "127.0.0.1"])
     assert services["http"].address == services["metrics"].address == "127.0.0.1"
-    assert services["grpc"].address == "0.0.0.0"
+    assert services["grpc"].address == "127.0.0.1"
+
+
+def test_only_this_machine_unless_told_otherwise() -> None:
+    for host in (None, "0.0.0.0", "10.0.0.1"):
+        services, arguments = flags.endpoints([], **({} if host is None else {"host": host}))
+        for name, endpoint in services.items():
+            assert endpoint.address == (host or "127.0.0.1")
+            assert flags.value_of(arguments, f"--{name}-address") == endpoint.address
+
+
+def test_an_address_of_its_own_goes_before_the_host() -> None:
+    services, arguments = flags.endpoints(["--http-address=127.0.0.1"], host="0.0.0.0")
+    addresses = {name: endpoint.address for name, endpoint in services.items()}
+    assert addresses == {"http": "127.0.0.1", "grpc": "0.0.0.0", "metrics": "127.0.0.1"}
+    assert flags.value_of(arguments, "--http-address") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "left"),
+    [
+        ([], None, []),
+        (["/models/a b"], "/models/a b", []),
+        (["m", "--http-port", "1"], "m", ["--http-port", "1"]),
+        (["--http-port", "1", "m"], "m", ["--http-port", "1"]),
+        (["--http-port=1", "m", "--log-verbose=1"], "m", ["--http-port=1", "--log-verbose=1"]),
+        (["--cache-config", "-1"], None, ["--cache-config", "-1"]),
+    ],
+)
+def test_split_model(words: list[str], model: str | None, left: list[str]) -> None:
+    assert flags.split_model(words) == (model, left)
+
+
+def test_two_models() -> None:
+    with pytest.raises(ServerStartError, match="one model at a time, got a and b"):
+        flags.split_model(["a", "--http-port", "1", "b"])
 
 
 @pytest.mark.parametrize("port", ["x", "-1", "65536", "8e3", ""])
@@ -71,7 +106,6 @@ def test_every_setting_has_flags() -> None:
         (["--model-repository=/x"], "--model-repository is set by trident"),
         (["--backend-directory", "/x"], "--backend-directory is set by trident"),
         (["--max-num-seq", "3"], "unknown flag --max-num-seq"),
-        (["qwen"], "unexpected argument 'qwen'"),
     ],
 )
 def test_refused(arguments: list[str], text: str) -> None:

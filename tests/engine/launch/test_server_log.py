@@ -1,11 +1,8 @@
 """Reading tritonserver's log."""
 
-from pathlib import Path
-
 import pytest
 
 from engine.launch import server_log
-from tests.engine.launch.installations import touch
 
 LOAD_FAILURE = r"""
 E1120 16:37:07.834479 57 server.cc:241] "CudaDriverHelper has not been initialized."
@@ -89,25 +86,3 @@ class TestServerLog:
     )
     def test_other_failures(self, log: str, reason: str) -> None:
         assert server_log.failure(log)[0] == reason
-
-    def test_reader_returns_complete_lines_once(self, tmp_path: Path) -> None:
-        path = touch(tmp_path / "log", b"a\nb")
-        reader = server_log.LogReader(path)
-        assert reader.lines() == ["a"]
-        assert reader.lines() == []
-        with path.open("ab") as file:
-            file.write("ü\nc".encode())
-        assert reader.lines() == ["bü"]
-
-    def test_reader_keeps_the_file_small_and_loses_nothing(self, tmp_path: Path) -> None:
-        path = tmp_path / "log"
-        reader = server_log.LogReader(path, max_bytes=100)
-        seen: list[str] = []
-        with path.open("ab", buffering=0) as file:
-            for number in range(100):
-                file.write(b"line %d\npart" % number)
-                seen += reader.lines()
-                file.write(b"\n")
-                seen += reader.lines()
-                assert path.stat().st_size < 120
-        assert seen == [text for number in range(100) for text in (f"line {number}", "part")]

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import random
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -69,7 +70,9 @@ async def fuzz(server: TritonServer, *, seed: int, requests: int) -> Result:
     """Send `requests` malformed requests, several at a time."""
     result = Result()
     before = Tree.of(server.pid).members()
-    judge = Judge([model_repository(), server.log_path.parent, Path(server.config.model)])
+    run_directories = Path(tempfile.gettempdir()) / "trident-"
+    secrets = [model_repository(), run_directories, server.log_path.parent]
+    judge = Judge([*secrets, Path(server.config.model)])
     async with Desk(server) as desk, Wire(server.grpc_url, server.http_url) as wire:
         good = GoodStreams(desk, NUM_GOOD_STREAMS, Gate())
         async with good.running():

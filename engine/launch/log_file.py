@@ -1,0 +1,143 @@
+"""The file that a server logs to. It outlives a server that fails; the last few are kept.
+
+It lies in `$XDG_STATE_HOME/trident` (`~/.local/state/trident`), or where that cannot be written to,
+in `trident.<user id>` in the temporary directory. The server's processes inherit a lock on it, by
+which a running server's file is known from one that was left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.launch.errors import ServerStartError
+
+_SUFFIX = ".log"
+_EARLIER = ".1"
+_NUM_KEPT = 5  # logs of servers that have ended
+_MAX_BYTES = 32 << 20
+_TAIL_BYTES = 4 << 20
+
+
+class LogFile:
+    """The log of one server, made at construction.
+
+    Args:
+        name: of the run, which no other one has.
+        max_bytes: when more has been read, the content becomes the file `PATH.1` in place of an
+            earlier one, and the file begins anew.
+
+    Attributes:
+        path: the file.
+
+    Raises:
+        ServerStartError: there is no directory for it.
+    """
+
+    def __init__(self, name: str, max_bytes: int = _MAX_BYTES) -> None:
+        directory = log_directory()
+        _remove_old(directory)
+        self.path = directory / f"{name}{_SUFFIX}"
+        self._max_bytes = max_bytes
+        self._position = 0
+
+    def open(self) -> BinaryIO:
+        """Open the file for the server to write to, with the lock."""
+        # Appending: when the file begins anew, so does its writer.
+        file = self.path.open("ab")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+    def lines(self) -> Sequence[str]:
+        """Return the complete lines that were added since the last call."""
+        with self.path.open("r+b") as file:
+            file.seek(self._position)
+            content = file.read()
+            complete = content[: content.rfind(b"\n") + 1]
+            self._position += len(complete)
+            if self._position > self._max_bytes and len(complete) == len(content):
+                shutil.copyfile(self.path, f"{self.path}{_EARLIER}")
+                file.truncate(0)  # what is written at this very moment is lost
+                self._position = 0
+        return complete.decode("utf-8", errors="replace").splitlines()
+
+    def tail(self) -> str:
+        """Return what the server has said, its last 4 MiB at most; empty if the file is gone."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                return file.read().decode("utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def remove(self) -> None:
+        """Delete it: the server has ended as it was told to."""
+        _unlink(self.path)
+
+
+def log_directory() -> Path:
+    """Return the directory of all logs, made if need be.
+
+    Raises:
+        ServerStartError: there is none that only this user can write to.
+    """
+    candidates = list(_directories())
+    for directory in candidates:
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = directory.lstat()
+        except OSError:
+            continue
+        is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+        if is_ours and os.access(directory, os.W_OK | os.X_OK):
+            return directory
+    raise ServerStartError(
+        f"no directory for the server's log: {' and '.join(map(str, candidates))} cannot be used",
+        "name one that you can write to with XDG_STATE_HOME",
+    )
+
+
+def _directories() -> Iterator[Path]:
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # the standard says to ignore such
+        state = os.path.expanduser("~/.local/state")
+    if os.path.isabs(state):
+        yield Path(state) / "trident"
+    yield Path(tempfile.gettempdir()) / f"trident.{os.getuid()}"
+
+
+def _remove_old(directory: Path) -> None:
+    """Delete the logs of servers that have ended, but the last few."""
+    ended = [path for path in directory.glob(f"*{_SUFFIX}") if not _is_in_use(path)]
+    ended.sort(key=_modified)
+    for path in ended[:-_NUM_KEPT]:
+        _unlink(path)
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    Path(f"{path}{_EARLIER}").unlink(missing_ok=True)
