@@ -3,7 +3,6 @@
 import os
 import pty
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -14,11 +13,14 @@ pytestmark = pytest.mark.server
 COMMAND = [sys.executable, "-c", "from client.cli import main; main()", "demo"]
 
 
-def run_in_terminal(interrupt_after: bytes | None) -> tuple[int, str]:
-    """Run the demo in a pseudo-terminal; press Ctrl-C when the text has appeared."""
+def run_in_terminal(interrupt_after: bytes | None, folder: Path) -> tuple[int, str]:
+    """Run the demo in a pseudo-terminal; press Ctrl-C when the text has appeared.
+
+    `folder` is its temporary directory.
+    """
     pid, terminal = pty.fork()
     if pid == 0:  # the child
-        os.environ.update(COLUMNS="120", LINES="40", TERM="xterm-256color")
+        os.environ.update(COLUMNS="120", LINES="40", TERM="xterm-256color", TMPDIR=str(folder))
         os.execv(COMMAND[0], COMMAND)
     shown = b""
     while True:
@@ -39,13 +41,11 @@ def run_in_terminal(interrupt_after: bytes | None) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("interrupt_after", "status"), [(None, 0), (b"over gRPC", 130), (b"Starting", 130)]
 )
-def test_it_ends_cleanly(interrupt_after: bytes | None, status: int) -> None:
-    before = {path.name for path in Path(tempfile.gettempdir()).glob("trident-*")}
-    found, shown = run_in_terminal(interrupt_after)
+def test_it_ends_cleanly(interrupt_after: bytes | None, status: int, tmp_path: Path) -> None:
+    found, shown = run_in_terminal(interrupt_after, tmp_path)
     assert "Traceback" not in shown
     assert found == status
     if status == 0:
         assert "all at once" in shown
         assert "一、二、三" in shown
-    after = {path.name for path in Path(tempfile.gettempdir()).glob("trident-*")}
-    assert after <= before
+    assert not list(tmp_path.glob("trident-*"))
