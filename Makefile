@@ -44,10 +44,10 @@ LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line wi
 SELECT := not large
 PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
 
-with-server: develop
+with-server: develop  ## The tests that drive tritonserver
 	$(PYTEST) -m 'server and ($(SELECT))'
 
-without-server: develop
+without-server: develop  ## All other tests
 	$(PYTEST) -m 'not server and ($(SELECT))' --ignore=tests/aot
 	@$(MAKE) --no-print-directory SELECT='$(SELECT)' interpreted compiled
 
@@ -68,7 +68,7 @@ clean:  ## Remove the virtual environment and caches
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' $(firstword $(MAKEFILE_LIST)) \
-	  | while IFS=: read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
+	  | while IFS=: read -r target text; do printf '  make %-14s %s\n' "$$target" "$$text"; done
 
 # They are for the CPU and need a compiler; without them torch's operations serve. Without the
 # stamp it is tried again: a compiler may have come meanwhile.

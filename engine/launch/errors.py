@@ -23,4 +23,4 @@ class ServerStartError(TridentError):
 
     def __init__(self, message: str, hint: str = "", log: Path | None = None) -> None:
         super().__init__(message)
-        self.hint = "\n  ".join(filter(None, [hint, log and f"log: {log}"]))
+        self.hint = "\n  ".join(filter(None, [hint, f"log: {log}" if log else ""]))
