@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-# Bounds are checked where a message is read: anybody may send one to the detokenizer.
+# Bounds are checked where a message is decoded: any client may send `ResponseOptions`.
 Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**32)]
 

@@ -96,7 +96,7 @@ _OF_VLLM = {
     "num_output_tokens": Tensor("num_output_tokens", "UINT32", -1),
 }
 
-# What the tokenizer hands to the engine; clients that tokenise themselves give it directly.
+# What the tokenizer sends to the engine; clients that tokenise themselves give it directly.
 ENGINE_REQUEST = [
     Tensor("input_ids", "INT32", -1),
     Tensor("sampling_parameters", "STRING"),

@@ -1,9 +1,8 @@
 """The link between the engine stub and the detokenizer stub, beside Triton's tensors.
 
-Towards the detokenizer goes proof that a message comes from the engine stub: anybody may call the
-model `detokenizer` with bytes of his own. Towards the engine go cancellations: a cancel of an
-ensemble request reaches only the step that runs then, which is the detokenizer, and Triton never
-tells the engine.
+To the detokenizer it carries proof that a message comes from the engine stub, because any client
+may call the model `detokenizer` with bytes of its own. To the engine it carries cancellations: a
+cancel of an ensemble request reaches only the step that runs then, which is the detokenizer.
 
 The engine stub listens on a datagram socket in the abstract namespace, so no file is left behind.
 Each message starts with the name of that socket, from which the detokenizer gets the key of the
@@ -46,7 +45,7 @@ class ForgedMessageError(ValueError):
 
 
 class EngineEnd:
-    """The engine stub's end: seals messages, and hands each cancelled uid to `on_cancel`.
+    """The engine stub's end: seals messages, and calls `on_cancel` with each cancelled uid.
 
     `on_cancel` is called in a thread of the link's own.
     """

@@ -1,4 +1,4 @@
-"""What the three Python models share: Triton's requests and responses, and our own types.
+"""Conversions between Triton's requests and responses and our types, for all three Python models.
 
 Importable only inside Triton's Python backend, which provides `triton_python_backend_utils`.
 """
@@ -96,7 +96,7 @@ def input_tensors(request: Any) -> Tensors:
 def request_id(request: Any) -> str:
     """Return the request's id; empty if it has none.
 
-    Over HTTP's generate, release 24.10 hands on an `id` as a parameter.
+    Over HTTP's generate, release 24.10 passes an `id` as a request parameter.
     """
     return request.request_id() or str(request_parameters(request).get("id", ""))
 

@@ -28,7 +28,7 @@ def decode_message(data: memoryview, link: DetokenizerEnd) -> DetokenizerInput:
     """Return what the engine sent to the detokenizer; nothing is decoded that it did not make.
 
     Raises:
-        RequestError: somebody else made the message.
+        RequestError: the engine stub of this server did not make the message.
     """
     try:
         return _DECODER.decode(link.open(data))
@@ -37,7 +37,7 @@ def decode_message(data: memoryview, link: DetokenizerEnd) -> DetokenizerInput:
 
 
 class Postprocessor:
-    """Makes text of tokens. Keeps nothing between responses."""
+    """Turns tokens into text. Keeps no state between responses."""
 
     def __init__(self, tokenizer: Tokenizer, block_size: int) -> None:
         """`block_size` is the engine's, in tokens."""
@@ -47,7 +47,7 @@ class Postprocessor:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Postprocessor:
-        """Load the tokenizer that `config` names; raises `TridentError` if it cannot be had."""
+        """Load the tokenizer that `config` names; raises `TridentError` if it cannot be loaded."""
         return cls(load_tokenizer(config), config.block_size)
 
     def __call__(self, message: DetokenizerInput) -> dict[str, Array]:

@@ -49,7 +49,7 @@ class TokenizedRequest:
 
 
 class Preprocessor:
-    """Tokenises prompts and settles the sampling parameters. Immutable."""
+    """Tokenises prompts and validates sampling parameters. Immutable."""
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ def parse_inputs(
     Args:
         tensors: by name, shaped [1] or [1, 1], lists [N] or [1, N].
         parameters: the request parameters; scalars.
-        timeout_us: the timeout of the request itself, for want of a tensor; 0 means none.
+        timeout_us: of the Triton request, used if there is no input `timeout`; 0 means none.
 
     Raises:
         UnsupportedError: an input that Trident does not implement yet.
