@@ -14,17 +14,22 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+ENCODING_ERRORS = "strict"
 _FORMATS = {"BOOL": "<?", "INT32": "<i", "UINT64": "<Q"}
 
 
 @dataclass
 class Piece:
-    """One response: `texts` by sequence index; None is a response without data."""
+    """One response: `texts` by sequence index; None is a response without data.
+
+    `logprobs` is the JSON of that output, one for each text.
+    """
 
     texts: dict[int, str] | None
     finished: tuple[int, ...] = ()
     final: bool = False
     delay_s: float = 0.0
+    logprobs: tuple[str, ...] = ()
 
 
 HELLO = [
@@ -59,7 +64,9 @@ class Call:
 
 @dataclass
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
-    """Attributes: what it answers, `first` to the first requests; and what it has seen.
+    """Attributes: what it answers, and what it has seen.
+
+    `first` are the answers to the first requests, `stop_answer` is that to a request to stop.
 
     `requests` are the inputs of what the ensemble was asked to complete, `stopped` the ids of what
     it was asked to end, `calls` are all calls. `health` is the
@@ -69,6 +76,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
     url: str = ""
     max_batch_size: int = 1
     first: list[Answer] = field(default_factory=list)
+    stop_answer: Answer = field(
+        default_factory=lambda: Answer([Piece({0: ""}, finished=(0,), final=True)])
+    )
     health: str = '{"state": "ready", "num_in_flight": 3, "of the future": [1]}'
     health_error: str = ""
     ready: bool = True
@@ -98,9 +108,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
             return
         if inputs.get("stop") and not (self.error or self.error_message):
             self.stopped.add(request.id)
-            yield _response(Piece({0: ""}, finished=(0,), final=True))
-            return
-        answer = self.first.pop(0) if self.first else self
+            answer = self.stop_answer
+        else:
+            answer = self.first.pop(0) if self.first else self
         answered = threading.Event()
         # The end of the call may find this generator between two responses, never to go on.
         context.add_callback(lambda: None if answered.is_set() else self.cancelled.set())
@@ -155,7 +165,7 @@ def _response(piece: Piece) -> Any:
     response.infer_response.parameters["triton_final_response"].bool_param = piece.final
     if piece.texts is None:
         return response
-    texts = [text.encode() for text in piece.texts.values()]
+    texts = [text.encode(errors=ENCODING_ERRORS) for text in piece.texts.values()]
     reasons = [b"stop" if index in piece.finished else b"None" for index in piece.texts]
     _add(response, "text_output", "BYTES", _bytes(texts), len(texts))
     _add(response, "finish_reason", "BYTES", _bytes(reasons), len(texts))
@@ -163,6 +173,9 @@ def _response(piece: Piece) -> Any:
     counts = [len(text.split()) for text in piece.texts.values()]
     _add(response, "num_output_tokens", "INT32", _ints(counts), len(texts))
     _add(response, "num_input_tokens", "INT32", _ints([7]), 1)
+    if piece.logprobs:
+        contents = [each.encode() for each in piece.logprobs]
+        _add(response, "logprobs", "BYTES", _bytes(contents), len(contents))
     return response
 
 
