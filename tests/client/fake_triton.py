@@ -86,6 +86,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
     calls: list[Call] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
     num_config_calls: int = 0
+    configured: set[str] = field(default_factory=set)
     cancelled: threading.Event = field(default_factory=threading.Event)
     stopped: set[str] = field(default_factory=set)
 
@@ -94,6 +95,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
 
     def ModelConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         self.num_config_calls += 1
+        self.configured.add(request.name)
         response = service_pb2.ModelConfigResponse()
         response.config.max_batch_size = self.max_batch_size
         return response
@@ -147,7 +149,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
         seconds = context.time_remaining()
         peer = context.peer()
         self.calls.append(Call(values, request.model_name, request.id, headers, seconds, peer))
-        if request.model_name == "ensemble" and "stop" not in values:
+        if request.model_name != "engine" and "stop" not in values:
             self.requests.append(values)
         return values
 

@@ -100,6 +100,14 @@ class TestOptions:
         triton.pieces = ANSWER
         assert CliRunner().invoke(cli.app, ["run", "hi"]).output == "Hello 🚀\n"
 
+    def test_the_name_of_the_model(
+        self, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run(triton, "hi", "--served-model-name", "mine")
+        monkeypatch.setenv("TRIDENT_SERVED_MODEL_NAME", "yours")
+        run(triton, "hi")
+        assert [call.model for call in triton.calls if call.model != "engine"] == ["mine", "yours"]
+
     def test_system_needs_the_template(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert main(monkeypatch, "run", "hi", "--raw", "--system", "Be kind.") == 2
 

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import client
+from client import errors
 from tests.client.fake_triton import HELLO, FakeTriton
 
 ROOT = Path(client.__file__).parents[1]
@@ -76,3 +78,25 @@ def test_serve_without_engine_says_so_in_a_line() -> None:
     assert result.returncode == 1
     message = "trident: trident serve needs the Python package engine, which is missing here\n"
     assert result.stderr == message
+
+
+def test_types_are_for_others_too() -> None:
+    """py.typed is there and goes into the wheel, which takes what git tracks of its packages."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "client/py.typed"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert tracked.stdout == "client/py.typed\n"
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        wheel = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert "client" in wheel["packages"]
+    assert not [each for each in wheel.get("exclude", []) if "client" in each or "py.typed" in each]
+
+
+def test_every_error_is_exported() -> None:
+    own = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.TridentClientError)
+    }
+    assert len(own) > 10
+    assert own <= set(client.__all__)

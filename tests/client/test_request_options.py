@@ -81,6 +81,17 @@ class TestPriority:
             client.generate("a", priority=priority)
 
 
+def test_the_name_of_the_model(triton: FakeTriton, connect: Connect) -> None:
+    triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
+    with connect(triton.url, model="vllm_model") as client:
+        chunks = client.stream("a")
+        next(chunks)
+        chunks.close()  # type: ignore[attr-defined]
+    assert [call.model for call in triton.calls] == ["vllm_model"] * 2
+    assert triton.stopped
+    assert triton.configured == {"vllm_model"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
