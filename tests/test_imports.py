@@ -1,4 +1,7 @@
-"""Which files import which, read from their source: also inside functions and for types alone."""
+"""Which files import which, read from their source: also inside functions and for types alone.
+
+And how long they are.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("engine", "kernels", "client", "model_repository")
+MAX_LINES = 300
 
 # The computation imports only what is to its left, and nothing of the processes around it.
 _LAYERED = ("engine.layers", "engine.models", "engine.weights", "engine.execution")
@@ -97,3 +101,12 @@ def test_imports_point_one_way(package: str) -> None:
         if any(_is_in(name, forbidden) for forbidden in FORBIDDEN[package])
     ]
     assert not wrong
+
+
+def test_no_file_is_long() -> None:
+    sources = (*MODULES.values(), *(ROOT / "kernels/cpu/csrc").iterdir())
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in sources
+    }
+    assert {path: n for path, n in lengths.items() if n > MAX_LINES} == {}

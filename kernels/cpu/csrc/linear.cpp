@@ -8,173 +8,17 @@
 
 #ifdef TRIDENT_LINEAR
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <memory>
-#include <numeric>
-#include <type_traits>
-#include <vector>
 
 #include "activation.h"
+#include "linear_rows.h"
 #include "panel_product.h"
 #include "shares.h"
 
 namespace trident {
 namespace {
 
-using Ints = at::vec::Vectorized<int32_t>;
-
-constexpr int64_t kPackGrain = 1 << 15;   // minimum number of values per thread
 constexpr int64_t kBlockBytes = 1 << 20;  // of a task's rows, which stay in the cache
 constexpr int64_t kUnitLines = kColumns * 4 / 64;  // cache lines per unit of a panel
-
-// Splits the rows of x into groups of nearly equal size.
-struct Groups {
-  int64_t rows, count;
-
-  explicit Groups(int64_t rows) : rows(rows), count((rows + kMostRows - 1) / kMostRows) {}
-
-  int64_t begin(int64_t group) const {
-    return group * rows / count;
-  }
-  int64_t size(int64_t group) const {
-    return begin(group + 1) - begin(group);
-  }
-};
-
-// Writes `steps` 32-bit units of a row, converted to `Value`, at a stride of `stride`.
-template <typename Value, typename T>
-inline void scatter(const T* row, int64_t steps, int32_t* to, int64_t stride) {
-  for (int64_t k = 0; k < steps; ++k) {
-    if constexpr (std::is_same_v<T, Value>) {
-      std::memcpy(to + k * stride, row + k * (4 / sizeof(T)), 4);
-    } else {
-      to[k * stride] = std::bit_cast<int32_t>(static_cast<Value>(row[k]));
-    }
-  }
-}
-
-// Calls pack(row, to, stride) for each row; to and stride give the place of its steps in its group.
-template <typename Pack>
-void pack_groups(const Groups& groups, int64_t steps, int32_t* packed, Pack pack) {
-  const int64_t grain = std::max<int64_t>(1, kPackGrain / (steps * kMostRows));
-  at::parallel_for(0, groups.count, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t group = begin; group < end; ++group) {
-      const int64_t row = groups.begin(group), size = groups.size(group);
-      for (int64_t r = 0; r < size; ++r) {
-        pack(row + r, packed + row * steps + r, size);
-      }
-    }
-  });
-}
-
-class BFloat16Rows {
- public:
-  using Product = BFloat16Product;
-
-  template <typename A>
-  BFloat16Rows(const A& a, const Groups& groups)
-      : units(a.in_features / 2), steps(units * Product::kSteps) {
-    if (a.rows == 1 && Product::kSteps == 1) {
-      packed_ = reinterpret_cast<const int32_t*>(a.x);
-      return;
-    }
-    memory_ = std::make_unique_for_overwrite<int32_t[]>(a.rows * steps);
-    packed_ = memory_.get();
-    pack_groups(groups, steps, memory_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
-      scatter<Product::Value>(a.x + row * a.x_stride, steps, to, stride);
-    });
-  }
-
-  const int32_t* group(int64_t row) const {
-    return packed_ + row * steps;
-  }
-  Vec start(int64_t) const {
-    return Vec(0.0f);
-  }
-  Vec value(int64_t, int64_t, Vec sums) const {
-    return sums;
-  }
-
-  const int64_t units, steps;
-
- private:
-  const int32_t* packed_;
-  std::unique_ptr<int32_t[]> memory_;
-};
-
-class Int8Rows {
- public:
-  using Product = Int8Product;
-
-  template <typename A>
-  Int8Rows(const A& a, const Groups& groups)
-      : units(a.in_features / 4),
-        steps(units * Product::kSteps),
-        weight_scales_(a.scale),
-        packed_(std::make_unique_for_overwrite<int32_t[]>(a.rows * steps)),
-        scales_(std::make_unique_for_overwrite<float[]>(a.rows)),
-        starts_(std::make_unique_for_overwrite<int32_t[]>(a.rows)) {
-    pack_groups(groups, steps, packed_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
-      thread_local std::vector<Product::Value> integers;
-      integers.resize(a.in_features);
-      quantize(a.x + row * a.x_stride, a.in_features, integers.data(), row);
-      scatter<Product::Value>(integers.data(), steps, to, stride);
-    });
-  }
-
-  const int32_t* group(int64_t row) const {
-    return packed_.get() + row * steps;
-  }
-  Ints start(int64_t row) const {
-    return Ints(starts_[row]);
-  }
-  Vec value(int64_t row, int64_t column, Ints sums) const {
-    return at::vec::convert_to_fp_of_same_size<float>(sums) *
-           (Vec(scales_[row]) * widen(weight_scales_ + column));
-  }
-
-  const int64_t units, steps;
-
- private:
-  // Quantises to 127 steps of the row's largest magnitude; if that is not finite, its scale is NaN.
-  void quantize(const at::BFloat16* x, int64_t size, Product::Value* integers, int64_t row) {
-    // Magnitudes compare alike as integers and as floats, with NaN above infinity.
-    Ints largest(0);
-    for (int64_t i = 0; i < size; i += W) {
-      const Vec sizes = widen(x + i, std::min(W, size - i)).abs();
-      largest = at::vec::maximum(largest, at::vec::cast<int32_t>(sizes));
-    }
-    int32_t lanes[W];
-    largest.store(lanes);
-    const float most = std::bit_cast<float>(*std::max_element(lanes, lanes + W));
-    scales_[row] = std::isfinite(most) ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
-    const Vec per_step(most > 0.0f ? 127.0f / most : 0.0f);
-    Ints sum(0);
-    for (int64_t i = 0; i < size; i += W) {
-      const int64_t n = std::min(W, size - i);
-      const Vec rounded = (widen(x + i, n) * per_step).round();
-      const Ints whole = at::vec::convert_to_int_of_same_size(rounded);
-      sum = sum + whole;
-      whole.store(lanes);
-      if (n == W) {
-        std::copy_n(lanes, W, integers + i);  // a compile-time length
-      } else {
-        std::copy_n(lanes, n, integers + i);
-      }
-    }
-    sum.store(lanes);
-    // The contribution of the weights' zero point.
-    starts_[row] = -128 * std::accumulate(lanes, lanes + W, 0);
-  }
-
-  const float* weight_scales_;
-  std::unique_ptr<int32_t[]> packed_;
-  std::unique_ptr<float[]> scales_;
-  std::unique_ptr<int32_t[]> starts_;
-};
 
 // Epilogue: adds the bias and stores the results of a row and a panel.
 template <typename Out>

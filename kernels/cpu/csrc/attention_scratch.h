@@ -1,0 +1,57 @@
+// Memory that the threads of attention work in. For paged_attention.cpp alone.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+#include <memory>
+#include <new>
+
+#include "attention_tasks.h"
+
+namespace trident {
+namespace {
+
+struct Free {
+  void operator()(float* memory) const {
+    std::free(memory);
+  }
+};
+using Floats = std::unique_ptr<float[], Free>;
+
+// Uninitialised and aligned to cache lines.
+Floats floats(int64_t count) {
+  void* memory = std::aligned_alloc(64, round_up(count * sizeof(float), 64));
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  return Floats(static_cast<float*>(memory));
+}
+
+// Buffers of one thread.
+template <typename T>
+struct Scratch {
+  Floats memory;
+  float *query, *keys, *values, *scores, *out, *maximum, *sum, *keep;
+
+  explicit Scratch(const Layout<T>& layout) {
+    const int64_t rows = layout.queries() * layout.group;
+    const int64_t sizes[] = {
+        rows * layout.units, kKeys * layout.units, kKeys * layout.dim, rows * kKeys,
+        rows * layout.dim, rows, rows, rows};
+    float** const parts[] = {&query, &keys, &values, &scores, &out, &maximum, &sum, &keep};
+    int64_t total = 0;
+    for (const int64_t size : sizes) {
+      total += round_up(size, 16);
+    }
+    memory = floats(total);
+    float* next = memory.get();
+    for (size_t i = 0; i < std::size(sizes); ++i) {
+      *parts[i] = next;
+      next += round_up(sizes[i], 16);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace trident

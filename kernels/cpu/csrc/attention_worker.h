@@ -1,0 +1,278 @@
+// One thread's part of attention: tiles of keys and values, the online softmax, and the merging of
+// partial results. For paged_attention.cpp alone.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "attention_scratch.h"
+#include "attention_tasks.h"
+#include "kernels.h"
+#include "tile.h"
+
+namespace trident {
+namespace {
+
+// W units of a row of `dim` values, from unit u on; zero-padded.
+template <typename T>
+inline Vec load_units(const T* row, int64_t u, int64_t dim) {
+  const int64_t left = dim - u * kPerUnit<T>;
+  if constexpr (kPairs<T>) {
+    if (left >= 2 * W) {
+      return Vec::loadu(reinterpret_cast<const float*>(row + 2 * u));
+    }
+    T whole[2 * W] = {};
+    std::memcpy(whole, row + 2 * u, left * sizeof(T));
+    return Vec::loadu(reinterpret_cast<const float*>(whole));
+  } else {
+    return widen(row + u, std::min(W, left));
+  }
+}
+
+template <typename T>
+class Worker {
+ public:
+  Worker(const PagedAttention<T>& a, const Layout<T>& layout, float* partials)
+      : a_(a), layout_(layout), partials_(partials), s_(layout) {}
+
+  // `next` is the task that this worker will probably run next, or null.
+  void run(const Task& task, const Task* next) {
+    const int64_t head_rows = task.count * layout_.group, rows = task.kv_heads * head_rows;
+    const int64_t query_start = a_.query_start_loc[task.sequence];
+    const int64_t total = a_.query_start_loc[task.sequence + 1] - query_start;
+    const int64_t position = a_.seq_lens[task.sequence] - total + task.first;  // of row 0
+    if (located_ != &task) {
+      locate(task, task.key_begin);
+      for (int64_t head = 0; head < task.kv_heads; ++head) {
+        fetch(a_.key_cache, head, 0, kKeys);
+        fetch(a_.value_cache, head, 0, kKeys);
+      }
+    }
+    located_ = next;
+    pack_queries(task, query_start, rows);
+    std::fill_n(s_.maximum, rows, kNothing);
+    std::fill_n(s_.sum, rows, 0.0f);
+    std::fill_n(s_.out, rows * layout_.dim, 0.0f);
+    for (int64_t key = task.key_begin; key < task.key_end; key += kKeys) {
+      std::swap(tile_, ahead_);
+      if (key + kKeys < task.key_end) {
+        locate(task, key + kKeys);
+      } else if (next != nullptr) {
+        locate(*next, next->key_begin);
+      } else {
+        ahead_.count = 0;
+      }
+      for (int64_t head = 0; head < task.kv_heads; ++head) {
+        attend(head, head * head_rows, head_rows, key, position);
+      }
+    }
+    if (task.partial < 0) {
+      for (int64_t row = 0; row < rows; ++row) {
+        write(task, query_start, row, s_.out + row * layout_.dim, s_.sum[row]);
+      }
+    } else {
+      float* partial = partials_ + task.partial;
+      std::copy_n(s_.out, rows * layout_.dim, partial);
+      std::copy_n(s_.maximum, rows, partial + rows * layout_.dim);
+      std::copy_n(s_.sum, rows, partial + rows * (layout_.dim + 1));
+    }
+  }
+
+  // Merges the partial results of a task and the following ones, which share its queries.
+  void merge(const Task& task) {
+    const int64_t rows = task.count * layout_.group, dim = layout_.dim;
+    const int64_t size = layout_.partial_size(task.count);
+    const float* partials = partials_ + task.partial;
+    for (int64_t row = 0; row < rows; ++row) {
+      float maximum = kNothing;
+      for (int64_t part = 0; part < task.parts; ++part) {
+        maximum = std::max(maximum, partials[part * size + rows * dim + row]);
+      }
+      float sum = 0;
+      std::fill_n(s_.out, dim, 0.0f);
+      for (int64_t part = 0; part < task.parts; ++part) {
+        const float* partial = partials + part * size;
+        const float factor = std::exp(partial[rows * dim + row] - maximum);
+        sum += factor * partial[rows * (dim + 1) + row];
+        for (int64_t i = 0; i < dim; ++i) {
+          s_.out[i] += factor * partial[row * dim + i];
+        }
+      }
+      write(task, a_.query_start_loc[task.sequence], row, s_.out, sum);
+    }
+  }
+
+ private:
+  int64_t units() const {
+    return units_of<T>(a_.dim);
+  }
+
+  // Rows are ordered by KV head, query and head of the group.
+  int64_t offset(const Task& task, int64_t query_start, int64_t row) const {
+    const int64_t group = layout_.group, head_rows = task.count * group;
+    const int64_t token = query_start + task.first + row % head_rows / group;
+    const int64_t head = (task.kv_head + row / head_rows) * group + row % group;
+    return (token * a_.heads + head) * a_.dim;
+  }
+
+  void pack_queries(const Task& task, int64_t query_start, int64_t rows) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const T* query = a_.query + offset(task, query_start, row);
+      for (int64_t u = 0; u < units(); u += W) {
+        load_units(query, u, a_.dim).store(s_.query + row * layout_.units + u);
+      }
+    }
+  }
+
+  // Computes the offsets of the next tile's keys from the block table.
+  void locate(const Task& task, int64_t key) {
+    const int32_t* table = a_.block_tables + task.sequence * a_.table_stride;
+    int64_t block = key / a_.block_size, place = key % a_.block_size;
+    ahead_.kv_heads = task.kv_heads;
+    ahead_.count = std::min(kKeys, task.key_end - key);
+    for (int64_t j = 0; j < ahead_.count; ++j) {
+      const int64_t slot = table[block] * a_.block_size + place;
+      ahead_.rows[j] = (slot * a_.kv_heads + task.kv_head) * a_.dim;
+      if (++place == a_.block_size) {
+        place = 0;
+        ++block;
+      }
+    }
+  }
+
+  // Prefetches keys [begin, end) of the next tile from one of the caches: hardware prefetchers do
+  // not follow scattered blocks. Call for a few keys at a time, as fill buffers are few; into L2,
+  // as a tile would fill L1.
+  void fetch(const T* cache, int64_t head, int64_t begin, int64_t end) const {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    if (head >= ahead_.kv_heads) {
+      return;
+    }
+    for (int64_t j = begin; j < std::min(end, ahead_.count); ++j) {
+      for (int64_t i = 0; i < a_.dim; i += kLine) {
+        // GCC 12 sees no effect in a function that only has __builtin_prefetch, and drops it.
+        asm volatile("prefetcht1 %0" : : "m"(cache[ahead_.rows[j] + head * a_.dim + i]));
+      }
+    }
+  }
+
+  // Adds the tile, whose first position is `key`, to the results of a KV head's rows.
+  void attend(int64_t head, int64_t first, int64_t rows, int64_t key, int64_t position) {
+    const int64_t columns = round_up(tile_.count, kColumns);
+    pack_keys(head, columns);
+    multiply<kPairs<T>>(
+        rows, s_.query + first * layout_.units, layout_.units, s_.keys, kKeys, units(), columns,
+        s_.scores, kKeys, nullptr);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t own = position + row / layout_.group;
+      const int64_t low = a_.window ? std::max<int64_t>(0, own - a_.window + 1 - key) : 0;
+      softmax(
+          s_.scores + row * kKeys, first + row, std::min(low, tile_.count),
+          std::clamp<int64_t>(own + 1 - key, 0, tile_.count), columns);
+    }
+    pack_values(head);
+    multiply<kPairs<T>>(
+        rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(tile_.count), layout_.dim,
+        s_.out + first * layout_.dim, layout_.dim, s_.keep + first);
+  }
+
+  // Transposes keys into columns, W at a time, and prefetches as many of the next tile; the last
+  // call prefetches the rest.
+  void pack_keys(int64_t head, int64_t columns) {
+    alignas(64) float square[W * W];
+    for (int64_t j = 0; j < columns; j += W) {
+      fetch(a_.key_cache, head, j, j + W < columns ? j + W : kKeys);
+      const int64_t some = std::clamp<int64_t>(tile_.count - j, 0, W);
+      for (int64_t u = 0; u < units(); u += W) {
+        for (int64_t i = 0; i < some; ++i) {
+          const T* row = a_.key_cache + tile_.rows[j + i] + head * a_.dim;
+          load_units(row, u, a_.dim).store(square + i * W);
+        }
+        for (int64_t i = some; i < W; ++i) {
+          Vec(0.0f).store(square + i * W);
+        }
+        at::vec::transpose_mxn<float, W, W>(square, W, s_.keys + u * kKeys + j, kKeys);
+      }
+    }
+  }
+
+  // Packs values into rows of units, and prefetches those of the next tile likewise.
+  void pack_values(int64_t head) {
+    const T* values = a_.value_cache + head * a_.dim;
+    const int64_t count = tile_.count;
+    for (int64_t j = 0; j < count; j += kPerUnit<T>) {
+      fetch(a_.value_cache, head, j, j + kPerUnit<T> < count ? j + kPerUnit<T> : kKeys);
+      const T* first = values + tile_.rows[j];
+      const T* second = j + 1 < count ? values + tile_.rows[j + 1] : nullptr;
+      float* to = s_.values + j / kPerUnit<T> * layout_.dim;
+      for (int64_t i = 0; i < a_.dim; i += W) {
+        const T* behind = second == nullptr ? nullptr : second + i;
+        column_units(first + i, behind, std::min(W, a_.dim - i)).store(to + i);
+      }
+      std::fill(to + round_up(a_.dim, W), to + layout_.dim, 0.0f);
+    }
+  }
+
+  // Accurate to 20 bits if the result is rounded to fewer.
+  static Vec exponential(const Vec& x) {
+    if constexpr (std::is_same_v<T, float>) {
+      return x.exp();
+    } else {
+      return x.exp_u20();
+    }
+  }
+
+  // Turns a row's scores into weights for keys [low, high) of the tile; the others get 0.
+  void softmax(float* scores, int64_t row, int64_t low, int64_t high, int64_t columns) {
+    if (low >= high) {
+      std::fill_n(scores, columns, 0.0f);
+      s_.keep[row] = 1.0f;
+      return;
+    }
+    std::fill_n(scores, low, kNothing);
+    std::fill(scores + high, scores + columns, kNothing);
+    const Vec scale(a_.scale);
+    Vec largest(kNothing);
+    for (int64_t j = 0; j < columns; j += W) {
+      largest = at::vec::clamp_min(Vec::loadu(scores + j) * scale, largest);
+    }
+    const float before = s_.maximum[row], maximum = std::max(before, largest.reduce_max());
+    const Vec shift(maximum);
+    Vec sum(0.0f);
+    for (int64_t j = 0; j < columns; j += 2 * W) {
+      const Vec left = exponential(Vec::loadu(scores + j) * scale - shift);
+      const Vec right = exponential(Vec::loadu(scores + j + W) * scale - shift);
+      sum += left + right;
+      store_units<T>(scores + j / kPerUnit<T>, left, right);
+    }
+    s_.keep[row] = maximum == before ? 1.0f : std::exp(before - maximum);
+    s_.sum[row] = s_.sum[row] * s_.keep[row] + sum.reduce_add();
+    s_.maximum[row] = maximum;
+  }
+
+  void write(
+      const Task& task, int64_t query_start, int64_t row, const float* from, float sum) {
+    T* to = a_.out + offset(task, query_start, row);
+    const Vec factor(1.0f / sum);
+    for (int64_t i = 0; i < a_.dim; i += W) {
+      store(to + i, Vec::loadu(from + i) * factor, std::min(W, a_.dim - i));
+    }
+  }
+
+  const PagedAttention<T>& a_;
+  const Layout<T>& layout_;
+  float* partials_;
+  Scratch<T> s_;
+  struct Tile {
+    int64_t rows[kKeys];  // offsets into the caches: the first KV head of each key
+    int64_t count = 0, kv_heads = 0;
+  };
+  Tile tile_, ahead_;
+  const Task* located_ = nullptr;  // task whose first tile is already located and prefetched
+};
+
+}  // namespace
+}  // namespace trident
