@@ -1,4 +1,4 @@
-"""Paged caches in which everything that attention must not read is NaN, and a dense oracle."""
+"""Paged KV caches in which everything that attention must not read is NaN, and a dense oracle."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from tests.kernels.support import DEVICE, randn
 
 FP8 = torch.float8_e4m3fn
-_allocate = torch.empty  # before tests have it poison the whole of a cache of gigabytes
+_allocate = torch.empty  # before it is patched: poisoning gigabytes takes too long
 
 
 @dataclass(frozen=True, slots=True)
 class PagedCase:
-    """Sequences in a paged cache, and the same keys and values laid out densely.
+    """Sequences in a paged KV cache, and the same keys and values in dense tensors.
 
     Attributes:
         key_cache, value_cache: [num_blocks, block_size, Hkv, D]; NaN wherever no key may be read:
-            the null block, blocks of nobody, slots past the end and before the first key.
-        block_tables: int32 [B, max_blocks]; the null block where a sequence needs none.
+            null block, unused blocks, slots past the end and before the first visible key.
+        block_tables: int32 [B, max_blocks]; the null block in unused entries.
         seq_lens: int32 [B].
         key_scale, value_scale: float32 [Hkv] of an fp8 cache, else None.
-        keys, values: float32 [length, Hkv, D] of each sequence, as the cache has them rounded;
+        keys, values: float32 [length, Hkv, D] of each sequence, as rounded by the cache's dtype;
             NaN before the first key.
     """
 
@@ -56,10 +56,10 @@ def paged_case(
         lengths: keys of each sequence; 0 for a padding row.
         kv_heads, head_dim, block_size: of the cache.
         dtype: of the cache; float8_e4m3fn comes with scales.
-        first_keys: of each sequence the first key that may be read, 0 by default; a block before it
-            is the null block in the table, as if it had left a sliding window.
-        spare_columns: of the block table, beyond what the longest sequence needs.
-        lowest_block: blocks from here on are used; memory below it is not touched.
+        first_keys: first visible key of each sequence, 0 by default; earlier blocks are the null
+            block in the table, as if they had left a sliding window.
+        spare_columns: extra columns of the block table.
+        lowest_block: only blocks from here on are used; memory below is not touched.
         seed: of the random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -130,8 +130,8 @@ def dense_attention(
 
     Args:
         query: [n, H, D], of the last n of the tokens that have keys.
-        keys, values: [length, Hkv, D]; rows that no query sees may be NaN.
-        scale, sliding_window, soft_cap: as the kernels have them.
+        keys, values: [length, Hkv, D]; rows that no query attends to may be NaN.
+        scale, sliding_window, soft_cap: as in the kernels.
 
     Returns:
         float64 [n, H, D].

@@ -1,4 +1,4 @@
-"""Cases, figures and outcomes for tests of the benchmark, which measure nothing."""
+"""Cases, figures and outcomes for tests of the benchmark, without measuring anything."""
 
 from functools import partial
 from typing import Any

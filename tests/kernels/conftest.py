@@ -1,9 +1,9 @@
-"""What holds for the tests of kernels: they run where Triton does, on a GPU or interpreted.
+"""Runs the kernel tests on a GPU or in Triton's interpreter, and skips them elsewhere.
 
     TRITON_INTERPRET=1 pytest tests/kernels     # without a GPU
-    pytest tests/kernels                        # on one
+    pytest tests/kernels                        # on a GPU
 
-Nothing here needs more than torch, triton, numpy and pytest.
+They need only torch, triton, numpy and pytest.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def pytest_report_header() -> str | None:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have fresh memory hold NaN or a large number: what a kernel leaves unwritten shows."""
+    """Fill new memory with NaN or a large number, so that unwritten results are noticed."""
 
     def poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda *args, **kwargs: poison(allocate(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""Refuses what makes the host wait for the device: on a GPU, or as far as it shows, without one."""
+"""Raises on host-device synchronisation: by torch on a GPU, by operation without one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernels.support import DEVICE
 
 
 class _NoWaiting(TorchDispatchMode):
-    """Refuses operations of which the host needs a result."""
+    """Refuses operations whose result the host needs."""
 
     _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "_unique", "equal")
 
@@ -30,8 +30,8 @@ class _NoWaiting(TorchDispatchMode):
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Within, whatever would wait raises. Needs `ignore:Synchronization debug mode`."""
-    # torch.tensor: a copy to a device that begins in pageable memory.
+    """Raise on synchronisation in the block. Needs `ignore:Synchronization debug mode`."""
+    # torch.tensor copies to a device from pageable memory, which synchronises.
     refused = AssertionError("torch.tensor")
     with torch.inference_mode(), _NoWaiting(), mock.patch("torch.tensor", side_effect=refused):
         if DEVICE.type != "cuda":

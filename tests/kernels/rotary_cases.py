@@ -1,4 +1,4 @@
-"""Arguments of the rotary embedding, and what it must write."""
+"""Arguments of the rotary embedding, and expected contents of the cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def arguments(
     cache_dtype: torch.dtype | None = None,
     norms: bool = False,
 ) -> dict[str, Any]:
-    """Return arguments whose token i goes to slot 3 i + 1, the caches filled with sevens."""
+    """Return arguments that map token i to slot 3 i + 1, with caches filled with sevens."""
     tokens, heads, kv_heads, dim, rotary = shape
     fused = padded(randn(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype) * 2)
     parts = fused.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
@@ -68,7 +68,7 @@ def arguments(
 def turned(
     given: dict[str, Any], name: Literal["query", "key"], interleaved: bool = False
 ) -> Tensor:
-    """Return what the reference makes of the queries or keys among the arguments."""
+    """Return the reference's result for the queries or keys among the arguments."""
     return reference(
         given[name],
         given["cos"],
@@ -80,7 +80,7 @@ def turned(
 
 
 def stored(cache: Tensor, slots: Tensor) -> Tensor:
-    """Return what the cache has at the slots; not every device can index float8."""
+    """Return the cache's contents at the slots; not every device can index float8."""
     rows = cache.flatten(0, 1)
     return rows.view(torch.uint8)[slots].view(FP8) if cache.dtype == FP8 else rows[slots]
 
@@ -88,7 +88,7 @@ def stored(cache: Tensor, slots: Tensor) -> Tensor:
 def check_slots(
     cache: Tensor, slots: Tensor, expected: Tensor, tolerance: float | None = None
 ) -> None:
-    """Assert that the slots have the expected values, and that all others are sevens."""
+    """Assert that the slots have the expected values, and that all other slots are unchanged."""
     assert_close(stored(cache, slots), expected, tolerance)
     others = torch.ones(cache.shape[0] * cache.shape[1], dtype=torch.bool, device=DEVICE)
     others[slots] = False

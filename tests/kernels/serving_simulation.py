@@ -1,7 +1,7 @@
-"""A host that serves sequences one step ahead of the device, with a model that counts on its input.
+"""A simulated host that runs one step ahead of the device, with a model that hashes its history.
 
 The model's next token depends on every token that it reads back from a simulated KV cache, through
-block tables and slots: one wrong number anywhere gives other tokens than plain Python does.
+block tables and slot mapping: any wrong index gives other tokens than plain Python.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_STOP_TOKEN_IDS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """What the host has the device do for a sequence in one step."""
+    """A sequence's part of one step."""
 
     sequence: Sequence
     start: int
@@ -33,7 +33,7 @@ class Row:
 
 
 class Host:
-    """Schedules at random, and reads the tokens of a step when the next one has been launched."""
+    """Schedules at random, and reads the tokens of a step after launching the next one."""
 
     def __init__(self, seed: int, *, num_sequences: int, block_size: int) -> None:
         self.rng = random.Random(seed)
@@ -53,9 +53,9 @@ class Host:
         self.sequences = [self._sequence() for _ in range(num_sequences)]
         self.waiting = list(self.sequences)
         self.running: list[Sequence] = []
-        self.unread: list[tuple[Row, int, int]] = []  # token and reason of each row that samples
+        self.unread: list[tuple[Row, int, int]] = []  # token and reason of each sampling row
         self.num_wasted = 0
-        self.out: StepInputs | None = None  # used again by steps of its shape
+        self.out: StepInputs | None = None  # reused by steps of the same shape
 
     def _sequence(self) -> Sequence:
         rng = self.rng
@@ -67,13 +67,13 @@ class Host:
         return Sequence(prompt, rng.randint(0, min(4, max_tokens)), max_tokens, stop)
 
     def run(self) -> None:
-        """Serve everything, and compare with plain Python."""
+        """Serve all sequences, and compare with plain Python."""
         while self.waiting or self.running or self.unread:
             writes = SlotWrites(self.tables)
             rows = self._schedule(writes)
             writes.apply()
             sampled = self._step(rows)
-            for row, token_id, reason in self.unread:  # of the step before
+            for row, token_id, reason in self.unread:  # of the previous step
                 self._read(row, token_id, reason)
             self.unread = sampled
         for sequence in self.sequences:
@@ -91,7 +91,7 @@ class Host:
         while self.waiting and self.free_slots and rng.random() < 0.7:
             sequence = self.waiting[0]
             if any(row.sequence is sequence for row, *_ in self.unread):
-                break  # preempted, and its last token is still unknown
+                break  # preempted, and its last token is not known yet
             self._admit(self.waiting.pop(0), writes)
         rows, budget = [], rng.randint(4, 24)
         for sequence in self.running:
@@ -107,7 +107,7 @@ class Host:
         sequence.token_ids = sequence.token_ids or list(sequence.prompt)
         sequence.num_expected_tokens = len(sequence.token_ids)
         sequence.slot = self.free_slots.pop(self.rng.randrange(len(self.free_slots)))
-        # Some of it is there already, as after a hit in the prefix cache.
+        # Some tokens are computed already, as after a prefix cache hit.
         num_hits = self.rng.randint(0, (len(sequence.token_ids) - 1) // self.block_size)
         sequence.num_computed_tokens = num_hits * self.block_size
         self._take_blocks(sequence, sequence.num_computed_tokens)
@@ -139,7 +139,7 @@ class Host:
         taken = self._take_blocks(sequence, sequence.num_computed_tokens)
         writes.set_blocks(sequence.slot, begin, taken)
         samples = sequence.num_computed_tokens == sequence.num_expected_tokens
-        # The host knows that a sequence ends with its last token, and asks for nothing more.
+        # The host knows the last token's index, and schedules nothing beyond it.
         if (
             samples
             and sequence.num_expected_tokens - len(sequence.prompt) < sequence.max_tokens - 1
@@ -195,8 +195,8 @@ class Host:
         return sampled
 
     def _check(self, rows: list[Row], inputs: StepInputs, starts: list[int]) -> list[bool]:
-        """Compare the inputs with what Python knows; return which rows have not ended."""
-        # What the device knows already: the tokens of the step before.
+        """Compare the inputs with the expected ones; return which rows have not ended."""
+        # Tokens of the previous step, which the device knows already.
         known = {id(row.sequence): (token_id, reason) for row, token_id, reason in self.unread}
         live = []
         size = len(inputs.positions)
@@ -232,7 +232,7 @@ class Host:
         return live
 
     def _forward(self, inputs: StepInputs, num_rows: int) -> list[int]:
-        """Write the step's tokens to the cache; return what each row's history leads to."""
+        """Write the step's tokens to the cache; return the model's next token of each row."""
         for token_id, place in zip(
             inputs.token_ids.tolist(), inputs.slot_mapping.tolist(), strict=True
         ):
@@ -250,17 +250,17 @@ class Host:
         return answers
 
     def _read(self, row: Row, token_id: int, reason: int) -> None:
-        """Do what the engine does with a token when it has come."""
+        """Process a token that has arrived, as the engine does."""
         sequence = row.sequence
         if sequence.reason != RUNNING:
-            return  # a wasted row: the sequence had ended the step before
+            return  # a wasted row: the sequence had ended a step earlier
         sequence.append(token_id)
         assert reason == sequence.reason
         if sequence.reason == RUNNING and self.rng.random() < 0.03:
             sequence.reason, sequence.cancelled = (
                 STOP,
                 True,
-            )  # a stop string, of which only it knows
+            )  # a stop string, which only the host detects
         if sequence.reason != RUNNING:
             if sequence in self.running:
                 self._give_back(sequence)

@@ -1,4 +1,4 @@
-"""Tables of sequences for the tests of what reads and changes them."""
+"""Slot tables for tests of the operations that read and change them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def random_tables(
     vocab: int = 50,
     seed: int = 0,
 ) -> SlotTables:
-    """Return tables in which each slot holds a sequence at some point of its life."""
+    """Return tables in which each slot holds a sequence in a random state."""
     tables = SlotTables.allocate(
         num_slots,
         max_model_len=max_model_len,
@@ -57,7 +57,7 @@ def random_tables(
 
 
 def vast_tables(monkeypatch: pytest.MonkeyPatch) -> SlotTables:
-    """Return three slots of which the last begins beyond 2**31 tokens; hardly any is there."""
+    """Return three slots, the last of which starts beyond 2**31 tokens; most pages are unmapped."""
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", lambda size, **_: vast_zeros(4 * size).view(torch.int32))
         return SlotTables.allocate(

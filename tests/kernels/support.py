@@ -1,4 +1,4 @@
-"""What tests of kernels share: where they run, which dtypes, and how results are compared."""
+"""Shared by kernel tests: implementations, dtypes, and comparison of results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.device import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")
 
-# Relative RMS error that rounding to a dtype explains. The interpreter computes bfloat16 wrongly.
+# Relative RMS error due to rounding to a dtype. The interpreter computes bfloat16 wrongly.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3}
 if DEVICE.type == "cuda":
     TOLERANCES[torch.bfloat16] = 8e-3
@@ -20,7 +20,7 @@ each_dtype = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 
 
 def take_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the wrappers take one path: "triton", "torch", or "cpu" for the kernels in C++."""
+    """Make the wrappers use one implementation: "triton", "torch", or "cpu" for C++."""
     monkeypatch.setattr(device, "runs_triton", lambda _: path == "triton")
     if path == "torch":
         monkeypatch.setattr(cpu, "fast_operations", lambda _: None)
@@ -35,7 +35,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 
 def padded(tensor: Tensor) -> Tensor:
-    """Return equal values in rows that lie apart, with poison between them."""
+    """Return equal values in strided rows, with poison between them."""
     wide = poison(
         torch.empty(
             *tensor.shape[:-1], tensor.shape[-1] + 16, dtype=tensor.dtype, device=tensor.device
@@ -47,7 +47,7 @@ def padded(tensor: Tensor) -> Tensor:
 
 
 def poison(tensor: Tensor) -> Tensor:
-    """Fill with what must never be read: NaN, or a number far out of range."""
+    """Fill with values that must never be read: NaN, or a number far out of range."""
     if tensor.device.type == "meta":
         return tensor
     if tensor.dtype == torch.bool:
@@ -60,8 +60,8 @@ def poison(tensor: Tensor) -> Tensor:
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
     """Assert that the relative RMS error is within `tolerance`, by default that of the dtype.
 
-    No value may be NaN, and none may stand out: at most 64 times the tolerance from `expected`,
-    in units of its RMS.
+    NaN is not allowed, and no single value may differ by more than 64 times the tolerance, in
+    units of the RMS of `expected`.
     """
     tolerance = TOLERANCES[actual.dtype] if tolerance is None else tolerance
     assert actual.shape == expected.shape

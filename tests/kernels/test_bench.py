@@ -1,4 +1,4 @@
-"""The benchmark runs the tests of the kernels first, and refuses figures where one is red."""
+"""The benchmark tests the kernels first, and refuses to measure those whose tests fail."""
 
 import json
 import time
@@ -57,7 +57,7 @@ def test_tests_are_counted_by_operation(tmp_path: Path) -> None:
     assert (found["red"].passed, found["red"].failed) == (3, 2)
     assert sorted(name for name, _ in found["red"].failures) == ["test_i[3]", "test_i[4]"]
     assert "assert 3 < 3" in dict(found["red"].failures)["test_i[3]"]
-    # Whose process ends within a test has failed, whatever passed before.
+    # A process that dies within a test has failed, whatever passed before.
     assert not found["bad"].green
     assert "code 7" in found["bad"].failures[0][1]
     assert len(said) == 5

@@ -1,4 +1,4 @@
-"""Every case of the benchmark at a tiny shape: torch's forms compute what ours computes."""
+"""Every benchmark case at a tiny shape: torch's implementations agree with ours."""
 
 import dataclasses
 import warnings
@@ -67,7 +67,7 @@ def test_results_that_differ_are_told_apart() -> None:
 
 
 def test_what_is_drawn_must_be_what_the_filters_keep() -> None:
-    """Where a case draws numbers of its own, as on a GPU, other tokens must still be noticed."""
+    """A case with random numbers of its own, as on a GPU, must still detect wrong tokens."""
     shape = {"rows": 12, "vocab": 50, "temperature": 0.7, "same_numbers": False}
     work = sampling.draw(**shape, top_k=5, top_p=0.9, device=DEVICE)
     tokens = work.outcome(work.ours)

@@ -1,4 +1,4 @@
-"""How the benchmark measures, and goes on when a kernel takes its process down."""
+"""How the benchmark measures, and continues after a kernel crashes its process."""
 
 import gc
 import json
@@ -32,7 +32,7 @@ class _Watch:
 
 
 class _Gpu:
-    """Stands in for torch.cuda: calls and readings of the lines take a time each."""
+    """A fake torch.cuda: calls and L2 flushes take a fixed time each."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -62,7 +62,7 @@ class _Gpu:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def run(self, name: str, millis: float) -> None:
-        # Now and then the GPU is late, which a median does not show.
+        # Occasional delays, which a median hides.
         self.now += millis + (5 if len(self.log) % 31 == 30 else 0)
         self.log.append(name)
 
@@ -98,7 +98,7 @@ def test_the_stopwatch_keeps_the_gpu_busy_while_the_host_launches(
 
     assert watch.micros(partial(call), graph=False) == pytest.approx(250)
     calls = [i for i, name in enumerate(gpu.log) if name == "call"]
-    assert calls[2] - calls[1] > 1000 / 60  # readings between them outlast a launch of 1 ms
+    assert calls[2] - calls[1] > 1000 / 60  # flushes between them outlast a launch of 1 ms
 
 
 def test_a_form_that_computes_something_else_gets_no_figure() -> None:
@@ -129,7 +129,7 @@ def test_what_fails_is_no_figure() -> None:
 def _serve(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **request: Any
 ) -> list[dict[str, Any]]:
-    """Return what a measuring process says to a request, on the cases "rms_norm a" and "b"."""
+    """Return the output of a measuring process for the cases "rms_norm a" and "b"."""
     monkeypatch.setattr(worker, "all_cases", lambda: [fake_case("a"), fake_case("b")])
     monkeypatch.setattr(timing, "Stopwatch", _Watch)
     monkeypatch.setattr(timing, "ceilings", lambda _: CEILINGS)

@@ -1,4 +1,4 @@
-"""What the benchmark prints and writes of given figures."""
+"""The benchmark's text and JSON report for given figures."""
 
 import json
 from pathlib import Path

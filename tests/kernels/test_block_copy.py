@@ -13,7 +13,7 @@ from tests.kernels.vast_memory import vast_zeros
 
 NUM_BLOCKS = 12
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
-# Bytes of a block: less than a program's piece, not a multiple of it, several pieces.
+# Bytes per block: less than a program's piece, not a multiple of it, several pieces.
 SHAPES = [(16, 1, 64), (16, 5, 80), (32, 8, 96), (16, 8, 128)]
 
 CASES: dict[str, list[Copy]] = {
@@ -38,7 +38,7 @@ def random_caches(
     seed: int = 0,
     pinned: bool = False,
 ) -> list[Tensor]:
-    """Return key and value caches of random bytes, NaNs among them."""
+    """Return key and value caches of random bytes, including NaN patterns."""
     generator = torch.Generator().manual_seed(seed)
     size = (num_blocks, *shape[:-1], shape[-1] * dtype.itemsize)
     found = []
@@ -59,7 +59,7 @@ def split(copies: list[Copy]) -> tuple[list[int], list[int]]:
 
 
 def expected_content(copies: list[Copy], num_blocks: int) -> list[int]:
-    """Return which block each then holds, if all are read before any is written."""
+    """Return which block's content each block then has, if all reads precede all writes."""
     content = list(range(num_blocks))
     for source, destination in copies:
         content[destination] = source
@@ -67,7 +67,7 @@ def expected_content(copies: list[Copy], num_blocks: int) -> list[int]:
 
 
 def carry_out(order: list[list[Copy]], content: list[int]) -> list[int]:
-    """Return `content` after the chains, one copy after the other."""
+    """Return `content` after running the chains, one copy at a time."""
     content = list(content)
     for chain in order:
         kept = None
@@ -81,7 +81,7 @@ def carry_out(order: list[list[Copy]], content: list[int]) -> list[int]:
 
 
 def check_chains(copies: list[Copy], num_blocks: int) -> None:
-    """Assert that the chains do what the copies mean, and that none touches what another writes."""
+    """Assert that the chains have the effect of the copies, and that they are independent."""
     order = chains(copies)
     assert carry_out(order, list(range(num_blocks))) == expected_content(copies, num_blocks)
     written = [{d for _, d in chain} - {KEPT} for chain in order]
@@ -143,7 +143,7 @@ def test_swapping_out_and_in(dtype: torch.dtype) -> None:
     caches = random_caches(2, shape, dtype)
     host = random_caches(2, shape, dtype, num_blocks=5, seed=1, pinned=True)
     expected = [cache.clone() for cache in host]
-    # Numbers that would depend on each other, or name the same block, within one memory.
+    # Ids that would be dependent, or name the same block, within one memory.
     sources, destinations = [2, 3, 11, 4], [3, 2, 0, 4]
     for there, here in zip(expected, caches, strict=True):
         there.view(torch.uint8)[destinations] = here.view(torch.uint8)[sources].cpu()
@@ -163,7 +163,7 @@ def test_swapping_out_and_in(dtype: torch.dtype) -> None:
 
 
 def test_addresses_beyond_32_bits() -> None:
-    """Block numbers times 8-byte words pass 2**31, in a cache that is hardly there."""
+    """Block ids times 8-byte words exceed 2**31, in a cache with mostly unmapped pages."""
     last = 2**31 // 128 + 1  # blocks of 1024 bytes
     cache = vast_zeros((last + 1) * 1024).view(-1, 16, 64)
     cache[1] = torch.randint(1, 256, (16, 64), dtype=torch.uint8).to(DEVICE)
@@ -241,5 +241,5 @@ def test_long_chains_and_cycles() -> None:
     random.Random(0).shuffle(blocks)
     copies = [*pairwise(blocks[:2001]), *pairwise(blocks[2001:]), (blocks[-1], blocks[2001])]
     order = chains(copies)
-    assert sorted(map(len, order)) == [2000, 2000]  # a cycle keeps one block for a while
+    assert sorted(map(len, order)) == [2000, 2000]  # a cycle keeps one block in registers
     assert carry_out(order, list(range(4000))) == expected_content(copies, 4000)

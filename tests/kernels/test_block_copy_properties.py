@@ -17,7 +17,7 @@ from tests.kernels.test_block_copy import (
 )
 
 NUM_BLOCKS = 8
-# Any destinations at all, each once, each from any block: chains, trees and cycles.
+# Distinct destinations, arbitrary sources: chains, trees and cycles.
 some_copies = st.lists(
     st.tuples(st.integers(0, NUM_BLOCKS - 1), st.integers(0, NUM_BLOCKS - 1)),
     unique_by=lambda copy: copy[1],

@@ -1,4 +1,4 @@
-"""The engine's sampler on our kernels: what its CPU form does, wherever nothing is drawn."""
+"""The engine's sampler on our kernels equals its CPU form where nothing is random."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_draws_do_not_depend_on_the_batch_and_follow_the_seed() -> None:
 
 
 def _serve(steps: int) -> list[list[SampledToken]]:
-    """Return the tokens of steps that were all planned before the first of them was drawn."""
+    """Return the tokens of steps that were all planned before the first was sampled."""
     kinds = [
         {"repetition_penalty": 1.5, "logprobs": 2},
         {"presence_penalty": 0.5, "frequency_penalty": 0.7},
@@ -105,7 +105,7 @@ def _serve(steps: int) -> list[list[SampledToken]]:
         sampler.admit(slot, request)
     plans = [make_plan(sampler, slots, requests, ahead=ahead) for ahead in range(steps)]
     row = randn(1, VOCAB) * 2
-    # The second sequence has ended at the third step, but for this test it comes back.
+    # The second sequence ends at the third step, but this test schedules it again.
     live = [[-1 if i == 2 and slot == 0 else slot for slot in slots] for i in range(steps)]
     return [
         run_plan(sampler, plan, row.repeat(len(kinds), 1), where)
@@ -118,7 +118,7 @@ def test_steps_ahead_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "has_triton", lambda where: False)
     for one, other in zip(found, _serve(6), strict=True):
         assert [token.token_id for token in one] == [token.token_id for token in other]
-    # Penalties have moved all that have any, and nobody else.
+    # Penalties have changed all rows that have any, and no other.
     different = [len({step[row].token_id for step in found}) for row in range(5)]
     assert min(different[:4]) > 1
     assert different[4] == 1

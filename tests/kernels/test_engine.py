@@ -1,8 +1,7 @@
 """The whole engine on our kernels: greedy tokens and log-probabilities equal transformers' in fp32.
 
-Prompts in a mixed batch, in chunks, on shared prefixes and through preemption, with samples,
-penalties and biases beside them. Much the same as `tests/engine/test_parity.py`, of which the
-interpreter has time for little.
+Mixed batches, chunked prefill, shared prefixes and preemption, with samples, penalties and biases.
+A small version of `tests/engine/test_parity.py`, which would take the interpreter too long.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ def make_llm(checkpoint: GreedyCheckpoint, **settings: Any) -> LLM:
 
 @pytest.fixture(autouse=True)
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the interpreter stand in for few multiprocessors: it runs all programs in turn."""
+    """Limit the number of SMs: the interpreter runs all programs in turn."""
     if device.INTERPRETED:
         limits = replace(device.HOPPER, num_sms=2)
         monkeypatch.setattr(device, "limits", lambda where: limits)
 
 
-# The second family has a window beside it, which the tests of the attention kernels hold too.
+# The second family adds a sliding window, which the attention kernels' tests cover too.
 @pytest.fixture(
     scope="module",
     params=["qwen3", pytest.param("mistral-sliding-window", marks=pytest.mark.large)],
@@ -82,9 +81,9 @@ def test_under_preemption(checkpoint: GreedyCheckpoint) -> None:
 
 
 def test_in_captured_steps(checkpoint: GreedyCheckpoint) -> None:
-    """Decode and mixed steps, with padding, and one step ahead: as a GPU runs them.
+    """Decode and mixed steps, with padding, one step ahead of the host, as on a GPU.
 
-    The step before them, of which only the memory counts, leaves no trace.
+    The profiling step before them, which only measures memory, has no side effects.
     """
     llm = make_llm(
         checkpoint, max_num_batched_tokens=64, enable_prefix_caching=False, async_scheduling=True
@@ -95,7 +94,7 @@ def test_in_captured_steps(checkpoint: GreedyCheckpoint) -> None:
         llm._core._runner.capture_graphs(capturer, lambda done, total: None)
     checkpoint.check(llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False), llm)
     if device.INTERPRETED:
-        # One of 64 tokens, then of 8, 4, 2 and 1 rows: all four decode together but at the end.
+        # One graph of 64 tokens, then of 8, 4, 2 and 1 rows: all four decode together at first.
         mixed, _, decode, *_ = capturer.num_replays
         assert (mixed, decode) == (2, MAX_TOKENS - 2)
 

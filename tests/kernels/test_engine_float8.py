@@ -1,7 +1,7 @@
-"""The whole engine on a KV cache in float8: as transformers where keys and values are rounded so.
+"""The whole engine on an fp8 KV cache equals transformers with keys and values rounded to fp8.
 
-Keys and values of the step itself are read from the cache too, so that all are rounded alike,
-however the prompts are cut into steps.
+Keys and values of the current step are read from the cache too, so all are rounded alike, however
+prompts are chunked.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tests.kernels.test_engine import small_gpu as small_gpu
 VOCAB = 400
 LENGTHS = (1, 33)
 MAX_TOKENS = 3
-# Of log-probabilities. Decoding multiplies in float16: queries and weights are rounded by 2^-11 of
-# themselves, of which eight are allowed to add up.
+# Tolerance of log-probabilities. Decode multiplies in float16, which rounds queries and weights by
+# a relative 2^-11; eight such errors may add up.
 TOLERANCE = 2.0**-8
-# Of the two heads. No powers of two, which would leave the rounding as it is; keys of the first
-# head saturate beyond 2.2.
+# Scales of the two heads. Not powers of two, which would leave the rounding unchanged; keys of the
+# first head saturate beyond 2.2.
 SCALES = {"k_scale": torch.tensor([0.005, 0.3]), "v_scale": torch.tensor([0.07, 0.011])}
 
 Scales = Mapping[str, Tensor]
 
 
 class Float8Cache(DynamicCache):
-    """transformers' cache, holding what float8 leaves of the keys and values."""
+    """transformers' cache, with keys and values rounded to fp8."""
 
     def __init__(self, scales: Scales) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Float8Cache(DynamicCache):
 
 
 def _rounded(states: Tensor, scale: Tensor) -> Tensor:
-    """Return [1, heads, T, dim] as float8 e4m3 holds it, with a scale for each head."""
+    """Return [1, heads, T, dim] rounded to float8 e4m3, with a scale per head."""
     scale = scale.view(1, -1, 1, 1)
     return (states / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
@@ -78,9 +78,10 @@ def _generate(
 
 
 class Checkpoint:
-    """A random model, which may bring scales.
+    """A random model, optionally with KV scales.
 
-    It has one layer: in the next, the least difference would turn the rounding of some keys.
+    It has one layer: in a second one, the smallest difference would change the rounding of some
+    keys.
     """
 
     def __init__(self, path: Path, *, has_scales: bool) -> None:
@@ -118,7 +119,7 @@ def checkpoint(
 
 def test_chunks_prefix_hits_and_copies(checkpoint: Checkpoint) -> None:
     llm = checkpoint.llm(max_num_batched_tokens=12)
-    # Two samples share the blocks of a prompt until they write to them: the last one is copied.
+    # Two samples share a prompt's blocks until they write: the last block is copied on write.
     params = SamplingParams(temperature=0, n=2, max_tokens=MAX_TOKENS, logprobs=0, ignore_eos=True)
     prompts = [*checkpoint.prompts, checkpoint.prompts[-1]]
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -132,14 +133,14 @@ def test_chunks_prefix_hits_and_copies(checkpoint: Checkpoint) -> None:
                 entry[i].logprob for entry, i in zip(completion.logprobs, token_ids, strict=True)
             ]
             assert found == pytest.approx(logprobs, abs=TOLERANCE)
-        # Without the rounding, the answer is another: the tolerance does not hide it.
+        # Without rounding the answer differs, so the tolerance does not hide it.
         exact = _generate(checkpoint.model, prompt, None)[1]
         assert found != pytest.approx(exact, abs=4 * TOLERANCE)
     llm.check_integrity()
 
 
 def test_the_cache_takes_a_quarter_of_float32s(checkpoint: Checkpoint) -> None:
-    per_block = 16 * 2 * 2 * 32  # K and V of two heads, a byte for each number
+    per_block = 16 * 2 * 2 * 32  # K and V of two heads, one byte per value
     llm = checkpoint.llm(kv_cache_memory_bytes=9 * per_block)
     assert llm.num_blocks == 9 - 1
     caches = [tensor for layer in llm._core._runner._kv_cache for tensor in layer]

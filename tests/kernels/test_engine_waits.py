@@ -1,4 +1,4 @@
-"""Between the launch of a step and the reading of its tokens, the host never waits."""
+"""The host does not synchronise between the launch of a step and reading its tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PARAMS = (
 
 @pytest.fixture(autouse=True)
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the interpreter stand in for few multiprocessors: it runs all programs in turn."""
+    """Limit the number of SMs: the interpreter runs all programs in turn."""
     if device.INTERPRETED:
         limits = replace(device.HOPPER, num_sms=2)
         monkeypatch.setattr(device, "limits", lambda where: limits)
@@ -81,7 +81,7 @@ def test_no_step_waits(
     if device.INTERPRETED and not enforce_eager:
         llm._core._runner.capture_graphs(ReplayingCapturer(), lambda done, total: None)
     params = [SamplingParams.parse({"max_tokens": 4, "ignore_eos": True, **p}) for p in PARAMS]
-    if not device.INTERPRETED:  # what has to be compiled or allocated once
+    if not device.INTERPRETED:  # compile and allocate everything first
         llm.generate(checkpoint.prompts, params, use_tqdm=False)
     monkeypatch.setattr(ModelRunner, "_run", watched)
     llm.generate(checkpoint.prompts, params, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""What steps run has run before the first request: none waits for the compiler, on a GPU."""
+"""Warm-up runs all kernels that steps use, so that no request waits for compilation on a GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_no_tiles_are_new(checkpoint: GreedyCheckpoint, monkeypatch: pytest.Monk
 
     llm = checkpoint.llm(
         DEVICE,
-        dtype="float16",  # in float32 all prefill tiles are alike
+        dtype="float16",  # in float32 all prefill tiles are equal
         block_size=16,
         max_model_len=160,
         max_num_seqs=18,
@@ -54,7 +54,7 @@ def test_no_tiles_are_new(checkpoint: GreedyCheckpoint, monkeypatch: pytest.Monk
     warm = set(seen)
     seen.clear()
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    # First a long prompt alone, then many short ones with one that is not.
+    # First a long prompt alone, then many short ones with a long one.
     for prompts in (checkpoint.prompts[:1], checkpoint.prompts[1:]):
         llm.generate(prompts, params, use_tqdm=False)
     assert len(seen) == 4, "small and large tiles, few and many rows"

@@ -19,7 +19,7 @@ each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 @pytest.fixture(params=["triton", "torch", "cpu"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have every test hold for the kernel and for what serves the CPU."""
+    """Run every test on the kernel and on the CPU implementations."""
     take_path(request.param, monkeypatch)
     return request.param
 
@@ -58,11 +58,11 @@ def test_the_kernel_is_torchs_own_to_the_last_bits(activation: str) -> None:
     gate = torch.cat((torch.linspace(-30, 30, 4001), randn(95).cpu())).to(DEVICE)
     out = ACTIVATIONS[activation](torch.cat((gate, torch.ones_like(gate))))
     expected = reference(torch.cat((gate, torch.ones_like(gate))), activation)
-    # Far below zero the result is a difference of nearly equal numbers, in torch as here.
+    # Far below zero the result is a difference of nearly equal numbers, in torch too.
     torch.testing.assert_close(out, expected, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:overflow")  # NumPy's, of the cube: infinity is as good
+@pytest.mark.filterwarnings("ignore:overflow")  # NumPy's, of the cube: infinity is fine
 @each_activation
 def test_large_gates_do_not_overflow(activation: str) -> None:
     gate = torch.tensor([-6e4, -1e3, -100.0, 100.0, 1e3, 6e4], dtype=torch.float16, device=DEVICE)

@@ -13,7 +13,7 @@ each_bias = pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no
 
 @pytest.fixture(params=["triton", "torch"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have every test hold for the kernel and for what serves the CPU."""
+    """Run every test on the kernel and on the CPU implementations."""
     monkeypatch.setattr(device, "runs_triton", lambda _: request.param == "triton")
     return request.param
 
@@ -62,7 +62,7 @@ def test_a_large_mean_does_not_cancel() -> None:
     x = randn(3, 100) + 1000
     ones = torch.ones(100, device=DEVICE)
     expected = F.layer_norm(x.double(), (100,), eps=1e-5)
-    # The mean itself is rounded to a few 1e-5; E[x^2] - E[x]^2 would be off by 0.1 and more.
+    # The mean is rounded to a few 1e-5; E[x^2] - E[x]^2 would be off by 0.1 and more.
     assert_close(layer_norm(x, ones, None, 1e-5), expected, 2e-4)
 
 

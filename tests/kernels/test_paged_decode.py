@@ -13,18 +13,18 @@ from tests.kernels.attention_cases import FP8, PagedCase, dense_attention, paged
 from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
 
 LENGTHS = [0, 1, 15, 16, 17, 64, 65, 300]
-# Both products with an fp8 cache are in float16, whatever the query.
+# Both products with an fp8 cache are in float16, whatever the query's dtype.
 FP8_TOLERANCE = 1e-3
 
 
 def windowed(lengths: list[int], window: int | None, **kwargs: Any) -> PagedCase:
-    """Return a case that has no key outside of the window."""
+    """Return a case without keys outside the window."""
     first_keys = [max(0, length - (window or length)) for length in lengths]
     return paged_case(lengths, first_keys=first_keys, **kwargs)
 
 
 def decode(query: Tensor, case: PagedCase, plan: SplitPlan | None = None, **kwargs: Any) -> Tensor:
-    """Return the attention, by default split as finely as it can be."""
+    """Return the attention, by default with as many splits as possible."""
     if plan is None:
         plan = plan_splits(case.seq_lens, len(query) + 12, case.key_cache.shape[2])
     return paged_decode_attention(
@@ -42,7 +42,7 @@ def decode(query: Tensor, case: PagedCase, plan: SplitPlan | None = None, **kwar
 
 
 def dense(query: Tensor, case: PagedCase, **kwargs: Any) -> Tensor:
-    """Return what the oracle makes of the sequences, one after the other."""
+    """Return the oracle's result for the sequences, one at a time."""
     rows = []
     for q, keys, values in zip(query, case.keys, case.values, strict=True):
         if len(keys):
@@ -136,7 +136,7 @@ def test_fp8_cache(
 
 @pytest.mark.parametrize("converts", [True, False], ids=["native", "bits"])
 def test_every_fp8_value_is_read_exactly(converts: bool) -> None:
-    """The attention to a single key is its value."""
+    """Attention to a single key returns its value."""
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
     codes[(codes & 0x7F) == 0x7F] = 0  # NaN
     case = paged_case([1], kv_heads=4, dtype=FP8)
@@ -164,7 +164,7 @@ def test_a_sequence_of_many_splits_is_merged_in_two_rounds(
 
 
 def test_layers_count_on_in_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan serves layer after layer, also such as have fewer KV heads than it allows for."""
+    """A plan is reused by several layers, including ones with fewer KV heads than planned."""
     monkeypatch.setattr(split_plan, "STEP", 16)
     lengths = [16 * 17, 20, 0]
     plan = plan_splits(torch.tensor(lengths, dtype=torch.int32, device=DEVICE), 20, 3)

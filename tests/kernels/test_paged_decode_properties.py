@@ -37,5 +37,5 @@ def test_decode_is_dense_attention(data: st.DataObject) -> None:
     out = decode(query, case, plan, soft_cap=soft_cap)
     expected = dense(query, case, sliding_window=window, soft_cap=soft_cap)
     tolerance = max(TOLERANCES[dtype], FP8_TOLERANCE) if fp8 else TOLERANCES[dtype]
-    # The tanh is rounded near 1, and then multiplied by the cap.
+    # The tanh is rounded near 1, then multiplied by the cap.
     assert_close(out, expected, max(tolerance, 1e-5 if soft_cap else 0))

@@ -12,7 +12,7 @@ from kernels.paged_prefill import paged_prefill_attention, reference
 from tests.kernels.attention_cases import FP8, PagedCase, dense_attention, paged_case
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, each_dtype, padded, randn
 
-# Tokens of each chunk, and of each sequence with those before it.
+# Tokens of each chunk, and total tokens of each sequence.
 CHUNKS = [1, 5, 16, 33, 70, 0, 17]
 LENGTHS = [40, 5, 16, 90, 70, 20, 65]
 # Both products with an fp8 cache are in float16 for 16-bit queries.
@@ -20,7 +20,7 @@ FP8_TOLERANCE = {dtype: max(tolerance, 1e-3) for dtype, tolerance in TOLERANCES.
 
 
 def windowed(chunks: list[int], lengths: list[int], window: int | None, **kwargs: Any) -> PagedCase:
-    """Return a case that has no key outside of the windows of the chunks."""
+    """Return a case without keys outside the windows of the chunks."""
     first_keys = [
         0 if window is None else max(0, length - chunk - window + 1)
         for chunk, length in zip(chunks, lengths, strict=True)
@@ -50,7 +50,7 @@ def prefill(query: Tensor, case: PagedCase, chunks: list[int], **kwargs: Any) ->
 
 
 def dense(query: Tensor, case: PagedCase, chunks: list[int], **kwargs: Any) -> Tensor:
-    """Return what the oracle makes of the chunks, one after the other."""
+    """Return the oracle's result for the chunks, one at a time."""
     parts = query[: sum(chunks)].split(chunks)
     return torch.cat(
         [
@@ -172,7 +172,7 @@ def test_padding_is_not_written() -> None:
 
 @pytest.mark.parametrize("num_before", [1, 9, 130])
 def test_tokens_before_the_first_row_are_not_written(num_before: int) -> None:
-    """In a captured step, the rows of one token come first, and are for another kernel."""
+    """In a captured step, decode rows come first, and are processed by another kernel."""
     chunks, lengths = [0, 0, 6, 20, 0], [40, 9, 30, 20, 0]
     case, query = paged_case(lengths), randn(num_before + sum(chunks) + 5, 4, 64)
     out = torch.full_like(query, 7.0)
@@ -184,7 +184,7 @@ def test_tokens_before_the_first_row_are_not_written(num_before: int) -> None:
 
 
 def test_a_row_that_has_ended_harms_no_other() -> None:
-    """A step ahead of the device schedules a token of a sequence that has no key any more."""
+    """The host, one step ahead, schedules a token of a sequence that has already ended."""
     chunks, lengths = [6, 1, 20], [30, 0, 20]
     case, query = paged_case(lengths), randn(27, 4, 64)
     out = prefill(query, case, chunks)

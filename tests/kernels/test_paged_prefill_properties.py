@@ -18,7 +18,7 @@ _SETTINGS = {
     "suppress_health_check": [HealthCheck.function_scoped_fixture],
 }
 _LIMITS = device.limits(DEVICE)
-# Few multiprocessors are occupied by few tiles: they get large ones.
+# Few SMs are occupied by few tiles: large tiles are chosen.
 _GPUS = [_LIMITS, replace(_LIMITS, num_sms=1)]
 _DTYPES = st.sampled_from(list(TOLERANCES))
 
@@ -53,7 +53,7 @@ def test_prefill_is_dense_attention(data: st.DataObject) -> None:
     if sum(chunks):
         expected = dense(query, case, chunks, sliding_window=window, soft_cap=soft_cap)
         tolerance = FP8_TOLERANCE[dtype] if fp8 else TOLERANCES[dtype]
-        # The tanh is rounded near 1, and then multiplied by the cap.
+        # The tanh is rounded near 1, then multiplied by the cap.
         assert_close(out[: sum(chunks)], expected, max(tolerance, 1e-5 if soft_cap else 0))
 
 

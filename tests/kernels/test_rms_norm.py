@@ -6,13 +6,13 @@ from kernels.rms_norm import reference, rms_norm, rms_norm_add
 from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn, take_path
 from tests.kernels.vast_memory import vast_zeros
 
-# Rows that share a program, with some left over; one row of a program; the widest.
+# Several rows per program with a remainder; one row per program; the widest.
 SHAPES = [(1, 1), (5, 63), (3, 7, 100), (2, 896), (1, 4097), (2, 20000)]
 
 
 @pytest.fixture(params=["triton", "torch", "cpu"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have every test hold for the kernel and for what serves the CPU."""
+    """Run every test on the kernel and on the CPU implementations."""
     take_path(request.param, monkeypatch)
     return request.param
 
@@ -58,7 +58,7 @@ def test_rounds_before_the_weight_as_the_model_does() -> None:
     x, weight = randn(16, 256, dtype=torch.float16), randn(256, dtype=torch.float16, seed=1)
     wide = x.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
-    # A sum in another order may round a value the other way.
+    # Another summation order may round a value the other way.
     different = rms_norm(x, weight, 1e-5) != weight * normed.half()
     assert different.float().mean() < 0.02
     gemma = rms_norm(x, weight, 1e-5, unit_offset=True)

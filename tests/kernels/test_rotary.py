@@ -20,7 +20,7 @@ _CACHES = ("key_cache", "value_cache")
 
 @pytest.fixture(params=["triton", "torch", "cpu"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have every test hold for the kernel and for what serves the CPU."""
+    """Run every test on the kernel and on the CPU implementations."""
     take_path(request.param, monkeypatch)
     return request.param
 
@@ -62,7 +62,7 @@ def test_norms_round_as_the_model_does(dtype: torch.dtype, path: str) -> None:
     if path == "triton" and device.INTERPRETED and dtype == torch.bfloat16:
         pytest.skip("the interpreter computes bfloat16 wrongly")
     given = arguments((6, 4, 2, 64, 64), dtype, norms=True)
-    # Turned by no angle and by half a circle: exactly what the norm returns.
+    # Rotated by zero and by half a turn: exactly the norm's result.
     given["cos"], given["sin"] = (torch.ones(6, 32, device=DEVICE) for _ in range(2))
     given["sin"].zero_()
     given["cos"][3:] = -1
@@ -71,14 +71,14 @@ def test_norms_round_as_the_model_does(dtype: torch.dtype, path: str) -> None:
     expected = given["query_norm"] * normed.to(dtype)
     expected[3:] *= -1
     different = rotary_and_cache(**given) != expected
-    # A sum in another order may round a value the other way; a rounding left out moves a third.
+    # Another summation order may round a value the other way; a missing rounding changes a third.
     assert different.float().mean() < 0.02
 
 
 def test_padding_is_not_written() -> None:
     given = arguments((40, 6, 2, 16, 16))
     given["slot_mapping"][[0, 7, 8, 39]] = -1
-    # What lies before the caches, where a slot of -1 would be, is watched too.
+    # The memory before the caches, where slot -1 would be, is checked too.
     before = {name: torch.cat((given[name][:1], given[name])) for name in _CACHES}
     given |= {name: cache[1:] for name, cache in before.items()}
     rotated = rotary_and_cache(**given)

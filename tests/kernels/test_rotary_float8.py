@@ -21,14 +21,14 @@ from tests.kernels.vast_memory import vast_zeros
 
 @pytest.fixture(params=["triton", "torch"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have every test hold for the kernel and for what serves the CPU."""
+    """Run every test on the kernel and on the CPU implementations."""
     monkeypatch.setattr(device, "runs_triton", lambda _: request.param == "triton")
     return request.param
 
 
 def _e4m3_values() -> Tensor:
-    """Return the finite values of float8 e4m3 from 0 on, by their definition; the index is even
-    where the last bit is 0.
+    """Return the finite values of float8 e4m3 from 0 up, by definition; even indices are the values
+    whose last bit is 0.
     """
     small = [mantissa / 8 * 2.0**-6 for mantissa in range(8)]
     normal = [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)]
@@ -36,7 +36,7 @@ def _e4m3_values() -> Tensor:
 
 
 def _nearest(x: Tensor) -> Tensor:
-    """Return `x` rounded to float8 e4m3, to nearest even, saturated: a search among its values."""
+    """Return `x` rounded to float8 e4m3 (nearest even, saturated), by a search among its values."""
     values = _e4m3_values()
     size = x.double().abs().cpu().clamp(max=448)
     above = torch.searchsorted(values, size).clamp(max=len(values) - 1)
@@ -59,7 +59,7 @@ def test_float8_cache(shape: Shape, interleaved: bool, dtype: torch.dtype) -> No
     keys = turned(given, "key", interleaved) / given["key_scale"][:, None]
     values = given["value"].float() / given["value_scale"][:, None]
     for cache, expected in ((given["key_cache"], keys), (given["value_cache"], values)):
-        # Rounding the norm may move a key by one step of float8: an eighth.
+        # Rounding of the norm may move a key by one float8 step: an eighth.
         check_slots(cache, slots, _nearest(expected), 0.01)
 
 

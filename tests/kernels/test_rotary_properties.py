@@ -40,5 +40,5 @@ def test_any_shape_is_rotated_and_cached(
         cache, tolerance = case[f"{name}_cache"], None
         if cache.dtype == FP8:
             wide = (wide / case[f"{name}_scale"][:, None]).clamp(-448, 448)
-            tolerance = 0.04  # float8 has three bits behind the point
+            tolerance = 0.04  # float8 has three mantissa bits
         check_slots(cache, slots[real], wide[real], tolerance)

@@ -29,7 +29,7 @@ def admit(writes: SlotWrites, slot: int = 1, **changes: Any) -> None:
 
 @pytest.fixture(params=["triton", "torch"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the kernel and the form for CPUs do the same."""
+    """Run every test on the kernel and on the CPU implementations."""
     if request.param == "torch":
         monkeypatch.setattr(device, "runs_triton", lambda tensor: False)
 
@@ -83,13 +83,13 @@ def test_admission_writes_the_whole_slot_and_no_other() -> None:
     writes.apply()
     assert_tables_equal(tables, expected)
     tables.buffer.zero_()
-    writes.apply()  # forgotten
+    writes.apply()  # no changes are left
     assert not tables.buffer.any()
 
 
 @pytest.mark.usefixtures("form")
 def test_many_changes_at_once() -> None:
-    """Longer than a program's chunk, exactly one long, and short ones between them."""
+    """Longer than a program's chunk, exactly one chunk, and short ones between them."""
     tables = random_tables(5, max_model_len=3000, block_size=1)
     expected = tables.clone()
     long, exact = list(range(2500)), list(range(7, 7 + 1024))

@@ -14,7 +14,7 @@ def lens(*values: int) -> Tensor:
 
 
 def check(plan: SplitPlan, lengths: list[int], window: int | None) -> None:
-    """Assert that the items of `plan` are every visible key once, in splits as small as can be."""
+    """Assert that `plan` covers every visible key once, with the smallest possible splits."""
     items = plan.work_items.tolist()
     used = [item for item in items if item[0] >= 0]
     assert items == used + [[-1, 0, 0, 0, 0]] * (len(items) - len(used))
@@ -70,7 +70,7 @@ def test_plan(case: str) -> None:
 
 
 def test_splits_of_a_known_step() -> None:
-    """16 sequences of 1024 keys in 66 items: 5 each were too many, 4 of 256 keys fit."""
+    """16 sequences of 1024 keys in 66 items: 5 splits each exceed it, 4 of 256 keys fit."""
     plan = plan_splits(lens(*[1024] * 16), 66, 8)
     assert plan.work_items[:5].tolist() == [
         [0, 0, 256, 0, 4],

@@ -13,10 +13,10 @@ from tests.kernels.serving_simulation import Host
 from tests.kernels.slot_cases import assert_tables_equal, ints, longs, random_tables, vast_tables
 from tests.kernels.support import DEVICE, padded
 
-# Tokens that the step asks for, by slot; None: all that are left. A row of slot -1 is padding.
+# Scheduled tokens by slot; None: all remaining ones. A row of slot -1 is padding.
 Rows = list[tuple[int, int | None]]
 
-CASES: dict[str, tuple[Rows, int]] = {  # and tokens of padding
+CASES: dict[str, tuple[Rows, int]] = {  # and padding tokens
     "one": ([(0, None)], 0),
     "no-rows": ([], 3),
     "nothing": ([], 0),
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Rows, int]] = {  # and tokens of padding
 
 
 def lay_out(tables: SlotTables, rows: Rows) -> tuple[list[int], list[int]]:
-    """Return the slots and the query_start_loc of the rows."""
+    """Return slots and query_start_loc of the rows."""
     left = (tables.num_tokens - tables.num_computed_tokens).tolist()
     starts = [0]
     for slot, num_tokens in rows:
@@ -41,7 +41,7 @@ def lay_out(tables: SlotTables, rows: Rows) -> tuple[list[int], list[int]]:
 def from_lists(
     tables: SlotTables, slots: list[int], starts: list[int], num_tokens: int, block_size: int
 ) -> tuple[StepInputs, list[int]]:
-    """Return what `reference` does, computed token by token."""
+    """Return the result of `reference`, computed token by token."""
     computed = tables.num_computed_tokens.tolist()
     known, reasons = tables.num_tokens.tolist(), tables.finish_reasons.tolist()
     token_ids, positions, slot_mapping = [0] * num_tokens, [0] * num_tokens, [-1] * num_tokens
@@ -155,7 +155,7 @@ def test_given_buffers_are_used_and_blocks_behind_a_sequence_are_left() -> None:
     tables.finish_reasons.fill_(RUNNING)
     slots, starts = lay_out(tables, [(2, 1), (5, 1), (-1, 0)])
     out = StepInputs.allocate(3, 4, max_blocks=4, device=DEVICE)
-    assert not out.block_tables.any()  # ids that may be read, at once
+    assert not out.block_tables.any()  # entries that are never written must be valid block ids
     out.block_tables.fill_(77)
     addresses = [getattr(out, field.name).data_ptr() for field in fields(out)]
     expected, _ = reference(tables, ints(*slots), ints(*starts), 4, 16)
@@ -180,7 +180,7 @@ def test_numbers_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_can_be_repeated_without_the_host() -> None:
-    """On a GPU from a CUDA graph: nothing of it depends on numbers that only the device has."""
+    """As in a CUDA graph on a GPU: nothing depends on values that only the device knows."""
     tables = random_tables(2)
     tables.finish_reasons.fill_(RUNNING)
     for table, value in ((tables.num_tokens, 15), (tables.num_computed_tokens, 14)):
@@ -198,7 +198,7 @@ def test_a_step_can_be_repeated_without_the_host() -> None:
     repeat = step
     if DEVICE.type == "cuda":
         before = tables.clone()
-        step()  # has the kernels compiled
+        step()  # compile the kernels first
         tables.buffer.copy_(before.buffer)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -226,7 +226,7 @@ def test_a_step_can_be_repeated_without_the_host() -> None:
 def test_serving_one_step_ahead(block_size: int) -> None:
     host = Host(block_size, num_sequences=6, block_size=block_size)
     host.run()
-    assert host.num_wasted > 0  # or the case that it is about has not come
+    assert host.num_wasted > 0  # otherwise the tested case has not occurred
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -17,7 +17,7 @@ from tests.kernels.slot_cases import (
 )
 
 PROMPT = 5
-# Output tokens so far, min_tokens, max_tokens, stop tokens, the next token -> what it means.
+# Output tokens so far, min_tokens, max_tokens, stop tokens, next token -> finish reason.
 RULES: dict[str, tuple[int, int, int, list[int], int, int]] = {
     "goes-on": (0, 0, 4, [7], 3, RUNNING),
     "stop-token": (0, 0, 4, [7], 7, STOP),
@@ -40,7 +40,7 @@ RULES: dict[str, tuple[int, int, int, list[int], int, int]] = {
 def tables_of(
     num_outputs: int, min_tokens: int, max_tokens: int, stop_token_ids: list[int]
 ) -> SlotTables:
-    """Return three slots, the middle one as described, of 20 tokens at most."""
+    """Return three slots, the middle one as described, of at most 20 tokens."""
     tables = random_tables(3, max_model_len=20)
     tables.num_prompt_tokens[1] = PROMPT
     tables.num_tokens[1] = PROMPT + num_outputs
@@ -53,7 +53,7 @@ def tables_of(
 def from_lists(
     tables: SlotTables, slots: list[int], token_ids: list[int]
 ) -> tuple[SlotTables, list[int]]:
-    """Return what `reference` does, sequence by sequence."""
+    """Return the result of `reference`, computed per sequence."""
     tables = tables.clone()
     reasons = []
     for slot, token_id in zip(slots, token_ids, strict=True):
@@ -79,7 +79,7 @@ def from_lists(
 
 @pytest.fixture(params=["triton", "torch"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the kernel and the form for CPUs do the same."""
+    """Run every test on the kernel and on the CPU implementations."""
     if request.param == "torch":
         monkeypatch.setattr(device, "runs_triton", lambda tensor: False)
 

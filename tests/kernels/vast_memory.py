@@ -1,4 +1,4 @@
-"""Memory that is only addressed, for indices that do not fit into 32 bits."""
+"""Reserved but mostly unmapped memory, for indices that exceed 32 bits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tests.kernels.support import DEVICE
 
-_NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names from 3.13 on
+_NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python defines from 3.13 on
 
 
 def vast_zeros(num_bytes: int) -> Tensor:
-    """Return uint8 [num_bytes], zero; on the CPU pages take memory when they are written only."""
+    """Return uint8 [num_bytes], zero; on the CPU pages use memory only once written."""
     if DEVICE.type == "cuda":
         if torch.cuda.mem_get_info()[0] < num_bytes + 2**30:
             pytest.skip(f"needs {num_bytes / 2**30:.0f} GiB of GPU memory")

@@ -13,14 +13,14 @@ from tests.kernels.vast_memory import vast_zeros
 
 LARGEST = torch.finfo(torch.float32).max
 
-# Where the interpreter computes infinity or NaN as is meant, NumPy warns.
+# NumPy warns where the interpreter computes infinity or NaN as intended.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value) encountered:RuntimeWarning"
 )
 
 Row = tuple[dict[int, float], dict[str, float]]
 
-# As requests have them: biases by token, then the penalties.
+# Logit biases by token, then the penalties.
 ROWS: list[Row] = [
     ({}, {}),
     ({3: 1.5, 40: -2.0, 99: -math.inf}, {}),
@@ -54,7 +54,7 @@ def penalties_of(rows: list[dict[str, float]], slots: list[int]) -> Penalties:
 
 
 def counts_of(num_slots: int, vocab: int) -> TokenCounts:
-    """Return tables in which a tenth of the tokens was said, some of them often."""
+    """Return tables in which a tenth of the tokens occurred, some of them often."""
     generator = torch.Generator().manual_seed(1)
     shape = (num_slots, vocab)
     output = torch.randint(0, 50, shape, generator=generator) * (
@@ -68,7 +68,7 @@ def counts_of(num_slots: int, vocab: int) -> TokenCounts:
 def _adjusted(
     row: Tensor, bias: dict[int, float], penalties: dict[str, float], counts: TokenCounts, slot: int
 ) -> Tensor:
-    """Return a row adjusted as one request asks for it, by fewer and plainer operations."""
+    """Return a row adjusted for one request, by simpler operations."""
     row = row.clone()
     if bias:
         row[list(bias)] += row.new_tensor(list(bias.values()))
@@ -89,7 +89,7 @@ def _adjusted(
 
 
 def check_rows(rows: list[Row], vocab: int) -> None:
-    """Assert that rows are adjusted to the bit as the reference and `_adjusted` do."""
+    """Assert that rows are adjusted bit-identically to the reference and `_adjusted`."""
     counts, slots = counts_of(len(rows) + 2, vocab), list(range(len(rows)))[::-1]
     logits = padded(randn(len(rows), vocab) * 4)
     before = logits.clone()
@@ -105,7 +105,7 @@ def check_rows(rows: list[Row], vocab: int) -> None:
 
 @pytest.mark.parametrize("vocab", [3001, 5008])
 def test_rows_as_requests_ask_for_them(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_PROGRAMS", 2)  # so that one takes several blocks of entries
+    monkeypatch.setattr(module, "_MAX_PROGRAMS", 2)  # several blocks per program
     check_rows(ROWS, vocab)
 
 
@@ -124,7 +124,7 @@ def test_biases_of_one_token_add_up_in_their_order(monkeypatch: pytest.MonkeyPat
     values = [1e8, 3.0, -1e8, 0.1, 2.0**-20, -math.inf, 5.0]
     rows = [
         [(0, 0.5), (7, 1.0), *((9, value) for value in values[:5]), (10, 1.0)],
-        # It begins with the token that the row before ends with.
+        # Starts with the last token of the previous row.
         [(10, math.inf), (10, -1.0), *((12, value) for value in values), (12, math.inf), (13, 2.0)],
     ]
     counts, logits = counts_of(1, 20), randn(2, 20)
@@ -162,7 +162,7 @@ def test_a_model_that_computes_nan_is_left_to_the_draw() -> None:
 
 
 def test_rows_and_slots_beyond_two_to_the_31() -> None:
-    vocab, last, stride = 2**13, 2**18, 2**31 + 64  # the last slot begins at 2^31
+    vocab, last, stride = 2**13, 2**18, 2**31 + 64  # the last slot starts at element 2^31
     memory = vast_zeros(4 * (stride + vocab)).view(torch.float32)
     logits = memory.as_strided((2, vocab), (stride, 1))
     output = vast_zeros(4 * (last + 1) * vocab).view(torch.int32).view(last + 1, vocab)

@@ -13,11 +13,11 @@ from kernels.sampling.philox import exponentials_reference
 from tests.kernels.support import DEVICE, padded, randn
 from tests.kernels.vast_memory import vast_zeros
 
-# Several groups a tile, tiles a list and chunks a row, for rows of some hundreds of logits; two
-# groups are too short a list for most rows.
+# Several groups per tile, tiles per list and chunks per row, for rows of some hundreds of logits;
+# two groups are too short a list for most rows.
 SMALL = Settings(group=4, chunk=128, tile=32, fewest=2)
 
-# Where the interpreter overflows to infinity as is meant, NumPy warns.
+# NumPy warns where the interpreter overflows to infinity as intended.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 FILTERS = [
@@ -43,7 +43,7 @@ FILTERS = [
 
 
 class Rows(NamedTuple):
-    """The arguments of `sample_tokens` but for the logits."""
+    """The arguments of `sample_tokens` except the logits."""
 
     temperature: Tensor
     top_k: Tensor
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(filters: list[dict[str, float]], seed: int = 0) -> Rows:
-    """Return one row per element of `filters`; each has a seed and a position of its own."""
+    """Return one row per element of `filters`, each with its own seed and position."""
 
     def column(name: str, neutral: float, dtype: torch.dtype) -> Tensor:
         values = [row.get(name, neutral) for row in filters]
@@ -90,7 +90,7 @@ def division(request: pytest.FixtureRequest) -> None:
 def test_the_same_tokens_as_by_sorting(ties: bool) -> None:
     rows = rows_of(FILTERS)
     logits = padded(randn(len(FILTERS), 301) * 3)
-    if ties:  # as of a bfloat16 model: hardly any logit is unique
+    if ties:  # as in a bfloat16 model: hardly any logit is unique
         logits = padded((logits * 8).round() / 8)
     before = logits.clone()
     assert sample_tokens(logits, *rows).tolist() == reference(logits, *rows).tolist()
@@ -99,7 +99,7 @@ def test_the_same_tokens_as_by_sorting(ties: bool) -> None:
 
 def test_a_large_vocabulary() -> None:
     filters = [{}, {"temperature": 0.0}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.9}]
-    # Of the flat rows top-p keeps more tokens than are listed: they are read as a whole.
+    # For the flat rows top-p keeps more tokens than are listed: the whole row is read.
     logits = randn(4, 32003) * torch.tensor([3.0, 3.0, 3.0, 1.0], device=DEVICE)[:, None]
     rows = rows_of(filters)
     assert sample_tokens(logits, *rows).tolist() == reference(logits, *rows).tolist()
@@ -121,7 +121,7 @@ def test_a_row_depends_on_no_other() -> None:
 
 
 def _plainly(logits: Tensor, row: dict[str, float], times: Tensor) -> int:
-    """Return the token of one row as the text of the interface has it, in plain Python."""
+    """Return the token of one row by the documented rules, in plain Python."""
     if row.get("temperature") == 0:
         return int(logits.argmax())
     probs = torch.softmax(logits.double() / row.get("temperature", 1.0), -1).tolist()
@@ -146,10 +146,10 @@ def test_the_reference_does_what_the_interface_says() -> None:
 
 
 def assert_keeps(logits: Tensor, row: dict[str, float], kept: int) -> None:
-    """Assert that exactly the first `kept` tokens of `logits`, by rank, can be drawn.
+    """Assert that exactly the first `kept` tokens of `logits`, by rank, can be sampled.
 
-    Of many seeds the kernel is given some that draw the last of these tokens, some that would draw
-    the next one if it was kept, and the first.
+    From many seeds the kernel gets some that sample the last of these tokens, some that would
+    sample the next one if it were kept, and the first seed.
     """
     rows, given = rows_of([row] * 700), logits.expand(700, -1)
     expected = reference(given, *rows)
@@ -164,7 +164,7 @@ def assert_keeps(logits: Tensor, row: dict[str, float], kept: int) -> None:
     assert drawn.tolist() == expected[part].tolist()
 
 
-HOT = {"temperature": 1e30}  # all that is allowed weighs 1
+HOT = {"temperature": 1e30}  # all allowed tokens have weight 1
 
 
 @pytest.mark.usefixtures("small")
@@ -173,7 +173,7 @@ HOT = {"temperature": 1e30}  # all that is allowed weighs 1
     [
         ({"top_k": 70}, 70),
         ({"top_k": 3}, 3),
-        # Of 129 equal ones the first 65 have less than half of the mass before them.
+        # Of 129 equal ones, the first 65 have less than half of the mass before them.
         ({"top_p": 0.5}, 65),
         ({"top_k": 96, "top_p": 0.125}, 12),
     ],
@@ -204,7 +204,7 @@ def test_filters_keep_exactly(row: dict[str, float], kept: int) -> None:
 @pytest.mark.usefixtures("small")
 def test_top_p_is_of_the_mass_that_min_p_left() -> None:
     logits = torch.zeros(301, device=DEVICE)
-    logits[1::2] = -4.0  # 150 tokens of 0.018, beside 151 of 1
+    logits[1::2] = -4.0  # 150 tokens of weight 0.018, and 151 of weight 1
     assert_keeps(logits, {"min_p": 0.1, "top_p": 0.099}, 15)
 
 
@@ -212,7 +212,7 @@ def test_top_p_is_of_the_mass_that_min_p_left() -> None:
 def test_masses_of_all_parts_of_a_row_are_of_one_scale() -> None:
     logits = torch.full((301,), -torch.inf, device=DEVICE)
     logits[10:20], logits[270:290] = 3.0, 3.0 - 10 * math.log(2)
-    # Ten tokens of 1, and twenty of 2^-10.
+    # Ten tokens of weight 1, and twenty of 2^-10.
     assert_keeps(logits, {"top_p": 0.45}, 5)
 
 
@@ -281,7 +281,7 @@ def _chi_square(drawn: Tensor, probs: list[float]) -> float:
 
 @pytest.mark.parametrize(
     ("row", "kept", "limit"),
-    # The limits are passed by one in 10^4 of right samplers.
+    # One correct sampler in 10^4 exceeds the limits.
     [
         ({}, [0.3, 0.05, 0.25, 0.1, 0.2, 0.1], 25.7),
         ({"top_k": 3}, [0.3, 0, 0.25, 0, 0.2, 0], 18.4),

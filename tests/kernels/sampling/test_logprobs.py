@@ -10,7 +10,7 @@ from kernels.sampling.logprobs import reference, token_logprobs
 from tests.kernels.support import DEVICE, padded, randn
 from tests.kernels.vast_memory import vast_zeros
 
-# Where the interpreter computes infinity or NaN as is meant, NumPy warns.
+# NumPy warns where the interpreter computes infinity or NaN as intended.
 pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")
 
 
@@ -26,7 +26,7 @@ def assert_same(logits: Tensor, token_ids: Tensor, num_top: int) -> None:
     assert top_ids.dtype == torch.int64
     assert ranks.tolist() == expected[1].tolist()
     assert top_ids.tolist() == expected[2].tolist()
-    # Near 0 the sum that the logarithm is of is 1, and rounded to a 24th bit.
+    # Near 0 the argument of the logarithm is a sum near 1, rounded to 24 bits.
     torch.testing.assert_close(chosen, expected[0], rtol=2e-6, atol=1e-6)
     torch.testing.assert_close(top, expected[3], rtol=2e-6, atol=1e-6)
 
@@ -44,7 +44,7 @@ def test_the_reference_is_torchs_own() -> None:
 
 @pytest.fixture(params=[None, (4, 64)], ids=["default", "small"])
 def division(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param is not None:  # several chunks a row, and fewer tokens of each group on top
+    if request.param is not None:  # several chunks per row, and smaller groups
         monkeypatch.setattr(module, "settings", lambda vocab: request.param)
 
 

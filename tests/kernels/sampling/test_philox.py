@@ -10,7 +10,7 @@ from tests.kernels.support import DEVICE
 SEEDS = [0, 1, 2**32, -1, 2**63 - 1, -(2**63), 0x0123456789ABCDEF]
 POSITIONS = [0, 1, 2**32 + 7]
 
-# The known answers of the authors' Random123: counter, key, words.
+# Known-answer tests of the authors' Random123: counter, key, words.
 KNOWN = [
     (
         "00000000 00000000 00000000 00000000",
@@ -87,7 +87,7 @@ def _exponential(words_ptr, out_ptr, N: tl.constexpr):
 
 
 def test_the_ends_of_the_exponential() -> None:
-    # Of the 2^32 words the first, those around the end of the series, and the last.
+    # Of the 2^32 words: the first, those around the end of the series, and the last.
     edges = [0, 1, 2**28 - 1, 2**28, 2**28 + 1, 2**31, 2**32 - 2**8, 2**32 - 1]
     words = torch.tensor(edges, device=DEVICE)
     out = torch.empty(len(edges), device=DEVICE)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 vocabs = st.integers(1, 300)
 seeds = st.integers(0, 2**20)
-# Odd numbers: no sum of weights is the same in exact arithmetic and not in float32.
+# Odd numbers: sums of weights that are equal in float32 are equal exactly.
 filters = st.fixed_dictionaries(
     {},
     optional={
@@ -35,7 +35,7 @@ filters = st.fixed_dictionaries(
 
 
 def some_logits(rows: int, vocab: int, seed: int, ties: bool, forbidden: float) -> torch.Tensor:
-    """Return logits of which a part is -inf, and a few NaN."""
+    """Return logits of which some are -inf, and a few NaN."""
     logits = randn(rows, vocab, seed=seed) * 3
     logits = (logits * 4).round() / 4 if ties else logits
     chance = torch.rand(rows, vocab, generator=torch.Generator().manual_seed(seed)).to(DEVICE)

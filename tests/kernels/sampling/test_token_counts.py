@@ -10,8 +10,8 @@ from kernels.sampling.token_counts import TokenCounts, count_output, mark_prompt
 from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros
 
-VOCAB = 1100  # more than a block, and 12 bits in the last word
-LONG = 2500  # tokens of a prompt, more than a block
+VOCAB = 1100  # more than one block, and a last word with 12 bits
+LONG = 2500  # prompt length, more than one block
 
 each_index = pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 
@@ -25,7 +25,7 @@ def forms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def full(num_slots: int = 4, vocab: int = VOCAB) -> TokenCounts:
-    """Return tables that hold something of earlier sequences."""
+    """Return tables with counts left by earlier sequences."""
     counts = TokenCounts.allocate(num_slots, vocab, DEVICE)
     counts.prompt_mask.fill_(1 << 30)
     counts.output_counts.fill_(5)
@@ -46,9 +46,9 @@ def ints(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
 def test_prompts_are_marked_in_slots_that_begin_anew(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_counts, "_MAX_PROGRAMS", 2)  # so that one takes two blocks
+    monkeypatch.setattr(token_counts, "_MAX_PROGRAMS", 2)  # so that one program handles two blocks
     whole = full(5)
-    counts = TokenCounts(*(table[1:] for table in whole))  # so that slot -1 shows
+    counts = TokenCounts(*(table[1:] for table in whole))  # so that writes to slot -1 are noticed
     generator = torch.Generator().manual_seed(0)
     long = torch.randint(VOCAB, (LONG,), generator=generator).tolist()
     prompts = [long, [0, 31, 32, 63, VOCAB - 1, 31], [5], [7, -1, VOCAB, 2**31 - 1]]
@@ -98,7 +98,7 @@ def test_output_is_counted(dtype: torch.dtype) -> None:
 
 
 def test_slots_beyond_two_to_the_31() -> None:
-    vocab, last = 2**22, 2**9  # the last slot begins at 2^31
+    vocab, last = 2**22, 2**9  # the last slot starts at element 2^31
     output_counts = vast_zeros(4 * (last + 1) * vocab).view(torch.int32).view(last + 1, vocab)
     mask = vast_zeros((last + 1) * vocab // 8).view(torch.int32).view(last + 1, -1)
     counts = TokenCounts(mask, output_counts)
