@@ -66,7 +66,7 @@ def test_results_that_differ_are_told_apart() -> None:
     assert "shapes" in str(differs(x, x[:3]))
 
 
-def test_what_is_drawn_must_be_what_the_filters_keep() -> None:
+def test_tokens_outside_the_filters_are_detected() -> None:
     """A case with random numbers of its own, as on a GPU, must still detect wrong tokens."""
     shape = {"rows": 12, "vocab": 50, "temperature": 0.7, "same_numbers": False}
     work = sampling.draw(**shape, top_k=5, top_p=0.9, device=DEVICE)

@@ -111,7 +111,7 @@ def test_a_form_that_computes_something_else_gets_no_figure() -> None:
     assert "compiled" not in figures["peers"]
 
 
-def test_what_fails_is_no_figure() -> None:
+def test_a_failed_case_has_no_figure() -> None:
     def build(device: torch.device) -> Work:
         raise RuntimeError("no such thing\nand more")
 

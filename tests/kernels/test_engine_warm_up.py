@@ -33,7 +33,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
 
 
 @pytest.mark.skipif(not device.INTERPRETED, reason="pretends to be another GPU")
-def test_no_tiles_are_new(checkpoint: GreedyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_compiles_every_tile_size(
+    checkpoint: GreedyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = replace(device.HOPPER, num_sms=2)
     monkeypatch.setattr(device, "limits", lambda where: limits)
     seen: set[tuple[Any, ...]] = set()

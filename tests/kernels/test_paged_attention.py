@@ -7,7 +7,7 @@ from kernels.paged_attention import Span, paged_attention
 SPAN = Span(query_start=0, query_end=2, num_keys=2, block_ids=None, first_row=0)
 
 
-def test_the_keys_of_a_group_are_read_where_they_lie() -> None:
+def test_query_heads_read_their_kv_head() -> None:
     """Head h reads KV head h // group: with one-hot values, the output names the head."""
     key = torch.zeros(1, 4, 3, 8)
     value = torch.zeros(1, 4, 3, 8)

@@ -163,7 +163,7 @@ def test_a_sequence_of_many_splits_is_merged_in_two_rounds(
     assert_close(decode(query, case, plan), dense(query, case))
 
 
-def test_layers_count_on_in_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_plan_serves_several_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan is reused by several layers, including ones with fewer KV heads than planned."""
     monkeypatch.setattr(split_plan, "STEP", 16)
     lengths = [16 * 17, 20, 0]
@@ -182,7 +182,7 @@ def test_scores_far_apart_do_not_overflow() -> None:
     assert_close(decode(query, case), dense(query, case))
 
 
-def test_table_entries_of_no_key_are_not_followed() -> None:
+def test_unused_block_table_entries_are_not_read() -> None:
     case, query = paged_case([5, 90, 0], spare_columns=3), randn(3, 4, 64)
     expected = dense(query, case)
     columns = torch.arange(case.block_tables.shape[1], device=DEVICE) * 16
@@ -190,7 +190,7 @@ def test_table_entries_of_no_key_are_not_followed() -> None:
     assert_close(decode(query, case), expected)
 
 
-def test_rows_may_lie_apart_and_out_is_written_in_place() -> None:
+def test_strided_rows_and_a_given_output() -> None:
     case, query = paged_case([5, 90, 0]), randn(3, 4, 64)
     wide = padded(torch.zeros(3, 5, 64, device=DEVICE))
     out = wide[:, :4]

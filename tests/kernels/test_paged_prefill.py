@@ -197,7 +197,7 @@ def test_a_row_that_has_ended_harms_no_other() -> None:
     assert not out[6].any()
 
 
-def test_table_entries_of_no_key_are_not_followed() -> None:
+def test_unused_block_table_entries_are_not_read() -> None:
     chunks = [4, 50]
     case, query = windowed(chunks, [60, 90], 20, spare_columns=3), randn(54, 4, 64)
     expected = dense(query, case, chunks, sliding_window=20)
@@ -208,7 +208,7 @@ def test_table_entries_of_no_key_are_not_followed() -> None:
     assert_close(prefill(query, case, chunks, sliding_window=20), expected)
 
 
-def test_rows_may_lie_apart_and_out_is_written_in_place() -> None:
+def test_strided_rows_and_a_given_output() -> None:
     case, query = paged_case(LENGTHS), randn(sum(CHUNKS), 4, 64)
     wide = padded(torch.zeros(sum(CHUNKS), 5, 64, device=DEVICE))
     tables = padded(case.block_tables)
@@ -226,7 +226,7 @@ def test_blocks_beyond_two_to_the_31_elements() -> None:
     assert_close(prefill(query, case, [3, 7]), dense(query, case, [3, 7]))
 
 
-def test_more_sequences_than_are_looked_at_together() -> None:
+def test_more_sequences_than_are_compared_at_once() -> None:
     chunks = [1 + i % 3 for i in range(150)]
     lengths = [chunk + i % 2 for i, chunk in enumerate(chunks)]
     case = paged_case(lengths, kv_heads=1, head_dim=32)

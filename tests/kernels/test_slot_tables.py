@@ -110,7 +110,7 @@ def test_many_changes_at_once() -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_what_is_set_twice_is_refused_and_forgotten() -> None:
+def test_a_value_set_twice_is_refused_and_discarded() -> None:
     tables = random_tables(4)
     before = tables.clone()
     writes = SlotWrites(tables)

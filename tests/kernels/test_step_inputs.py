@@ -97,7 +97,7 @@ def check(
 
 
 @pytest.mark.parametrize(("rows", "padding"), CASES.values(), ids=CASES.keys())
-def test_the_reference_is_what_lists_give(rows: Rows, padding: int) -> None:
+def test_the_reference_equals_plain_python(rows: Rows, padding: int) -> None:
     tables = random_tables(7)
     slots, starts = lay_out(tables, rows)
     num_tokens = starts[-1] + padding

@@ -43,7 +43,7 @@ def ints(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
 
 @each_index
 @pytest.mark.usefixtures("forms")
-def test_prompts_are_marked_in_slots_that_begin_anew(
+def test_marking_a_prompt_clears_the_slot(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_counts, "_MAX_PROGRAMS", 2)  # so that one program handles two blocks
