@@ -17,7 +17,7 @@ from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
-from engine.errors import CheckpointError, TridentError
+from engine.errors import CheckpointError, QueueFullError, TridentError
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
@@ -98,16 +98,22 @@ class EngineCore:
             description=loaded.description,
         )
 
-    def add_request(self, message: AddRequest) -> None:
+    def add_request(self, message: AddRequest) -> list[RequestFailed]:
         """Queue a request; its uid must be larger than those before it.
+
+        Returns what refuses requests of lower priority that it takes the place of.
 
         Raises:
             RequestError: the request is wrong or can never fit; the text names the field.
             QueueFullError: as many sequences or prompt tokens are waiting as may wait.
         """
         siblings = self._factory.build(message)
-        waiting = self.scheduler.waiting.load_without_slot(len(self.scheduler.free_slots))
-        self._queue_limits.check(waiting, Load(len(siblings), len(message.prompt_token_ids)))
+        displaced = self.scheduler.waiting.displaced_by(
+            siblings[0],
+            Load(len(siblings), len(message.prompt_token_ids)),
+            self._queue_limits,
+            len(self.scheduler.free_slots),
+        )
         timeouts = [t for t in (message.timeout_s, self.config.request_timeout_s) if t is not None]
         self.scheduler.add(siblings)
         try:
@@ -117,6 +123,18 @@ class EngineCore:
         except Exception:
             self.scheduler.abort(message.uid)  # it is refused: nothing of it may stay
             raise
+        return [self._refuse(request.uid) for request in displaced]
+
+    def _refuse(self, uid: int) -> RequestFailed:
+        """End a request that waits because the queue has no room for it any more."""
+        for sibling in self.scheduler.abort(uid):
+            self._recorder.finished(sibling)
+        limits = self._queue_limits
+        text = (
+            f"Maximum queue size of {limits.max_sequences} requests or {limits.max_tokens} prompt "
+            "tokens reached, and a request of higher priority took the place; try again later"
+        )
+        return RequestFailed(uid, QueueFullError.code, text)
 
     def abort(self, uid: int) -> list[SequenceOutput | RequestFailed]:
         """End a request and free its blocks at once; return the last outputs of its sequences.

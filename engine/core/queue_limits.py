@@ -53,17 +53,23 @@ class QueueLimits:
             tokens = min(tokens, _MAX_DEFAULT_TOKENS)
         return cls(sequences, tokens)
 
-    def check(self, waiting: Load, new: Load) -> None:
-        """Raise `QueueFullError` if the request `new` may not join what is `waiting`.
+    def have_room(self, waiting: Load, new: Load) -> bool:
+        """Whether the request `new` may join what is `waiting`.
 
-        Where nothing waits any request is let in, even one that exceeds a limit by itself.
+        Where nothing waits any request may, even one that exceeds a limit by itself.
         """
-        if not waiting.num_sequences:
+        together = waiting + new
+        return waiting.num_sequences == 0 or (
+            together.num_sequences <= self.max_sequences and together.num_tokens <= self.max_tokens
+        )
+
+    def check(self, waiting: Load, new: Load) -> None:
+        """Raise `QueueFullError` if the request `new` may not join what is `waiting`."""
+        if self.have_room(waiting, new):
             return
         if waiting.num_sequences + new.num_sequences > self.max_sequences:
             raise _full(f"{self.max_sequences} requests", "max_num_queued_reqs")
-        if waiting.num_tokens + new.num_tokens > self.max_tokens:
-            raise _full(f"{self.max_tokens} prompt tokens", "max_num_queued_tokens")
+        raise _full(f"{self.max_tokens} prompt tokens", "max_num_queued_tokens")
 
 
 def _full(limit: str, setting: str) -> QueueFullError:

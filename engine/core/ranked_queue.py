@@ -24,6 +24,9 @@ class RankedQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._requests)
+
     @property
     def head(self) -> Request | None:
         """The one that is next, if there is any."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 
-from engine.core.queue_limits import Load
+from engine.core.queue_limits import Load, QueueLimits
 from engine.core.ranked_queue import Rank, RankedQueue
 from engine.core.request import Request
 
@@ -46,12 +47,37 @@ class WaitingQueues:
     def load_without_slot(self, num_free_slots: int) -> Load:
         """Return what is queued beyond the free slots, which what waits takes in order."""
         num_free = max(0, num_free_slots - len(self.paused) - len(self.forked))
-        fitting = Load()
+        if self.queued_load.num_sequences <= num_free:
+            return Load()
+        num_sequences = num_tokens = 0
         for request in self.queued:
-            if fitting.num_sequences >= num_free:
+            if num_sequences >= num_free:
                 break
-            fitting += _load(request)
-        return self.queued_load - Load(min(fitting.num_sequences, num_free), fitting.num_tokens)
+            num_sequences += request.sampling_params.n
+            num_tokens += request.num_prompt_tokens
+        return self.queued_load - Load(min(num_sequences, num_free), num_tokens)
+
+    def displaced_by(
+        self, new: Request, load: Load, limits: QueueLimits, num_free_slots: int
+    ) -> list[Request]:
+        """Return the queued requests that must go so that `new` may wait, the last of all first.
+
+        Only requests of lower priority go, and none if all of them would not do.
+
+        Raises:
+            QueueFullError: there is no room for `new`, which amounts to `load`.
+        """
+        displaced: list[Request] = []
+        waiting = self.load_without_slot(num_free_slots)
+        priority, *_ = self._rank(new)
+        lower = takewhile(lambda each: self._rank(each)[0] > priority, reversed(self.queued))
+        while not limits.have_room(waiting, load):
+            if (request := next(lower, None)) is None:
+                limits.check(self.load_without_slot(num_free_slots), load)
+                break
+            displaced.append(request)
+            waiting = (waiting - _load(request)).beyond(Load())
+        return displaced
 
     def push(self, request: Request) -> None:
         """Let `request` wait. Its state must not change until it is taken out again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from engine.errors import RequestError, TridentError
@@ -33,7 +33,7 @@ class Core(Protocol):
 
     @property
     def ready(self) -> Ready: ...
-    def add_request(self, request: AddRequest) -> None: ...
+    def add_request(self, request: AddRequest) -> Sequence[RequestFailed]: ...
     def abort(self, uid: int) -> list[SequenceOutput | RequestFailed]: ...
     def has_unfinished_requests(self) -> bool: ...
     def step(self) -> list[SequenceOutput | RequestFailed]: ...
@@ -122,7 +122,7 @@ class EngineLoop:
             log.info("request aborted", extra={"fields": {"uid": message.uid}})
             self._send(self._core.abort(message.uid))
 
-    def _send(self, produced: list[SequenceOutput | RequestFailed]) -> None:
+    def _send(self, produced: Sequence[SequenceOutput | RequestFailed]) -> None:
         """Send outputs and failures; a failure is the last of its request."""
         if outputs := [each for each in produced if isinstance(each, SequenceOutput)]:
             self._put(Outputs(outputs))
@@ -134,7 +134,7 @@ class EngineLoop:
         """Add one request; an error in it ends this request only."""
         fields = {"uid": request.uid, "request_id": request.request_id}
         try:
-            self._core.add_request(request)
+            displaced = self._core.add_request(request)
         except TridentError as error:
             if not isinstance(error, RequestError):
                 refused = {**fields, "error": str(error)}
@@ -143,3 +143,5 @@ class EngineLoop:
         except Exception:
             log.exception("request could not be added", extra={"fields": fields})
             self._put(RequestFailed(request.uid, TridentError.code, "internal error"))
+        else:
+            self._send(displaced)

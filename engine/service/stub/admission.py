@@ -12,24 +12,40 @@ class Admission:
 
     The engine itself counts what waits, but only between steps. Here, all that cannot be running
     must be waiting: in its queue, preempted, in its inbox or in the socket. Not thread-safe.
+
+    With scheduling_policy=priority, requests of lower priority do not keep one from entering: the
+    engine refuses as many of them as it must. Until it has, there may be twice the limits here.
     """
 
     def __init__(self, config: EngineConfig, ready: Ready) -> None:
         """Start with nothing, for an engine that has just become ready."""
-        self._limits = QueueLimits.of(config, (ready.num_blocks - 1) * ready.block_size)
+        limits = QueueLimits.of(config, (ready.num_blocks - 1) * ready.block_size)
+        self._limits = limits
+        self._hard_limits = QueueLimits(2 * limits.max_sequences, 2 * limits.max_tokens)
+        self._by_priority = config.scheduling_policy == "priority"
         self._max_running = Load(config.max_num_seqs, config.max_num_seqs * ready.max_model_len)
         self.load = Load()
+        self._loads: dict[int, Load] = {}  # by priority
 
-    def enter(self, new: Load) -> None:
+    def enter(self, new: Load, priority: int = 0) -> None:
         """Count a request in.
 
         Raises:
             QueueFullError: as many sequences or prompt tokens are waiting as may wait.
         """
-        self._limits.check(self.load.beyond(self._max_running), new)
+        waiting = self.load.beyond(self._max_running)
+        if not (self._by_priority and self._hard_limits.have_room(waiting, new)):
+            self._limits.check(waiting, new)
+        elif not self._limits.have_room(waiting, new):
+            ahead = (load for each, load in self._loads.items() if each <= priority)
+            self._limits.check(sum(ahead, Load()).beyond(self._max_running), new)
         self.load += new
+        self._loads[priority] = self._loads.get(priority, Load()) + new
 
-    def leave(self, old: Load) -> None:
+    def leave(self, old: Load, priority: int = 0) -> None:
         """Count a request out: the process has said that it has ended."""
         self.load -= old
-        assert min(self.load.num_sequences, self.load.num_tokens) >= 0
+        left = self._loads.pop(priority) - old
+        assert min(left.num_sequences, left.num_tokens) >= 0
+        if left != Load():
+            self._loads[priority] = left

@@ -234,12 +234,12 @@ class EngineClient:
         """Count `request` in, under the next uid."""
         with self._lock:
             self.check_ready()
-            self._admission.enter(request.load)
+            self._admission.enter(request.load, request.priority)
             uid = next(self._uids)
             try:
                 stream = RequestStream(uid, request, make_sink(uid))
             except BaseException:
-                self._admission.leave(request.load)
+                self._admission.leave(request.load, request.priority)
                 raise
             self._streams[uid] = stream
             return stream
@@ -249,7 +249,7 @@ class EngineClient:
         with self._lock:
             stream = self._streams.pop(uid, None)
             if stream is not None:
-                self._admission.leave(stream.load)
+                self._admission.leave(stream.load, stream.priority)
             return stream
 
     def _fail(self, stream: RequestStream, error: TridentError) -> bool:

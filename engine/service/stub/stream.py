@@ -138,6 +138,7 @@ class RequestStream:
         self.uid = uid
         self.request_id = request.request_id
         self.load = request.load
+        self.priority = request.priority
         self.fingerprint = request.fingerprint
         self.arrival_time = request.arrival_time
         self.next_due = 0.0

@@ -228,3 +228,67 @@ def test_a_priority_below_the_smallest_one_allowed_is_refused(make_core: MakeCor
     assert {output.uid for output in run(core)} == {2, 3}
     with pytest.raises(ConfigError, match=r"^min_priority: .* less than or equal to 0"):
         make_core(min_priority=1)  # which would refuse all requests that bring none
+
+
+def queued(core: EngineCore) -> list[int]:
+    return [request.uid for request in core.scheduler.waiting.queued]
+
+
+def prioritised(
+    uid: int, priority: int, n: int = 1, length: int = 3, **fields: object
+) -> AddRequest:
+    params = {"max_tokens": 2, "ignore_eos": True, "n": n, **fields}
+    return AddRequest(uid, [5] * length, params, priority=priority)
+
+
+def test_a_full_queue_refuses_the_lowest_priority_first(make_core: MakeCore) -> None:
+    core = make_core(max_num_seqs=1, max_num_queued_reqs=3, scheduling_policy="priority")
+    for uid, priority in ((1, 9), (2, 3), (3, 5), (4, 5)):  # the first has a slot
+        assert core.add_request(prioritised(uid, priority)) == []
+        if uid == 1:
+            core.step()
+    (refused,) = core.add_request(prioritised(5, 4))
+    assert (refused.uid, refused.code) == (4, "UNAVAILABLE")
+    assert refused.message.startswith("Maximum queue size of 3 requests or ")
+    assert queued(core) == [2, 5, 3]
+    for uid, priority in ((6, 5), (7, 9)):
+        with pytest.raises(QueueFullError, match="Maximum queue size of 3 requests"):
+            core.add_request(prioritised(uid, priority))
+    assert {output.uid for output in run(core)} == {1, 2, 3, 5}
+    assert core.take_stats().num_finished["abort"] == 1
+
+
+def test_as_many_are_displaced_as_are_needed_or_none(make_core: MakeCore) -> None:
+    core = make_core(
+        max_num_seqs=1,
+        max_num_queued_reqs=4,
+        max_num_queued_tokens=100,
+        scheduling_policy="priority",
+    )
+    core.add_request(prioritised(1, 0))
+    core.step()
+    for uid, priority in ((2, 1), (3, 2), (4, 2), (5, 0)):
+        core.add_request(prioritised(uid, priority, length=10))
+    for refused in (
+        prioritised(6, 1, n=4),  # the two of priority 2 are not enough
+        prioritised(7, 0, length=95),  # nor are three in tokens
+    ):
+        with pytest.raises(QueueFullError):
+            core.add_request(refused)
+    with pytest.raises(RequestError, match=r"^stop_token_ids"):
+        core.add_request(prioritised(8, 0, stop_token_ids=[10**6]))
+    assert queued(core) == [5, 2, 3, 4]
+    failed = core.add_request(prioritised(9, 0, n=2))
+    assert [each.uid for each in failed] == [4, 3]
+    assert queued(core) == [5, 9, 2]
+    assert [each.uid for each in core.add_request(prioritised(10, 0, length=80))] == [2]
+    assert {output.uid for output in run(core)} == {1, 5, 9, 10}
+
+
+def test_without_priorities_nobody_is_displaced(make_core: MakeCore) -> None:
+    core = make_core(max_num_seqs=1, max_num_queued_reqs=1)
+    core.add_request(prioritised(1, 0))
+    core.add_request(prioritised(2, 5))
+    with pytest.raises(QueueFullError):
+        core.add_request(prioritised(3, -5))
+    assert {output.uid for output in run(core)} == {1, 2}

@@ -2,7 +2,15 @@
 
 from collections.abc import Callable
 
-from engine.protocol import AddRequest, FromEngine, Ready, SequenceOutput, Shutdown, Stats
+from engine.protocol import (
+    AddRequest,
+    FromEngine,
+    Ready,
+    RequestFailed,
+    SequenceOutput,
+    Shutdown,
+    Stats,
+)
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import MAX_ARRIVALS_S, EngineLoop
 
@@ -23,12 +31,15 @@ class FakeCore:
         self.clock, self.add_s, self.step_s = clock, add_s, step_s
         self.running: set[int] = set()
         self.calls: list[str] = []
+        self.displaced: list[RequestFailed] = []  # by the next request that is added
         self.on_step: Callable[[], None] = lambda: None
 
-    def add_request(self, request: AddRequest) -> None:
+    def add_request(self, request: AddRequest) -> list[RequestFailed]:
         self.clock.now += self.add_s
         self.running.add(request.uid)
         self.calls.append("add")
+        displaced, self.displaced = self.displaced, []
+        return displaced
 
     def abort(self, uid: int) -> list[SequenceOutput]:
         self.running.discard(uid)
@@ -128,3 +139,19 @@ def test_an_iteration_begins_with_the_first_message_and_ends_with_the_wait() -> 
     inbox.put(add(2))
     loop.run()
     assert seen == [0.0, 7.0, 7.0]  # the second request is taken after the first step
+
+
+def test_requests_whose_place_another_one_takes_are_refused() -> None:
+    clock = Clock()
+    core = FakeCore(clock, add_s=0.0, step_s=0.0)
+    refused = RequestFailed(7, "UNAVAILABLE", "Maximum queue size of 1 requests reached")
+    core.displaced = [refused]
+    inbox = Inbox(lambda request: None)
+    inbox.put(add(8))
+
+    def on_step() -> None:
+        core.running.clear()
+        inbox.put(Shutdown())
+
+    core.on_step = on_step
+    assert [each for each in run(core, clock, inbox) if not isinstance(each, Stats)] == [refused]

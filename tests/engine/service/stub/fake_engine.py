@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, QueueFullError, RequestError
-from engine.protocol import AddRequest, Ready, SequenceOutput, Stats
+from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.service.process.serve import configure, serve
 
 BAD_REQUEST, FULL, BUG, STEP_FAILS, DIES, HANGS = range(9001, 9007)
@@ -39,7 +39,7 @@ class FakeCore:
         if self._hangs_in == kind:
             time.sleep(3600)
 
-    def add_request(self, request: AddRequest) -> None:
+    def add_request(self, request: AddRequest) -> list[RequestFailed]:
         self._hangs_in = request.prompt_token_ids[0]
         self._hang(HANGS_IN_ADD)
         match request.prompt_token_ids[0]:
@@ -50,6 +50,7 @@ class FakeCore:
             case 9003:
                 raise KeyError("a bug")
         self._running[request.uid] = (request, 0)
+        return []
 
     def abort(self, uid: int) -> list[SequenceOutput]:
         self._hang(HANGS_IN_ABORT)

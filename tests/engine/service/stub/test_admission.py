@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ MAX_NUM_SEQS, MAX_MODEL_LEN = 2, 10
 READY = Ready(MAX_MODEL_LEN, 100, num_blocks=6, block_size=4, description="")
 
 
-def make(**settings: int) -> Admission:
+def make(**settings: Any) -> Admission:
     config = EngineConfig(max_num_seqs=MAX_NUM_SEQS, **settings)
     return Admission(config, READY)
 
@@ -41,6 +43,34 @@ def test_tokens_beyond_what_can_run_count_as_waiting() -> None:
         admission.enter(Load(1, 8))  # 32 tokens, of which 20 may be running
     with pytest.raises(QueueFullError, match=r"^Maximum queue size of 12 prompt tokens reached"):
         admission.enter(Load(1, 1))
+
+
+def test_lower_priorities_do_not_keep_a_request_out() -> None:
+    """The engine refuses them in its place; meanwhile there may be twice as many."""
+    admission = make(max_num_queued_reqs=3, scheduling_policy="priority")
+    for _ in range(MAX_NUM_SEQS + 3):
+        admission.enter(Load(1, 1), priority=5)
+    for priority in (5, 6):
+        with pytest.raises(QueueFullError, match="Maximum queue size of 3 requests"):
+            admission.enter(Load(1, 1), priority)
+    for _ in range(3):
+        admission.enter(Load(1, 1), priority=0)
+    with pytest.raises(QueueFullError):
+        admission.enter(Load(1, 1), priority=-1)
+    admission.leave(Load(1, 1), priority=5)
+    admission.enter(Load(1, 1), priority=-1)
+    for priority, count in ((5, MAX_NUM_SEQS + 2), (0, 3), (-1, 1)):
+        for _ in range(count):
+            admission.leave(Load(1, 1), priority)
+    assert admission.load == Load()
+
+
+def test_without_priorities_a_full_queue_is_full_for_all() -> None:
+    admission = make(max_num_queued_reqs=3)
+    for _ in range(MAX_NUM_SEQS + 3):
+        admission.enter(Load(1, 1), priority=5)
+    with pytest.raises(QueueFullError):
+        admission.enter(Load(1, 1), priority=-5)
 
 
 @settings(max_examples=200)
