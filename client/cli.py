@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "bench": (
         "client.bench.cli",
-        "Measure a server: its stages, beside others, with NVIDIA's tools.",
+        "Measure a server: its own overhead, other servers, NVIDIA's tools.",
     ),
 }
 

@@ -1,1 +1,1 @@
-"""`trident bench`: measures a server, with our own load and with the ecosystem's tools."""
+"""`trident bench`: measures a server, with our own load generator and NVIDIA's tools."""

@@ -1,4 +1,4 @@
-"""Where `trident bench` keeps what is made or fetched once."""
+"""The cache folder of `trident bench`."""
 
 import os
 from pathlib import Path

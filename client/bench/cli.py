@@ -9,17 +9,19 @@ from rich.console import Console
 from client.commands.connection_options import Url
 
 app = typer.Typer(
-    help="Measure a server: its stages, beside others, with NVIDIA's tools.",
+    help="Measure a server: its own overhead, other servers, NVIDIA's tools.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-# What is no option of ours is one of the tool's.
+# Unknown options are passed on to the tool.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-Streams = Annotated[int, typer.Option("--streams", min=1, help="Requests at once.")]
-Requests = Annotated[int, typer.Option("--requests", min=1, help="Requests in all.")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer, never fewer.")]
+Streams = Annotated[int, typer.Option("--streams", min=1, help="Concurrent requests.")]
+Requests = Annotated[int, typer.Option("--requests", min=1, help="Total number of requests.")]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Tokens of each answer, exactly.")
+]
 
 
 @app.command()
@@ -27,22 +29,22 @@ def stages(
     model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or demo.")] = "demo",
     random_model: Annotated[
         str | None,
-        typer.Option(help="A seeded random checkpoint instead: 0.1b or 0.4b (made once)."),
+        typer.Option(help="Use a seeded random checkpoint: 0.1b or 0.4b (cached)."),
     ] = None,
-    streams: Annotated[str, typer.Option(help="Requests at once, in turn.")] = "1,16,64",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each request.")] = 128,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer, exactly.")] = 128,
-    waves: Annotated[int, typer.Option(min=1, help="Per number of streams and round.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of the two.")] = 2,
+    streams: Annotated[str, typer.Option(help="Numbers of concurrent requests.")] = "1,16,64",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 128,
+    waves: Annotated[int, typer.Option(min=1, help="Waves of requests per round.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Alternations of engine and ensemble.")] = 2,
     model_repository: Annotated[
-        Path | None, typer.Option(help="Another model repository than Trident's own.")
+        Path | None, typer.Option(help="Model repository; default: Trident's own.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure tokens per second through the ensemble against the engine alone.
 
-    Starts both in turns, never at once, with the settings of engine.json and TRIDENT_* variables,
-    and gives them the same requests.
+    Starts them alternately with the settings of engine.json and TRIDENT_* variables, and sends
+    both the same requests.
     """
     from client.bench.random_checkpoint import random_checkpoint
     from client.bench.stages import run
@@ -69,18 +71,18 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="NAME=URL",
-            help="Where that server's API is, up to /v1; default: at {port} of this machine.",
+            help="Base URL of that server's API, up to /v1; default: {port} on this machine.",
         ),
     ] = None,
     trident: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=SETTING=VALUE",
-            help="Trident once more, with other settings; several are separated by spaces.",
+            help="Also measure Trident with other settings; separate several by spaces.",
         ),
     ] = None,
     workloads: Annotated[
-        str | None, typer.Option(help="Which to run, of W1,W2,W3,W4,W5; default: all.")
+        str | None, typer.Option(help="Workloads to run, of W1,W2,W3,W4,W5; default: all.")
     ] = None,
     growth: Annotated[
         Path | None,
@@ -89,16 +91,16 @@ def compare(
             "this PNG file."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of the servers.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements per server.")] = 3,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="The bundled model and a few tokens: does it run?")
+        bool, typer.Option("--tiny", help="Check the setup, on the bundled model and a few tokens.")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
-    """Measure Trident beside OpenAI-compatible servers, one after the other on the same cores.
+    """Compare Trident with OpenAI-compatible servers, one at a time on the same cores.
 
-    All serve one seeded random checkpoint (387M parameters, bf16; made once) and get the same
-    prompts. Trident's settings are those of engine.json and TRIDENT_* variables.
+    All serve one seeded random checkpoint (387M parameters, bf16; cached) and get the same prompts.
+    Trident's settings are those of engine.json and TRIDENT_* variables.
     """
     from client.bench.compare.comparison import run
     from client.bench.compare.peer import parse_peers
@@ -140,8 +142,8 @@ def perf_analyzer(
 ) -> None:
     """Run NVIDIA's perf_analyzer against a running server.
 
-    The one on PATH, or one that is installed below $XDG_CACHE_HOME/trident/tools first. Flags that
-    are not listed here go to it as they are: --concurrency-range 1:64:8, --percentile 99,
+    Uses the one on PATH, or installs one below $XDG_CACHE_HOME/trident/tools. Flags that are not
+    listed here are passed on: --concurrency-range 1:64:8, --percentile 99,
     -H triton-grpc-protocol-admin-key:KEY ...
     """
     from client.bench.perf_analyzer import run
@@ -157,19 +159,19 @@ def genai_perf(
     url: Url = "localhost:8001",
     backend: Annotated[
         Literal["tensorrtllm", "vllm"],
-        typer.Option(help="The Triton backend whose requests to send."),
+        typer.Option(help="Request format: that of this Triton backend."),
     ] = "tensorrtllm",
     streams: Streams = 16,
     requests: Requests = 128,
     max_tokens: MaxTokens = 64,
     tokenizer: Annotated[
-        str, typer.Option(help="The model's: a folder, hub id, or demo.")
+        str, typer.Option(help="Of the served model: folder, hub id, or demo.")
     ] = "demo",
 ) -> None:
     """Run NVIDIA's genai-perf against a running server.
 
-    It is installed below $XDG_CACHE_HOME/trident/tools first (about 1 GB). Flags that are not
-    listed here go to it as they are: --request-rate 5,
+    Installs it below $XDG_CACHE_HOME/trident/tools first (about 1 GB). Flags that are not listed
+    here are passed on: --request-rate 5,
     --synthetic-input-tokens-mean 512, --artifact-dir FOLDER,
     --header triton-grpc-protocol-admin-key:KEY ...
     """

@@ -1,4 +1,4 @@
-"""CpuMeter: the CPU time that each process of a server takes, and this one."""
+"""CpuMeter: CPU time of each process of a server, and of this one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _STUB = "triton_python_backend_stub"
 class CpuMeter:
     """CPU seconds by process, user and system, between `start` and `stop`.
 
-    The stages' stubs are told apart by their models; several instances of one count together. What
-    other programs took is that of the cores that this process may use, and what the host took of
-    them, if this is a virtual machine, is told apart. The resolution is that of the kernel's
-    counters, mostly 10 ms.
+    The stages' stubs are distinguished by model; instances of one model are summed. Other programs'
+    time counts only the cores that this process may use; time stolen by a virtual machine's host is
+    separate. The resolution is that of the kernel's counters, usually 10 ms.
     """
 
     def __init__(self, server_pid: int) -> None:
@@ -29,7 +28,7 @@ class CpuMeter:
         self._before: dict[str, float] = {}
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         self._before = self._now()
 
     def stop(self) -> dict[str, float]:
@@ -41,7 +40,7 @@ class CpuMeter:
         return used
 
     def _now(self) -> dict[str, float]:
-        """Return the counters; that of the others is still that of all programs."""
+        """Return the counters; `OTHERS` still includes all programs."""
         seconds: dict[str, float] = defaultdict(float)
         for process in [self._server, *self._server.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -56,13 +55,13 @@ class CpuMeter:
                 idle = times.idle + getattr(times, "iowait", 0.0)
                 guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
                 seconds[STOLEN] += stolen
-                seconds[OTHERS] += sum(times) - idle - stolen - guest  # guest is a part of user
+                seconds[OTHERS] += sum(times) - idle - stolen - guest  # guest is included in user
         return seconds
 
 
 def process_name(name: str, command: list[str]) -> str:
-    """Return how the tables call a process of the server, from its name and command line."""
-    if name.startswith(_STUB[:15]) and len(command) > 1:  # the kernel cuts names to 15
+    """Return the name shown in tables of a server process, from its name and command line."""
+    if name.startswith(_STUB[:15]) and len(command) > 1:  # names are cut to 15 characters
         return f"{Path(command[1]).parents[1].name} stub"
     if "engine.service.process" in command:
         return "engine process"

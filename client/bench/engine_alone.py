@@ -1,4 +1,4 @@
-"""EngineAlone: the engine in a process of its own, as the server runs it, but without Triton."""
+"""EngineAlone: the engine in its own process, as in the server, but without Triton."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ENGINE = "engine process"
 
 
 class EngineAlone:
-    """A context manager: inside the block the engine is loaded and takes waves of requests.
+    """A context manager: inside the block the engine is loaded and accepts waves of requests.
 
-    It has the interpreter and the environment variables of the server's engine process; what it
-    does not have are Triton, the stub, and the socket between the two.
+    It uses the interpreter and environment variables of the server's engine process, without
+    Triton, the stub and the socket between the two.
 
     Raises:
-        BenchError: the engine cannot start, or died.
+        BenchError: the engine does not start, or died.
         ServerStartError: as `TritonServer`.
     """
 
@@ -41,7 +41,7 @@ class EngineAlone:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, prompts: Sequence[Prompt], sampling: SamplingOptions) -> Wave:
-        """Complete `prompts`, all at once and in this order."""
+        """Complete `prompts`, all submitted at once in this order."""
         answer = self._ask(
             {"prompts": [prompt.token_ids for prompt in prompts], "sampling": sampling}
         )
@@ -59,7 +59,7 @@ class EngineAlone:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us, who then end it
+            start_new_session=True,  # Ctrl-C goes to this process, which ends the worker
         )
         try:
             self._ask(self._config.model_dump(mode="json"))
@@ -84,7 +84,7 @@ class EngineAlone:
             self._process.stdin.write(json.dumps(fields) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # then there is no answer either
+            pass  # the missing answer is reported below
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()
@@ -96,7 +96,7 @@ class EngineAlone:
 
     def _end(self) -> None:
         assert self._process is not None
-        self._process.kill()  # nothing of it is worth waiting for
+        self._process.kill()  # nothing to save
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

@@ -1,7 +1,7 @@
-"""Run as a process by `EngineAlone`: the engine without Triton, `python -m` this module.
+"""`python -m client.bench.engine_worker`: the engine without Triton, started by `EngineAlone`.
 
-Reads JSON lines: first the settings of the engine, then one wave of requests per line. Answers
-each with a JSON line on stdout. Ends when stdin does.
+Reads JSON lines from stdin: first the engine's settings, then one wave of requests per line.
+Answers each with a JSON line on stdout. Exits at the end of stdin.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run_wave(llm: LLM, prompts: list[list[int]], sampling: dict[str, Any]) -> di
 def main() -> None:
     """Serve waves until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what others print is no answer
+    os.dup2(2, 1)  # other output must not mix with answers
 
     def answer(fields: dict[str, Any]) -> None:
         answers.write(json.dumps(fields) + "\n")

@@ -4,4 +4,4 @@ from client.errors import TridentClientError
 
 
 class BenchError(TridentClientError):
-    """A measurement cannot be made, or its answers are not what was asked for."""
+    """A measurement is impossible, or its answers are not as requested."""

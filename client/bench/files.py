@@ -1,4 +1,4 @@
-"""The files that `trident bench` writes."""
+"""Output files of `trident bench`."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ from client.bench.errors import BenchError
 
 
 def require_writable(flag: str, path: Path) -> None:
-    """Create the file that `flag` names now: what is measured takes minutes, and must not be lost.
+    """Create the file given by `flag` now, as a measurement of minutes must not be lost.
 
     Raises:
-        BenchError: it cannot be written.
+        BenchError: the file cannot be written.
     """
     try:
         path.touch()

@@ -1,4 +1,4 @@
-"""NVIDIA's genai-perf, which drives perf_analyzer and counts tokens."""
+"""NVIDIA's genai-perf, which runs perf_analyzer and counts tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = "genai-perf"
 _VERSION = "0.0.16"
 NAME_AND_VERSION = f"{_NAME}-{_VERSION}"
 _PROMPT_TOKENS = 128
-# It pins next to nothing itself: the versions that it was seen to work with.
+# It pins almost nothing itself: these are versions it is known to work with.
 _REQUIREMENTS = (
     f"{_NAME}=={_VERSION}",
     "transformers>=5,<6",
@@ -30,7 +30,7 @@ _REQUIREMENTS = (
     "plotly<8",
     "kaleido<2",
 )
-# Flags that cannot stand beside one of ours.
+# Flags that exclude one of ours.
 _INSTEAD_OF = {
     "--concurrency": ("--request-rate", "--fixed-schedule", "--session-concurrency"),
     "--request-count": ("--measurement-interval", "--fixed-schedule", "--num-sessions"),
@@ -40,10 +40,10 @@ Backend = Literal["tensorrtllm", "vllm"]
 
 
 def find_or_install(console: Console) -> Path:
-    """Return the executable of our own genai-perf, installing it if need be.
+    """Return the executable of genai-perf, installing it if needed.
 
     Raises:
-        BenchError: it cannot be installed; says what to do.
+        BenchError: it cannot be installed; the message says what to do.
     """
     environment = ToolEnvironment(NAME_AND_VERSION, console)
     if not environment.is_installed:
@@ -63,12 +63,12 @@ def run(
     """Measure the server at `url`; genai-perf prints its table. Return its exit status.
 
     Args:
-        backend: which of Triton's LLM backends to speak as.
-        tokenizer: a folder, a hub id, or `demo`; it makes the prompts and counts the output.
-        further: flags for genai-perf; they take the place of what is set here.
+        backend: the Triton LLM backend whose request format to use.
+        tokenizer: a folder, a hub id, or `demo`; generates prompts and counts output tokens.
+        further: flags for genai-perf, which override those set here.
 
     Raises:
-        BenchError: it cannot be had, or nothing listens at `url`.
+        BenchError: genai-perf is not available, or nothing listens at `url`.
     """
     analyzer = perf_analyzer.find_or_install(console)
     tool = find_or_install(console)
@@ -79,7 +79,7 @@ def run(
         console.print("Running", _NAME, *flags, highlight=False, markup=False, soft_wrap=True)
         environment = analyzer.environment(os.environ)
         if Path(source).is_dir():
-            environment["HF_HUB_OFFLINE"] = "1"  # it would ask the hub about the folder's name
+            environment["HF_HUB_OFFLINE"] = "1"  # it would look up the folder's name there
         return subprocess.run([str(tool), *flags], env=environment, check=False).returncode
 
 
@@ -99,7 +99,7 @@ def arguments(
     if not is_given(further, "--artifact-dir"):
         flags += ["--artifact-dir", str(artifacts)]
     if not is_given(further, "--output-tokens-mean"):
-        flags += ["--output-tokens-mean-deterministic"]  # answers are never shorter
+        flags += ["--output-tokens-mean-deterministic"]  # min_tokens equals max_tokens
     load_flags = {
         "--concurrency": load.streams,
         "--request-count": load.requests,

@@ -1,4 +1,4 @@
-"""Puts waves of requests on a running ensemble and times what comes back."""
+"""Sends waves of requests to a running ensemble and records arrival times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from client.bench.workload import Prompt
 
 @dataclass
 class Trace:
-    """When each response of one request arrived, and how many tokens came."""
+    """Arrival times of one request's responses, and the number of tokens."""
 
     arrivals: list[float] = field(default_factory=list)
     num_tokens: int = 0
@@ -34,21 +34,21 @@ async def run_wave(
 
     Raises:
         TridentClientError: a request failed.
-        BenchError: an answer has not as many tokens as were asked for.
+        BenchError: an answer has another number of tokens than requested.
     """
     meter.start()
     started = time.perf_counter()
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_ask(client, prompt, sampling)) for prompt in prompts]
-    except ExceptionGroup as errors:  # the others were cancelled; one says enough
+    except ExceptionGroup as errors:  # the others were cancelled; one error is enough
         raise errors.exceptions[0] from None
     cpu_seconds = meter.stop()
     return replace(summary([task.result() for task in tasks], started), cpu_seconds=cpu_seconds)
 
 
 def summary(traces: Sequence[Trace], started: float) -> Wave:
-    """Return the wave that `traces` tell of, without CPU times."""
+    """Return the wave for `traces`, without CPU times."""
     return Wave(
         streams=len(traces),
         num_tokens=sum(trace.num_tokens for trace in traces),

@@ -1,4 +1,4 @@
-"""Wave: what one wave of requests took; the same for the engine alone and for the ensemble."""
+"""Wave: the measurement of one wave of requests, on the engine alone or the ensemble."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Wave:
-    """So many requests made at once, from the first one sent to the last token received.
+    """Requests sent at once, measured from the first one sent to the last token received.
 
     Attributes:
-        streams: the requests.
+        streams: number of requests.
         num_tokens: output tokens of all requests.
         seconds: wall time.
         cpu_seconds: CPU time by process.
-        ttfts: seconds to the first token, per request; as all that follow, ensemble only.
-        gaps: seconds between two responses of a request, over all requests.
-        num_responses: that carried tokens.
+        ttfts: time to first token per request, in seconds; this and the following: ensemble only.
+        gaps: seconds between consecutive responses of a request, over all requests.
+        num_responses: responses with tokens.
     """
 
     streams: int

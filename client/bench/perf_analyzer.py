@@ -1,4 +1,4 @@
-"""NVIDIA's perf_analyzer: the one on PATH, or the last that a wheel carries."""
+"""NVIDIA's perf_analyzer: the one on PATH, or the last that a wheel contains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch.model_configs import ENSEMBLE
 
 _NAME = "perf_analyzer"
-# Later wheels want a newer glibc than Debian 12's, and the latest carry no perf_analyzer.
+# Later wheels need a newer glibc than Debian 12's, and the latest contain no perf_analyzer.
 _WHEEL = "tritonclient==2.50.0"
 _CUDA_RUNTIME = "nvidia-cuda-runtime-cu12"
 _CUDA_LIBRARY = "libcudart.so.12"
@@ -55,7 +55,7 @@ class PerfAnalyzer:
     libraries: tuple[Path, ...] = ()
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return `base` with what the tool, and who looks for it on PATH, needs."""
+        """Return `base` with the variables that the tool, and a search for it on PATH, need."""
         path = [str(self.binary.parent), base.get("PATH", os.defpath)]
         libraries = [*map(str, self.libraries), base.get("LD_LIBRARY_PATH", "")]
         return {
@@ -65,7 +65,7 @@ class PerfAnalyzer:
         }
 
     def problem(self) -> str:
-        """Return why it does not start on this machine; empty if it does."""
+        """Return why it does not start on this machine; empty if it starts."""
         try:
             tried = subprocess.run(
                 [self.binary, "--version"],
@@ -81,10 +81,10 @@ class PerfAnalyzer:
 
 
 def find_or_install(console: Console) -> PerfAnalyzer:
-    """Return a perf_analyzer, installing one if PATH has none that starts.
+    """Return a perf_analyzer, installing one if none on PATH starts.
 
     Raises:
-        BenchError: it cannot be installed here; says what to do.
+        BenchError: it cannot be installed here; the message says what to do.
     """
     on_path = shutil.which(_NAME)
     if on_path is not None and not (found := PerfAnalyzer(Path(on_path))).problem():
@@ -110,11 +110,11 @@ def run(url: str, load: Load, further: Sequence[str], console: Console) -> int:
     """Measure the server at `url`; perf_analyzer prints its tables. Return its exit status.
 
     Args:
-        load: what to send; the prompts are the demo's questions.
-        further: flags for perf_analyzer; they take the place of what is set here.
+        load: the load to send; the prompts are the demo's questions.
+        further: flags for perf_analyzer, which override those set here.
 
     Raises:
-        BenchError: it cannot be had, or nothing listens at `url`.
+        BenchError: it is not available, or nothing listens at `url`.
     """
     tool = find_or_install(console)
     require_server(url)
@@ -128,7 +128,7 @@ def run(url: str, load: Load, further: Sequence[str], console: Console) -> int:
 
 
 def arguments(url: str, load: Load, data: Path, further: Sequence[str]) -> list[str]:
-    """Return perf_analyzer's flags: a decoupled model wants gRPC and streaming."""
+    """Return perf_analyzer's flags: a decoupled model needs gRPC and streaming."""
     flags = ["-i", "grpc", "--streaming", "-u", url]
     if not is_given(further, "-m"):
         flags += ["-m", ENSEMBLE]
@@ -142,7 +142,7 @@ def arguments(url: str, load: Load, data: Path, further: Sequence[str]) -> list[
 
 
 def input_data(max_tokens: int) -> dict[str, Any]:
-    """Return requests, each answered with exactly `max_tokens` tokens, as its JSON wants them."""
+    """Return requests answered with exactly `max_tokens` tokens, in perf_analyzer's JSON format."""
     return {
         "data": [
             {

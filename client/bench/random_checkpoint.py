@@ -1,4 +1,4 @@
-"""The random checkpoints of `trident bench`, made once and kept."""
+"""The random checkpoints of `trident bench`, created once and cached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.service.stub.environment import engine_environment
 
 
 def random_checkpoint(size: str, console: Console) -> Path:
-    """Return the folder of the seeded random checkpoint of `size`, making it if need be.
+    """Return the folder of the seeded random checkpoint of `size`, creating it if needed.
 
     Raises:
         BenchError: there is no such size, or it could not be written.
@@ -28,7 +28,7 @@ def random_checkpoint(size: str, console: Console) -> Path:
     command = [sys.executable, "-m", "engine.demo.random_checkpoint", size, str(unfinished)]
     try:
         with console.status(f"writing a random checkpoint to {folder}"):
-            # A process of its own: this one has no need of torch.
+            # In a separate process, so that this one does not import torch.
             made = subprocess.run(
                 command,
                 env=engine_environment(os.environ),
@@ -40,7 +40,7 @@ def random_checkpoint(size: str, console: Console) -> Path:
         if made.returncode != 0:
             words = made.stderr.strip().splitlines() or [f"status {made.returncode}"]
             raise BenchError(f"no random checkpoint {size} in {folder.parent}: {words[-1]}")
-        if not folder.is_dir():  # unless another process has been faster
+        if not folder.is_dir():  # unless another process was faster
             unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

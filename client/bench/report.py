@@ -1,4 +1,4 @@
-"""What the waves say: medians and spreads over rounds, as tables and as JSON."""
+"""Summaries of waves: medians and spreads over rounds, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise `values`, of which there is at least one."""
+        """Summarise `values`, which must not be empty."""
         return cls(median(values), min(values), max(values))
 
     def __format__(self, spec: str) -> str:
@@ -35,8 +35,8 @@ class Row:
 
     Attributes:
         engine, ensemble: output tokens per second of each wave.
-        ratio: ensemble to engine alone, per round: what the machine does meanwhile cancels.
-        ttft, gap: p50 and p99 over all requests, and over all pairs of adjacent responses.
+        ratio: ensemble to engine alone, per round, so that machine load cancels.
+        ttft, gap: p50 and p99 over all requests, and over all pairs of consecutive responses.
         tokens_per_response: mean.
         engine_cpu, ensemble_cpu: by process.
     """

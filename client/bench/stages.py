@@ -1,4 +1,4 @@
-"""`trident bench stages`: what the way through Triton costs, against the engine alone."""
+"""`trident bench stages`: the overhead of the ensemble, relative to the engine alone."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Waves = dict[int, list[Wave]]  # by number of streams
 
 
 class StageBenchmark:
-    """Runs the same requests through the engine alone and through the ensemble, in turns.
+    """Runs the same requests through the engine alone and through the ensemble, alternating.
 
     Args:
-        model: as the engine's setting; other settings come from `engine.json` and `TRIDENT_*`.
-        repository: another model repository than Trident's own.
+        model: as in the engine's setting; other settings come from `engine.json` and `TRIDENT_*`.
+        repository: a model repository to use instead of Trident's own.
 
     Raises:
-        ServerStartError, BenchError: with what to do about it.
+        ServerStartError, BenchError: the message says what to do.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class StageBenchmark:
             raise BenchError(str(error)) from None
 
     def run(self) -> tuple[list[Row], dict[int, list[Round]]]:
-        """Measure; return the summary, and all there is by number of streams."""
+        """Measure; return the summary, and all rounds by number of streams."""
         rounds: dict[int, list[Round]] = {streams: [] for streams in self._workload.streams}
         for number in range(self._workload.rounds):
             sides = [self._engine_alone, self._ensemble]
-            # Every other round the other way: what drifts evenly then cancels.
+            # Alternate the order, so that linear drift cancels.
             order = sides if number % 2 == 0 else sides[::-1]
             measured = {side: side(number) for side in order}
             engine, ensemble = (measured[side] for side in sides)
@@ -92,7 +92,7 @@ class StageBenchmark:
     async def _load(self, number: int, server: TritonServer, say: Callable[[str], None]) -> Waves:
         waves: Waves = {}
         meter = CpuMeter(server.pid)
-        # A request that is tried again would be a slow one: here it is to be an error.
+        # No retries: a retried request would be measured as a slow one.
         async with AsyncTridentClient(server.grpc_url, model=server.model, retry=None) as client:
             for streams in self._workload.streams:
                 say(f"{streams} streams")
@@ -105,7 +105,7 @@ class StageBenchmark:
         return waves
 
     def _waves(self, number: int, streams: int) -> Iterator[list[Prompt]]:
-        """Yield prompts that no wave before had: the prefix cache would know them."""
+        """Yield prompts not used by an earlier wave, to miss the prefix cache."""
         for wave in range(self._workload.waves):
             yield self._prompts.draw(f"{number}/{streams}/{wave}", streams)
 
@@ -116,7 +116,7 @@ class StageBenchmark:
 
     @contextmanager
     def _status(self, number: int, side: str) -> Iterator[Callable[[str], None]]:
-        """Show what is being measured; yields what changes the words."""
+        """Show what is being measured; yields a function that changes the text."""
         title = f"round {number + 1} of {self._workload.rounds}, {side}: "
         with Status(f"{title}starting", console=self._console) as status:
             yield lambda words: status.update(f"{title}{words}")
@@ -135,10 +135,10 @@ def run(
     repository: Path | None = None,
     json_file: Path | None = None,
 ) -> None:
-    """Measure, print the tables, and write the JSON file if one is named.
+    """Measure, print the tables, and write the JSON file, if given.
 
     Raises:
-        ServerStartError, BenchError: with what to do about it.
+        ServerStartError, BenchError: the message says what to do.
     """
     if json_file is not None:
         require_writable("--json", json_file)

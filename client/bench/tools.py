@@ -1,6 +1,6 @@
-"""Installs the ecosystem's load tools, each once, into a folder of its own below the cache.
+"""Installs load generators, each once into its own folder below the cache.
 
-Also what the commands that run them share.
+Also code that their commands share.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _STAMP = ".installed"
 
 @dataclass(frozen=True)
 class Load:
-    """What a tool shall send, all figures at least 1.
+    """The load for a tool, all figures at least 1.
 
     Attributes:
-        streams: requests at once.
-        requests: in all.
+        streams: concurrent requests.
+        requests: total number.
         max_tokens: of each answer.
     """
 
@@ -38,7 +38,7 @@ class Load:
 
 
 class ToolEnvironment:
-    """A virtual environment for one tool; the project's own is left alone.
+    """A virtual environment for one tool, separate from the project's.
 
     Attributes:
         path: the environment's folder, `$XDG_CACHE_HOME/trident/tools/<name>`.
@@ -50,14 +50,14 @@ class ToolEnvironment:
 
     @property
     def is_installed(self) -> bool:
-        """Whether `finish` was reached, and the Python that it was made with is still there."""
+        """Whether `finish` was reached, and the Python it was created with still exists."""
         return (self.path / _STAMP).exists() and (self.path / "bin" / "python").exists()
 
     def install(self, requirements: Sequence[str], *, with_dependencies: bool) -> None:
-        """Have pip install `requirements`; what an interrupted call fetched is used again.
+        """Install `requirements` with pip; reuses downloads of an interrupted call.
 
         Raises:
-            BenchError: pip failed; it has said why.
+            BenchError: pip failed; it has printed why.
         """
         self.say(f"Installing {', '.join(requirements)} into {self.path} (once)")
         pip = self.path / "bin" / "pip"
@@ -67,11 +67,11 @@ class ToolEnvironment:
         self.command([str(pip), "--disable-pip-version-check", "install", *only, *requirements])
 
     def finish(self) -> None:
-        """Note that all of it is there; to be called last."""
+        """Mark the installation as complete; call this last."""
         (self.path / _STAMP).touch()
 
     def command(self, command: Sequence[str], *, folder: Path | None = None) -> None:
-        """Run one step of the installation, its output going to the terminal.
+        """Run one step of the installation, with its output on the terminal.
 
         Raises:
             BenchError: it failed.
@@ -84,20 +84,20 @@ class ToolEnvironment:
             )
 
     def say(self, text: str) -> None:
-        """Tell the user what is being done."""
+        """Print progress."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def library_folder(environment: ToolEnvironment, name: str) -> Path:
-    """Return the folder below an environment that holds the shared library `name`."""
+    """Return the folder below an environment that contains the shared library `name`."""
     return next(environment.path.rglob(name)).parent
 
 
 def extract_debian_package(environment: ToolEnvironment, package: str) -> None:
-    """Fetch a Debian package and unpack it below the environment; root is not needed.
+    """Download a Debian package and unpack it below the environment, without root.
 
     Raises:
-        BenchError: this is no Debian or Ubuntu, or its package lists are missing.
+        BenchError: this is not Debian or Ubuntu, or its package lists are missing.
     """
     missing = [tool for tool in ("apt-get", "dpkg") if shutil.which(tool) is None]
     if missing:
@@ -120,7 +120,7 @@ def extract_debian_package(environment: ToolEnvironment, package: str) -> None:
 
 
 def require_server(url: str) -> None:
-    """Check that something listens at `url`, `host:port`: the tools are slow to say so.
+    """Check that something listens at `url`, `host:port`, as the tools are slow to report it.
 
     Raises:
         BenchError: nothing does.
@@ -133,5 +133,5 @@ def require_server(url: str) -> None:
 
 
 def is_given(arguments: Sequence[str], *flags: str) -> bool:
-    """Tell whether one of `flags` is among `arguments`, as `--flag value` or `--flag=value`."""
+    """Return whether one of `flags` is in `arguments`, as `--flag value` or `--flag=value`."""
     return any(argument.partition("=")[0] in flags for argument in arguments)

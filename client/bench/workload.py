@@ -1,4 +1,4 @@
-"""Seeded prompts of an exact length, and what `trident bench stages` asks with them."""
+"""Seeded prompts of an exact length, and the requests of `trident bench stages`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Workload:
     """The requests of one measurement; all figures are at least 1.
 
     Attributes:
-        streams: how many requests are made at once, in turn.
+        streams: numbers of concurrent requests to measure, in turn.
         prompt_tokens, max_tokens: of each request.
-        waves: how often so many requests are made, one wave after another.
-        rounds: how often the engine alone and the ensemble take turns.
+        waves: waves of requests per round and number of streams.
+        rounds: alternations between engine alone and ensemble.
     """
 
     streams: tuple[int, ...] = (1, 16, 64)
@@ -31,7 +31,7 @@ class Workload:
 
     @property
     def sampling(self) -> SamplingOptions:
-        """Greedy, and never shorter; says what a checkpoint's own defaults could change."""
+        """Greedy and of exact length; sets all that a checkpoint's defaults could change."""
         return SamplingOptions(
             max_tokens=self.max_tokens, temperature=0.0, repetition_penalty=1.0, ignore_eos=True
         )
@@ -39,7 +39,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as text, for the ensemble, and as the ids that its tokenizer makes of it."""
+    """A prompt as text, for the ensemble, and as its token ids."""
 
     text: str
     token_ids: list[int]
@@ -50,7 +50,7 @@ class PromptSource:
 
     Raises:
         CheckpointError: `tokenizer` has no usable tokenizer.
-        BenchError: no text of its words has so many tokens.
+        BenchError: no text of its words has this number of tokens.
     """
 
     def __init__(self, tokenizer: Path, num_tokens: int) -> None:
@@ -61,10 +61,10 @@ class PromptSource:
             raise BenchError("the tokenizer's vocabulary has no words to make prompts from")
 
     def draw(self, seed: str, count: int, *, shared: int = 0) -> list[Prompt]:
-        """Return `count` prompts; the same ones for the same `seed`.
+        """Return `count` prompts, determined by `seed`.
 
         Args:
-            shared: all begin with the same so many tokens, fewer than a prompt has.
+            shared: length of the prefix that all prompts share, below that of a prompt.
         """
         assert 0 <= shared < self._num_tokens
         generator = random.Random(seed)
@@ -74,7 +74,7 @@ class PromptSource:
     def _prompt(self, generator: random.Random, beginning: list[str]) -> Prompt:
         count = self._num_tokens - len(beginning)
         words = beginning + generator.choices(self._words, k=count)
-        # What starts a prompt takes tokens, and so may the space before the first word.
+        # BOS tokens count, and so may the space before the first word.
         for _ in range(self._num_tokens):
             text = "".join(words)
             token_ids = self._tokenizer.encode(text)
@@ -89,7 +89,7 @@ class PromptSource:
 
 
 def _words(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield words, each with a space before it, that are one token inside a sentence."""
+    """Yield words with a leading space that are one token inside a sentence."""
     start = tokenizer.encode("a", add_special_tokens=False)
     for token_id in range(tokenizer.vocab_size):
         if not tokenizer.is_visible(token_id, skip_special_tokens=True):
@@ -97,6 +97,6 @@ def _words(tokenizer: Tokenizer) -> Iterator[str]:
         text = tokenizer.token_text(token_id)
         if text[:1] != " " or not text[1:].isalpha():
             continue
-        # Asked inside a sentence: at its start, many tokenizers add a space or drop one.
+        # Encoded inside a sentence: at its start, many tokenizers add or drop a space.
         if tokenizer.encode(f"a{text}", add_special_tokens=False) == [*start, token_id]:
             yield text

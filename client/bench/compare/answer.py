@@ -1,4 +1,4 @@
-"""Answer: what came back for one request, and when."""
+"""Answer: the responses to one request, with their arrival times."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import pairwise
 
 @dataclass
 class Answer:
-    """One streamed answer; times are those of `time.perf_counter`.
+    """One streamed answer; times are by `time.perf_counter`.
 
     Attributes:
         started: when the request was sent.
-        arrivals: when each response with tokens came.
-        num_tokens: that came, as the responses tell.
-        num_prompt_tokens: that the server counted in the prompt; 0 if it does not say.
+        arrivals: arrival time of each response with tokens.
+        num_tokens: output tokens, as the responses report them.
+        num_prompt_tokens: prompt tokens counted by the server; 0 if not reported.
     """
 
     started: float
@@ -24,16 +24,16 @@ class Answer:
 
     @property
     def ttft(self) -> float:
-        """Seconds from the request to its first token."""
+        """Time to first token, in seconds."""
         return self.arrivals[0] - self.started
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between two adjacent responses."""
+        """Inter-token latencies: seconds between consecutive responses."""
         return [late - early for early, late in pairwise(self.arrivals)]
 
     def why_unusable(self, num_prompt_tokens: int, num_output_tokens: int) -> str:
-        """Return in which way this is not the answer to a request of these lengths, or ""."""
+        """Return why this does not answer a request of these lengths, or ""."""
         if self.num_tokens != num_output_tokens or not self.arrivals:
             return f"answered with {self.num_tokens} tokens where {num_output_tokens} were asked"
         if self.num_prompt_tokens not in (0, num_prompt_tokens):

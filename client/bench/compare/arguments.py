@@ -1,4 +1,4 @@
-"""What the arguments of `trident bench compare` have in common."""
+"""Parsing shared by the arguments of `trident bench compare`."""
 
 from collections.abc import Container, Iterable
 
@@ -9,7 +9,7 @@ def named(flag: str, text: str) -> tuple[str, str]:
     """Return the two parts of `NAME=VALUE`.
 
     Raises:
-        BenchError: naming `flag`, if one of them is missing.
+        BenchError: one of them is missing; names `flag`.
     """
     name, _, value = (part.strip() for part in text.partition("="))
     if not (name and value):
@@ -18,13 +18,13 @@ def named(flag: str, text: str) -> tuple[str, str]:
 
 
 def all_named(flag: str, texts: Iterable[str], *, taken: Container[str] = ()) -> dict[str, str]:
-    """Return the values by name of `NAME=VALUE`s.
+    """Return the values by name of `NAME=VALUE` arguments.
 
     Args:
-        taken: names that others have.
+        taken: names already in use.
 
     Raises:
-        BenchError: naming `flag`, if one is none, or its name is taken.
+        BenchError: an argument has another form, or its name is in use; names `flag`.
     """
     values: dict[str, str] = {}
     for name, value in (named(flag, text) for text in texts):

@@ -1,4 +1,4 @@
-"""What this machine reaches at most, measured in a process of its own."""
+"""Measured limits of this machine, taken in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORKER = "engine.bench.cpu_ceilings"
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes per second that can be read, and operations per second of matrix products."""
+    """Read bandwidth in bytes/s, and rates of matrix products in operations/s."""
 
     read: float
     bf16: float
@@ -25,7 +25,7 @@ class Ceilings:
 
     @property
     def description(self) -> str:
-        """The figures in words."""
+        """The figures as text."""
         return (
             f"this machine reads {self.read / 1e9:.1f} GB/s and multiplies matrices at "
             f"{self.bf16 / 1e12:.2f} TFLOP/s in bf16, {self.int8 / 1e12:.2f} TOP/s in int8"
@@ -33,7 +33,7 @@ class Ceilings:
 
 
 def measure() -> Ceilings:
-    """Measure, which takes some seconds.
+    """Measure, which takes a few seconds.
 
     Raises:
         BenchError: the process failed.
@@ -52,7 +52,7 @@ def measure() -> Ceilings:
 
 
 def highest(measured: Sequence[Ceilings]) -> Ceilings:
-    """Return the best figure of each kind: what else ran meanwhile only lowers them."""
+    """Return the best figure of each kind: other load only lowers them."""
     return Ceilings(
         read=max(each.read for each in measured),
         bf16=max(each.bf16 for each in measured),

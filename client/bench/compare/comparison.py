@@ -1,4 +1,4 @@
-"""`trident bench compare`: starts the servers in turns and puts the same load on each."""
+"""`trident bench compare`: starts the servers in turn and applies the same load to each."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ Any other server with OpenAI's /v1/completions and ignore_eos will do."""
 
 
 class Comparison:
-    """Measures some servers on a checkpoint.
+    """Measures several servers on one checkpoint.
 
     Args:
-        tridents, peers: the servers; all are set against each of the first.
+        tridents, peers: the servers; ratios are relative to each of `tridents`.
         model: the checkpoint's folder.
-        rounds: how often every server is started and measured.
+        rounds: number of starts and measurements per server.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Comparison:
         self._sources = {length: PromptSource(model, length) for length in lengths}
 
     def run(self) -> Results:
-        """Measure. A server that fails is left out from then on.
+        """Measure. A server that fails is left out of later rounds.
 
-        An interrupt ends it early: what was measured until then counts.
+        An interrupt ends the run early and keeps what has been measured.
 
         Raises:
             BenchError: the machine's own ceilings cannot be measured.
@@ -109,7 +109,7 @@ class Comparison:
     def _round(
         self, number: int, sessions: dict[str, list[Session | None]], failures: dict[str, str]
     ) -> None:
-        # Every other round the other way: what drifts evenly then cancels.
+        # Alternate the order, so that linear drift cancels.
         for server in self._servers if number % 2 == 0 else reversed(self._servers):
             its_sessions = sessions[server.name]
             if server.name not in failures:
@@ -123,7 +123,7 @@ class Comparison:
     def _session(self, server: Server, number: int, sessions: list[Session | None]) -> str:
         """Start and measure a server.
 
-        What it gives is in `sessions` as soon as it has answered. Returns why not all of it, if so.
+        Results are stored in `sessions` from the first answer on. Returns why some are missing.
         """
         title = f"round {number + 1} of {self._rounds}, {server.name}: "
         try:
@@ -173,17 +173,17 @@ def run(
     json_file: Path | None = None,
     plot: GrowthPlot | None = None,
 ) -> bool:
-    """Measure, print the table, and write the files that are named.
+    """Measure, print the table, and write the given files.
 
     Args:
-        variants: settings of further Tridents, by name.
+        variants: settings of additional Tridents, by name.
 
     Returns:
-        whether Trident has all its figures; peers are optional.
+        whether all of Trident's figures were measured; peers are optional.
 
     Raises:
-        BenchError: with what to do about it.
-        KeyboardInterrupt: after it has shown what was measured until then.
+        BenchError: the message says what to do.
+        KeyboardInterrupt: after printing what was measured.
     """
 
     def say(text: str) -> None:

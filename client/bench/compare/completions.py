@@ -1,4 +1,4 @@
-"""OpenAI's `/completions` over HTTP, streamed as server-sent events."""
+"""OpenAI's `/completions` API over HTTP, streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from client.bench.compare.workload import greedy
 from client.bench.errors import BenchError
 from client.bench.workload import Prompt
 
-_WORDS = 300  # of an error's body that are shown
+_WORDS = 300  # characters shown of an error's body
 
 
 class PromptForm(msgspec.Struct):
-    """How a server wants its prompts: as token ids, which are exact, until it refuses them."""
+    """How a server accepts prompts: as token ids, which are exact, until it refuses them."""
 
     takes_ids: bool = True
 
@@ -27,8 +27,8 @@ class CompletionsConnection(Connection):
     """An HTTP connection to one server.
 
     Args:
-        url: the API's base, which ends in `/v1`.
-        model: the name that the server has for its model.
+        url: the API's base URL, which ends in `/v1`.
+        model: the server's name of its model.
         form: shared by all connections to the server.
     """
 
@@ -57,7 +57,7 @@ class CompletionsConnection(Connection):
             "model": self._model,
             "prompt": prompt,
             "stream": True,
-            # The second is vLLM's: how many tokens there are so far, in each chunk.
+            # The second is vLLM's: the number of tokens so far, in each chunk.
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             **greedy(output_tokens),
         }
@@ -79,11 +79,11 @@ class CompletionsConnection(Connection):
 def take(answer: Answer, data: bytes, now: float) -> None:
     """Add one event to an answer.
 
-    A chunk's own count of the tokens so far is believed; without one, each chunk that carries text
-    is one token, which the usage at the end may correct.
+    A chunk's own count of tokens so far takes precedence; otherwise each chunk with text counts as
+    one token, which the final usage may correct.
 
     Raises:
-        BenchError: it tells of an error, or is no chunk.
+        BenchError: the event is an error, or not a chunk.
     """
     if data == b"[DONE]":
         return
@@ -104,7 +104,7 @@ def take(answer: Answer, data: bytes, now: float) -> None:
 
 
 class _RefusedError(BenchError):
-    """The server does not take the request as it is."""
+    """The server rejects this form of the request."""
 
 
 class _Choice(msgspec.Struct):

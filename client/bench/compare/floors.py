@@ -1,9 +1,9 @@
-"""The most tokens per second that a machine with measured ceilings could give in a workload.
+"""Upper bounds on throughput of a workload, given a machine's measured ceilings (a roofline).
 
-All streams go in step: their prompts are computed at once, then each step gives every one of them
-a token. Matrix products and attention follow each other, and each takes what its bytes or its
-operations take, whichever is longer. Everything else is free, prompts have their shared beginning
-computed once, and the KV cache is bf16.
+All streams run in lockstep: their prompts are prefilled at once, then each step decodes one token
+per stream. Matrix products and attention run in sequence, each bound by its bytes or by its
+operations, whichever takes longer. Everything else is free, shared prompt prefixes are computed
+once, and the KV cache is bf16.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from client.bench.compare.workload import Workload
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a dense decoder-only model decides over its speed.
+    """The properties of a dense decoder-only model that determine its speed.
 
     Attributes:
         layer_parameters: in the matrices of all layers.
         head_parameters: in the output matrix.
-        kv_bytes: of one token in the cache, over all layers, in bf16.
-        attention_flops: of one query over one token, over all layers.
+        kv_bytes: KV bytes per token, over all layers, in bf16.
+        attention_flops: operations per query and key, over all layers.
     """
 
     layer_parameters: int
@@ -59,7 +59,7 @@ class Floor:
 
 
 def floor(shape: Shape, workload: Workload, ceilings: Ceilings) -> Floor:
-    """Return what `workload` could give at most."""
+    """Return the upper bounds for `workload`."""
     tokens = workload.requests * workload.output_tokens
     return Floor(
         bf16=tokens / _seconds(shape, workload, ceilings, ceilings.bf16, 2),
@@ -83,7 +83,7 @@ def _seconds(
     seconds = 0.0
     shared, left = workload.shared_tokens, workload.requests
     own = workload.prompt_tokens - shared
-    new_shared = shared  # computed once, by the first turn
+    new_shared = shared  # computed once, in the first turn
     while left > 0:
         batch = min(workload.streams, left)
         left -= batch
@@ -91,7 +91,7 @@ def _seconds(
         pairs = batch * (own * shared + own * (own + 1) // 2) + new_shared * (new_shared + 1) // 2
         seconds += products(rows, batch) + attention(batch * workload.prompt_tokens, pairs)
         new_shared = 0
-        for step in range(1, workload.output_tokens):  # the prompt gave the first token
+        for step in range(1, workload.output_tokens):  # prefill gives the first token
             context = batch * (workload.prompt_tokens + step)
             seconds += products(batch, batch) + attention(context, context)
     return seconds

@@ -1,7 +1,7 @@
-"""`python -m client.bench.compare.gguf CHECKPOINT FILE`: a random checkpoint in llama.cpp's format.
+"""`python -m client.bench.compare.gguf CHECKPOINT FILE`: converts a random checkpoint to GGUF.
 
-llama.cpp's own converter does it for checkpoints of the hub. It refuses a tokenizer that it does
-not know, such as that of the checkpoints that are made here. Needs `pip install gguf`.
+llama.cpp's own converter rejects tokenizers that it does not know, such as that of our random
+checkpoints. Needs `pip install gguf`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TYPES = {
     "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
     "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
-_TOKENIZER_PRE = "qwen2"  # how llama.cpp cuts text; prompts of token ids never meet it
+_TOKENIZER_PRE = "qwen2"  # llama.cpp's pre-tokenizer; not used with prompts of token ids
 
 
 def convert(checkpoint: Path, out: Path, kind: str) -> None:
-    """Write a checkpoint of the Qwen2 architecture to `out`, its matrices as `kind` of `TYPES`.
+    """Write a Qwen2 checkpoint to `out` as GGUF, with matrices of type `kind` of `TYPES`.
 
     Raises:
-        ValueError: it is of another architecture.
+        ValueError: the checkpoint has another architecture.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     if config["architectures"] != ["Qwen2ForCausalLM"]:
@@ -65,7 +65,7 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], kind: str) -> N
 
 def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int) -> None:
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
-    # What no text leads to but a random model answers gets a text of its own.
+    # Ids that no text encodes to, but a random model may output, get a text of their own.
     tokens = [f"<{i}>" for i in range(vocab_size)]
     types = [gguf.TokenType.NORMAL] * vocab_size
     for token, i in tokenizer["model"]["vocab"].items():

@@ -1,4 +1,4 @@
-"""The load generator: the same for every server."""
+"""The load generator, the same for every server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from client.bench.cpu import CpuMeter
 from client.bench.errors import BenchError
 from client.bench.workload import Prompt, PromptSource
 
-_ATTEMPTS = 3  # for a run that is not disturbed
-_ANSWER_TIMEOUT_S = 3600.0  # no answer takes so long: the server hangs
-# Before a run: what a server does once for such prompts is done then.
+_ATTEMPTS = 3  # to get a run without disturbance by other programs
+_ANSWER_TIMEOUT_S = 3600.0  # no answer takes this long: the server hangs
+# Warm-up requests before a run, so that one-time work of the server is not measured.
 _WARM_UP_REQUESTS = 2
 _WARM_UP_TOKENS = 4
 
 
 async def first_token(server: Server, prompt: Prompt) -> float:
-    """Return the seconds from the launch of `server` to the first token of a first request.
+    """Return the seconds from the launch of `server` to its first token.
 
     Raises:
-        TridentClientError: the server does not come up, or does not answer.
+        TridentClientError: the server does not start, or does not answer.
     """
     await server.wait_until_ready()
     async with server.connect() as connection:
@@ -40,14 +40,14 @@ async def first_token(server: Server, prompt: Prompt) -> float:
 async def run_workload(
     server: Server, workload: Workload, source: PromptSource, seed: str
 ) -> Measurement:
-    """Measure a workload until it is not disturbed, a few times at most.
+    """Measure a workload, repeating a disturbed run a few times.
 
     Args:
         source: draws prompts of the workload's length.
-        seed: of the prompts: servers that get the same are asked the same.
+        seed: of the prompts; equal seeds give equal prompts.
 
     Raises:
-        TridentClientError: a request failed, or was answered at another length.
+        TridentClientError: a request failed, or its answer has another length.
     """
     best: Measurement | None = None
     for attempt in range(_ATTEMPTS):
@@ -64,7 +64,7 @@ async def run_workload(
 async def _run_once(
     server: Server, workload: Workload, source: PromptSource, seed: str
 ) -> Measurement:
-    # New prompts each time: a prefix cache would know the old ones.
+    # New prompts each time, to miss the prefix cache.
     warm_up = source.draw(f"{seed}/warm-up", min(_WARM_UP_REQUESTS, workload.streams))
     prompts = source.draw(seed, workload.requests, shared=workload.shared_tokens)
     meter = CpuMeter(server.pid)
@@ -89,7 +89,7 @@ async def _run_once(
 async def _ask_all(
     connections: Sequence[Connection], prompts: Sequence[Prompt], output_tokens: int
 ) -> list[Answer]:
-    """Send `prompts` in this order, each over the next connection that is free."""
+    """Send `prompts` in this order, each over the next free connection."""
     waiting = iter(prompts)
     answers: list[Answer] = []
 
@@ -100,7 +100,7 @@ async def _ask_all(
         async with asyncio.TaskGroup() as group:
             for connection in connections:
                 group.create_task(stream(connection))
-    except ExceptionGroup as errors:  # the others were cancelled; one says enough
+    except ExceptionGroup as errors:  # the others were cancelled; one error is enough
         raise errors.exceptions[0] from None
     return answers
 

@@ -1,4 +1,4 @@
-"""Measurement: one workload on one server, once."""
+"""Measurement: one run of a workload on one server."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from client.bench.compare.answer import Answer
 from client.bench.cpu import OTHERS, STOLEN
 
-DISTURBED = 0.02  # share of the cores' time that other programs take
+DISTURBED = 0.02  # share of the cores' time used by other programs
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run of a workload gave.
+    """The results of one run of a workload.
 
     Attributes:
-        num_tokens: output tokens that arrived.
+        num_tokens: output tokens received.
         seconds: from the first request sent to the last token received.
-        ttfts: seconds to the first token, per request.
-        gaps: seconds between two responses of a request, over all requests.
-        num_responses: that carried tokens.
-        memory: bytes of the server's processes after the run, shared ones counted once (PSS).
-        cpu_seconds: by process, other programs together.
-        others: share of the cores' time that other programs took meanwhile.
-        stolen: share of it that the host of this virtual machine took.
-        attempts: runs that were made; the least disturbed one counts.
+        ttfts: time to first token per request, in seconds.
+        gaps: seconds between consecutive responses of a request, over all requests.
+        num_responses: responses with tokens.
+        memory: bytes of the server's processes after the run, shared pages divided (PSS).
+        cpu_seconds: by process; other programs as one.
+        others: share of the cores' time used by other programs.
+        stolen: share of it taken by the host of this virtual machine.
+        attempts: number of runs; the least disturbed one counts.
     """
 
     num_tokens: int
@@ -46,7 +46,7 @@ class Measurement:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs took more than `DISTURBED`."""
+        """Whether other programs used more than `DISTURBED`."""
         return self.others > DISTURBED
 
 
@@ -57,10 +57,10 @@ def measurement(
     core_seconds: float,
     memory: int,
 ) -> Measurement:
-    """Return the measurement that `answers`, of which there is at least one, tell of.
+    """Return the measurement of a run with at least one answer.
 
     Args:
-        core_seconds: that the cores together had meanwhile.
+        core_seconds: elapsed seconds times the number of cores.
     """
     started = min(answer.started for answer in answers)
     return Measurement(

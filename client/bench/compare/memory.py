@@ -1,4 +1,4 @@
-"""The memory of a server's processes."""
+"""Memory of a server's processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from client.bench.errors import BenchError
 
 
 def tree_memory(pid: int) -> int:
-    """Return the bytes that a process and its descendants hold, shared pages counted once (PSS).
+    """Return the bytes used by a process and its descendants, shared pages divided (PSS).
 
     Raises:
-        BenchError: one of them is another user's, of whose memory nothing is told.
+        BenchError: one belongs to another user and cannot be inspected.
     """
     total = 0
     root = psutil.Process(pid)

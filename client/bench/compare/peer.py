@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers that are started by a command of the user's."""
+"""OpenAI-compatible servers, started by a command from the user."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class PeerCommand:
     """How to start a peer.
 
     Attributes:
-        name: what tables call it.
+        name: shown in tables.
         command: its words; `{model}` stands for the checkpoint's folder, `{port}` for a free port.
-        url: of the API up to `/v1`; empty is that of `{port}` on this machine.
+        url: the API's base URL up to `/v1`; empty for `{port}` on this machine.
     """
 
     name: str
@@ -53,13 +53,13 @@ class PeerCommand:
 def parse_peers(
     commands: Sequence[str], urls: Sequence[str], *, taken: Container[str] = ()
 ) -> list[PeerCommand]:
-    """Return the peers of `NAME=COMMAND` and `NAME=URL` arguments.
+    """Parse `NAME=COMMAND` and `NAME=URL` arguments.
 
     Args:
-        taken: names that other servers have.
+        taken: names already in use.
 
     Raises:
-        BenchError: naming what is wrong with one.
+        BenchError: an argument is invalid; says why.
     """
     url_of = all_named("--peer-url", urls)
     peers: list[PeerCommand] = []
@@ -80,7 +80,7 @@ def parse_peers(
 
 
 class Peer(Server):
-    """A peer, started on the checkpoint in the folder `model`."""
+    """A peer, serving the checkpoint in the folder `model`."""
 
     def __init__(self, command: PeerCommand, model: Path) -> None:
         self.name = command.name
@@ -97,9 +97,9 @@ class Peer(Server):
         return self._process.pid
 
     async def wait_until_ready(self) -> None:
-        """Return when `/models` names a model, and completions do not answer "come again".
+        """Return when `/models` lists a model, and completions are not answered with 503.
 
-        That takes one request more than the first that is measured.
+        This takes one request before the first measured one.
         """
         try:
             async with asyncio.timeout(_START_TIMEOUT_S), _session() as session:
@@ -117,8 +117,8 @@ class Peer(Server):
             try:
                 yield CompletionsConnection(session, self._url, self._model, self._form)
             except BenchError:
-                await asyncio.sleep(_POLL_S)  # a process ends a little after its connections
-                self._require_alive()  # or else that is the reason
+                await asyncio.sleep(_POLL_S)  # a process ends shortly after its connections
+                self._require_alive()  # its exit is the better error
                 raise
 
     def __enter__(self) -> Self:
@@ -204,8 +204,8 @@ async def _is_loaded(session: aiohttp.ClientSession, url: str, model: str) -> bo
 
 
 def _session() -> aiohttp.ClientSession:
-    # A connection for each request: some servers close theirs after a stream, and the next request
-    # may come too early to learn of it. An answer may take as long as it takes.
+    # One connection per request: some servers close theirs after a stream, which the next request
+    # may not have noticed yet. No limit on the time of an answer.
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=1, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None),
@@ -222,14 +222,14 @@ def _is_taken(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all its descendants, politely at first."""
+    """End a process with all its descendants, with SIGTERM first."""
     family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_END_TIMEOUT_S)
-    with suppress(ProcessLookupError):  # what was started meanwhile; the group has our first's id
+    with suppress(ProcessLookupError):  # processes started since; the group has the first one's id
         os.killpg(process.pid, signal.SIGKILL)
     for each in family:
         with suppress(psutil.NoSuchProcess):

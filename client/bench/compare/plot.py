@@ -1,4 +1,4 @@
-"""The plot of how servers grow with streams and with context."""
+"""The plot of throughput and TTFT against the number of streams and the context length."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _INCHES = (11, 8)
 
 
 class GrowthPlot:
-    """A PNG file with tokens per second and times to the first token.
+    """A PNG file with tokens per second and times to first token.
 
     Raises:
-        BenchError: it cannot be drawn or written; says so before anything is measured.
+        BenchError: it cannot be drawn or written; raised before measuring.
     """
 
     def __init__(self, path: Path, growth: Growth) -> None:
@@ -33,7 +33,7 @@ class GrowthPlot:
         self._growth = growth
 
     def draw(self, results: Results) -> None:
-        """Write the file; a server's line has a point for each workload that it has a row for."""
+        """Write the file, one line per server with a point per workload measured on it."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=_INCHES, layout="constrained")

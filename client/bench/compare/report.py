@@ -1,4 +1,4 @@
-"""What was measured, as one table and as JSON: medians over the rounds."""
+"""The results as a table and as JSON: medians over the rounds."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from client.bench.report import Spread, milliseconds, p50_p99
 
 @dataclass
 class Session:
-    """What one server gave from its start to its end.
+    """One server's results from start to exit.
 
     Attributes:
-        start_seconds: from its launch to the first token of a first request.
+        start_seconds: from launch to the first token.
         measurements: by name of the workload.
     """
 
@@ -33,18 +33,18 @@ class Session:
 
 @dataclass(frozen=True)
 class Row:
-    """One workload on one server. Times in seconds, memory in bytes.
+    """Results of one workload on one server. Times in seconds, memory in bytes.
 
     Attributes:
         speed: output tokens per second, over the rounds.
-        ratios: of each Trident's tokens per second to this server's, over the rounds that both
-            have, each taken within one round: what the machine does meanwhile cancels.
-        of_floor: the share that `speed` is of the floor in bf16.
-        ttft, gap: p50 and p99 over all requests, and over all pairs of adjacent responses.
+        ratios: tokens per second of each Trident relative to this server's, over the rounds that
+            both completed. Each ratio is within one round, so that machine load cancels.
+        of_floor: `speed` as a share of the bf16 upper bound.
+        ttft, gap: p50 and p99 over all requests, and over all pairs of consecutive responses.
         memory: the median.
         start: the median; the same for all workloads of a server.
-        others: share of the cores' time that other programs took: the largest of the rounds.
-        is_disturbed: whether that is too much for the figures to be trusted.
+        others: share of the cores' time used by other programs: the largest of the rounds.
+        is_disturbed: whether that is too much to trust the figures.
     """
 
     workload: str
@@ -62,13 +62,13 @@ class Row:
 
 @dataclass
 class Results:
-    """All that a comparison found.
+    """All results of a comparison.
 
     Attributes:
-        tridents: the servers that all are set against.
-        sessions: by server and round; None where it failed, and fewer where it was interrupted.
-        failures: by server, why it has no figures, or no more of them.
-        interrupted: whether it was ended before all rounds had been measured.
+        tridents: the servers that ratios are relative to.
+        sessions: by server and round; None if it failed, fewer if interrupted.
+        failures: by server, why figures are missing.
+        interrupted: whether the run ended before all rounds were measured.
     """
 
     workloads: Sequence[Workload]
@@ -80,7 +80,7 @@ class Results:
     interrupted: bool = False
 
     def rows(self) -> list[Row]:
-        """Return one row for each workload and server that were measured together."""
+        """Return one row per workload and server measured together."""
         rows = (
             self._row(workload.name, server)
             for workload in self.workloads
@@ -90,7 +90,7 @@ class Results:
 
     @property
     def stolen(self) -> float:
-        """The largest share of the cores' time that the host took in a run."""
+        """The largest share of the cores' time taken by the host in a run."""
         return max(
             (
                 one.stolen

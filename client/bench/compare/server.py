@@ -1,4 +1,4 @@
-"""What the load generator knows of a server."""
+"""The load generator's interface to a server."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from client.bench.workload import Prompt
 
 
 class Connection(ABC):
-    """One connection to a server, for one request after the other."""
+    """One connection to a server, for one request at a time."""
 
     @abstractmethod
     async def ask(self, prompt: Prompt, output_tokens: int) -> Answer:
         """Stream the greedy completion of `prompt`, of exactly `output_tokens` tokens.
 
         Raises:
-            TridentClientError: there is no such answer.
+            TridentClientError: the request failed.
         """
 
 
 class Server(ABC):
-    """A server to be measured: a context manager, inside whose block its processes exist.
+    """A server to be measured: a context manager, inside whose block its processes run.
 
     Attributes:
-        name: what tables call it.
-        launched: when its start began, by `time.perf_counter`; set inside the block.
+        name: shown in tables.
+        launched: start time by `time.perf_counter`; set inside the block.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Server(ABC):
         """Return when requests can be sent.
 
         Raises:
-            TridentClientError: that will not be.
+            TridentClientError: the server will not become ready.
         """
 
     @abstractmethod
     def connect(self) -> AbstractAsyncContextManager[Connection]:
-        """Return a connection of its own to the server, open inside the block."""
+        """Return a dedicated connection to the server, open inside the block."""
 
     @abstractmethod
     def __enter__(self) -> Self:
-        """Start it.
+        """Start the server.
 
         Raises:
             TridentClientError: it cannot be started.

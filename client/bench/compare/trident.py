@@ -1,4 +1,4 @@
-"""Trident as a server to be measured: the whole ensemble over gRPC, streaming."""
+"""Trident as a measured server: the whole ensemble over gRPC, streaming."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class GrpcConnection(Connection):
 
 
 class Trident(Server):
-    """A tritonserver on the checkpoint in the folder `model`.
+    """A tritonserver serving the checkpoint in the folder `model`.
 
     Args:
         settings: override those of `engine.json` and the `TRIDENT_*` variables.
 
     Raises:
-        ServerStartError: a setting is wrong.
+        ServerStartError: a setting is invalid.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Trident(Server):
         return self._server.pid
 
     async def wait_until_ready(self) -> None:
-        """Return: `__enter__` has waited."""
+        """Return at once: `__enter__` has waited."""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
         """As `Server.connect`."""
         assert self._server is not None
-        # A request that is tried again would be a slow one: here it is to be an error.
+        # No retries: a retried request would be measured as a slow one.
         async with AsyncTridentClient(
             self._server.grpc_url, model=self._server.model, retry=None
         ) as client:
@@ -98,10 +98,10 @@ class Trident(Server):
 
 
 def parse_variants(arguments: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the settings by name of `NAME=SETTING=VALUE ...` arguments.
+    """Parse `NAME=SETTING=VALUE ...` arguments into settings by name.
 
     Raises:
-        BenchError: naming the argument that is none.
+        BenchError: an argument has another form; names it.
     """
     variants: dict[str, dict[str, str]] = {}
     for name, words in all_named("--trident", arguments, taken=[TRIDENT]).items():

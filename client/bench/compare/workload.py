@@ -1,4 +1,4 @@
-"""The workloads that servers are compared by."""
+"""The workloads on which servers are compared."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from client import SamplingOptions
 
 @dataclass(frozen=True)
 class Workload:
-    """So many streams, each of which sends its next request when its last one has ended.
+    """Concurrent streams, each of which sends its next request when the last has ended.
 
     Attributes:
-        name: what tables call it.
-        streams: requests at once.
-        requests: in all.
-        prompt_tokens: of each request, those that all share among them.
+        name: shown in tables.
+        streams: concurrent requests.
+        requests: total number.
+        prompt_tokens: of each request, including shared ones.
         output_tokens: of each answer, exactly.
-        shared_tokens: with which every prompt begins.
+        shared_tokens: length of the prefix that all prompts share.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Workload:
 
     @property
     def turns(self) -> int:
-        """How many requests the busiest stream sends."""
+        """The most requests that one stream sends."""
         return math.ceil(self.requests / self.streams)
 
     @property
     def description(self) -> str:
-        """The workload in words."""
+        """The workload as text."""
         lengths = f"{self.prompt_tokens - self.shared_tokens} in, {self.output_tokens} out"
         if self.shared_tokens:
             lengths = f"{self.shared_tokens} shared + {lengths}"
@@ -43,7 +43,7 @@ class Workload:
 
 
 def greedy(output_tokens: int) -> SamplingOptions:
-    """Return the options of a greedy answer of exactly so many tokens."""
+    """Return the options of a greedy answer of exactly `output_tokens` tokens."""
     return SamplingOptions(
         max_tokens=output_tokens, temperature=0.0, repetition_penalty=1.0, ignore_eos=True
     )
@@ -57,7 +57,7 @@ STANDARD = (
     Workload("W5", 16, 32, 1056, 32, shared_tokens=1024),
 )
 
-# The same in small, to try a peer's command or this benchmark itself within a minute.
+# Small versions, to try a peer's command or this benchmark itself within a minute.
 TINY = (
     Workload("W1", 1, 2, 16, 8),
     Workload("W2", 2, 4, 16, 8),
@@ -69,11 +69,11 @@ TINY = (
 
 @dataclass(frozen=True)
 class Growth:
-    """How servers grow: workloads that differ in one thing only.
+    """Scaling: workloads that differ in one parameter.
 
     Attributes:
-        streams: in the number of streams, all of which send one request.
-        context: in the length of the prompts.
+        streams: workloads by number of streams, each of which sends one request.
+        context: workloads by prompt length.
     """
 
     streams: tuple[Workload, ...]
@@ -81,7 +81,7 @@ class Growth:
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
-        """All of them, each once."""
+        """All of them without duplicates."""
         return tuple(dict.fromkeys(self.streams + self.context))
 
 
