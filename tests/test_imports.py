@@ -29,6 +29,10 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine.weights": ("engine.execution", "engine.core", *_AROUND),
     "engine.models": ("engine.weights", "engine.execution", "engine.core", *_AROUND),
     "engine.layers": (*_LAYERED[1:], "engine.core", "engine.config", *_AROUND),
+    # Code of one process is not imported by another; what they share lies beside these packages.
+    "engine.service.stages": ("engine.service.stub", "engine.service.process"),
+    "engine.service.stub": ("engine.service.stages", "engine.service.process"),
+    "engine.service.process": ("engine.service.stages", "engine.service.stub"),
     "kernels": ("engine", "client", "model_repository"),
     "model_repository": ("client", "kernels", *_LAYERED, "engine.core"),
     # The library; what the commands and the benchmarks may import is said below.
