@@ -1,9 +1,10 @@
 """The `trident` command."""
 
+import io
 import os
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -35,11 +36,13 @@ class _Commands(LazyGroup):
     modules = COMMANDS
 
 
+# What is wrong with a command line; typer does not export it.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+
 app = typer.Typer(
     cls=_Commands,
     name="trident",
     help="Serve language models inside NVIDIA Triton Inference Server.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -47,11 +50,15 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         typer.echo(f"trident {_version()}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 def _version() -> str:
@@ -62,19 +69,31 @@ def _version() -> str:
 
 
 def main() -> None:
-    """Run the command; an expected error becomes one line on stderr and exit status 1."""
+    """Run the command; an expected error becomes one line on stderr.
+
+    The exit status is 1 after such an error, 2 if the command line is wrong, 130 after Ctrl-C.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs each lost peer to the terminal
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # a terminal that cannot show all that models write
     try:
-        app(prog_name="trident")
-    except KeyboardInterrupt:
+        status = app(prog_name="trident", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
     except Exception as error:
+        if isinstance(error, _USAGE_ERROR):
+            where = error.ctx.command_path if error.ctx is not None else "trident"
+            _complain(f"trident: {error.format_message()} ({where} --help says more)", style="red")
+            raise SystemExit(2) from None
         if not isinstance(error, _expected_errors()):
             raise
         _complain(f"trident: {error}", style="red")
         if hint := getattr(error, "hint", ""):
             _complain(f"  {hint}")
         raise SystemExit(1) from None
+    raise SystemExit(status)
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:

@@ -7,10 +7,10 @@ import typer
 from rich.console import Console
 
 from client.commands.connection_options import Url
+from client.connection import address
 
 app = typer.Typer(
     help="Measure a server: its own overhead, other servers, NVIDIA's tools.",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 
@@ -150,7 +150,7 @@ def perf_analyzer(
     from client.bench.tools import Load
 
     load = Load(streams, requests, max_tokens)
-    raise typer.Exit(run(url, load, context.args, Console()))
+    raise typer.Exit(run(address(url)[0], load, context.args, Console()))
 
 
 @app.command("genai-perf", context_settings=_PASS_ON)
@@ -179,7 +179,7 @@ def genai_perf(
     from client.bench.tools import Load
 
     load = Load(streams, requests, max_tokens)
-    raise typer.Exit(run(url, backend, load, tokenizer, context.args, Console()))
+    raise typer.Exit(run(address(url)[0], backend, load, tokenizer, context.args, Console()))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

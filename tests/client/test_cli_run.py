@@ -108,16 +108,42 @@ class TestOptions:
         run(triton, "hi")
         assert [call.model for call in triton.calls if call.model != "engine"] == ["mine", "yours"]
 
-    def test_system_needs_the_template(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert main(monkeypatch, "run", "hi", "--raw", "--system", "Be kind.") == 2
-
-    def test_usage_errors_are_status_2(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert main(monkeypatch, "run", "a", "--max-tokens", "x") == 2
-        assert main(monkeypatch, "run", "a", "b") == 2
-        assert main(monkeypatch, "nonsense") == 2
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (["run", "a", "--max-tokens", "x"], "--max-tokens"),
+            (["run", "a", "b"], "(b) (trident run --help says more)"),
+            (["run", "a", "--raw", "--system", "b"], "--system: needs the chat template"),
+            (["run", "a", "--sed", "1"], "No such option: --sed"),
+            (["nonsense"], "No such command 'nonsense'"),
+            (["bench"], "Missing command"),
+        ],
+    )
+    def test_usage_errors_are_one_line_and_status_2(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        arguments: list[str],
+        text: str,
+    ) -> None:
+        assert main(monkeypatch, *arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("trident: ")
+        assert text in line
 
 
 class TestEnds:
+    def test_a_terminal_that_lacks_characters(self, triton: FakeTriton) -> None:
+        triton.pieces = [Piece({0: "Zwölf 🚀"}, finished=(0,), final=True)]
+        shown = subprocess.run(
+            [*COMMAND, "a", "--url", triton.url],
+            env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+            capture_output=True,
+            cwd=ROOT,
+            check=True,
+        ).stdout
+        assert shown == "Zwölf ?\n".encode("latin-1")
+
     def _start(self, triton: FakeTriton) -> "subprocess.Popen[str]":
         """Start an answer that would take long, and read the beginning of it."""
         triton.pieces = [Piece({0: "Once\n"}), *(Piece({0: "upon\n"}, delay_s=0.2),) * 300]
