@@ -6,6 +6,7 @@ from engine.errors import UnsupportedError
 from engine.models.conversion import check_quantization
 from kernels.cpu import linear as panels
 
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 _CPU = torch.device("cpu")
 
 
@@ -21,3 +22,8 @@ def quantizes(dtype: torch.dtype) -> bool:
     except UnsupportedError:
         return False
     return True
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the largest relative error of rounding to `dtype`."""
+    return torch.finfo(dtype).eps / 2

@@ -1,5 +1,6 @@
+"""Draws against the reference, and from logits that have no distribution."""
+
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -8,81 +9,14 @@ from torch import Tensor
 from kernels import device
 from kernels.device import INTERPRETED
 from kernels.sampling import draw
-from kernels.sampling.draw import Settings, reference, sample_tokens
+from kernels.sampling.draw import reference, sample_tokens
 from kernels.sampling.philox import exponentials_reference
+from tests.kernels.sampling.draw_cases import FILTERS, rows_of
 from tests.kernels.support import DEVICE, padded, randn
 from tests.kernels.vast_memory import vast_zeros
 
-# Several groups per tile, tiles per list and chunks per row, for rows of some hundreds of logits;
-# two groups are too short a list for most rows.
-SMALL = Settings(group=4, chunk=128, tile=32, fewest=2)
-
 # NumPy warns where the interpreter overflows to infinity as intended.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-
-FILTERS = [
-    {},
-    {"temperature": 0.0},
-    {"temperature": 0.3},
-    {"temperature": 5.0},
-    {"top_k": 1},
-    {"top_k": 2},
-    {"top_k": 50},
-    {"top_k": 2**31 - 1},
-    {"top_p": 0.01},
-    {"top_p": 0.6},
-    {"top_p": 0.95, "temperature": 3.0},
-    {"min_p": 0.05},
-    {"min_p": 1.0},
-    {"top_k": 40, "top_p": 0.5},
-    {"top_k": 3, "min_p": 0.5},
-    {"top_p": 0.8, "min_p": 0.02},
-    {"top_k": 100, "top_p": 0.9, "min_p": 0.1},
-    {"top_k": 100, "top_p": 0.7, "min_p": 0.001, "temperature": 4.0},
-]
-
-
-class Rows(NamedTuple):
-    """The arguments of `sample_tokens` except the logits."""
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
-    positions: Tensor
-
-    def take(self, rows: Tensor | slice) -> "Rows":
-        return Rows(*(column[rows] for column in self))
-
-
-def rows_of(filters: list[dict[str, float]], seed: int = 0) -> Rows:
-    """Return one row per element of `filters`, each with its own seed and position."""
-
-    def column(name: str, neutral: float, dtype: torch.dtype) -> Tensor:
-        values = [row.get(name, neutral) for row in filters]
-        return torch.tensor(values, dtype=dtype, device=DEVICE)
-
-    numbers = torch.arange(len(filters), device=DEVICE)
-    return Rows(
-        temperature=column("temperature", 1.0, torch.float32),
-        top_k=column("top_k", 0, torch.int32),
-        top_p=column("top_p", 1.0, torch.float32),
-        min_p=column("min_p", 0.0, torch.float32),
-        seeds=(numbers + 1 + 1000 * seed) * 0x9E3779B97F4A7C1,
-        positions=numbers * 3 + seed,
-    )
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "settings", lambda vocab: SMALL)
-
-
-@pytest.fixture(params=[False, True], ids=["default", "small"])
-def division(request: pytest.FixtureRequest) -> None:
-    if request.param:
-        request.getfixturevalue("small")
 
 
 @pytest.mark.usefixtures("division")
@@ -143,86 +77,6 @@ def test_the_reference_does_what_the_interface_says() -> None:
         times = exponentials_reference(rows.seeds, rows.positions, 150)
         expected = [_plainly(*each) for each in zip(logits, FILTERS, times, strict=True)]
         assert reference(logits, *rows).tolist() == expected
-
-
-def assert_keeps(logits: Tensor, row: dict[str, float], kept: int) -> None:
-    """Assert that exactly the first `kept` tokens of `logits`, by rank, can be sampled.
-
-    From many seeds the kernel gets some that sample the last of these tokens, some that would
-    sample the next one if it were kept, and the first seed.
-    """
-    rows, given = rows_of([row] * 700), logits.expand(700, -1)
-    expected = reference(given, *rows)
-    order = logits.argsort(descending=True, stable=True)
-    times = exponentials_reference(rows.seeds, rows.positions, len(logits))[:, order[: kept + 1]]
-    drawn_last, next_is_first = expected == order[kept - 1], times.argmin(-1) == kept
-    assert torch.isin(expected, order[:kept]).all()
-    seeds = [mask.nonzero()[:1, 0] for mask in (drawn_last, next_is_first)]
-    assert seeds[0].numel()
-    part = torch.cat([*seeds, torch.zeros_like(seeds[0][:1])])
-    drawn = sample_tokens(given[part], *rows.take(part))
-    assert drawn.tolist() == expected[part].tolist()
-
-
-HOT = {"temperature": 1e30}  # all allowed tokens have weight 1
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-    ("row", "kept"),
-    [
-        ({"top_k": 70}, 70),
-        ({"top_k": 3}, 3),
-        # Of 129 equal ones, the first 65 have less than half of the mass before them.
-        ({"top_p": 0.5}, 65),
-        ({"top_k": 96, "top_p": 0.125}, 12),
-    ],
-    ids=str,
-)
-def test_ties_are_cut_by_index(row: dict[str, float], kept: int) -> None:
-    logits = torch.full((129,), -1.5, device=DEVICE)
-    logits[60:70] = 1.0
-    assert_keeps(logits, {**row, **HOT}, kept)
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-    ("row", "kept"),
-    [
-        ({"top_k": 2, **HOT}, 2),
-        ({"top_k": 8, **HOT}, 8),
-        ({"top_k": 45, **HOT}, 45),
-        ({"top_p": 0.031, **HOT}, 10),
-        ({"top_k": 40, "top_p": 0.51, **HOT}, 21),
-    ],
-    ids=str,
-)
-def test_filters_keep_exactly(row: dict[str, float], kept: int) -> None:
-    assert_keeps(randn(301), row, kept)
-
-
-@pytest.mark.usefixtures("small")
-def test_top_p_is_of_the_mass_that_min_p_left() -> None:
-    logits = torch.zeros(301, device=DEVICE)
-    logits[1::2] = -4.0  # 150 tokens of weight 0.018, and 151 of weight 1
-    assert_keeps(logits, {"min_p": 0.1, "top_p": 0.099}, 15)
-
-
-@pytest.mark.usefixtures("small")
-def test_masses_of_all_parts_of_a_row_are_of_one_scale() -> None:
-    logits = torch.full((301,), -torch.inf, device=DEVICE)
-    logits[10:20], logits[270:290] = 3.0, 3.0 - 10 * math.log(2)
-    # Ten tokens of weight 1, and twenty of 2^-10.
-    assert_keeps(logits, {"top_p": 0.45}, 5)
-
-
-@pytest.mark.usefixtures("small")
-def test_zeros_of_both_signs_are_equal() -> None:
-    logits = torch.full((8, 40), -1.0, device=DEVICE)
-    logits[:4, 5:10], logits[:4, 10:15] = -0.0, 0.0
-    logits[4:, 5:10], logits[4:, 10:15] = 0.0, -0.0
-    rows = rows_of([{"top_k": 7, "temperature": 1e30}] * 8)
-    assert sample_tokens(logits, *rows).tolist() == reference(logits, *rows).tolist()
 
 
 def test_greedy_takes_the_first_of_the_largest() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.sampling import draw, logprobs
+from tests.kernels.sampling.draw_cases import SMALL, rows_of
 from tests.kernels.sampling.test_adjust_logits import check_rows
-from tests.kernels.sampling.test_draw import SMALL, rows_of
 from tests.kernels.sampling.test_logprobs import assert_same
 from tests.kernels.support import DEVICE, randn
 

@@ -1,0 +1,233 @@
+"""What becomes of the projections of a loaded model: which form, how exact, and in what memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from engine import LLM, SamplingParams
+from engine.errors import InsufficientMemoryError, UnsupportedError
+from engine.execution import kv_cache_plan
+from engine.layers.int8_linear import Int8Linear, multiplies_int8
+from engine.layers.linear import Linear
+from engine.layers.packed_linear import PackedLinear, can_pack
+from engine.layers.panel_linear import PanelLinear
+from engine.models import conversion
+from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
+from kernels.cpu import linear as panels
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.forms import FLOATS, in_panels, quantizes, rounding
+from tests.factories.paged_model import PagedModel
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
+
+CPU = torch.device("cpu")
+PACKABLE = [dtype for dtype in FLOATS if can_pack(dtype)]
+TOKENS = [(7 * i + i // 3) % 160 for i in range(90)]
+
+each_kernels = pytest.mark.parametrize("ours", [False, True], ids=["oneDNN", "ours"])
+
+
+def _choose(
+    monkeypatch: pytest.MonkeyPatch, ours: bool, dtype: torch.dtype, *, int8: bool = False
+) -> None:
+    """Have oneDNN's products serve, or ours; skip where this machine has none for `dtype`."""
+    if ours and not in_panels(dtype):
+        pytest.skip(f"our kernels are not for {dtype} on this CPU, or not built")
+    if not ours:
+        monkeypatch.setattr(panels, "serves", lambda weight, device: False)
+        if not (multiplies_int8() if int8 else can_pack(dtype)):
+            pytest.skip(f"oneDNN has no products of {'int8' if int8 else dtype} on this CPU")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose matrices keep the size of the activations: no softmax magnifies an error."""
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(
+        folder, "Qwen2ForCausalLM", tie_word_embeddings=request.param, initializer_range=64**-0.5
+    )
+    return folder
+
+
+def logits(path: Path, dtype: torch.dtype, *, convert: bool, **settings: Any) -> Tensor:
+    model = PagedModel(path, dtype=dtype)
+    if convert:
+        convert_weights(model.model, settings.get("quantization"))
+    return model.logits(TOKENS, chunks=[40, 1, 3, 46])
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    assert found.isfinite().all()
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+@each_kernels
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_model_computes_the_same_with_packed_weights(
+    path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours, dtype)
+    found, wanted = (logits(path, dtype, convert=convert) for convert in (True, False))
+    # Each of the 13 products may be rounded to the other side: independent errors.
+    assert relative_error(found, wanted) < 13**0.5 * 2 * rounding(dtype) + 1e-5
+
+
+@each_kernels
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_model_computes_nearly_the_same_in_int8(
+    path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours, dtype, int8=True)
+    found = logits(path, dtype, convert=True, quantization="int8")
+    wanted = logits(path, dtype, convert=False)
+    # Rounding to a step is off by step / 12 ** 0.5 on average; the largest of a row is at most 4
+    # deviations. That makes 0.9 % of each operand, 1.3 % of each product: of the 12 of
+    # the layers, beside which that of the head is little.
+    expected = 12**0.5 * 2**0.5 * (4 / 127 / 12**0.5)
+    error = relative_error(found, wanted)
+    assert expected / 4 < error < expected
+
+
+@each_kernels
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_head_is_quantised_too(
+    path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours, dtype, int8=True)
+    model = PagedModel(path, dtype=dtype).model
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wanted = model.compute_logits(hidden)
+    convert_weights(model, "int8")
+    expected = 2**0.5 * (4 / 127 / 12**0.5)  # of one product, as above
+    assert expected / 4 < relative_error(model.compute_logits(hidden), wanted) < expected
+
+
+@each_kernels
+def test_the_originals_are_freed_one_after_the_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours, torch.bfloat16)
+    model = PagedModel(path, dtype=torch.bfloat16).model
+    is_tied = model.lm_head is None
+    originals = [
+        StorageWeakRef(module.weight.untyped_storage())
+        for module in model.modules()
+        if isinstance(module, Linear)
+    ]
+    num_alive: list[int] = []
+
+    form = PanelLinear if ours else PackedLinear
+
+    class Recording(form):  # type: ignore[misc, valid-type]
+        def __init__(self, weight: Tensor, bias: Tensor | None, **settings: Any) -> None:
+            num_alive.append(sum(not storage.expired() for storage in originals))
+            super().__init__(weight, bias, **settings)
+
+    monkeypatch.setattr(conversion, form.__name__, Recording)
+    convert_weights(model, None)
+    assert num_alive[: len(originals)] == list(range(len(originals), 0, -1))
+    assert all(storage.expired() for storage in originals)
+    assert len(num_alive) == len(originals) + is_tied
+    assert not any(isinstance(module, Linear) for module in model.modules())
+
+
+@each_kernels
+def test_a_tied_head_is_a_copy_and_counted(
+    path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    _choose(monkeypatch, ours, torch.bfloat16)
+    model = PagedModel(path, dtype=torch.bfloat16).model
+    embedding = model.model.embed_tokens
+    rows = embedding.weight.clone()
+    hidden = torch.randn(3, 64).bfloat16()
+    wanted = model.compute_logits(hidden)
+    convert_weights(model, None)
+    assert torch.equal(embedding.weight, rows)
+    assert torch.equal(embedding(torch.tensor([5, 159])), rows[[5, 159]])
+    torch.testing.assert_close(model.compute_logits(hidden), wanted, rtol=2**-7, atol=1e-5)
+    is_tied = model.lm_head is None
+    assert (embedding.head is not None) == is_tied
+    assert num_copied_bytes(model, None, CPU) == is_tied * 160 * 64 * 2
+    assert num_copied_bytes(model, None, torch.device("cuda")) == 0
+
+
+def test_weights_of_a_type_without_packed_products_stay(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "can_pack", lambda dtype: False)
+    model = PagedModel(path).model
+    before = dict(model.named_modules())
+    convert_weights(model, None)
+    assert dict(model.named_modules()) == before
+    assert num_copied_bytes(model, None, CPU) == 0
+    is_tied = model.lm_head is None
+    assert num_copied_bytes(model, "int8", CPU) == is_tied * 160 * 64 * 4  # that is a copy
+
+
+def test_the_copy_of_a_tied_head_needs_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, tie_word_embeddings=True, vocab_size=400)
+    save_tokenizer(byte_level_tokenizer(), tmp_path)
+    num_bytes = sum(parameter.nbytes for parameter in PagedModel(tmp_path).model.parameters())
+    monkeypatch.setattr(kv_cache_plan, "_free_bytes", lambda device: num_bytes + 400 * 64 * 4 - 1)
+    with pytest.raises(InsufficientMemoryError, match="its weights need"):
+        LLM(str(tmp_path))
+
+
+def test_int8_is_refused_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedError, match=r"^quantization: int8 is for CPUs only"):
+        check_quantization("int8", torch.device("cuda"), torch.bfloat16)
+    check_quantization(None, torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(conversion, "multiplies_int8", lambda: False)
+    with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* VNNI"):
+        check_quantization("int8", CPU, torch.float16)
+    check_quantization(None, CPU, torch.float16)
+    monkeypatch.setattr(panels, "serves", lambda weight, device: False)
+    with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* kernels\.cpu"):
+        check_quantization("int8", CPU, torch.bfloat16)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_engine_serves(
+    checkpoint: Path, quantization: str | None, dtype: str, load_format: str
+) -> None:
+    if quantization is not None and not quantizes(getattr(torch, dtype)):
+        pytest.skip(f"this CPU has no exact int8 products for weights of {dtype}")
+    llm = LLM(
+        str(checkpoint),
+        device="cpu",
+        dtype=dtype,
+        quantization=quantization,
+        load_format=load_format,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        block_size=4,
+    )
+    layers = list(llm._core._runner.model.model.modules())
+    is_converted = getattr(torch, dtype) in PACKABLE or in_panels(getattr(torch, dtype))
+    is_int8 = [
+        isinstance(each, Int8Linear)
+        or (isinstance(each, PanelLinear) and "scale" in each.tensors())
+        for each in layers
+        if isinstance(each, Int8Linear | PanelLinear | PackedLinear)
+    ]
+    assert any(is_int8) == (quantization == "int8")
+    assert all(is_int8) or quantization is None
+    if quantization is not None or is_converted:
+        assert not any(isinstance(layer, Linear) for layer in layers)
+    params = SamplingParams(temperature=0, max_tokens=9, logprobs=0, ignore_eos=True)
+    prompts = [[1 + i, *range(3, 4 + 5 * i)] for i in range(6)]
+    batched = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, batched, strict=True):
+        assert len(output.outputs[0].token_ids) == 9
+        assert output.outputs[0].cumulative_logprob > -100
+        if dtype == "float32":
+            alone = llm.generate(prompt, params, use_tqdm=False)[0]
+            assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+    llm.check_integrity()
