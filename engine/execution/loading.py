@@ -20,9 +20,9 @@ from engine.execution.kv_cache_plan import (
     swap_space_bytes,
 )
 from engine.execution.model_runner import ModelRunner
+from engine.execution.progress import in_tenths
 from engine.execution.step_graphs import CudaCapturer
 from engine.models.model_config import ModelConfig
-from engine.progress import in_tenths
 
 _TYPICAL_ROWS = 16  # of a step by which the threads of a CPU are chosen
 

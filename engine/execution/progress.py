@@ -1,4 +1,4 @@
-"""Progress of long work, as sentences of which there are not too many."""
+"""Progress of loading, as a bounded number of sentences."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 def in_tenths(report: Callable[[str], None], sentence: str) -> Callable[[int, int], None]:
-    """Return what takes (done, total) and reports `sentence` at each tenth of the way.
+    """Return a function of (done, total) that reports `sentence` at each tenth.
 
     In `sentence`, {done} and {total} stand for the numbers, {share} for the percentage, {bar} for
-    a picture of it and {mib} for the total as bytes in MiB.
+    a progress bar and {mib} for the total as bytes in MiB.
     """
     reached = 0
 
