@@ -211,6 +211,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     """Everything the detokenizer needs for one response; it keeps nothing between responses.
 
+    With `error_code` it is answered with that error. Errors of requests of the ensemble go this way
+    because one that overtakes a chunk in the detokenizer ends the ensemble's request while a step
+    of it is in flight: release 24.10 never releases such a request, and loses the chunk's text.
+
     Sealed by `engine.service.link`: the detokenizer takes no message that the engine did not make.
     """
 
@@ -221,3 +225,5 @@ class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_tokens: Int32 = 0
     skip_special_tokens: bool = True
     outputs: list[str] = []  # as in `ResponseOptions`
+    error_code: str | None = None  # as in `engine.errors`
+    error_text: str = ""

@@ -18,9 +18,10 @@ log = logging.getLogger("trident.request")
 
 def log_refusal(request_id: str, error: Exception) -> None:
     """Log a request that never reached the engine process."""
+    event = "request cancelled" if isinstance(error, RequestCancelledError) else "request refused"
     text = shown(str(error)) if isinstance(error, TridentError) else "internal error"
     fields = {"request_id": shown(request_id), "error": text}  # it may be refused for its id
-    log.info("request refused", extra={"fields": fields})
+    log.info(event, extra={"fields": fields})
 
 
 def log_end(stream: RequestStream) -> None:

@@ -5,6 +5,7 @@ Importable only inside Triton's Python backend.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from engine.config import EngineConfig
-from engine.errors import RequestError
+from engine.errors import RequestCancelledError, RequestError
 from engine.limits import MAX_REQUEST_ID_CHARACTERS, check_size
 from engine.protocol import Chunk, DetokenizerInput, ResponseOptions
 from engine.service.cancellation import CancelPoller
@@ -21,7 +22,8 @@ from engine.service.stub.engine_client import EngineClient
 from engine.service.stub.engine_inputs import parse_engine_inputs, parse_options
 from engine.service.stub.metrics import EngineMetrics
 from engine.service.stub.request_log import log_refusal
-from engine.service.stub.sinks import FINAL, Encode, ForClient, ForDetokenizer, Sink
+from engine.service.stub.sinks import ClientSink, EnsembleSink, send_error, send_response
+from engine.service.stub.stream import ResponseSink
 from engine.service.tensors import InputReader, Tensors
 from engine.service.triton import Stage, input_tensors, request_id, request_parameters
 
@@ -64,12 +66,13 @@ class Responder:
                 self._generate(request, name, tensors, sender)
             except Exception as error:
                 log_refusal(name, error)
-                self._metrics.request_refused(error)
+                if not isinstance(error, RequestCancelledError):
+                    self._metrics.request_refused(error)
                 raise
 
     def send_error(self, sender: Any, error: Exception) -> None:
         """Answer with `error` alone."""
-        sender.send(self._stage.error_response(error), flags=FINAL)
+        send_error(self._stage, sender, error)
 
     def close(self) -> None:
         """End the engine process."""
@@ -83,7 +86,7 @@ class Responder:
         self._client.check_ready()
         health = msgspec.json.encode(self._client.health)
         tensors = {"health": np.array([health], dtype=object)}
-        sender.send(self._stage.response(tensors), flags=FINAL)
+        send_response(self._stage, sender, tensors, last=True)
 
     def _stop(self, request: Any, tensors: Tensors, sender: Any) -> None:
         """End the requests of the same id early; the request to stop gets an empty answer."""
@@ -93,12 +96,16 @@ class Responder:
         check_size("request id", len(name), MAX_REQUEST_ID_CHARACTERS, "characters")
         count = self._client.stop(name)
         self._stage.log.info("stop: ends %d requests of id %r", count, name)
-        encode = self._encoder(request, parse_options(tensors, 0), DetokenizerInput(0, []))
         nothing = Chunk(index=0, window_ids=[], token_ids=[], finish_reason="abort")
-        Sink(self._stage, sender, encode).send([nothing], last=True)
+        options = parse_options(tensors, 0)
+        sink = self._sink(request, sender, options, DetokenizerInput(0, []), lambda: None)
+        sink.send([nothing], last=True)
 
     def _generate(self, request: Any, name: str, tensors: Tensors, sender: Any) -> None:
         self._client.check_ready()
+        # Once: of a request of the ensemble, Triton tells this only if the client left before.
+        if sender.is_cancelled():
+            raise RequestCancelledError("the client has gone")
         inputs = parse_engine_inputs(
             tensors,
             request_parameters(request),
@@ -106,31 +113,33 @@ class Responder:
             self._client.ready,
             request_id=name,
         )
+        num_prompt_tokens = len(inputs.request.prompt_token_ids)
+        skip_special_tokens, options = inputs.skip_special_tokens, inputs.options
 
-        def make_sink(uid: int) -> Sink:
+        def make_sink(uid: int) -> ResponseSink:
             template = DetokenizerInput(
                 uid,
                 [],
-                num_prompt_tokens=len(inputs.request.prompt_token_ids),
-                skip_special_tokens=inputs.skip_special_tokens,
+                num_prompt_tokens=num_prompt_tokens,
+                skip_special_tokens=skip_special_tokens,
             )
-            encode = self._encoder(request, inputs.options, template)
-            if inputs.options is not None:
-                return Sink(self._stage, sender, encode)
-            # Triton tells of a cancellation only those who ask, and only if no ensemble is between.
-            self._poller.watch(uid, sender.is_cancelled)
-            return Sink(self._stage, sender, encode, lambda: self._poller.forget(uid))
+            sink = self._sink(request, sender, options, template, lambda: self._poller.forget(uid))
+            if options is None:  # from here on, only those who ask are told of a cancellation
+                self._poller.watch(uid, sender.is_cancelled)
+            return sink
 
         self._client.submit(inputs.request, make_sink)
 
-    def _encoder(
-        self, request: Any, options: ResponseOptions | None, template: DetokenizerInput
-    ) -> Encode:
-        """Return what makes tensors of chunks: for the next stage, or for a client of the engine.
-
-        `template` is what all messages to the next stage share.
-        """
+    def _sink(
+        self,
+        request: Any,
+        sender: Any,
+        options: ResponseOptions | None,
+        template: DetokenizerInput,
+        on_end: Callable[[], None],
+    ) -> ResponseSink:
+        """Return where the responses go: to the next stage, or to a client of the engine itself."""
         if options is None:
-            return ForClient(request.requested_output_names())
-        message = msgspec.structs.replace(template, outputs=options.outputs)
-        return ForDetokenizer(message, self._link.seal)
+            return ClientSink(self._stage, sender, request.requested_output_names(), on_end)
+        template = msgspec.structs.replace(template, outputs=options.outputs)
+        return EnsembleSink(self._stage, sender, template, self._link.seal)

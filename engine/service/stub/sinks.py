@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from engine.errors import RequestCancelledError, TridentError
+from engine.limits import shown
 from engine.protocol import Chunk, DetokenizerInput
 from engine.service.outputs import chunk_tensors
 from engine.service.triton import Stage
@@ -24,75 +25,98 @@ from engine.service.triton import Stage
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCEL_CHECK_INTERVAL_S = 0.05  # per request of the ensemble; one check is a round trip
 
-Encode = Callable[[list[Chunk]], dict[str, NDArray[Any]]]
 
+class EnsembleSink:
+    """Answers a request of the ensemble through its next stage, the detokenizer.
 
-class Sink:
-    """Sends the responses of one request; a `ResponseSink`."""
+    A `ResponseSink`.
+    """
 
     def __init__(
         self,
         stage: Stage,
         sender: Any,
-        encode: Encode,
-        on_end: Callable[[], None] = lambda: None,
+        template: DetokenizerInput,
+        seal: Callable[[bytes], bytes],
     ) -> None:
-        """Answer through `sender`; call `on_end` just before the last response."""
+        """Answer through `sender`.
+
+        Args:
+            template: what all messages share.
+            seal: see `engine.service.link`.
+        """
         self._stage = stage
         self._sender = sender
-        self._encode = encode
-        self._on_end = on_end
-
-    def send(self, chunks: list[Chunk], *, last: bool) -> None:
-        """Answer with `chunks`."""
-        self._send(self._stage.response(self._encode(chunks)), last=last)
-
-    def fail(self, error: TridentError) -> None:
-        """Answer with `error`; to a client that has gone, with the end alone."""
-        if isinstance(error, RequestCancelledError):
-            # Nobody listens, and release 24.10 never frees an ensemble's cancelled request that
-            # ends with an error.
-            self._on_end()
-            self._sender.send(flags=FINAL)
-        else:
-            self._send(self._stage.error_response(error), last=True)
-
-    def _send(self, response: Any, *, last: bool) -> None:
-        if last:
-            self._on_end()
-        # The flag goes with the last response: alone, it would arrive as an empty response.
-        self._sender.send(response, flags=FINAL if last else 0)
-
-
-class ForDetokenizer:
-    """Encodes responses that go through the ensemble's next stage."""
-
-    def __init__(self, template: DetokenizerInput, seal: Callable[[bytes], bytes]) -> None:
-        """`template` is what all responses share; `seal` as of `engine.service.link`."""
         self._template = template
         self._seal = seal
         self._last_check = -math.inf
 
-    def __call__(self, chunks: list[Chunk]) -> dict[str, NDArray[Any]]:
-        """Return the engine's output tensors for one response."""
+    def send(self, chunks: list[Chunk], *, last: bool) -> None:
+        """Answer with `chunks`."""
         now = time.monotonic()
         check = now - self._last_check >= CANCEL_CHECK_INTERVAL_S
         if check:
             self._last_check = now
-        message = structs.replace(self._template, chunks=chunks, check_cancelled=check)
+        self._send(structs.replace(self._template, chunks=chunks, check_cancelled=check), last=last)
+
+    def fail(self, error: TridentError) -> None:
+        """Answer with `error`, after the chunks before it; if the client has gone, with the end."""
+        if isinstance(error, RequestCancelledError):
+            self._sender.send(flags=FINAL)
+            return
+        text = shown(str(error))
+        self._send(
+            structs.replace(self._template, error_code=error.code, error_text=text), last=True
+        )
+
+    def _send(self, message: DetokenizerInput, *, last: bool) -> None:
         data = self._seal(msgspec.msgpack.encode(message))
-        return {"detokenizer_input": np.frombuffer(data, dtype=np.uint8)}
+        tensors = {"detokenizer_input": np.frombuffer(data, dtype=np.uint8)}
+        send_response(self._stage, self._sender, tensors, last=last)
 
 
-class ForClient:
-    """Encodes responses for a client that called the engine itself."""
+class ClientSink:
+    """Answers a client that called the engine itself. A `ResponseSink`."""
 
-    def __init__(self, wanted: set[str]) -> None:
-        """`wanted` are the outputs that it asked for."""
+    def __init__(
+        self, stage: Stage, sender: Any, wanted: set[str], on_end: Callable[[], None]
+    ) -> None:
+        """Answer through `sender`.
+
+        Args:
+            wanted: the outputs that the client asked for.
+            on_end: called just before the last response.
+        """
+        self._stage = stage
+        self._sender = sender
         self._wanted = wanted
+        self._on_end = on_end
 
-    def __call__(self, chunks: list[Chunk]) -> dict[str, NDArray[Any]]:
-        """Return the engine's output tensors for one response."""
-        return {
-            name: array for name, array in chunk_tensors(chunks).items() if name in self._wanted
-        }
+    def send(self, chunks: list[Chunk], *, last: bool) -> None:
+        """Answer with `chunks`."""
+        if last:
+            self._on_end()
+        tensors = chunk_tensors(chunks)
+        tensors = {name: array for name, array in tensors.items() if name in self._wanted}
+        send_response(self._stage, self._sender, tensors, last=last)
+
+    def fail(self, error: TridentError) -> None:
+        """Answer with `error`."""
+        self._on_end()
+        send_error(self._stage, self._sender, error)
+
+
+def send_response(
+    stage: Stage, sender: Any, tensors: Mapping[str, NDArray[Any]], *, last: bool
+) -> None:
+    """Send output tensors; nothing may follow the `last`."""
+    # The flag goes with the last response: alone, it would arrive as an empty response.
+    sender.send(stage.response(tensors), flags=FINAL if last else 0)
+
+
+def send_error(stage: Stage, sender: Any, error: Exception) -> None:
+    """Answer with `error` alone; a request that was cancelled just ends."""
+    if isinstance(error, RequestCancelledError):
+        sender.send(flags=FINAL)
+    else:
+        sender.send(stage.error_response(error), flags=FINAL)

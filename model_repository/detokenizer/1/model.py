@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
+from engine.errors import error_of
 from engine.service.link import DetokenizerEnd
 from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.service.triton import Stage, input_tensors
@@ -38,6 +39,8 @@ class TritonPythonModel:
             message = decode_message(data, self._link)
             if message.check_cancelled and request.is_cancelled():
                 self._link.cancel(data, message.uid)
+            if message.error_code is not None:
+                raise error_of(message.error_code, message.error_text)
             return self._stage.response(self._postprocess(message))
         except Exception as error:
             return self._stage.error_response(error)

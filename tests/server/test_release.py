@@ -1,0 +1,85 @@
+"""Whatever ends a request of the ensemble, Triton lets go of it, and the server ends cleanly."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.launch.server import TritonServer
+from tests.server.caller import Caller, InferError
+from tests.server.engine_process import engine_process
+
+pytestmark = pytest.mark.server
+
+NUM_STREAMS = 16
+
+
+def long_inputs(**params: Any) -> dict[str, Any]:
+    fields = {"ignore_eos": True, "max_tokens": 480, **params}
+    return {"stream": True, "text_input": "Hello", "sampling_parameters": json.dumps(fields)}
+
+
+def read_to_end(stream: Iterator[dict[str, list[Any]]]) -> tuple[str, str]:
+    """Return the text of a stream and the error that ended it."""
+    text = ""
+    try:
+        for response in stream:
+            text += response.get("text_output", [""])[0]
+    except InferError as error:
+        return text, str(error)
+    return text, ""
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path) -> Iterator[TritonServer]:
+    settings = {
+        "model": str(checkpoint),
+        "dtype": "float32",
+        "num_gpu_blocks_override": 400,
+        "max_num_queued_reqs": 4,
+    }
+    with TritonServer(settings, ports=0, start_timeout_s=120) as server:
+        yield server
+    assert "Exit timeout expired" not in server.log  # a request that Triton never released
+
+
+@pytest.fixture(scope="module")
+def caller(server: TritonServer) -> Iterator[Caller]:
+    with closing(Caller(server.grpc_url, server.http_url)) as caller:
+        yield caller
+
+
+def test_a_burst_that_fits_into_free_slots_is_served(caller: Caller) -> None:
+    def answer(index: int) -> str:
+        return read_to_end(caller.stream(**long_inputs(max_tokens=5, seed=index)))[1]
+
+    with ThreadPoolExecutor(64) as pool:
+        assert set(pool.map(answer, range(64))) == {""}
+
+
+def test_requests_that_the_engine_took_along_are_released(
+    server: TritonServer, caller: Caller
+) -> None:
+    """Their errors must not overtake what is still in the detokenizer, which is kept busy here."""
+    begun = threading.Barrier(NUM_STREAMS + 1)
+
+    def answer(index: int) -> str:
+        stream = caller.stream(return_logprobs=True, **long_inputs(n=4, logprobs=20))
+        next(stream)
+        begun.wait(60)
+        return read_to_end(stream)[1]
+
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        answers = [pool.submit(answer, index) for index in range(NUM_STREAMS)]
+        begun.wait(60)
+        engine_process(server).kill()
+        errors = [each.result() for each in answers]
+    # Some may have had their last tokens under way.
+    assert {error for error in errors if error} == {
+        "in ensemble 'ensemble', the engine process has died; the request is lost"
+    }
