@@ -158,6 +158,8 @@ def _announce(server: TritonServer, description: str, console: Console) -> None:
 
 def _security(server: TritonServer) -> Iterator[str]:
     """Yield what the operator should know of who can do what, one line each."""
+    if any(each.address == DEFAULT_HOST for each in server.endpoints.values()):
+        yield "Other machines reach it with --host 0.0.0.0 only."
     if server.administration_open:
         yield (
             f"Administration (model repository, shared memory, trace, logging) wants the header "

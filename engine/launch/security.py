@@ -24,7 +24,7 @@ _RESTRICTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
 _KEY = re.compile(r"[!-~]{16,256}", re.ASCII)  # what an HTTP header can carry, without spaces
 
 # vLLM's names, and what tritonserver calls them.
-_TLS_VARIABLES = {
+TLS_VARIABLES = {
     "TRIDENT_SSL_CERTFILE": "--grpc-server-cert",
     "TRIDENT_SSL_KEYFILE": "--grpc-server-key",
     "TRIDENT_SSL_CA_CERTS": "--grpc-root-cert",
@@ -74,7 +74,7 @@ def _restrictions(arguments: Sequence[str], environ: Mapping[str, str]) -> list[
 
 def _tls_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the flags that the TLS variables stand for, but those that the user gave."""
-    given = {flag: environ[name] for name, flag in _TLS_VARIABLES.items() if environ.get(name)}
+    given = {flag: environ[name] for name, flag in TLS_VARIABLES.items() if environ.get(name)}
     if not given:
         return []
     given["--grpc-use-ssl"] = "true"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 import trustme
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -26,11 +29,13 @@ KEY = "correct-horse-battery-staple"
 PROGRAMS = Path(sys.executable).parent
 
 
-def run(*arguments: str, path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, path: Path, script: Path = ENTRYPOINT, **environ: str
+) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRIDENT_")}
     environment = {**kept, "PATH": f"{path}:{os.environ['PATH']}", **environ}
     return subprocess.run(
-        [ENTRYPOINT, *arguments], env=environment, capture_output=True, text=True, timeout=60
+        [script, *arguments], env=environment, capture_output=True, text=True, timeout=60
     )
 
 
@@ -88,6 +93,29 @@ class TestScript:
         done = run(path=programs)
         assert done.returncode == 0
         assert ("--shm-size" in done.stderr) is warned
+
+    def test_the_launcher_of_kernels_gets_into_the_cache_once(
+        self, programs: Path, tmp_path: Path
+    ) -> None:
+        script = shutil.copy(ENTRYPOINT, programs)
+        built = tmp_path / "launcher" / "KEY" / "cuda_utils.so"
+        built.parent.mkdir(parents=True)
+        built.write_text("new")
+        cache = tmp_path / "cache"
+        for _ in range(2):
+            run(path=programs, script=script, TRITON_CACHE_DIR=str(cache))
+            assert [path.name for path in cache.iterdir()] == ["KEY"]
+            assert (cache / "KEY" / "cuda_utils.so").read_text() == "new"
+            built.write_text("of another image")
+
+    def test_a_cache_that_cannot_be_written_to(self, programs: Path, tmp_path: Path) -> None:
+        script = shutil.copy(ENTRYPOINT, programs)
+        (tmp_path / "launcher" / "KEY").mkdir(parents=True)
+        (tmp_path / "cache").touch()
+        done = run(path=programs, script=script, TRITON_CACHE_DIR=str(tmp_path / "cache"))
+        assert done.returncode == 0
+        assert "cannot write to" in done.stderr
+        assert done.stdout.startswith("trident serve")
 
 
 class Container:
@@ -208,6 +236,17 @@ class TestServer:
     def test_the_health_check_needs_no_certificate(self, container: Container) -> None:
         command = [sys.executable, DOCKER / "healthcheck", f"http://localhost:{container.http}"]
         assert subprocess.run(command, timeout=60, stdout=subprocess.DEVNULL).returncode == 0
+
+    def test_the_health_check_finds_the_port(self, container: Container, tmp_path: Path) -> None:
+        """In a container there are its processes only."""
+        (server,) = (
+            child
+            for child in psutil.Process(container.process.pid).children(recursive=True)
+            if child.name() == "tritonserver"
+        )
+        (tmp_path / str(server.pid)).symlink_to(f"/proc/{server.pid}")
+        find = runpy.run_path(str(DOCKER / "healthcheck"))["running_server"]
+        assert find(tmp_path) == (f"http://localhost:{container.http}", "ensemble")
 
     def test_sigterm_ends_it_cleanly(self, container: Container) -> None:
         """Must be the last."""

@@ -1,12 +1,14 @@
 """docker/healthcheck, with a stand-in for the server."""
 
 import json
+import runpy
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +94,59 @@ def test_what_the_server_says(
 def test_a_token_that_does_not_come_in_time(server: Server, health: Any, status: int) -> None:
     server.answers = {"ensemble": LATE, "engine": health}
     assert check(server.url)[0] == status
+
+
+def test_a_proxy_is_not_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, f"http://localhost:{pick_free(1)[0]}")
+    server.answers = {"ensemble": TOKEN}
+    assert check(server.url) == (0, "healthy")
+
+
+class TestRunningServer:
+    """Where the server listens is read from its process."""
+
+    @pytest.fixture
+    def found(self, tmp_path: Path) -> Callable[..., tuple[str, str] | None]:
+        module = runpy.run_path(str(DOCKER / "healthcheck"))
+
+        def find(*arguments: str, environ: str = "") -> tuple[str, str] | None:
+            for number, command in {
+                "1": ["/opt/trident/bin/python", "/opt/trident/bin/trident", "serve"],
+                "7": list(arguments),
+                "self": ["python"],
+            }.items():
+                (tmp_path / number).mkdir()
+                (tmp_path / number / "cmdline").write_bytes("\0".join(command).encode() + b"\0")
+                (tmp_path / number / "environ").write_text(environ)
+            (tmp_path / "8").mkdir()  # one that has ended meanwhile
+            where: tuple[str, str] | None = module["running_server"](tmp_path)
+            return where
+
+        return find
+
+    @pytest.mark.parametrize(
+        ("arguments", "url"),
+        [
+            (["--http-port=9000", "--http-address=0.0.0.0"], "http://localhost:9000"),
+            (["--http-port=1", "--http-port=2"], "http://localhost:2"),
+            (["--http-port=9000", "--http-address=10.1.2.3"], "http://10.1.2.3:9000"),
+            (["--http-port=9000", "--http-address=::1"], "http://[::1]:9000"),
+            (["--allow-http=false", "--grpc-port=9001"], ""),
+        ],
+    )
+    def test_url(
+        self, found: Callable[..., tuple[str, str] | None], arguments: list[str], url: str
+    ) -> None:
+        assert found("/opt/tritonserver/bin/tritonserver", *arguments) == (url, "ensemble")
+
+    def test_name_of_the_model(self, found: Callable[..., tuple[str, str] | None]) -> None:
+        environ = "A=b\0TRIDENT_SERVED_MODEL_NAME=llama\0"
+        running = found("tritonserver", "--http-port=1", environ=environ)
+        assert running == ("http://localhost:1", "llama")
+
+    def test_none(self, found: Callable[..., tuple[str, str] | None]) -> None:
+        assert found("python", "tritonserver", "--http-port=1") is None
 
 
 def test_nobody_there() -> None:
