@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from client.aio_transport import AsyncTransport
 from client.connection import CONNECT_TIMEOUT_S, SSLOptions, connection
@@ -58,10 +58,15 @@ class AsyncTridentClient:
         Cancelling the task cancels the request on the server.
         """
         collector = Collector()
-        options: Any = {"timeout": timeout, "priority": priority, "request_id": request_id}
-        async with aclosing(
-            self.stream(prompt, messages=messages, **options, **sampling)
-        ) as chunks:
+        stream = self.stream(
+            prompt,
+            messages=messages,
+            timeout=timeout,
+            priority=priority,
+            request_id=request_id,
+            **sampling,
+        )
+        async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 collector.add(chunk)
         return collector.completion()

@@ -239,6 +239,7 @@ async def _end(call: Any, answered: asyncio.Event, complete: bool) -> None:
         call.cancel()
     answered.set()  # releases the task that sends the requests
     if complete:
-        with suppress(grpc.RpcError):
-            async for _ in call:
-                pass
+        with suppress(grpc.RpcError, TimeoutError):
+            async with asyncio.timeout(WITHDRAWAL_TIMEOUT_S):
+                async for _ in call:
+                    pass

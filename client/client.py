@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from client.connection import CONNECT_TIMEOUT_S, SSLOptions, connection
 from client.errors import InvalidRequestError, TridentClientError
@@ -83,8 +83,15 @@ class TridentClient:
             TridentClientError: see `client.errors`.
         """
         collector = Collector()
-        options: Any = {"timeout": timeout, "priority": priority, "request_id": request_id}
-        with closing(self.stream(prompt, messages=messages, **options, **sampling)) as chunks:
+        stream = self.stream(
+            prompt,
+            messages=messages,
+            timeout=timeout,
+            priority=priority,
+            request_id=request_id,
+            **sampling,
+        )
+        with closing(stream) as chunks:
             for chunk in chunks:
                 collector.add(chunk)
         return collector.completion()
@@ -116,7 +123,7 @@ class TridentClient:
         )
 
     def cancel(self, request_id: str, timeout: float | None = 5.0) -> None:
-        """End the requests of that id, whoever sent them; an unknown id is no error.
+        """End all requests of that id, those of other clients too; an unknown id is no error.
 
         Each is answered with what it has, and the finish reason `abort`.
         """

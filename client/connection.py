@@ -1,4 +1,4 @@
-"""What a connection is made of: encryption, headers, and how a dead one is noticed."""
+"""Settings of a connection: address, TLS, headers, keep-alive."""
 
 from __future__ import annotations
 

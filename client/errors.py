@@ -29,7 +29,7 @@ class AccessDeniedError(TridentClientError):
 
 
 class TLSError(TridentClientError):
-    """The server cannot be spoken with in private: its certificate, or ours, is not accepted."""
+    """No TLS connection with the server: its certificate, or ours, is not accepted."""
 
 
 class UnavailableError(TridentClientError):

@@ -1,4 +1,4 @@
-"""What users of the client give and get: the options of a request, the pieces of its answer."""
+"""Public types: sampling options, chunks, completions, log-probabilities, health."""
 
 from __future__ import annotations
 

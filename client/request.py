@@ -1,4 +1,4 @@
-"""Requests as they go over the wire: tensors of one element each, in protobuf."""
+"""Encodes requests: tensors of one element each, in protobuf."""
 
 from __future__ import annotations
 

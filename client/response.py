@@ -1,4 +1,4 @@
-"""Responses as they come over the wire, and what they add up to."""
+"""Decodes responses, and joins the chunks of a request to a completion."""
 
 from __future__ import annotations
 
@@ -157,5 +157,5 @@ def _values(result: InferResult, name: str) -> list[Any]:
 
 
 def _finish_reason(value: bytes) -> str | None:
-    # "None" is vllm_backend's word for a sequence that goes on.
+    # vllm_backend writes "None" for a sequence that has not finished.
     return None if value in (b"", b"None") else value.decode()

@@ -1,4 +1,4 @@
-"""Session: what a client knows of its server, and the exchanges that it has with it."""
+"""Session: settings and state that both clients share, and the requests they make."""
 
 from __future__ import annotations
 

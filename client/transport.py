@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -198,16 +198,11 @@ def _held_open(
 
 def _drain(call: grpc.Call, exchange: Exchange[Any]) -> None:
     """Read a stream whose request has been withdrawn to its end, if that comes soon."""
-    giving_up = threading.Timer(WITHDRAWAL_TIMEOUT_S, call.cancel)
-    giving_up.start()
-    try:
-        with suppress(grpc.RpcError, TridentClientError):
-            for reply in call:
-                exchange.skip(reply)
-                if exchange.complete:
-                    break
-    finally:
-        giving_up.cancel()
+    with _limited(call), suppress(grpc.RpcError, TridentClientError):
+        for reply in call:
+            exchange.skip(reply)
+            if exchange.complete:
+                break
 
 
 def _end(call: grpc.Call, answered: threading.Event, complete: bool) -> None:
@@ -216,6 +211,17 @@ def _end(call: grpc.Call, answered: threading.Event, complete: bool) -> None:
         call.cancel()
     answered.set()  # releases the thread that sends the requests
     if complete:
-        with suppress(grpc.RpcError):
+        with _limited(call), suppress(grpc.RpcError):
             for _ in call:
                 pass
+
+
+@contextmanager
+def _limited(call: grpc.Call) -> Iterator[None]:
+    """Cancel `call` if the block lasts longer than `WITHDRAWAL_TIMEOUT_S`."""
+    timer = threading.Timer(WITHDRAWAL_TIMEOUT_S, call.cancel)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

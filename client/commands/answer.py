@@ -1,4 +1,4 @@
-"""An answer in the terminal: printed as it comes, measured on the way."""
+"""Prints a streamed answer to the terminal, and measures it."""
 
 import time
 from collections.abc import Iterable

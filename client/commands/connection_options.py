@@ -1,4 +1,4 @@
-"""The options of `trident run`, `chat` and `health` that say which server, and how."""
+"""Options of `trident run`, `chat` and `health`: the server's address, TLS, headers."""
 
 import inspect
 from collections.abc import Callable, Iterable

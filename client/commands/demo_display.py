@@ -1,4 +1,4 @@
-"""What the demo shows: a frame while answers come, then the answers and the figures."""
+"""The display of `trident demo`: a frame while answers stream, then answers and figures."""
 
 import time
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ def check(client: TridentClient, *, generate: bool, timeout: float) -> str:
     """Return one line on a server that is well.
 
     Args:
-        generate: have it generate a token too, through all its stages. A full queue is no illness.
+        generate: also generate a token, through all stages. A full queue is not an error.
         timeout: seconds for all of it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shows a server that is starting, and lets signals end what runs it."""
+"""Shows the progress of a starting server; turns signals into KeyboardInterrupt."""
 
 import signal
 from collections.abc import Callable, Iterator

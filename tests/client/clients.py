@@ -1,4 +1,4 @@
-"""Both clients under one face, so that the same tests run with each."""
+"""One interface for both clients, so that the same tests run with each."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class TestHealth:
         (request,) = triton.requests
         assert request["sampling_parameters"] == {"max_tokens": 1}
 
-    def test_a_full_queue_is_no_illness(self, triton: FakeTriton) -> None:
+    def test_a_full_queue_is_not_an_error(self, triton: FakeTriton) -> None:
         triton.error_message = "Maximum queue size of 3 requests reached"
         assert "the queue is full" in self._run(triton, "--generate", "--timeout", "2")
 

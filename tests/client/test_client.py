@@ -1,5 +1,6 @@
 """Both clients against a scripted server: what they send, what they make of the answers."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,14 @@ class TestGenerate:
     ) -> None:
         triton.pieces = [Piece({0: "abc"}, finished=(0,)), Piece(None, final=True)]
         assert generate(triton.url, "a").text == "abc"
+
+    def test_a_server_that_does_not_end_the_stream(
+        self, triton: FakeTriton, generate: Generate
+    ) -> None:
+        triton.pieces = [Piece({0: "a"}, finished=(0,), final=True), Piece(None, delay_s=30)]
+        started = time.monotonic()
+        assert generate(triton.url, "a").text == "a"
+        assert time.monotonic() - started < 20
 
     def test_stream_that_ends_early_is_an_error(
         self, triton: FakeTriton, generate: Generate
