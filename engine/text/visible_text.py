@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Protocol
 
 from engine.text.tokenizer import Tokenizer
+from engine.text.utf8 import incomplete_end, invalid_start, is_continuation, open_character
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -75,7 +76,7 @@ class ByteLevelRule:
     def final_text(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         text = self._tokenizer.decode(ids, skip_special_tokens)
         _, tail = self._synchronise(ids, skip_special_tokens)
-        return text[:-1] if _incomplete_end(tail) else text  # the open bytes show as one U+FFFD
+        return text[:-1] if incomplete_end(tail) else text  # the open bytes show as one U+FFFD
 
     def window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
         window, _ = self._synchronise(ids, skip_special_tokens)
@@ -99,7 +100,7 @@ class ByteLevelRule:
         window: list[int] = []
         tail = b""
         for token_id in reversed(ids):
-            if len(tail) >= 3 or not all(map(_is_continuation, tail)):
+            if len(tail) >= 3 or not all(map(is_continuation, tail)):
                 break
             if data := self._bytes(token_id, skip):
                 window.insert(0, token_id)
@@ -130,13 +131,13 @@ class TokenwiseRule:
 
     def final_text(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         start, run = self._last_run(ids, skip_special_tokens)
-        if _open_character(self._bytes(run)) is None:
+        if open_character(self._bytes(run)) is None:
             return self._tokenizer.decode(ids, skip_special_tokens)
         return self._tokenizer.decode(ids[:start], skip_special_tokens)
 
     def window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
         start, run = self._last_run(ids, skip_special_tokens)
-        invalid = _invalid_start(self._bytes(run))
+        invalid = invalid_start(self._bytes(run))
         if invalid is not None:  # four bytes of the run spoil what follows as all of it does
             return run[invalid : invalid + 4]
         return [*self._context(ids, start, skip_special_tokens), *run]
@@ -144,19 +145,19 @@ class TokenwiseRule:
     def prompt_window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
         start, run = self._last_run(ids, skip_special_tokens)
         context = self._context(ids, start, skip_special_tokens)
-        tail = _incomplete_end(self._bytes(run[-3:]))
+        tail = incomplete_end(self._bytes(run[-3:]))
         if len(tail) < len(run) and not self._tokenizer.decode(context, skip_special_tokens):
             context = self._any_text or context  # for the bytes before the tail: they are text
         return [*context, *run[len(run) - len(tail) :]]
 
     def open_bytes(self, window_ids: Sequence[int]) -> bytes | None:
         _, run = self._last_run(window_ids, skip=False)
-        return _open_character(self._bytes(run))
+        return open_character(self._bytes(run))
 
     def still_open(self, open_bytes: bytes, token_id: int) -> bytes | None:
         if token_id not in self._tokenizer.byte_fallback_ids:
             return None
-        return _open_character(open_bytes + self._bytes([token_id]))
+        return open_character(open_bytes + self._bytes([token_id]))
 
     def _bytes(self, token_ids: Sequence[int]) -> bytes:
         tokens = map(self._tokenizer.id_to_token, token_ids)
@@ -262,33 +263,3 @@ def _bytes_of_characters() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _bytes_of_characters()
-
-
-def _is_continuation(byte: int) -> bool:
-    return byte & 0xC0 == 0x80
-
-
-def _incomplete_end(tail: bytes) -> bytes:
-    """Return the bytes of the character that is open at the end of UTF-8 text; empty if none is."""
-    for length in range(1, min(3, len(tail)) + 1):
-        if not _is_continuation(tail[-length]):
-            try:
-                tail[-length:].decode("utf-8")
-            except UnicodeDecodeError as error:
-                return tail[-length:] if error.reason == "unexpected end of data" else b""
-            break
-    return b""
-
-
-def _invalid_start(data: bytes) -> int | None:
-    """Return where `data` stops being the beginning of UTF-8 text; None if it may be one."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return None if error.reason == "unexpected end of data" else error.start
-    return None
-
-
-def _open_character(data: bytes) -> bytes | None:
-    """Return the incomplete end of the beginning of UTF-8 text; None if `data` is no such thing."""
-    return _incomplete_end(data[-3:]) if _invalid_start(data) is None else None
