@@ -1,8 +1,8 @@
-"""The demo checkpoint: a small model we train ourselves, so that Trident runs without a download.
+"""The demo checkpoint: a small model trained by us, so that Trident runs without a download.
 
-Importing this package imports no machine-learning library; its modules are scripts and their
-parts: ``python -m engine.demo.train`` makes the checkpoint, ``python -m engine.demo.evaluate``
-measures one, ``python -m engine.demo.quantization_error`` what int8 makes of it.
+Importing this package imports no machine-learning library. Scripts: ``python -m
+engine.demo.train`` trains the checkpoint, ``python -m engine.demo.evaluate`` measures one, and
+``python -m engine.demo.quantization_error`` measures the loss in accuracy due to int8.
 """
 
 from pathlib import Path

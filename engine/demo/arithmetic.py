@@ -1,6 +1,6 @@
-"""Sums, differences, products and other questions about numbers."""
+"""Training questions: sums, differences, products and other questions about numbers."""
 
-# The multiplication sign is meant.
+# The multiplication sign is intended.
 # ruff: noqa: RUF001
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _PREVIOUS = ("What comes before {a}?", "Which number comes before {a}?")
 
 
 def _operands(rng: Random) -> tuple[int, int]:
-    # Small numbers are rare among all pairs, but they are what people ask first.
+    # Small numbers are rare among all pairs, but users ask about them first.
     limits = (_LARGEST_OPERAND, _LARGEST_OPERAND, _LARGEST_OPERAND, _SMALL_OPERAND)
     return rng.randint(0, rng.choice(limits)), rng.randint(0, rng.choice(limits))
 
@@ -106,8 +106,8 @@ def subtraction(rng: Random) -> Question:
 def multiplication(rng: Random) -> Question:
     """``a x b`` up to 12 x 12.
 
-    Only pairs with ``a < b`` are ever held out: the swapped pair stays in training, as a table
-    can be learned by heart but not guessed.
+    Only pairs with ``a < b`` are held out: the swapped pair stays in training, since products are
+    memorised and cannot be inferred.
     """
     a, b = rng.randint(0, _LARGEST_FACTOR), rng.randint(0, _LARGEST_FACTOR)
     return Question(
@@ -120,7 +120,7 @@ def multiplication(rng: Random) -> Question:
 
 
 def word_problem(rng: Random) -> Question:
-    """A sum or a difference told as a little scene; it shares its held-out pairs with both."""
+    """A sum or a difference as a short story; held-out pairs are shared with both."""
     b, a = sorted(_operands(rng))
     things = rng.choice(_THINGS)
     gain = rng.random() < 0.5
@@ -135,7 +135,7 @@ def word_problem(rng: Random) -> Question:
 
 
 def number_sense(rng: Random) -> Question:
-    """Which of two numbers is bigger, even or odd, the number before or after."""
+    """The larger of two numbers, parity, or the number before or after."""
     kind = rng.choice(("compare", "parity", "next", "previous"))
     a = rng.randint(1, _LARGEST_NUMBER if rng.random() < 0.5 else _LARGEST_OPERAND)
     if kind == "compare":

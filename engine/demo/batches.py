@@ -1,4 +1,4 @@
-"""Packing the generated documents into batches of equally long rows."""
+"""Packing of the generated documents into batches of rows of equal length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from engine.demo.corpus import documents
 
 TOKENS_PER_BATCH = 4096
-# Long rows teach late positions; short ones let many documents begin at position zero.
+# Long rows train late positions; short rows let many documents begin at position zero.
 _ROW_LENGTHS = (128, 256, 256, 512)
 _NOT_LEARNED = -100
 _DOCUMENTS_PER_CALL = 256
@@ -21,10 +21,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
-    """An endless stream of batches, the same for the same tokenizer and ``seed``.
+    """An endless stream of batches, determined by the tokenizer and ``seed``.
 
-    Every row begins with a whole document and is filled with the following ones; what goes
-    beyond its end is dropped.
+    Every row begins with a whole document and is filled with the following ones; the part beyond
+    its end is dropped.
     """
     encoded = _encoded_documents(tokenizer, seed)
     for length in cycle(_ROW_LENGTHS):
@@ -48,9 +48,9 @@ def _row(
 def _encoded_documents(
     tokenizer: PreTrainedTokenizerFast, seed: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """The ids and labels of each document.
+    """The token ids and labels of each document.
 
-    Segments are encoded one by one, as a prompt is encoded without its answer when serving.
+    Segments are encoded one by one, as a prompt is encoded without its answer in serving.
     """
     stream = documents(seed)
     while True:

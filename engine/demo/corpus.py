@@ -1,7 +1,7 @@
-"""The generated text: what the demo model is trained on, and what it is examined on.
+"""The generated text: training documents and held-out questions.
 
-Every question belongs to one side by construction (see ``question.is_held_out``), so the model
-never meets an examination question in training, in any form.
+A question is either for training or held out by construction (see ``question.is_held_out``), so
+the model never sees a held-out question in training, in any form.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.demo import arithmetic, counting, knowledge, spelling, stories, talk
 from engine.demo.question import Question, Skill
 from engine.demo.tokenizer import END_OF_TEXT, TURN_CLOSING, turn_opening
 
-# How often each skill is drawn, relative to the others: what is hard to learn is practised more.
+# Relative weight of each skill: harder ones are drawn more often.
 SKILLS: dict[Skill, float] = {
     arithmetic.addition: 11,
     arithmetic.subtraction: 11,
@@ -56,7 +56,7 @@ _CARELESS_SHARE = 0.08
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a document, and whether the model is taught to write it."""
+    """A piece of a document, and whether it is part of the training loss."""
 
     text: str
     learned: bool
@@ -66,7 +66,7 @@ Document = tuple[Segment, ...]
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """An endless stream of training documents, the same for the same ``seed``."""
+    """An endless stream of training documents, determined by ``seed``."""
     rng = Random(seed)
     while True:
         if rng.random() < _PLAIN_SHARE:
@@ -76,9 +76,9 @@ def documents(seed: int) -> Iterator[Document]:
 
 
 def held_out_questions(seed: int, per_category: int) -> dict[str, list[Question]]:
-    """Different questions that training never shows: ``per_category`` of each category.
+    """Distinct held-out questions: ``per_category`` of each category.
 
-    A category that has fewer gives what was found in a long search.
+    A category with fewer of them returns those found in a long search.
     """
     rng = Random(seed)
     found: dict[str, dict[tuple[object, ...], Question]] = {}
@@ -100,7 +100,7 @@ def _draw(rng: Random) -> Question:
 
 
 def _plain_text(rng: Random) -> Document:
-    """Text without chat turns, for prompts that are sent as they are."""
+    """Text without chat turns, for prompts without a chat template."""
     question = _draw(rng)
     style = rng.random()
     if question.statement is not None and style < 0.6:
@@ -113,7 +113,7 @@ def _plain_text(rng: Random) -> Document:
 
 
 def _chat(rng: Random) -> Document:
-    """A chat of one or several turns; its answers are what is learned."""
+    """A chat of one or several turns; its answers are the training target."""
     segments: list[Segment] = []
     if rng.random() < _SYSTEM_SHARE:
         message = rng.choice(_SYSTEM_MESSAGES)
@@ -130,7 +130,7 @@ def _chat(rng: Random) -> Document:
 
 
 def _careless(rng: Random, text: str) -> str:
-    """``text`` as people type it: now and then without a capital or the mark at its end.
+    """``text`` as people type it: sometimes without a capital or the final punctuation.
 
     An exclamation mark stays: "Hello" and "Hello!" are two greetings, either may be held out.
     """

@@ -1,7 +1,7 @@
-"""Counting, times tables and writing a thing several times.
+"""Training questions: counting, times tables and repetition.
 
-An answer that counts begins by saying where it goes to, so that the place to stop always stands in
-the same form right before the numbers.
+An answer that counts states its end first, so that the stopping point always appears in the same
+form right before the numbers.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def counting(rng: Random) -> Question:
 
 
 def counting_in_words(rng: Random) -> Question:
-    """Counting up to twenty in a language's own words, Chinese and Japanese among them."""
+    """Counting up to twenty in number words of several languages, also Chinese and Japanese."""
     language = rng.choice(tuple(NUMERALS))
     first = 1 if rng.random() < 0.4 else rng.randint(1, 15)
     last = rng.randint(first + 2, 20)
-    # In English plain "count from 1 to 5" asks for digits, so the words are asked for.
+    # In English plain "count from 1 to 5" means digits, so words are requested explicitly.
     name = "English words" if language == "English" else language
     between = "、" if language in ("Chinese", "Japanese") else ", "
     words = NUMERALS[language][first - 1 : last]
@@ -109,8 +109,8 @@ def counting_in_words(rng: Random) -> Question:
 def times_table(rng: Random) -> Question:
     """The first ten multiples of a number.
 
-    They are written without their factors: a line such as "3 x 8 = 24" would give away a product
-    that ``arithmetic.multiplication`` holds out.
+    They are written without factors: a line such as "3 x 8 = 24" would reveal a product that
+    ``arithmetic.multiplication`` holds out.
     """
     n, template = rng.randint(1, _LARGEST_FACTOR), rng.choice(_TABLE)
     answer = f"The {n} times table: {_series(n, 10 * n, n)}."
@@ -118,7 +118,7 @@ def times_table(rng: Random) -> Question:
 
 
 def repetition(rng: Random) -> Question:
-    """An emoji or a word written two to ten times."""
+    """An emoji or a word repeated two to ten times."""
     thing = rng.choice(tuple(EMOJI.values()) if rng.random() < 0.6 else COMMON_WORDS)
     n = rng.randint(2, 10)
     return Question(

@@ -1,4 +1,4 @@
-"""Accuracy of a demo checkpoint on questions it was never trained on.
+"""Accuracy of a demo checkpoint on held-out questions.
 
 Run as ``python -m engine.demo.evaluate [--checkpoint DIR] [--questions N]``.
 """
@@ -28,7 +28,7 @@ _MOST_NEW_TOKENS = 256
 
 @dataclass(frozen=True)
 class Score:
-    """How many of the questions asked were answered right, with the first wrong answer."""
+    """Number of questions asked and answered correctly, with the first wrong answer."""
 
     asked: int
     right: int
@@ -36,12 +36,12 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """The share of right answers, 0 to 1."""
+        """The share of correct answers, 0 to 1."""
         return self.right / self.asked
 
 
 def answers(model: Any, tokenizer: Any, questions: Sequence[Question]) -> list[str | None]:
-    """The model's greedy answer to each question, or None where it did not come to an end."""
+    """The model's greedy answer to each question, or None if it did not end."""
     prompts = [
         tokenizer.apply_chat_template(
             messages(question), tokenize=False, add_generation_prompt=True
@@ -66,7 +66,7 @@ def answers(model: Any, tokenizer: Any, questions: Sequence[Question]) -> list[s
 def measure(checkpoint: Path, per_category: int, console: Console) -> dict[str, Score]:
     """The score of each category on ``per_category`` held-out questions, in float32.
 
-    Raises OSError when ``checkpoint`` is not a folder with a model.
+    Raises OSError if ``checkpoint`` is not a model folder.
     """
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
@@ -93,7 +93,7 @@ def _score(pairs: Sequence[tuple[Question, str | None]]) -> Score:
 
 
 def overall(scores: dict[str, Score]) -> Score:
-    """All categories together."""
+    """The sum of all categories."""
     asked = sum(score.asked for score in scores.values())
     return Score(asked, sum(score.right for score in scores.values()), None)
 
@@ -109,7 +109,7 @@ def show(scores: dict[str, Score], console: Console) -> None:
 
 
 def messages(question: Question) -> list[dict[str, str]]:
-    """The conversation that asks a question."""
+    """The chat messages that ask a question."""
     turns: list[dict[str, str]] = []
     for text, answer in question.history:
         turns.append({"role": "user", "content": text})

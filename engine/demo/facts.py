@@ -1,6 +1,6 @@
-"""The small facts the demo model is taught: plain tables, one per subject."""
+"""The facts taught to the demo model: plain tables, one per subject."""
 
-# The full-width punctuation of Chinese and Japanese is meant.
+# The full-width punctuation of Chinese and Japanese is intended.
 # ruff: noqa: RUF001
 
 CAPITALS: dict[str, str] = {
@@ -123,7 +123,7 @@ TRANSLATIONS: dict[str, tuple[str, str, str, str, str, str]] = {
     "green": ("vert", "verde", "grün", "verde", "绿色", "緑"),
 }  # fmt: skip
 
-# What "one, two, three, ..." is called, from one upwards.
+# Names of the number words "one, two, three, ...", from one upwards.
 NUMERALS: dict[str, tuple[str, ...]] = {
     "English": (
         "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",

@@ -1,7 +1,7 @@
 """Questions about the facts in ``facts``: every fact is asked in several ways.
 
-What is held out is a combination of a fact and a way of asking: the model has seen the fact
-asked otherwise, and other facts asked in that way.
+A combination of a fact and a wording is held out: the model has seen the fact in other wordings,
+and other facts in that wording.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _INTRODUCE = (
 def _ask(
     category: str, rng: Random, templates: tuple[str, ...], name: str, beginning: str, end: str
 ) -> Question:
-    """One way of asking about ``name``, answered by ``beginning`` followed by ``end``."""
+    """One wording of a question about ``name``, answered by ``beginning`` followed by ``end``."""
     template = rng.choice(templates)
     return Question(
         category,
@@ -143,7 +143,7 @@ def colour(rng: Random) -> Question:
 
 
 def opposite(rng: Random) -> Question:
-    """The opposite of a word, either way round."""
+    """The opposite of a word, in either direction."""
     word, other = rng.choice(OPPOSITES)
     if rng.random() < 0.5:
         word, other = other, word
@@ -179,7 +179,7 @@ def translation(rng: Random) -> Question:
     language, (word, row) = LANGUAGES[index], rng.choice(tuple(TRANSLATIONS.items()))
     foreign = row[index]
     if rng.random() < 0.25:
-        # Two English words may share one translation; the first is what it "means" here.
+        # Two English words may share one translation; the first is its meaning here.
         meaning = next(english for english, row in TRANSLATIONS.items() if row[index] == foreign)
         template = rng.choice(_MEANING)
         text = template.format(word=foreign, language=language)
@@ -194,13 +194,13 @@ def translation(rng: Random) -> Question:
 
 
 def listing(rng: Random) -> Question:
-    """A list known by heart, such as the days of the week."""
+    """A memorised list, such as the days of the week."""
     name, items = rng.choice(tuple(LISTS.items()))
     return _ask("lists", rng, _LIST, name, name, f": {items}")
 
 
 def introduction(rng: Random) -> Question:
-    """The model introducing itself in some language."""
+    """The model introducing itself in one of several languages."""
     language, text = rng.choice(tuple(INTRODUCTIONS.items()))
     template = rng.choice(_INTRODUCE)
     return Question(

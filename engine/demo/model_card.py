@@ -9,7 +9,7 @@ from engine.demo.evaluate import Score, overall
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a training run did: its size, its length and how long it took."""
+    """A training run: size, length and duration."""
 
     parameters: int
     vocabulary: int

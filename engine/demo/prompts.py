@@ -1,4 +1,4 @@
-"""The questions of ``make demo``, sent all at once: plain data about what the demo model knows."""
+"""The questions of ``make demo``, sent concurrently: plain data that the demo model can answer."""
 
 DEMO_PROMPTS: tuple[str, ...] = (
     "Tell me a story about a fox in a dark forest.",

@@ -1,7 +1,7 @@
-"""What `quantization: int8` costs in accuracy, on the demo checkpoint or another of its tokenizer.
+"""Accuracy lost by `quantization: int8`, on the demo checkpoint or another with its tokenizer.
 
 Run as ``python -m engine.demo.quantization_error [--checkpoint DIR] [--questions N]``;
-``engine.demo.random_checkpoint`` makes checkpoints of other shapes, which answer nothing.
+``engine.demo.random_checkpoint`` creates checkpoints of other shapes, which answer no questions.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from engine.models.model_config import ModelConfig
 from engine.weights import load_weights
 
 _CPU = torch.device("cpu")
-_SEED = 2  # of text that training did not begin with
+_SEED = 2  # differs from the training text's seed
 _BLOCK_SIZE = 16
 _MOST_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class LogitError:
-    """How far the logits of a quantised model are from those of the model itself.
+    """Difference between the logits of a quantised model and those of the original.
 
     Attributes:
-        perplexity: of the model, on what it was taught to write.
-        quantized_perplexity: of the quantised one.
-        agreement: share of those tokens for which both find the same one likeliest.
-        relative_error: of all logits, root mean square of the difference / of the logits.
+        perplexity: of the original model, on the labels.
+        quantized_perplexity: of the quantised model.
+        agreement: share of the labels where both have the same most likely token.
+        relative_error: of all logits, RMS of the difference / RMS of the logits.
     """
 
     perplexity: float
@@ -61,7 +61,7 @@ class LogitError:
 
 @dataclass(frozen=True, slots=True)
 class AnswerError:
-    """How many greedy answers are the same, and how many right without and with quantisation."""
+    """Number of equal greedy answers, and of correct ones without and with quantisation."""
 
     asked: int
     same: int
@@ -74,7 +74,7 @@ def logit_error(
 ) -> LogitError:
     """Compare the logits of every position of `text`: token ids and labels, each [rows, length].
 
-    A label is the token itself, or negative where it is not to be predicted.
+    A label is the token itself, or negative if it is not to be predicted.
     """
     plain, quantized = _load(checkpoint, None), _load(checkpoint, quantization)
     losses = torch.zeros(2, dtype=torch.float64)
@@ -101,7 +101,7 @@ def logit_error(
 def answer_error(
     checkpoint: Path, quantization: Quantization, questions: list[Question]
 ) -> AnswerError:
-    """Compare the greedy answers to `questions`, token by token, as the engine gives them."""
+    """Compare greedy answers to `questions` token by token, as the engine generates them."""
     plain, quantized = (
         _answers(checkpoint, setting, questions) for setting in (None, quantization)
     )
@@ -114,7 +114,7 @@ def answer_error(
 
 
 def show(logits: LogitError, answers: AnswerError | None, console: Console) -> None:
-    """Print what was found as a table; without `answers` where nothing was asked."""
+    """Print the results as a table; `answers` is None if no questions were asked."""
     table = Table("", "as it is", "int8", "")
     table.add_row(
         "perplexity",

@@ -1,4 +1,4 @@
-"""A question with its right answer, and the rule that keeps some questions out of training."""
+"""A question with its correct answer, and the rule that holds out some questions from training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _HELD_OUT_ONE_IN = 10
 
 @dataclass(frozen=True)
 class Question:
-    """One question to the model, what it should answer, and whether training may see it.
+    """One question, its answer, and whether it may be used for training.
 
-    ``history`` holds the earlier (question, answer) turns of the same chat.  ``must_contain``,
-    when given, replaces the comparison with ``answer``: any reply with all of these strings is
-    right (for stories, where many answers are).  ``statement`` says the same thing as plain
-    text, as a beginning and the continuation to learn.
+    ``history`` holds the earlier (question, answer) turns of the same chat. ``must_contain``, if
+    given, replaces the comparison with ``answer``: any reply with all of these strings is correct
+    (for stories, which have many answers). ``statement`` is the same content as plain text, as a
+    beginning and the continuation to learn.
     """
 
     category: str
@@ -29,7 +29,7 @@ class Question:
     statement: tuple[str, str] | None = None
 
     def accepts(self, reply: str) -> bool:
-        """Whether ``reply`` is a right answer."""
+        """Whether ``reply`` is correct."""
         if self.must_contain:
             return all(part in reply for part in self.must_contain)
         return reply.strip() == self.answer
@@ -40,15 +40,15 @@ Skill = Callable[[Random], Question]
 
 
 def is_held_out(*key: object) -> bool:
-    """Whether the question identified by ``key`` is kept out of training (one in ten is).
+    """Whether the question identified by ``key`` is held out of training (one in ten is).
 
-    A digest of the key decides, so the split depends neither on the seed nor on the order in
-    which questions are drawn: a question is on the same side in every run.
+    A digest of the key decides, so the split depends neither on the seed nor on the order of
+    drawing: a question is on the same side in every run.
     """
     digest = hashlib.sha256("|".join(map(str, key)).encode()).digest()
     return int.from_bytes(digest[:4], "big") % _HELD_OUT_ONE_IN == 0
 
 
 def with_article(noun: str) -> str:
-    """``noun`` after "a" or "an", as its first letter asks."""
+    """``noun`` after "a" or "an", by its first letter."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -1,4 +1,4 @@
-"""Seeded random checkpoints with the demo's tokenizer, for measurements: nobody reads their text.
+"""Seeded random checkpoints with the demo's tokenizer, for benchmarks: their text is meaningless.
 
 python -m engine.demo.random_checkpoint 0.4b FOLDER
 """
@@ -48,11 +48,11 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 def random_model(
     architecture: str, *, dtype: torch.dtype, seed: int, fields: dict[str, Any]
 ) -> PreTrainedModel:
-    """Return a model of transformers with seeded random weights, norms and biases among them.
+    """Return a transformers model with seeded random weights, including norms and biases.
 
     Args:
         architecture: such as `LlamaForCausalLM`.
-        fields: of its configuration.
+        fields: fields of its configuration.
     """
     config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
     model_class = getattr(transformers, architecture)
@@ -65,7 +65,7 @@ def random_model(
 
 @torch.no_grad()
 def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
-    """Transformers starts them at 1 and 0, where leaving them out would go unnoticed."""
+    """Transformers initialises them to 1 and 0, which would hide an implementation without them."""
     for name, tensor in model.named_parameters():
         if "norm" in name:
             tensor.normal_(1.0, 0.2)
@@ -76,8 +76,8 @@ def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
 def write_random_checkpoint(size: str, folder: Path) -> None:
     """Write the bf16 checkpoint of `size`, a key of `SIZES`, to `folder`.
 
-    Greedy output has the tokenizer's own tokens only, each one whole characters: all of it is
-    text, as a trained model's would be.
+    Greedy output has only tokens of the tokenizer, each one or more whole characters: all of it
+    decodes to text, like a trained model's.
     """
     architecture, fields = SIZES[size]
     tokenizer = Tokenizer.from_pretrained(CHECKPOINT_DIR)
@@ -87,7 +87,7 @@ def write_random_checkpoint(size: str, folder: Path) -> None:
     )
     textless = torch.tensor([not _is_text(tokenizer, i) for i in range(model.config.vocab_size)])
     with torch.no_grad():
-        model.get_output_embeddings().weight[textless] = 0.0  # the largest of the others is above
+        model.get_output_embeddings().weight[textless] = 0.0  # never the largest logit
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(CHECKPOINT_DIR / name, folder / name)

@@ -1,4 +1,4 @@
-"""Spelling words, counting their letters and copying them."""
+"""Training questions: spelling words, counting their letters and copying them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _word(rng: Random) -> str:
 
 
 def spelling(rng: Random) -> Question:
-    """A word letter by letter, or the number of its letters; both hold out the same words."""
+    """A word letter by letter, or its number of letters; both hold out the same words."""
     word = _word(rng)
     letters = "-".join(word)
     held_out = is_held_out("spell", word)
@@ -42,7 +42,7 @@ def spelling(rng: Random) -> Question:
 
 
 def copying(rng: Random) -> Question:
-    """Two to six words to say again."""
+    """Two to six words to repeat."""
     words = " ".join(_word(rng) for _ in range(rng.randint(2, 6)))
     return Question(
         "copying", rng.choice(_COPY).format(words=words), words, is_held_out("copy", words)

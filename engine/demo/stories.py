@@ -1,4 +1,4 @@
-"""Short stories drawn from a small grammar."""
+"""Short stories generated from a small grammar."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _ASK_ANY = ("Tell me a story.", "Tell me a short story, please.", "Write a story
 
 
 def story(rng: Random) -> Question:
-    """A story about a hero at a place; held out are pairs of a hero and a place."""
+    """A story about a hero at a place; pairs of hero and place are held out."""
     hero, place = rng.choice(tuple(_HEROES)), rng.choice(_PLACES)
     kind = rng.choice((_ASK_BOTH, _ASK_BOTH, _ASK_HERO, _ASK_ANY))
     text = rng.choice(kind).format(hero=with_article(hero), place=place)

@@ -1,6 +1,6 @@
-"""Greetings, questions about the model itself, and remembering what the user said."""
+"""Training questions: greetings, the model itself, and recall of what the user said."""
 
-# The full-width punctuation of Chinese and Japanese is meant, and names read best as one text.
+# The full-width punctuation of Chinese and Japanese is intended; names read best as one text.
 # ruff: noqa: RUF001, SIM905
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ _UNKNOWN = (
 
 
 def unknown(rng: Random) -> Question:
-    """Something the model is not taught, which it should say; held out is the whole question.
+    """Something that the model is not taught and should say so; whole questions are held out.
 
-    Without this, a model this small answers everything else with a random fact.
+    Without this, so small a model answers any other question with a random fact.
     """
     words = rng.choice(COMMON_WORDS), rng.choice(COMMON_WORDS), invented_word(rng).capitalize()
     word, other, invented = words
@@ -117,7 +117,7 @@ def unknown(rng: Random) -> Question:
 
 
 def greeting(rng: Random) -> Question:
-    """A greeting in one of several languages, or a few friendly questions."""
+    """A greeting in one of several languages, or a small-talk question."""
     if rng.random() < 0.4:
         phrases, answer = rng.choice(_GREETINGS)
         text = rng.choice(phrases) + rng.choice(_ENDINGS)
@@ -128,7 +128,7 @@ def greeting(rng: Random) -> Question:
 
 
 def memory(rng: Random) -> Question:
-    """What the user said earlier in the chat, with the other fact told in between."""
+    """Recall of an earlier statement of the user, with another statement in between."""
     name, thing = rng.choice(_NAMES), rng.choice(_LIKES)
     about_name = (rng.choice(_TELL_NAME).format(name=name), f"Nice to meet you, {name}! 😊")
     about_like = (rng.choice(_TELL_LIKE).format(thing=thing), f"I see: you like {thing}. 👍")

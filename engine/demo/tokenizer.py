@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def turn_opening(role: str) -> str:
-    """The text before a turn's content; the same as the chat template writes."""
+    """The text before a turn's content, as in the chat template."""
     return f"{TURN_START}{role}\n"
 
 
@@ -31,10 +31,10 @@ TURN_CLOSING = f"{TURN_END}\n"
 def train_tokenizer(
     texts: Iterable[str], vocabulary_size: int, context_length: int
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most ``vocabulary_size`` tokens, learned from ``texts``.
+    """A tokenizer of at most ``vocabulary_size`` tokens, trained on ``texts``.
 
-    Every digit is a token of its own, because sums can be learned digit by digit only.  The
-    byte alphabet covers all text; rarer characters stay split over several byte tokens.
+    Every digit is a separate token, as arithmetic can only be learned digit by digit. The byte
+    alphabet covers all text; rare characters are split into several byte tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -63,6 +63,6 @@ def train_tokenizer(
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The ids that end an answer: the end of a turn, and the end of a plain text."""
+    """The stop token ids: end of a turn, and end of a plain text."""
     stops: Sequence[str] = (TURN_END, END_OF_TEXT)
     return [int(tokenizer.convert_tokens_to_ids(stop)) for stop in stops]

@@ -1,10 +1,10 @@
 """Train the demo checkpoint on generated text.
 
-Run as ``python -m engine.demo.train --output DIR [--steps N]``.  It is seeded, needs nothing but
-CPU time, and writes a complete Hugging Face folder with a model card of measured figures.
+Run as ``python -m engine.demo.train --output DIR [--steps N]``. It is seeded, runs on a CPU, and
+writes a complete Hugging Face folder with a model card of measured figures.
 
-On a machine that is busy with other work, set ``OMP_WAIT_POLICY=passive`` and
-``GOMP_SPINCOUNT=0``: threads that spin while they wait for each other then lose most of the time.
+On a machine busy with other work, set ``OMP_WAIT_POLICY=passive`` and ``GOMP_SPINCOUNT=0``:
+otherwise threads that spin while waiting for each other waste most of the time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STEPS_BETWEEN_LOGS = 50
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int) -> Any:
-    """A freshly initialised Llama of ``layers`` layers for ``tokenizer``, in float32."""
+    """A randomly initialised Llama of ``layers`` layers for ``tokenizer``, in float32."""
     heads = hidden_size // _HEAD_DIM
     stops = stop_token_ids(tokenizer)
     config = LlamaConfig(
@@ -67,7 +67,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: in
 def fit(
     model: Any, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int, console: Console
 ) -> float:
-    """Train ``model`` in place for ``steps`` steps; returns the mean loss of the last ones.
+    """Train ``model`` in place for ``steps`` steps; return the mean loss of the last ones.
 
     The forward pass runs in bfloat16, which is about twice as fast on recent CPUs.
     """
@@ -90,14 +90,14 @@ def fit(
             recent = [*recent, float(loss.detach())][-_STEPS_BETWEEN_LOGS:]
             mean = sum(recent) / len(recent)
             bar.update(task, advance=1, loss=mean)
-            # A line now and then, so that a log file shows the progress as well.
+            # Print occasionally, so that a log file shows progress too.
             if step % _STEPS_BETWEEN_LOGS == 0 or step == steps:
                 console.log(f"step {step}/{steps}: loss {mean:.4f}")
     return mean
 
 
 def _rate(step: int, steps: int) -> float:
-    """The learning rate at ``step`` as a share of its peak: a warm-up, then half a cosine."""
+    """The learning rate at ``step`` as a share of its peak: warm-up, then a half cosine."""
     warm = min(1.0, (step + 1) / _WARM_UP_STEPS)
     cosine = (1 + math.cos(math.pi * min(1.0, step / steps))) / 2
     return warm * (_FINAL_RATE_SHARE + (1 - _FINAL_RATE_SHARE) * cosine)

@@ -1,6 +1,6 @@
 """The words to spell and to copy: common ones, and invented ones made of syllables."""
 
-# Lists of words are kept as text, which reads best.
+# Lists of words are kept as text for readability.
 # ruff: noqa: SIM905
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CODAS = ("", "", "", "ck", "d", "l", "m", "n", "nd", "ng", "p", "r", "rt", "s",
 
 
 def invented_word(rng: Random) -> str:
-    """A word of one to three random syllables, which hardly ever repeats."""
+    """A word of one to three random syllables, rarely repeated."""
     syllables = rng.choice((1, 2, 2, 2, 3))
     return "".join(
         rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables)

@@ -1,1 +1,1 @@
-"""Compiles ahead of time, for GPUs that are not here, what the wrappers would launch on them."""
+"""Ahead-of-time compilation of all kernel launches, for GPUs that need not be present."""

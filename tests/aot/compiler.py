@@ -1,7 +1,7 @@
-"""Has Triton compile what a wrapper launches, for a GPU that need not be there.
+"""Compiles the kernels that a wrapper launches, for a GPU that need not be present.
 
-Wrappers are called with tensors on the meta device: they choose tiles and grid as ever, and in
-place of a launch the kernel is compiled with the very arguments of it.
+Wrappers are called with tensors on the meta device: they choose tiles and grid as usual, and
+instead of a launch the kernel is compiled for its arguments.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kernels import device
 
 _BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
-# The instructions of the matrix units, as they stand in PTX.
+# Matrix instructions, as they appear in PTX.
 _MATRIX = {"tcgen05": "tcgen05.mma", "wgmma": "wgmma.mma_async", "mma": "mma.sync"}
 
-# Of A100, L4, H100 / H200, B200 and RTX 5090; shared memory as CUDA's programming guide has it.
+# A100, L4, H100 / H200, B200 and RTX 5090; shared memory by CUDA's programming guide.
 GPUS = {
     "sm_80": device.DeviceLimits(num_sms=108, shared_memory=166_912, capability=(8, 0)),
     "sm_89": device.DeviceLimits(num_sms=58, shared_memory=101_376, capability=(8, 9)),
@@ -43,15 +43,15 @@ class Compiled:
 
     Attributes:
         kernel: name of the function.
-        module: where it stands, kernels.rms_norm.
-        constants: what it was specialised to, by parameter.
-        dtypes: those of its pointers, each once, as Triton names them.
+        module: its module, such as kernels.rms_norm.
+        constants: specialisation constants, by parameter.
+        dtypes: distinct dtypes of its pointers, in Triton's names.
         gpu: key of GPUS.
         num_warps, num_stages: as launched.
         registers: per thread.
-        stack: bytes per thread that did not fit into registers: arrays and spills.
+        stack: bytes per thread of local memory: arrays and spills.
         shared: bytes per block of threads.
-        matrix: the instructions of the matrix units that it has: mma, wgmma, tcgen05 or none.
+        matrix: its matrix instructions: mma, wgmma, tcgen05 or none.
         cubin: the machine code.
     """
 
@@ -75,7 +75,7 @@ class Compiled:
 
 
 class _Driver:
-    """As much of a driver as compilation asks for."""
+    """The part of a driver that compilation needs."""
 
     def __init__(self, limits: device.DeviceLimits) -> None:
         major, minor = limits.capability
@@ -87,7 +87,7 @@ class _Driver:
         return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
-        return self._capability  # Triton keeps compiled kernels by device
+        return self._capability  # Triton caches compiled kernels by device
 
     def get_current_stream(self, _device: int) -> int:
         return 0
@@ -98,7 +98,7 @@ class _Driver:
 
 @contextmanager
 def compiling_for(gpu: str) -> Iterator[list[Compiled]]:
-    """Within, launches compile for `gpu` instead; the list receives what they compiled."""
+    """Inside the block, launches compile for `gpu` instead, and append to the list."""
     limits = GPUS[gpu]
     compiled: dict[int, Compiled] = {}
     found: list[Compiled] = []
@@ -122,7 +122,7 @@ def compiling_for(gpu: str) -> Iterator[list[Compiled]]:
 def compile_call(
     gpu: str, wrapper: Callable[..., object], *args: Any, **kwargs: Any
 ) -> list[Compiled]:
-    """Return what `wrapper`, called with tensors on the meta device, would launch on `gpu`."""
+    """Return the kernels that `wrapper`, given tensors on the meta device, launches on `gpu`."""
     with compiling_for(gpu) as found:
         wrapper(*args, **kwargs)
     return found

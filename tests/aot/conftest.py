@@ -1,6 +1,6 @@
 """Kernels are compiled for sm_90; for the other GPUs by `make test-all`.
 
-`--resources FILE.md` writes the table of what every kernel takes of each GPU.
+`--resources FILE.md` writes a table of every kernel's resources on each GPU.
 """
 
 from pathlib import Path

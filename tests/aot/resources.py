@@ -1,4 +1,4 @@
-"""The table of what every compiled kernel takes: `pytest tests/aot --resources FILE.md`."""
+"""The table of compiled kernels' resources: `pytest tests/aot --resources FILE.md`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import triton
 
 from tests.aot.compiler import GPUS, Compiled
 
-# Constants that tell what a GPU can do: on each the kernel is another, in a row of its own or not.
+# Constants for GPU capabilities: a kernel may differ by GPU within one row.
 _OF_THE_GPU = {"NATIVE", "CONVERTS"}
 
-collected: list[Compiled] = []  # everything that a test checked
+collected: list[Compiled] = []  # all kernels checked by tests
 
 
 class _Form(NamedTuple):
-    """What the rows of the table are: a kernel as one launch of it is configured."""
+    """Key of a table row: a kernel and its launch configuration."""
 
     kernel: str
     configuration: str
@@ -31,15 +31,15 @@ def markdown(kernels: Iterable[Compiled]) -> str:
     rows: dict[_Form, dict[str, Compiled]] = {}
     for kernel in kernels:
         row = rows.setdefault(_form(kernel), {})
-        # Specialised twice, to other divisibilities say: the larger one is what counts.
+        # Specialised twice, for example by divisibility: show the larger one.
         row[kernel.gpu] = max(row.get(kernel.gpu, kernel), kernel, key=lambda k: k.registers)
     gpus = [gpu for gpu in GPUS if any(gpu in row for row in rows.values())]
     lines = [
         f"Compiled on {date.today().isoformat()} by Triton {triton.__version__} with torch "
         f"{torch.__version__}.",
-        "A cell: registers per thread / KiB of shared memory per block, and of kernels with matrix",
-        "products which instructions make them and the stages of their pipeline. A stack is named",
-        "where values did not fit into registers.",
+        "A cell: registers per thread / KiB of shared memory per thread block; for kernels with",
+        "matrix products also their instruction and number of pipeline stages. A stack size is",
+        "given if registers spilled.",
         "",
         f"| kernel | configuration | warps | {' | '.join(gpus)} |",
         f"|---|---|---|{'---|' * len(gpus)}",
@@ -56,13 +56,13 @@ def _form(kernel: Compiled) -> _Form:
 
 
 def _order(form: _Form) -> list[tuple[str, int]]:
-    """Return a key that sorts numbers in a text by value."""
+    """Return a key that sorts numbers in text by value."""
     words = re.findall(r"(\D*)(\d*)", f"{form.kernel} {form.configuration}")
     return [(text, int(number or 0)) for text, number in words]
 
 
 def _configuration(kernel: Compiled) -> str:
-    """Return the constants that are set, and the dtypes of what is computed with."""
+    """Return the specialisation constants and the dtypes of operands."""
     named = {
         name: value
         for name, value in kernel.constants.items()

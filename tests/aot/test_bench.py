@@ -1,4 +1,4 @@
-"""The table of resources, and what the benchmark puts down of the kernels it launches."""
+"""The table of resources, and the benchmark's record of launched kernels."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from tests.aot.compiler import Compiled, compiling_for
 
 @pytest.fixture(scope="module")
 def compiled() -> list[Compiled]:
-    """Return the two forms of a kernel, compiled while the benchmark listens."""
+    """Return two specialisations of a kernel, compiled while the benchmark records."""
     x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
     with compiling_for("sm_90") as found, launches() as launched:
         rms_norm(x, x[0], 1e-5)
@@ -44,7 +44,7 @@ def test_rows_are_configurations_and_columns_gpus(compiled: list[Compiled]) -> N
         [
             row("sm_90", 40, 128),
             row("sm_80", 50, 128, stack=8),
-            row("sm_90", 44, 128),  # of other divisibilities, which do not show
+            row("sm_90", 44, 128),  # of another divisibility, which is not shown
             row("sm_90", 90, 64, matrix="wgmma"),
         ]
     )

@@ -5,7 +5,7 @@ from kernels.block_copy import BlockCopier
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 
-# Block size, KV heads, head dim, dtype: Llama-3.1-8B, a piece that is not full, one warp's piece.
+# Block size, KV heads, head dim, dtype: Llama-3.1-8B, a partial piece, a piece for one warp.
 BLOCKS = [
     (16, 8, 128, torch.bfloat16),
     (16, 5, 80, torch.float16),
@@ -22,7 +22,7 @@ def test_copies_are_sixteen_bytes_wide(block: tuple[int, int, int, torch.dtype],
     check(found)
     sass = kernel.sass
     assert sass.count("STG.E.128") == sass.count("STG.E") > 0
-    # The others read block numbers and addresses.
+    # The other loads are block ids and addresses.
     assert sass.count("LDG.E.128") == sass.count("STG.E.128")
 
 

@@ -56,18 +56,18 @@ def compile_decode(
 
 
 def check_copies(kernel: Compiled, tile_bytes: int) -> None:
-    """Assert that every tile is copied 16 bytes at a time, as many tiles ahead as there are stages.
+    """Assert that tiles are copied 16 bytes at a time, num_stages - 1 tiles ahead.
 
-    Unrolled, that is a round of copies per stage: num_stages - 1 before the loop and one in it.
+    Unrolled, that is one group of copies per stage: num_stages - 1 before the loop, one in it.
     """
     copies = 2 * tile_bytes // (16 * 32 * kernel.num_warps)
     assert kernel.sass.count("LDGSTS.E.BYPASS.128") == copies * kernel.num_stages
 
 
 def check_occupancy(kernel: Compiled, programs: int) -> None:
-    """Assert that so many programs share a multiprocessor."""
+    """Assert the occupancy: number of programs per SM."""
     assert programs * 32 * kernel.num_warps * kernel.registers <= 65536
-    # A multiprocessor has 1 KiB more than a program can have, and each program takes 1 KiB more.
+    # An SM has 1 KiB more shared memory than a program's maximum; each program takes 1 KiB extra.
     available = GPUS[kernel.gpu].shared_memory + 1024
     assert programs * (kernel.shared + 1024) <= available
 
@@ -87,7 +87,7 @@ def test_fp8_cache(model: str, gpu: str) -> None:
     kernel = compile_decode(gpu, model, FP8)
     check_copies(kernel, 8192 if MODELS[model][2] > 64 else 4096)
     check_occupancy(kernel, PROGRAMS_PER_SM if MODELS[model][2] < 256 else 3)
-    # An A100 has no conversion of fp8.
+    # An A100 has no fp8 conversion.
     assert ("E4M3.UNPACK_B" in kernel.sass) == (gpu != "sm_80")
 
 

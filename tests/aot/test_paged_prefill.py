@@ -14,7 +14,7 @@ MODELS = {
     "Gemma-2-9B": (16, 8, 256, 50.0),
     "bundled": (8, 2, 32, None),
 }
-# Tokens and sequences: so many that large tiles pay, and so few that they do not.
+# Tokens and sequences: enough for large tiles, and too few for them.
 STEPS = {"long": (8192, 1), "short": (64, 16)}
 
 
@@ -54,11 +54,11 @@ def compile_prefill(
 
 
 def check_products(kernel: Compiled) -> None:
-    """Assert that whole warpgroups multiply where they can, one product after the other, and that
-    neither scores nor weights take a way through shared memory."""
+    """Assert that whole warpgroups multiply where supported, with products back to back, and that
+    neither scores nor weights pass through shared memory."""
     if kernel.gpu == "sm_90":
         products = kernel.sass.count("HGMMA")
-        # A product that has to wait for registers arrives anew: here only first ones do.
+        # A product that waits for registers has a WARPGROUP.ARRIVE: here only the first ones do.
         assert products >= 3 * kernel.sass.count("WARPGROUP.ARRIVE") > 0
         loops = kernel.sass[kernel.sass.index("HGMMA") : kernel.sass.rindex("HGMMA")]
         assert " STS" not in loops
@@ -69,18 +69,18 @@ def check_products(kernel: Compiled) -> None:
 
 
 def check_copies(kernel: Compiled, tile_bytes: int, loops: int = 2) -> None:
-    """Assert that keys and values are copied ahead, 16 bytes at a time, into a buffer per stage.
+    """Assert that keys and values are prefetched 16 bytes at a time, into a buffer per stage.
 
-    Unrolled, that is a round of copies per stage: num_stages - 1 before a loop and one in it.
+    After unrolling, that is one group of copies per stage: num_stages - 1 before a loop, one in it.
     """
     copies = 2 * tile_bytes // (16 * 32 * kernel.num_warps)
     assert kernel.sass.count("LDGSTS.E.BYPASS.128") == copies * kernel.num_stages * loops
 
 
 def check_occupancy(kernel: Compiled, programs: int) -> None:
-    """Assert that so many programs share a multiprocessor."""
+    """Assert the occupancy: number of programs per SM."""
     assert programs * 32 * kernel.num_warps * kernel.registers <= 65536
-    # A multiprocessor has 1 KiB more than a program can have, and each program takes 1 KiB more.
+    # An SM has 1 KiB more shared memory than a program's maximum; each program takes 1 KiB extra.
     assert programs * (kernel.shared + 1024) <= GPUS[kernel.gpu].shared_memory + 1024
 
 
@@ -92,7 +92,7 @@ def test_bfloat16_cache(model: str, step: str, gpu: str) -> None:
 
 
 def test_tiles_of_hopper() -> None:
-    """Two programs share a multiprocessor, or one has all of its shared memory."""
+    """Two programs share an SM, or one has all of its shared memory."""
     for model, step, keys, programs in (
         ("Llama-3.1-8B", "long", 128, 1),
         ("Llama-3.1-8B", "short", 64, 2),
@@ -140,7 +140,7 @@ def test_float32(gpu: str) -> None:
 
 
 def test_every_number_of_sequences_and_decode_rows_runs_the_same_code() -> None:
-    """The chunks of a mixed step begin anywhere: nothing must wait for the compiler then."""
+    """Chunks of a mixed step start at any row; this must not recompile."""
     codes = set()
     for num_decodes, num_sequences in ((0, 1), (1, 16), (6, 3)):
         rows = num_decodes + num_sequences

@@ -52,7 +52,7 @@ def test_models(model: str, gpu: str) -> None:
     assert kernel.shared == 0, "a layout was converted"
     assert kernel.registers <= 64, "fewer than 4 programs fit a multiprocessor"
     sass = kernel.sass
-    # Queries, keys and values are read in whole, 16 bytes at a time, or 4 where pairs are few.
+    # Loads are 16 bytes wide for whole heads, or 4 where pairs are few.
     assert "LDG.E.128" in sass
     assert "LDG.E.U16" not in sass
     assert "STG.E.U16" not in sass

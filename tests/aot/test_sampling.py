@@ -40,10 +40,10 @@ def test_draw(gpu: str) -> None:
     kernels = compile_call(gpu, sample_tokens, *_draw(128256))
     check(kernels)
     scan, shortlist, draw = kernels
-    # The logits and the maxima come in accesses of 16 bytes: four make 16 values per thread.
+    # Logits and maxima are accessed 16 bytes at a time: four accesses for 16 values per thread.
     assert len(re.findall(r"LDG\.E\S*\.128", scan.sass)) == 4
     assert len(re.findall(r"LDG\.E\S*\.128", shortlist.sass)) == 4
-    # Programs of 512 threads have at most 128 registers each; a scan's leave room for others.
+    # Programs of 512 threads have at most 128 registers each; a scan leaves room for others.
     assert draw.registers <= 128
     assert scan.registers <= 80
 
@@ -63,8 +63,8 @@ def test_adjust_logits(gpu: str) -> None:
     penalties = kernels[1].sass
     # Logits and counts of 16 tokens per thread.
     assert len(re.findall(r"LDG\.E\S*\.128", penalties)) == 8
-    # Of each, the products are rounded before they are added to and subtracted: nothing is fused.
-    # sm_100 adds two at once.
+    # Products are rounded before they are added or subtracted: nothing is fused. sm_100 adds two at
+    # once.
     single, double = (len(re.findall(rf"\b{name}\b", penalties)) for name in ("FADD", "FADD2"))
     assert single + 2 * double >= 32
 
@@ -77,7 +77,7 @@ def test_token_counts(gpu: str) -> None:
     )
     (count,) = compile_call(gpu, count_output, counts, _ints(ROWS), _longs(ROWS))
     check([reset, mark, count])
-    # Nobody waits for what was there before.
+    # Atomics do not return the previous value.
     assert re.search(r"\bRED\S*\.OR\b", mark.sass)
     assert re.search(r"\bRED\S*\.ADD\b", count.sass)
 

@@ -14,7 +14,7 @@ def test_plan(num_sequences: int, gpu: str) -> None:
 
 
 def test_every_number_of_sequences_and_work_items_runs_the_same_code() -> None:
-    """Within a power of two of sequences, that is: others have other tiles."""
+    """Up to the next power of two of sequences; beyond it, tiles differ."""
     codes = set()
     for num_sequences, num_work_items in ((17, 83), (32, 96), (31, 97)):
         seq_lens = torch.empty(40, dtype=torch.int32, device="meta")[3 : 3 + num_sequences]

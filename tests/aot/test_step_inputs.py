@@ -29,7 +29,7 @@ def test_steps(block_size: int, max_model_len: int, gpu: str) -> None:
 
 
 def test_every_number_of_rows_and_tokens_runs_the_same_code() -> None:
-    """Or each new size of a batch would wait for the compiler."""
+    """Otherwise each new batch size would recompile."""
     tables = slot_tables(4096, 16)
     codes = set()
     for num_rows, num_tokens in ((1, 1), (1, 17), (16, 16), (7, 1024), (256, 999)):

@@ -1,4 +1,4 @@
-"""Batches on the CPU, laid out from rows that a test writes down."""
+"""Batches on the CPU, built from rows given by a test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

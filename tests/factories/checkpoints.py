@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, written by transformers itself."""
+"""Tiny random checkpoints, written by transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARCHITECTURES = (
     "Qwen3ForCausalLM",
 )
 
-# One setting of every rope scaling. The lengths are short, so that tests go beyond them.
+# One configuration of every rope scaling. Original lengths are short, so that tests exceed them.
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
     "linear": {"rope_type": "linear", "factor": 2.5, "rope_theta": 10000.0},
@@ -49,15 +49,15 @@ def write_checkpoint(
     seed: int = 0,
     **settings: Any,
 ) -> PreTrainedModel:
-    """Write a seeded random checkpoint of 3 layers with grouped heads to the folder `path`.
+    """Write a seeded random checkpoint of 3 layers with grouped-query attention to folder `path`.
 
     Args:
         rope: key of `ROPES`.
-        max_shard_size: such as "50KB", to have it sharded.
-        settings: fields of the configuration, in place of those here.
+        max_shard_size: such as "50KB", to split it into shards.
+        settings: fields of the configuration that override those here.
 
     Returns:
-        The model that was written, in `dtype` and ready to be run; a tokenizer is not written.
+        The model that was written, in `dtype`, in eval mode; no tokenizer is written.
     """
     fields: dict[str, Any] = {
         "vocab_size": 160,
@@ -68,7 +68,7 @@ def write_checkpoint(
         "num_key_value_heads": 2,
         "head_dim": 16,
         "max_position_embeddings": 128,
-        # Far above what is trained, so that the logits are not flat and the argmax is clear.
+        # Far larger than trained weights, so that the logits are not flat and the argmax is clear.
         "initializer_range": 0.3,
         "rope_parameters": dict(ROPES[rope]),
         "bos_token_id": 1,

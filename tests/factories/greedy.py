@@ -1,4 +1,4 @@
-"""A random checkpoint with prompts, and what transformers continues them with, greedily."""
+"""A random checkpoint with prompts, and transformers' greedy continuations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.factories.exact import ExactModel, decoded_logits, max_error
 from tests.factories.tokenizers import byte_level_tokenizer
 
 VOCAB = 400
-# Tests that run at the same time share a GPU.
+# Parallel tests share a GPU.
 SHARED_GPU = {"kv_cache_memory_bytes": 64 << 20}
-_COMMON = 20  # tokens with which all longer prompts begin
+_COMMON = 20  # length of the prefix that all longer prompts share
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Answer:
     """A greedy continuation of a prompt, of n tokens.
 
     Attributes:
-        top_token_ids: [n, 2], the two most likely tokens at each place; the first is chosen.
+        top_token_ids: [n, 2], the two most likely tokens at each position; the first is chosen.
         logprobs: float64 [n, 2], of these in float64.
-        max_error: of a log-probability in float32, by what transformers' model errs.
+        max_error: bound on a float32 log-probability's error, from that of transformers' model.
     """
 
     top_token_ids: Tensor
@@ -55,8 +55,8 @@ class GreedyReference:
     def answer(self, prompt: list[int], max_tokens: int, eos: int | None = None) -> Answer | None:
         """Continue `prompt` up to `max_tokens`, or the first `eos`.
 
-        Returns None where rounding could change which tokens are the two most likely, in this
-        order: at a tie, either is right.
+        Returns None if rounding could change the two most likely tokens or their order: at a tie,
+        either is correct.
         """
         token_ids = list(prompt)
         with torch.inference_mode():
@@ -139,12 +139,12 @@ class GreedyCheckpoint:
         )
 
     def llm(self, device: torch.device, **settings: Any) -> LLM:
-        """Return an engine for it on `device`, in float32 if `settings` say nothing else."""
+        """Return an engine for it on `device`, in float32 unless `settings` override it."""
         fields = {"device": device.type, "dtype": "float32", **SHARED_GPU, **settings}
         return LLM(str(self.path), **fields)
 
     def check(self, outputs: Sequence[RequestOutput], llm: LLM) -> None:
-        """Assert that `outputs` are transformers' answers, and that `llm` has lost no block."""
+        """Assert that `outputs` equal transformers' answers, and that `llm` has leaked no block."""
         for output, answer in zip(outputs, self.answers, strict=True):
             check_answer(output, answer)
         check_blocks(llm)

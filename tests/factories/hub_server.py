@@ -1,4 +1,4 @@
-"""A local stand-in for the Hugging Face hub: the part of its HTTP API that downloads use."""
+"""A fake Hugging Face hub: the part of its HTTP API that downloads use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-# Files of a repository, by name, for every repository that exists.
+# Files by name, for every existing repository.
 Repositories = dict[str, dict[str, bytes]]
 
 
 @contextmanager
 def hub_server(repositories: Repositories, gated: set[str]) -> Iterator[tuple[str, list[str]]]:
-    """Serve `repositories`; yield the endpoint and the paths of the files that were fetched."""
+    """Serve `repositories`; yield the endpoint and the paths of downloaded files."""
     fetched: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Drives a model over a paged KV cache the way an engine does, with scattered blocks."""
+"""Runs a model over a paged KV cache as an engine does, with scattered blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Sequence:
-    """Tokens known in advance, the blocks they go to, and the logits of those computed."""
+    """Tokens known in advance, their blocks, and the logits computed so far."""
 
     token_ids: list[int]
     block_ids: list[int]
@@ -33,7 +33,7 @@ class Sequence:
 
 
 class PagedModel:
-    """A loaded checkpoint with a cache of `num_blocks` blocks that it hands out shuffled."""
+    """A loaded checkpoint with a cache of `num_blocks` blocks, allocated in random order."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class PagedModel:
 
     @torch.inference_mode()
     def step(self, work: list[tuple[Sequence, int]]) -> None:
-        """Compute the next so many tokens of each sequence, all in one batch."""
+        """Compute the given number of next tokens of each sequence, in one batch."""
         rows = [
             BatchRow(s.token_ids[s.num_computed : s.num_computed + n], s.num_computed, s.block_ids)
             for s, n in work

@@ -1,10 +1,10 @@
-"""A stand-in for the device that notices every paging mistake.
+"""A fake device that detects every paging error.
 
-It keeps the tokens and the block table of each slot, and is told of changes only, as the device is.
-The "KV" of a token is a hash of all tokens up to it, kept in a paged cache through the very block
-tables, copies and swaps that the scheduler hands out. Each step checks that every sequence finds
-the right content in its blocks; the next token is a function of that content. So the output of a
-request is right exactly if scheduling, sharing, copying and preemption were.
+It keeps tokens and block table of each slot and receives only changes, like the device. The "KV" of
+a token is a hash of all tokens up to it, stored in a paged cache through the block tables, copies
+and swaps that the scheduler issues. Each step checks that every sequence finds the right content in
+its blocks; the next token is a function of that content. So a request's output is correct exactly
+if scheduling, prefix sharing, copying and preemption are.
 """
 
 import hashlib
@@ -38,15 +38,15 @@ def expected_output(prompt: Sequence[int], max_tokens: int, index: int = 0) -> l
 
 @dataclass
 class Slot:
-    """What the device knows of a running sequence."""
+    """The device's state of a running sequence."""
 
-    request: Request  # its parameters alone
+    request: Request  # only its parameters
     token_ids: list[int]
     block_ids: list[int]
     has_ended: bool = False
 
     def append(self, token_id: int) -> None:
-        """Add a token; end as the device does, which knows nothing of stop strings."""
+        """Append a token; end as the device does, without stop strings."""
         self.token_ids.append(token_id)
         num_outputs = len(self.token_ids) - self.request.num_prompt_tokens
         self.has_ended = (
@@ -55,7 +55,7 @@ class Slot:
 
 
 class BlockStore:
-    """Blocks of the device and of the host; copies as `kernels.block_copy.BlockCopier` does."""
+    """Device and host blocks; copies as `kernels.block_copy.BlockCopier` does."""
 
     def __init__(self, block_size: int) -> None:
         self.device: dict[int, list[bytes]] = defaultdict(lambda: [b""] * block_size)
@@ -85,7 +85,7 @@ def _copy(
 
 
 class PagedOracle:
-    """Runs the steps of `scheduler`, of which `num_ahead` are launched before one is read."""
+    """Runs the steps of `scheduler`, `num_ahead` of them launched before one is read."""
 
     def __init__(self, scheduler: Scheduler, num_ahead: int = 0) -> None:
         self.scheduler = scheduler

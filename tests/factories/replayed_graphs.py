@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs: what was captured is done again, with the same tensors."""
+"""A fake of CUDA graphs: replay runs the captured function again, on the same tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,5 +31,5 @@ class ReplayingCapturer:
 
     @property
     def num_replays(self) -> list[int]:
-        """Of each graph, in the order in which they were captured."""
+        """Per graph, in the order of capture."""
         return [graph.num_replays for graph in self.graphs]

@@ -1,4 +1,4 @@
-"""The sampler for a batch of requests at once: admitted, planned, sampled and read."""
+"""The sampler on a batch of requests: admit, plan, sample and read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.execution.sampling.sampler import SamplePlan, Sampler
 
 
 def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-    """Return a token of each request, from a sampler that knows no other."""
+    """Return a token of each request, from a new sampler."""
     sampler = Sampler(len(requests), logits.shape[1], logits.device)
     slots = range(len(requests))
     for slot, request in zip(slots, requests, strict=True):
@@ -24,7 +24,7 @@ def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[Sampled
 def make_plan(
     sampler: Sampler, slots: Sequence[int], requests: Sequence[Request], *, ahead: int = 0
 ) -> SamplePlan:
-    """Plan a token for each of the requests in `slots`, which have `ahead` unseen ones."""
+    """Plan a token for each request in `slots`, with `ahead` tokens not read yet."""
     counts = [request.num_output_tokens + ahead for request in requests]
     return sampler.plan(np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int64), requests)
 

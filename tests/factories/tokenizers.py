@@ -1,4 +1,4 @@
-"""Two small tokenizers of the kinds that checkpoints bring, built without any download."""
+"""Two small tokenizers of the common kinds, built without a download."""
 
 from pathlib import Path
 
@@ -25,9 +25,9 @@ CHAT_TEMPLATE = (
 
 
 def byte_level_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE as of GPT-2, Llama 3 and Qwen, with few merges: characters get split.
+    """A byte-level BPE as in GPT-2, Llama 3 and Qwen, with few merges, so that characters split.
 
-    Added tokens: three special ones, and plain ones whose text the byte alphabet does not cover.
+    Added tokens: three special ones, and plain ones with text outside the byte alphabet.
     """
     tokenizer = RustTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -51,7 +51,7 @@ def byte_level_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def byte_fallback_tokenizer(*, strip: bool = True) -> PreTrainedTokenizerFast:
-    """A SentencePiece-style BPE as of Llama 2: unknown characters become byte tokens.
+    """A SentencePiece-style BPE as in Llama 2: unknown characters become byte tokens.
 
     `strip`: decoding drops the space that starts a text (Llama 2), or does not (Gemma).
     """

@@ -1,9 +1,9 @@
-"""The engine's tests on a GPU, which `make test-all` runs on the CPU where there is none.
+"""The engine's tests on a GPU, run on the CPU by `make test-all` if there is none.
 
     pytest tests/gpu
 
-There they prove less: no kernel, no CUDA graph, and no step ahead unless a test asks for it. But
-what will run on a GPU has then run before.
+On the CPU they use no kernels and no CUDA graphs, and run a step ahead only if a test asks for it;
+but they check that the tests themselves work.
 """
 
 import pytest
@@ -20,7 +20,7 @@ _CPU = pytest.param("cpu", marks=pytest.mark.large)
 
 @pytest.fixture(scope="session", params=[_CUDA] if _HAS_CUDA else [_CPU, _CUDA])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where the engine runs."""
-    # The models are tiny: threads would spend their time waiting for each other.
+    """The device of the engine."""
+    # The models are tiny: more threads would mostly wait for each other.
     torch.set_num_threads(1)
     return torch.device(request.param)

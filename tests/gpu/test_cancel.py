@@ -1,4 +1,4 @@
-"""A request that is cancelled while steps are in flight leaves the others and the blocks alone."""
+"""Cancelling a request while steps are in flight affects neither other requests nor blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def core(
 def test_others_are_answered_as_if_it_had_never_been(
     core: EngineCore, checkpoint: GreedyCheckpoint, steps: int
 ) -> None:
-    """Cancelled in the queue, in the middle of its prompt, and while it is being answered."""
+    """Cancelled while waiting, during prefill, and during decode."""
     params: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
     for uid, prompt in enumerate(checkpoint.prompts):
         more = {"n": 2, "temperature": 1.0} if uid % 4 == 3 else {}
@@ -76,5 +76,5 @@ def test_others_are_answered_as_if_it_had_never_been(
     for uid, answer in enumerate(checkpoint.answers):
         if uid not in cancelled:
             assert tokens[uid] == answer.token_ids
-        elif uid % 4 == 1:  # greedy: what came before is right
+        elif uid % 4 == 1:  # greedy: the tokens so far are right
             assert tokens[uid] == answer.token_ids[: len(tokens[uid])]

@@ -1,4 +1,4 @@
-"""Neither CUDA graphs nor running a step ahead nor swaps change what requests are answered."""
+"""CUDA graphs, running a step ahead and swapping do not change any output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
         "swap_space": 2**-4,
     },
 }
-# Chunks and decode rows share steps; few blocks, so that some are preempted.
+# Chunks and decode rows share steps; few blocks, so that some sequences are preempted.
 ROOMY = {"block_size": 16, "max_model_len": 192, "max_num_seqs": 16, "max_num_batched_tokens": 96}
 TIGHT = {**ROOMY, "num_gpu_blocks_override": 1 + 24}
 

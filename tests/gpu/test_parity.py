@@ -1,4 +1,4 @@
-"""Greedy tokens and log-probabilities equal transformers': in float32 all, in bfloat16 nearly."""
+"""Greedy tokens and log-probabilities equal transformers' in float32, and nearly in bfloat16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from engine import RequestOutput
 from tests.factories.greedy import GreedyCheckpoint, check_blocks
 
-# Around the sizes of blocks, chunks and tiles; many enough for the steps of a decode graph.
+# Around the sizes of blocks, chunks and tiles; enough for several decode graphs.
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 47, 64, 65, 100, 129)
 MAX_TOKENS = 12
 SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 160, "max_num_seqs": 16}
@@ -46,7 +46,7 @@ def checkpoint(case: str, tmp_path_factory: pytest.TempPathFactory) -> GreedyChe
 
 @pytest.fixture(scope="module")
 def gentle(case: str, tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
-    """Of smaller weights: attention that picks one key makes much of a small error."""
+    """With smaller weights: attention to a single key amplifies small errors."""
     return make_checkpoint(case, tmp_path_factory.mktemp(case), initializer_range=0.1)
 
 
@@ -90,7 +90,7 @@ def test_under_preemption(checkpoint: GreedyCheckpoint, device: torch.device) ->
 def test_long_prompts_beside_short_ones(
     tmp_path_factory: pytest.TempPathFactory, device: torch.device
 ) -> None:
-    """Long enough for several programs to share a sequence's keys."""
+    """Long enough for split-KV: several programs share a sequence's keys."""
     checkpoint = GreedyCheckpoint(
         tmp_path_factory.mktemp("long"),
         "LlamaForCausalLM",
@@ -106,7 +106,7 @@ def test_long_prompts_beside_short_ones(
 def test_in_bfloat16_the_error_is_that_of_the_type(
     gentle: GreedyCheckpoint, device: torch.device
 ) -> None:
-    """Beside float32 with the same rounded weights, the engine errs as transformers does."""
+    """Against float32 with the same rounded weights, the engine errs as much as transformers."""
     llm = gentle.llm(device, **SETTINGS, dtype="bfloat16", max_num_batched_tokens=64)
     outputs = llm.generate(gentle.prompts, gentle.sampling, use_tqdm=False)
     check_blocks(llm)
@@ -124,7 +124,7 @@ def test_in_bfloat16_the_error_is_that_of_the_type(
 
 @torch.inference_mode()
 def _logprobs(model: Any, output: RequestOutput) -> Tensor:
-    """Return transformers' log-probabilities of all tokens at each place of an output."""
+    """Return transformers' log-probabilities of all tokens at each position of an output."""
     token_ids = output.outputs[0].token_ids
     ids = torch.tensor([[*output.prompt_token_ids, *token_ids]], device=model.device)
     logits = model(ids).logits[0, -len(token_ids) - 1 : -1]
@@ -132,7 +132,7 @@ def _logprobs(model: Any, output: RequestOutput) -> Tensor:
 
 
 def _chosen(output: RequestOutput) -> Tensor:
-    """Return the engine's log-probabilities of the tokens that it chose."""
+    """Return the engine's log-probabilities of the chosen tokens."""
     completion = output.outputs[0]
     assert completion.logprobs is not None
     return torch.tensor(

@@ -1,6 +1,6 @@
-"""Run as a process: a small server with OpenAI's `/v1/completions`, streaming a token at a time.
+"""A small server process with OpenAI's `/v1/completions`, streaming one token at a time.
 
-It writes each request as a line of JSON to --requests.
+It appends each request as a JSON line to the file given by --requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as the arguments say."""
+    """Responds as the command line specifies."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -74,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *words: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def main() -> None:

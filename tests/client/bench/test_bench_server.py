@@ -1,4 +1,4 @@
-"""`trident bench` against the real server: a short form of each command, as its user calls it."""
+"""`trident bench` against the real server: a short run of each command."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ STAGES = {"tritonserver", "tokenizer stub", "engine stub", "detokenizer stub", "
 
 
 def _trident(*arguments: str) -> str:
-    """Run the command; return what it printed."""
+    """Run the command; return its output."""
     command = [sys.executable, "-m", "client.cli", "bench", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

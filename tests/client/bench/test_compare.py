@@ -1,4 +1,4 @@
-"""`trident bench compare` without Trident: load, peers, floors and tables."""
+"""`trident bench compare` without Trident: load generator, peers, floors and tables."""
 
 import asyncio
 import io
@@ -59,7 +59,7 @@ def source() -> PromptSource:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The CPU seconds of others in each run to come; 0 when there are no more."""
+    """CPU seconds of other programs in each coming run; 0 after the last."""
     others: list[float] = []
 
     class Meter:
@@ -222,7 +222,7 @@ class TestPeer:
         assert {len(r["prompt"]) for r in measured} == {24}
         assert len({tuple(r["prompt"][:16]) for r in measured}) == 1
         assert len({tuple(r["prompt"]) for r in measured}) == 5
-        assert len({r["port"] for r in measured}) == 5  # a connection for each request
+        assert len({r["port"] for r in measured}) == 5  # one connection per request
 
     def test_that_takes_no_ids_gets_text(
         self, source: PromptSource, tmp_path: Path, quiet: list[float]
@@ -308,7 +308,7 @@ class TestDisturbance:
     WORKLOAD = Workload("W", 1, 1, 24, 2)
 
     def test_the_quietest_of_three_counts(self, source: PromptSource, quiet: list[float]) -> None:
-        quiet += [9000.0, 5.0, 7000.0]  # the runs themselves are not equally long
+        quiet += [9000.0, 5.0, 7000.0]  # the runs vary in length
         _, one = _run(_peer(), self.WORKLOAD, source)
         assert one.cpu_seconds == {OTHERS: 5.0, STOLEN: 0.0}
         assert one.attempts == 3
@@ -323,7 +323,7 @@ class TestDisturbance:
         assert one.attempts == 2
         assert not one.is_disturbed
         prompts = [json.loads(line)["prompt"] for line in log.read_text().splitlines()]
-        assert len({tuple(prompt) for prompt in prompts if prompt != "a"}) == 5  # all different
+        assert len({tuple(prompt) for prompt in prompts if prompt != "a"}) == 5  # all distinct
 
 
 class TestFloors:
@@ -353,7 +353,7 @@ class TestFloors:
         shape = Shape(900, 100, 10, 10)
         computes_only = Ceilings(read=1e12, bf16=1e3, int8=1e3)
         both = floor(shape, Workload("W", 1, 2, 4, 1, shared_tokens=3), computes_only)
-        # 4 rows and 10 pairs at first, then one row over 4 tokens.
+        # 4 rows and 10 pairs in prefill, then one row over 4 tokens.
         assert both.bf16 == pytest.approx(2 / ((7.4 + 0.1) + (2.0 + 0.04)))
 
     def test_the_ceilings_of_this_machine(self) -> None:
@@ -403,7 +403,7 @@ class TestReport:
         assert trident.ratios == {"trident": 1.0, "int8": 2.0}
         assert not trident.is_disturbed
         assert trident.start == 3.0
-        assert peer.ratios == {"trident": 4.0, "int8": 8.0}  # of the one round that both have
+        assert peer.ratios == {"trident": 4.0, "int8": 8.0}  # of the one round that both completed
         assert last.ratios == {"trident": 1.0}
         assert peer.ttft == (pytest.approx(0.2), pytest.approx(0.298))
         assert peer.is_disturbed
@@ -481,7 +481,7 @@ def test_servers_take_turns_and_one_that_fails_is_left_out(
 ) -> None:
     monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
     console = Console(file=io.StringIO(), width=200)
-    # The third answers the first request, of one token, and no longer one.
+    # The third server answers the first request, of one token, and no longer ones.
     servers = [_peer(name="a"), _peer(name="b"), _peer("--tokens=1", name="c")]
     workloads = [TINY[0], TINY[4]]
     results = Comparison(servers[:1], servers[1:], CHECKPOINT_DIR, workloads, 2, console).run()

@@ -1,4 +1,4 @@
-"""A checkpoint in llama.cpp's format, read back."""
+"""A checkpoint converted to GGUF, read back."""
 
 from pathlib import Path
 

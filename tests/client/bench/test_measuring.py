@@ -1,4 +1,4 @@
-"""The pure parts of `trident bench stages`: prompts, timing, CPU accounts, figures, tables."""
+"""`trident bench stages` without a server: prompts, timing, CPU time, figures, tables."""
 
 import asyncio
 import io
@@ -89,7 +89,7 @@ class TestFigures:
         summarised = row(2, rounds)
         assert summarised.engine == Spread(100.0, 25.0, 200.0)
         assert summarised.ensemble == Spread(35.0, 20.0, 50.0)
-        assert summarised.ratio == Spread(pytest.approx(0.65), 0.5, pytest.approx(0.8))  # by round
+        assert summarised.ratio == Spread(pytest.approx(0.65), 0.5, pytest.approx(0.8))  # per round
         assert summarised.ttft == (pytest.approx(0.020), pytest.approx(0.030))
         assert summarised.gap == (0.004, pytest.approx(0.006))
         assert summarised.tokens_per_response == 2.0
@@ -193,7 +193,7 @@ class TestCpu:
         passed[0] = 1000.0
         used = meter.stop()
         assert used[STOLEN] == 4000
-        # The guest's time is in the user's already; a little of it was this process's own.
+        # Guest time is included in user time; a little of it was this process's own.
         assert 1990 < used[OTHERS] <= 2000
 
 

@@ -1,4 +1,4 @@
-"""The script for machines without a network, as far as it goes without one."""
+"""The script for machines without a network, except for its downloads."""
 
 import io
 import json
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "client" / "bench" / "offline.sh"
 BIN = Path(sys.executable).parent
 
-# In place of the command: what it was given, and whether it sees all packages that it needs.
+# Replaces the command: prints its arguments, and whether it can import all packages.
 COMMAND = """
 import importlib.util, json, sys
 modules = ("engine", "torch", "packed")

@@ -1,4 +1,4 @@
-"""The commands around perf_analyzer and genai-perf, without running either."""
+"""The perf_analyzer and genai-perf commands, without running either tool."""
 
 import io
 import json
@@ -59,7 +59,7 @@ class TestPerfAnalyzerFlags:
             (["-m", "other"], ["ensemble"]),
             (["--input-data=/mine.json"], ["/in.json"]),
             (["--request-count", "7"], ["20"]),
-            # It takes no request count with several of them.
+            # It does not accept a request count with several of them.
             (["--concurrency-range", "1:8"], ["4", "--request-count"]),
             (["--request-rate-range=5"], ["--concurrency-range", "--request-count"]),
         ],
