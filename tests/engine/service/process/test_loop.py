@@ -5,6 +5,7 @@ from collections.abc import Callable
 from engine.protocol import (
     AddRequest,
     FromEngine,
+    Outputs,
     Ready,
     RequestFailed,
     SequenceOutput,
@@ -41,14 +42,14 @@ class FakeCore:
         displaced, self.displaced = self.displaced, []
         return displaced
 
-    def abort(self, uid: int) -> list[SequenceOutput]:
+    def abort(self, uid: int) -> list[SequenceOutput | RequestFailed]:
         self.running.discard(uid)
         return []
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.running)
 
-    def step(self) -> list[SequenceOutput]:
+    def step(self) -> list[SequenceOutput | RequestFailed]:
         self.clock.now += self.step_s
         self.calls.append("step")
         self.on_step()
@@ -155,3 +156,20 @@ def test_requests_whose_place_another_one_takes_are_refused() -> None:
 
     core.on_step = on_step
     assert [each for each in run(core, clock, inbox) if not isinstance(each, Stats)] == [refused]
+
+
+def test_a_request_that_fails_in_a_step_is_reported_behind_its_outputs() -> None:
+    clock = Clock()
+    output = SequenceOutput(uid=8, index=0, token_ids=[5], window_ids=[])
+    failed = RequestFailed(8, "INTERNAL", "internal error")
+
+    class Failing(FakeCore):
+        def step(self) -> list[SequenceOutput | RequestFailed]:
+            self.running.clear()
+            inbox.put(Shutdown())
+            return [output, failed]
+
+    inbox = Inbox(lambda request: None)
+    inbox.put(add(8))
+    said = run(Failing(clock, add_s=0.0, step_s=0.0), clock, inbox)
+    assert [each for each in said if not isinstance(each, Stats)] == [Outputs([output]), failed]
