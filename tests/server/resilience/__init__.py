@@ -1,5 +1,5 @@
-"""Shows that a running server stays up: cancellations, kills, malformed requests, long load.
+"""Resilience of a running server: cancellation, killed processes, malformed requests, long load.
 
 Each module with a `main` is a command: `python -m tests.server.resilience.NAME --help`. The tests
-beside them run each in a short form.
+here run a short version of each.
 """

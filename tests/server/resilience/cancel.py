@@ -1,9 +1,9 @@
-"""Cancels requests in every way, and shows that the others never notice.
+"""Cancels requests in every way, and checks that other requests are not affected.
 
     python -m tests.server.resilience.cancel
 
-First 64 streams, of which a third ends early at random moments; then, one at a time, how long it
-takes from each kind of cancellation until the engine has dropped the request.
+First 64 streams, a third of which end early at random moments; then, one at a time, the latency
+from each kind of cancellation until the engine has dropped the request.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tests.server.resilience.observe import complaints, health, not_idle
 from tests.server.resilience.service import serving
 from tests.server.resilience.ways import WAYS, Way
 
-# Fewer sequences at once than streams, so that some are cancelled while they wait, and fewer
-# blocks than those want, so that some are cancelled while they are preempted.
+# Fewer sequences than streams, so that some are cancelled while waiting, and fewer blocks than they
+# need, so that some are cancelled while preempted.
 SETTINGS: dict[str, Any] = {"max_num_seqs": 40, "num_gpu_blocks_override": 400}
 
 
 async def storm(
     server: TritonServer, *, seed: int, streams: int = 64, max_tokens: int = 300
 ) -> list[str]:
-    """Run `streams` at once and end a third early; return what went wrong."""
+    """Run `streams` concurrently and end a third early; return the problems found."""
     rng = random.Random(seed)
     num_victims = streams // 3
     chorus = Chorus(streams - num_victims, max_tokens)
@@ -73,7 +73,7 @@ def _show_outcomes(victims: Iterable[tuple[str, str]]) -> None:
 
 
 async def aftermath(server: TritonServer) -> list[str]:
-    """Return what is not as it was before: blocks, gauges, the engine process, the log."""
+    """Return what has not returned to its idle state: blocks, gauges, engine process, log."""
     problems = await not_idle(server)
     state = health(server)
     if state is None or state["num_restarts"]:

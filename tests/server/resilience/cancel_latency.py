@@ -1,8 +1,8 @@
-"""How long from a cancellation until the engine has dropped the request and freed its blocks.
+"""Latency from a cancellation until the engine has dropped the request and freed its blocks.
 
-The engine process says in its log, to the millisecond, when it drops a request; it runs on this
-machine, by the same clock. A timeout ends with an answer: there it is the time from the deadline
-until the client has it, which is later than the blocks' release.
+The engine process logs the drop with millisecond timestamps, on the same machine and clock. A
+timeout ends with an answer: there the latency is from the deadline until the client has the answer,
+which is later than the release of the blocks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tests.server.resilience.ways import PROMPT, WAYS, Leaving, Timeout, Way
 SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "num_gpu_blocks_override": 2000}
 LIMIT_S = 0.1
 _GIVE_UP_S = 1.5
-_TIMEOUT_S = 3.0  # of each request, in case that its cancellation is not noticed
+_TIMEOUT_S = 3.0  # of each request, in case its cancellation is not noticed
 _DROPPED = re.compile(r"^(\S+ \S+)\.(\d{3}) INFO trident\.engine: request aborted ", re.M)
 _LONG = json.dumps({"ignore_eos": True, "max_tokens": MAX_MODEL_LEN - 20})
 
 
 @dataclass(frozen=True)
 class State:
-    """What a request is doing when it is cancelled."""
+    """State of a request when it is cancelled."""
 
     waiting: bool
     streamed: bool
@@ -50,13 +50,13 @@ STATES = [State(w, s) for s in (True, False) for w in (False, True)]
 
 @dataclass
 class Result:
-    """Seconds by way and state; infinite where nothing happened within `_GIVE_UP_S`."""
+    """Seconds by way and state; infinite if nothing happened within `_GIVE_UP_S`."""
 
     seconds: dict[tuple[Way, State], list[float]] = field(default_factory=dict)
 
     @property
     def problems(self) -> list[str]:
-        """What misses the limit, where it can be known in time."""
+        """Latencies above the limit, where a cancellation can be noticed in time."""
         return [
             f"{way.name}, {state}: {_ms(median(values))} ms"
             for (way, state), values in self.seconds.items()
@@ -78,20 +78,20 @@ def _ms(seconds: float) -> str:
 
 
 def gap(way: Way, state: State) -> str:
-    """Return why nobody can notice in this state that the client has gone; empty if one can."""
+    """Return why a lost client cannot be noticed in this state; empty if it can be."""
     if not isinstance(way, Leaving) or state == State(waiting=False, streamed=True):
         return ""
     if way.over_http:
         return "Triton does not look before it sends"
-    # Triton tells the step that works on the request then, which waits for the engine's answer.
+    # Triton notifies the step that executes the request, which waits for the engine's answer.
     return "no step is told before the first token" if way.model == "ensemble" else ""
 
 
 async def measure(server: TritonServer, *, rounds: int, gaps: bool = True) -> Result:
-    """Cancel `rounds` requests of each kind, one at a time, beside others that run.
+    """Cancel `rounds` requests of each kind, one at a time, beside running requests.
 
     Args:
-        gaps: try also, once, what cannot be noticed.
+        gaps: also try once what cannot be noticed.
     """
     result = Result()
     async with Desk(server) as desk:
@@ -128,7 +128,7 @@ async def _again_and_again(desk: Desk, inputs: dict[str, object]) -> None:
 
 
 async def _once(server: TritonServer, desk: Desk, way: Way, state: State, request_id: str) -> float:
-    """Return the seconds that one cancellation took."""
+    """Return the latency of one cancellation in seconds."""
     inputs: dict[str, object] = {"stream": state.streamed, "sampling_parameters": _LONG}
     if not isinstance(way, Timeout):
         inputs["timeout"] = round(_TIMEOUT_S * 1e6)
@@ -145,13 +145,13 @@ async def _once(server: TritonServer, desk: Desk, way: Way, state: State, reques
     await way.end(desk, conversation, request_id)
     seconds = await _dropped(server, log_length) - begin
     await running
-    if not math.isfinite(seconds):  # lest it go on beside the next ones
+    if not math.isfinite(seconds):  # so that it does not run beside the next ones
         await asyncio.sleep(_TIMEOUT_S - (time.time() - started) + 0.1)
     return seconds
 
 
 async def _established(conversation: Conversation, state: State) -> None:
-    """Wait until the request is surely in `state`."""
+    """Wait until the request is in `state`."""
 
     async def pieces_have_come() -> bool:
         return len(conversation.answer.pieces) >= 3
@@ -164,7 +164,7 @@ async def _established(conversation: Conversation, state: State) -> None:
 
 
 async def _dropped(server: TritonServer, log_length: int) -> float:
-    """Return when, by the wall clock, the engine dropped the next request; inf if it did not."""
+    """Return the wall-clock time when the engine dropped the next request; inf if it did not."""
     found: list[re.Match[str]] = []
 
     async def says_so() -> bool:

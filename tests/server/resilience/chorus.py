@@ -1,4 +1,4 @@
-"""Many streams at once, each of which must say what it says alone, or that it failed."""
+"""Concurrent streams, each of which must give its expected text or an error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.server.resilience.desk import Desk
 class Chorus:
     """Streams to the ensemble and to the engine, over gRPC and HTTP, greedy and seeded.
 
-    The seeds are such that no draw falls within rounding of the border between two tokens: in a
-    batch of another size the last bits of a logit differ, and there a token may.
+    Seeds are chosen such that no draw is within rounding of the boundary between two tokens: logits
+    differ in the last bits between batch sizes, which could change such a draw.
     """
 
     def __init__(self, count: int, max_tokens: int) -> None:
@@ -24,14 +24,14 @@ class Chorus:
         self._alone: list[str] = []
 
     async def learn(self, desk: Desk) -> None:
-        """Ask each alone; what they say then is right."""
+        """Run each stream alone; its text is the expected one."""
         for index in range(self._count):
             answer = await self.voice(desk, index).run()
             assert answer.outcome == "complete", answer
             self._alone.append(answer.text)
 
     def voice(self, desk: Desk, index: int) -> Conversation:
-        """Return one stream, not yet sent."""
+        """Return one stream, not sent yet."""
         sampling: dict[str, Any] = {"ignore_eos": True, "max_tokens": self._max_tokens + index % 7}
         sampling |= {"temperature": 0.9, "seed": 1000 + index} if index % 2 else {"temperature": 0}
         inputs = {"stream": True, "sampling_parameters": json.dumps(sampling)}
@@ -41,14 +41,14 @@ class Chorus:
         return desk.http(text) if index % 8 == 4 else desk.grpc(text)
 
     def sing(self, desk: Desk) -> list[asyncio.Task[Answer]]:
-        """Start all of them."""
+        """Start all streams."""
         return [asyncio.create_task(self.voice(desk, i).run()) for i in range(self._count)]
 
     def wrong(self, answers: Sequence[Answer | None], *, may_fail: bool = False) -> list[str]:
-        """Return what is wrong with the answers, None being one that did not end.
+        """Return the problems with the answers; None is one that did not end.
 
         Args:
-            may_fail: an error is right too; a text that only looks complete never is.
+            may_fail: errors are accepted too; a truncated text that looks complete never is.
         """
         return [
             f"stream {index}: {reason}"

@@ -1,6 +1,6 @@
-"""A client to be killed: `python -m tests.server.resilience.client_process GRPC_URL COUNT`.
+"""A client process to be killed: `python -m tests.server.resilience.client_process GRPC_URL COUNT`.
 
-Opens streams, says so when each has got something, and reads on until it is killed.
+Opens streams, reports when each has received something, and reads until it is killed.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""A server for the short forms: few sequences at once, so that requests wait."""
+"""A server for the short versions: few sequences, so that requests have to wait."""
 
 from collections.abc import Iterator
 

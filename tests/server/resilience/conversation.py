@@ -1,4 +1,4 @@
-"""One request and its answer, over each transport, with each way of leaving in the middle."""
+"""One request and its answer, over each transport, with each way of disconnecting."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.server.caller import read_outputs
 from tests.server.resilience.link import Link
 
 COMPLETE = ("stop", "length")
-_LINE_BYTES = 2**22  # the longest answer, well above what a model can say
+_LINE_BYTES = 2**22  # maximum line length, well above the longest answer
 
 
 @dataclass
 class Answer:
-    """What has come so far.
+    """The responses so far.
 
     Attributes:
-        pieces: text per response; of the engine, its token ids in words.
-        finish_reason: of the last response that named one.
+        pieces: text per response; for the engine, its token ids as words.
+        finish_reason: of the last response that had one.
         ended: whether the server has ended the answer.
     """
 
@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def outcome(self) -> str:
-        """`complete`, `error`, `abort`, `cut off` (ended without any of them) or `left`."""
+        """`complete`, `error`, `abort`, `cut off` (ended without any of these) or `left`."""
         if self.error:
             return "error"
         if not self.ended:
@@ -53,7 +53,7 @@ class Answer:
     def take(self, outputs: Mapping[str, Any]) -> str:
         """Add one response and return its piece."""
         ids = outputs.get("token_ids", [])
-        ids = ids if isinstance(ids, list) else [ids]  # as JSON has a single one
+        ids = ids if isinstance(ids, list) else [ids]  # JSON has a single value unwrapped
         piece = _first(outputs.get("text_output", "")) or "".join(f"{i} " for i in ids)
         self.pieces.append(piece)
         reason = _first(outputs.get("finish_reason", ""))
@@ -67,7 +67,7 @@ def _first(value: Any) -> str:
 
 
 class Conversation(ABC):
-    """Sends its request when iterated, and yields a piece per response; `answer` has it all."""
+    """Sends its request when iterated, and yields a piece per response, collected in `answer`."""
 
     def __init__(self) -> None:
         self.answer = Answer()
@@ -75,7 +75,7 @@ class Conversation(ABC):
         self._gone = False
 
     async def pieces(self) -> AsyncIterator[str]:
-        """Yield what comes until the server ends the answer or `leave` was called."""
+        """Yield pieces until the server ends the answer or `leave` was called."""
         try:
             async with aclosing(self._responses()) as responses:
                 async for outputs in responses:
@@ -85,7 +85,7 @@ class Conversation(ABC):
             when = "after leaving" if self._gone else "while receiving"
             self.answer.error = f"{when}, no UTF-8 came: {error.object!r}"
         except (OSError, grpc.RpcError, asyncio.CancelledError) as error:
-            if not self._gone:  # what the connection says to who has left is no answer
+            if not self._gone:  # errors of the connection after leaving are expected
                 if isinstance(error, asyncio.CancelledError):
                     raise
                 self.answer.error = _reason(error)
@@ -93,13 +93,13 @@ class Conversation(ABC):
             await self._close()
 
     async def run(self) -> Answer:
-        """Receive all of it."""
+        """Receive the whole answer."""
         async for _ in self.pieces():
             pass
         return self.answer
 
     async def leave(self) -> None:
-        """Go away in the manner of the class; the iteration, if one is waiting, ends."""
+        """Disconnect in the way of the class; a waiting iteration ends."""
         await self._sent.wait()
         self._gone = True
         await self._leave()
@@ -121,7 +121,7 @@ def _reason(error: BaseException) -> str:
 
 
 class GrpcConversation(Conversation):
-    """A gRPC stream of its own; leaving cancels it."""
+    """A gRPC stream; leaving cancels it."""
 
     def __init__(
         self, channel: grpc.aio.Channel, request: service_pb2.ModelInferRequest, timeout_s: float
@@ -148,8 +148,8 @@ class GrpcConversation(Conversation):
             self.answer.error = "the stream ended before the final response"
 
     async def _held_open(self) -> AsyncIterator[service_pb2.ModelInferRequest]:
-        # Release 24.10 overlooks some cancellations of a stream whose client has said that it
-        # sends no more; so that comes only after the answer.
+        # Release 24.10 misses some cancellations of a stream whose client has closed its sending
+        # side, so that is closed only after the answer.
         yield self._request
         await self._answered.wait()
 
@@ -163,7 +163,7 @@ class GrpcConversation(Conversation):
 
 
 class LostConversation(GrpcConversation):
-    """A gRPC stream on a connection of its own; leaving resets the connection."""
+    """A gRPC stream on its own connection; leaving resets the connection."""
 
     def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout_s: float) -> None:
         self._link = Link(url)
@@ -186,7 +186,7 @@ class LostConversation(GrpcConversation):
 
 
 class HttpConversation(Conversation):
-    """`generate_stream`, or `generate` for what is not streamed; leaving closes the connection."""
+    """`generate_stream`, or `generate` without streaming; leaving closes the connection."""
 
     def __init__(
         self, url: str, model: str, inputs: Mapping[str, Any], request_id: str, timeout_s: float
@@ -211,7 +211,7 @@ class HttpConversation(Conversation):
         self._sent.set()
         whole = False
         async with asyncio.timeout(self._timeout_s):
-            # Each event, or the whole answer, is one line that begins so; chunk sizes do not.
+            # Each event, or the whole answer, is one line with this prefix; chunks are arbitrary.
             async for line in reader:
                 if line.startswith((b"data: {", b"{")) and line.endswith(b"\n"):
                     outputs = json.loads(line.removeprefix(b"data: "))

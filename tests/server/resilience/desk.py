@@ -1,4 +1,4 @@
-"""Opens conversations with one server."""
+"""Opens conversations with a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0
 
 
 class Addresses(Protocol):
-    """Where a server listens, `host:port`."""
+    """The addresses of a server, `host:port`."""
 
     @property
     def grpc_url(self) -> str: ...
@@ -29,7 +29,7 @@ class Addresses(Protocol):
 class Desk:
     """All transports to one server; an asynchronous context manager.
 
-    Each method makes a conversation with `model` about `inputs`, not yet sent.
+    Each method returns a conversation with `model` about `inputs`, not sent yet.
     """
 
     def __init__(self, server: Addresses, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -68,5 +68,5 @@ class Desk:
 
 
 def _asked(model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `inputs` and what the answers must tell, lest an end be taken for a finish."""
+    """Return `inputs` with the options that make answers tell how they finished."""
     return {**inputs, **({"return_finish_reason": True} if model == "ensemble" else {})}

@@ -1,8 +1,8 @@
-"""Sends malformed requests to a running server, beside streams that must not notice.
+"""Sends malformed requests to a running server, beside streams that must not be affected.
 
     python -m tests.server.resilience.fuzz --requests 20000
 
-Request N of a seed is always the same: `--seed S --only N` repeats one and shows its reply.
+Request N of a seed is deterministic: `--seed S --only N` repeats it and prints its reply.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def make(seed: int, index: int) -> Case:
 
 @dataclass
 class Result:
-    """Outcomes by kind of request, and what is wrong."""
+    """Outcomes by kind of request, and problems."""
 
     outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     problems: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ async def fuzz(server: TritonServer, *, seed: int, requests: int) -> Result:
 
 
 class _Run:
-    """The requests of one run, taken by several workers."""
+    """The requests of one run, shared by several workers."""
 
     def __init__(self, seed: int, requests: int, wire: Wire, judge: Judge, result: Result) -> None:
         self._seed = seed
@@ -107,7 +107,7 @@ class _Run:
         self._gone = False
 
     async def work(self) -> None:
-        """Send one request after the other, until there are no more or the server is gone."""
+        """Send requests until there are no more or the server is gone."""
         for index in self._indices:
             case = make(self._seed, index)
             self._in_flight.add(index)

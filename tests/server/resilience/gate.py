@@ -1,4 +1,4 @@
-"""Lets many workers go round, stop together, and go on."""
+"""Lets workers run rounds, pause together, and continue."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 
 class Gate:
-    """Open at first.
+    """Open initially.
 
     Attributes:
-        ended: whether no further round shall begin.
+        ended: whether no further round may begin.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Gate:
 
     @asynccontextmanager
     async def round(self) -> AsyncIterator[None]:
-        """Wait until the gate is open, and count as inside during the block."""
+        """Wait until the gate is open, and count as inside for the block."""
         await self._open.wait()
         self._inside += 1
         try:
@@ -31,16 +31,16 @@ class Gate:
             self._inside -= 1
 
     async def close(self) -> None:
-        """Let nobody in, and return when nobody is inside."""
+        """Close the gate, and return when no worker is inside."""
         self._open.clear()
         while self._inside:
             await asyncio.sleep(0.02)
 
     def open(self) -> None:
-        """Let all go on."""
+        """Let the workers continue."""
         self._open.set()
 
     def end(self) -> None:
-        """Let this be the last round."""
+        """Let no further round begin."""
         self.ended = True
         self._open.set()

@@ -1,4 +1,4 @@
-"""Streams that must not notice what happens beside them."""
+"""Streams that must not be affected by other requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _INPUTS = {"stream": True, "sampling_parameters": json.dumps({"ignore_eos": True
 
 
 class GoodStreams:
-    """Asks the same questions again and again, greedily and with seeds, and compares the texts.
+    """Repeats the same requests, greedy and seeded, and compares the texts.
 
     Attributes:
-        completed: answers received in full while others ran.
-        problems: answers that differ from what the same request gave when it ran alone.
+        completed: full answers received beside other requests.
+        problems: answers that differ from those of the same request alone.
     """
 
     def __init__(self, desk: Desk, count: int, gate: Gate, *, max_tokens: int = 100) -> None:
@@ -39,9 +39,9 @@ class GoodStreams:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Ask each alone first; then all go round and round, as the gate lets them.
+        """Run each request alone first; then all of them in rounds, controlled by the gate.
 
-        The end of the block ends the gate.
+        The gate ends with the block.
         """
         for ask in self._asks:
             answer = await self._desk.grpc(ask).run()

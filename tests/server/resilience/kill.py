@@ -1,9 +1,10 @@
-"""Kills processes with signal 9 under load, and shows what the others notice and what is left.
+"""Kills processes with SIGKILL under load, and checks streams, recovery and what is left behind.
 
     python -m tests.server.resilience.kill --times 10
 
-Streams must end with an error or their full text within 5 s, and service go on within 15 s; where
-the server itself is killed, no process, socket, port or shared memory may be left after 10 s.
+Streams must end with an error or their full text within 5 s, and new requests must succeed within
+15 s; if the server itself is killed, no process, socket, port or shared memory may be left after
+10 s.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STREAMS = 32
 
 
 def rounds(times: int, seed: int, only: str) -> Iterator[Round]:
-    """Yield what came of each, `times` of each kind whose name contains `only`."""
+    """Yield the result of each round, `times` of each kind whose name contains `only`."""
     rng = random.Random(seed)
     chorus = Chorus(STREAMS, max_tokens=300)
     with checkpoint() as model:

@@ -1,4 +1,4 @@
-"""What a running server does when its engine process dies or hangs, or a client is killed."""
+"""A running server when its engine process dies or hangs, or a client is killed."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _LATEST_S = 1.0
 
 @dataclass
 class Round:
-    """What came of killing once.
+    """The result of one kill.
 
     Attributes:
-        errors, complete: how many streams ended in which way.
-        recovery_s: until the next request was answered.
+        errors, complete: number of streams by how they ended.
+        recovery_s: seconds until the next request was answered.
     """
 
     what: str
@@ -48,7 +48,7 @@ class Round:
     problems: list[str] = field(default_factory=list)
 
     def count(self, answers: list[Answer | None]) -> None:
-        """Take the outcomes of `answers`."""
+        """Count the outcomes of `answers`."""
         outcomes = [answer.outcome for answer in answers if answer is not None]
         self.errors = outcomes.count("error")
         self.complete = outcomes.count("complete")
@@ -60,7 +60,7 @@ async def kill_engine(server: TritonServer, chorus: Chorus, rng: random.Random) 
 
 
 async def stop_engine(server: TritonServer, chorus: Chorus, rng: random.Random) -> Round:
-    """Stop the engine process under load, so that it hangs until the watchdog sees it."""
+    """Stop the engine process under load, so that it hangs until the watchdog kills it."""
     noticed_s = HEARTBEAT_TIMEOUT_S + 1
     what = "engine process: SIGSTOP"
     return await _strike(server, chorus, rng, what, signal.SIGSTOP, noticed_s)
@@ -116,7 +116,7 @@ async def kill_client(server: TritonServer, chorus: Chorus, rng: random.Random) 
 
 
 async def poison(server: TritonServer, chorus: Chorus) -> Round:
-    """Let the engine process crash twice over one request: the third time it is refused."""
+    """Crash the engine process twice by one request: the third time the request is refused."""
     result = Round("engine process: SIGSEGV, one request")
     sampling = json.dumps({"ignore_eos": True, "max_tokens": 3000})
     prompt = f"Poison {time.time()}"
@@ -149,7 +149,7 @@ def _signal_engine(server: TritonServer, number: signal.Signals) -> None:
 async def answers_within(
     streams: list[asyncio.Task[Answer]], seconds: float
 ) -> list[Answer | None]:
-    """Return the answers of those that end in time; None for the others, which are cancelled."""
+    """Return the answers that end in time; None for the others, which are cancelled."""
     await asyncio.wait(streams, timeout=seconds)
     in_time = [stream.done() for stream in streams]
     for stream in streams:
@@ -159,7 +159,7 @@ async def answers_within(
 
 
 async def _recovery(desk: Desk, chorus: Chorus, begin: float) -> float:
-    """Return the seconds since `begin` until a request is answered as it should be."""
+    """Return the seconds since `begin` until a request is answered correctly."""
 
     async def is_answered() -> bool:
         return (await chorus.voice(desk, 0).run()).outcome == "complete"

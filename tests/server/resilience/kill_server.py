@@ -1,4 +1,4 @@
-"""What is left when a process of the server is killed: nothing, within seconds."""
+"""Nothing is left, within seconds, when a process of the server is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.resilience.observe import until
 from tests.server.resilience.processes import STAGES
 
 GONE_WITHIN_S = 10.0
-# A stage may also have ended because the server is ending: the launcher waits to see.
+# A stage may also end because the server is ending, so the launcher waits before it reports.
 STAGE_GONE_WITHIN_S = 15.0
 _LATEST_S = 1.0
 
@@ -39,7 +39,7 @@ TARGETS: tuple[tuple[str, Start, str], ...] = (
 def kill_server(
     model: Path, chorus: Chorus, rng: random.Random, name: str, start: Start, role: str
 ) -> Round:
-    """Start a server, kill the process with `role` under load, and see what is left of it all."""
+    """Start a server, kill the process with `role` under load, and report what is left of it."""
     result = Round(f"{name}: {role}: SIGKILL")
     with start(model) as running:
         asyncio.run(_under_load(running, chorus, rng, role, result))

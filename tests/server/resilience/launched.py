@@ -1,4 +1,4 @@
-"""Servers in processes of their own, to be killed: by `trident serve`, or tritonserver alone."""
+"""Servers in processes of their own, to be killed: by `trident serve`, or plain tritonserver."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _START_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers.
+    """A running server.
 
     Attributes:
         top: the process that was started: the launcher, or tritonserver itself.
-        tree: of tritonserver.
-        log: what it and its launcher wrote.
+        tree: tritonserver's processes.
+        log: output of the server and its launcher.
     """
 
     grpc_url: str
@@ -44,7 +44,7 @@ class Running:
     log: Path
 
     def footprint(self) -> Footprint:
-        """Return what it occupies now, the launcher included."""
+        """Return its current resources, the launcher included."""
         return self.tree.footprint() | Footprint(frozenset({self.top}))
 
 
@@ -59,7 +59,7 @@ def launched(model: Path) -> Iterator[Running]:
 
 @contextmanager
 def plain(model: Path) -> Iterator[Running]:
-    """Run tritonserver itself, as where no launcher is installed."""
+    """Run tritonserver itself, without the launcher."""
     installation = find_tritonserver()
     run = RunDirectory()
     command = [

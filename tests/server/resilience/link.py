@@ -1,4 +1,4 @@
-"""A connection that can be cut: between a gRPC client, which hides its socket, and a server."""
+"""A resettable TCP connection to a server, for a gRPC client, which hides its own socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RESET = struct.pack("ii", 1, 0)  # l_onoff, l_linger: close sends RST
 
 
 class Link:
-    """Listens on a unix socket and carries each connection to it on to `url` over TCP.
+    """Listens on a unix socket and forwards each connection to `url` over TCP.
 
     Attributes:
         path: the target for gRPC.
@@ -29,11 +29,11 @@ class Link:
         self._cut = False
 
     async def open(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         self._server = await asyncio.start_unix_server(self._carry, self._socket)
 
     def cut(self) -> None:
-        """Reset the connections to the server, as when a machine is switched off and back on."""
+        """Reset the connections to the server, as when a machine is power-cycled."""
         self._cut = True
         while self._writers:
             writer = self._writers.pop()
@@ -43,7 +43,7 @@ class Link:
             writer.transport.abort()
 
     async def close(self) -> None:
-        """Stop listening; the connections are reset."""
+        """Stop listening, and reset the connections."""
         self.cut()
         self._server.close()
         await self._server.wait_closed()
@@ -51,7 +51,7 @@ class Link:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
-        if self._cut:  # gRPC tries again
+        if self._cut:  # gRPC reconnects
             writer.transport.abort()
             return
         out_reader, out_writer = await asyncio.open_connection(self._host, self._port)

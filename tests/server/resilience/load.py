@@ -1,4 +1,4 @@
-"""Requests of every kind without end: answered in full, ended early, and malformed."""
+"""Endless requests of every kind: answered in full, ended early, and malformed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _EXAMPLES = 20
 
 
 class Load:
-    """Some workers that send one request after the other, as a gate lets them.
+    """Workers that send one request after another, controlled by a gate.
 
     Attributes:
-        outcomes: what came of the requests so far, by kind.
-        problems: what should not have happened, the first of it.
+        outcomes: results of the requests so far, by kind.
+        problems: unexpected results, the first ones of them.
     """
 
     def __init__(self, desk: Desk, wire: Wire, gate: Gate, *, seed: int) -> None:
@@ -47,7 +47,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self, workers: int) -> AsyncIterator[None]:
-        """Have `workers` send in the block; its end ends the gate."""
+        """Run `workers` workers in the block; the gate ends with it."""
         tasks = [asyncio.create_task(self._work()) for _ in range(workers)]
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a server says about itself: its gauges, and its log."""
+"""A server's gauges and log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 
 
 def metrics(server: TritonServer) -> str:
-    """Return the page that Prometheus reads."""
+    """Return the /metrics page."""
     with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
         text: str = response.read().decode()
     return text
@@ -39,7 +39,7 @@ def _value(page: str, name: str) -> float:
 async def until(
     condition: Callable[[], Awaitable[bool]], seconds: float, interval: float = 0.02
 ) -> bool:
-    """Wait for `condition`; tell whether it came true in time."""
+    """Wait for `condition`; return whether it became true in time."""
     deadline = time.monotonic() + seconds
     while not await condition():
         if time.monotonic() > deadline:
@@ -49,7 +49,7 @@ async def until(
 
 
 def health(server: TritonServer) -> dict[str, Any] | None:
-    """Return what the engine answers when asked how it is; None if that is an error."""
+    """Return the engine's answer to a health request; None if that is an error."""
     url = f"http://{server.http_url}/v2/models/engine/generate"
     request = urllib.request.Request(url, b'{"health": true}')
     try:
@@ -61,7 +61,7 @@ def health(server: TritonServer) -> dict[str, Any] | None:
 
 
 async def not_idle(server: TritonServer, seconds: float = 10.0) -> list[str]:
-    """Wait until nothing runs, waits or holds a block; return what does after `seconds`."""
+    """Wait until the server is idle; return what runs, waits or holds blocks after `seconds`."""
     state: dict[str, float] = {}
 
     async def idle() -> bool:
@@ -79,7 +79,7 @@ def complaints(log: str, allowed: Sequence[str] = ()) -> list[str]:
     """Return the lines of a server's log above INFO, and those of tracebacks.
 
     Args:
-        allowed: regular expressions; lines in which one is found are left out.
+        allowed: regular expressions; matching lines are left out.
     """
     found = []
     for line in log.splitlines():

@@ -1,4 +1,4 @@
-"""What a running server occupies on its machine, and what of it is left later."""
+"""Resources of a running server on its machine, and what is left of them later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAGES = ("tokenizer", "engine", "detokenizer")
 
 @dataclass(frozen=True)
 class Tree:
-    """The processes of one server, found anew at each question.
+    """The processes of one server, looked up at each call.
 
     Attributes:
         head: tritonserver itself.
@@ -41,11 +41,11 @@ class Tree:
         return named
 
     def engine_process(self) -> psutil.Process | None:
-        """Return the process that owns the model; None while there is none."""
+        """Return the process that owns the model; None if there is none."""
         return self.members().get("engine process")
 
     def footprint(self) -> Footprint:
-        """Return all that the server occupies now."""
+        """Return all resources that the server uses now."""
         processes = [self.head, *self.head.children(recursive=True)]
         return Footprint(
             frozenset(processes),
@@ -57,7 +57,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Processes, regions in /dev/shm, names of unix sockets and TCP ports listened on."""
+    """Processes, regions in /dev/shm, names of unix sockets and listening TCP ports."""
 
     processes: frozenset[psutil.Process] = frozenset()
     regions: frozenset[Path] = frozenset()
@@ -73,7 +73,7 @@ class Footprint:
         )
 
     def remains(self) -> list[str]:
-        """Return what of it is still there, in words."""
+        """Describe what still exists of it."""
         alive = [p for p in self.processes if is_alive(p)]
         names = {name for name, _ in _named_unix_sockets()}
         listening = _ports_listened_on()
@@ -86,7 +86,7 @@ class Footprint:
 
 
 def shared_memory_bytes(process: psutil.Process) -> int:
-    """Return the size of the regions in /dev/shm that a stub was started with."""
+    """Return the size of a stub's regions in /dev/shm."""
     sizes = 0
     for region in _regions(process):
         with contextlib.suppress(FileNotFoundError):
@@ -103,7 +103,7 @@ def _role(cmdline: list[str]) -> str:
 
 
 def _regions(process: psutil.Process) -> Iterator[Path]:
-    """Yield the regions that the command line of a stub names."""
+    """Yield the regions in the command line of a stub."""
     with contextlib.suppress(psutil.Error):
         cmdline = process.cmdline()
         if cmdline and Path(cmdline[0]).name == _STUB:
@@ -111,8 +111,8 @@ def _regions(process: psutil.Process) -> Iterator[Path]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Tell whether `process` runs; one that ended and was not waited for does not."""
-    try:  # is_running tells a later process with the same id apart
+    """Return whether `process` runs; a zombie does not."""
+    try:  # is_running detects a reused process id
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -1,4 +1,4 @@
-"""Tables of results, for people."""
+"""Printed tables of results."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; the first column is text, the others figures."""
+    """Print a table; the first column is text, the others are figures."""
     table = Table(title=title, title_justify="left")
     for place, name in enumerate(columns):
         table.add_column(name, justify="right" if place else "left", no_wrap=True)
@@ -17,7 +17,7 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -
 
 
 def verdict(problems: Sequence[str]) -> int:
-    """Print what is wrong, if anything; return the exit status of the command."""
+    """Print the problems, if any; return the exit status of the command."""
     for problem in problems:
         print(f"FAILED: {problem}")
     if not problems:

@@ -1,4 +1,4 @@
-"""Measures every process of a server from time to time."""
+"""Periodic measurements of every process of a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sample:
     """Measurements of one process; sizes in bytes.
 
     Attributes:
-        seconds: since the first.
+        seconds: since the first sample.
         values: in the order of `MEASURES`.
     """
 
@@ -32,7 +32,7 @@ class Sample:
 
 
 class Samples:
-    """All that was measured."""
+    """All measurements."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

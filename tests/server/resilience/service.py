@@ -1,4 +1,4 @@
-"""The server under test: the real one, on a small random checkpoint that answers at length."""
+"""The server under test: the real one, on a small random checkpoint with long answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from engine.launch.server import TritonServer
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
-MAX_MODEL_LEN = 4096  # long enough that a request is still running when something happens to it
+MAX_MODEL_LEN = 4096  # so that a request still runs when something happens to it
 START_TIMEOUT_S = 120.0
 
 
 @contextmanager
 def checkpoint(max_model_len: int = MAX_MODEL_LEN) -> Iterator[Path]:
-    """Write a seeded checkpoint, whose tokenizer splits characters; it is gone afterwards."""
+    """Write a temporary seeded checkpoint, whose tokenizer splits characters."""
     with tempfile.TemporaryDirectory(prefix="resilience-") as folder:
         tokenizer = byte_level_tokenizer()
         write_checkpoint(
@@ -34,7 +34,7 @@ def checkpoint(max_model_len: int = MAX_MODEL_LEN) -> Iterator[Path]:
 
 @contextmanager
 def serving(arguments: Sequence[str] = (), **settings: Any) -> Iterator[TritonServer]:
-    """Run a server with `settings` of the engine and further `arguments` of tritonserver."""
+    """Run a server with `settings` of the engine and additional `arguments` of tritonserver."""
     with (
         checkpoint() as model,
         TritonServer(

@@ -1,11 +1,11 @@
-"""Keeps a server at full load, and measures whether anything grows.
+"""Keeps a server at full load, and checks for leaks.
 
     python -m tests.server.resilience.soak --minutes 20 --csv soak.csv
 
-Requests of random length and sampling, over gRPC, HTTP and to the engine; a quarter ends early in
-one of the ways, a tenth is malformed. Once a minute everything is answered, and then all blocks
-must be free. A series is flat if a straight line through it, after half of the time to warm up,
-rises by no more than `trend.allowed_growth` says; `trend.Trend` says which line.
+Requests of random length and sampling, over gRPC, HTTP and to the engine; a quarter is ended early
+in one of the ways, a tenth is malformed. Once a minute all requests are drained, and all blocks
+must be free. A series is flat if a straight line through it, after half of the time as warm-up,
+rises by no more than `trend.allowed_growth`; `trend.Trend` defines the line.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from tests.server.resilience.service import serving
 from tests.server.resilience.trend import MIB, Trend
 
 SETTINGS: dict[str, Any] = {"max_num_seqs": 64, "num_gpu_blocks_override": 1200}
-_WORKERS = 72  # more than run at once, so that some always wait
+_WORKERS = 72  # more than can run at once, so that some always wait
 _GOOD_STREAMS = 4
 _BETWEEN_SAMPLES_S = 5.0
 _BETWEEN_PAUSES_S = 60.0
-_WARM_UP = 0.5  # of the time
+_WARM_UP = 0.5  # share of the time
 
 
 @dataclass
 class Result:
-    """What was sent, what grew, and what went wrong."""
+    """What was sent, what grew, and problems."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     trends: list[tuple[str, str, Trend]] = field(default_factory=list)
@@ -89,7 +89,7 @@ async def soak(
     between_pauses_s: float = _BETWEEN_PAUSES_S,
     csv: Path | None = None,
 ) -> Result:
-    """Keep `server` under load for so long."""
+    """Keep `server` under load for the given time."""
     result = Result()
     samples = Samples(Tree.of(server.pid))
     async with Desk(server) as desk, Wire(server.grpc_url, server.http_url) as wire:
@@ -118,7 +118,7 @@ async def soak(
 
 
 async def _idle_moment(server: TritonServer, gate: Gate) -> list[str]:
-    """Have everything answered; return what is then not as it should be."""
+    """Drain all requests; return what is not idle then."""
     await gate.close()
     problems = await not_idle(server)
     gate.open()

@@ -1,4 +1,4 @@
-"""Cancellations free what they end and touch nothing else: short forms of `cancel`."""
+"""Cancellation frees a request's resources and affects no other: short versions of `cancel`."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.server.resilience.cancel_latency import STATES, Result, State, gap, m
 from tests.server.resilience.conversation import Answer
 from tests.server.resilience.ways import WAYS, Leaving
 
-GENEROUS_S = 1.0  # for the slowest of few, on a machine that does other things as well
+GENEROUS_S = 1.0  # for the slowest of a few, on a machine under other load
 
 
 @pytest.mark.server

@@ -1,4 +1,4 @@
-"""Malformed requests harm nobody: a short form of `tests.server.resilience.fuzz`."""
+"""Malformed requests harm no others: a short version of `tests.server.resilience.fuzz`."""
 
 import asyncio
 

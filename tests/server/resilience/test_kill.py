@@ -1,4 +1,4 @@
-"""Killed processes cost what they did and nothing else: a short form of `kill`."""
+"""A killed process costs only its own requests: a short version of `kill`."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Load for long leaves nothing behind: a short form of `soak`, and how it judges."""
+"""Load leaves nothing behind: a short version of `soak`, and tests of how it judges."""
 
 import asyncio
 import csv
@@ -67,7 +67,7 @@ def test_the_slope_of_a_line_is_found(slope: float, start: float, steps: list[in
 
 
 def leaky(per_hour: float) -> Trend:
-    """Return the trend of 15 minutes of a process of 300 MiB that also goes up and down."""
+    """Return the trend over 15 minutes of a process of 300 MiB with fluctuations."""
     seconds = list(range(0, 900, 5))
     values = [300 * MIB + per_hour * s / 3600 + MIB * (s % 7) for s in seconds]
     return Trend.of(seconds, values, allowed_growth("rss", values[0]))

@@ -13,17 +13,16 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Trend:
-    """A straight line through what was measured after the warm-up.
+    """A straight line through the measurements after the warm-up.
 
-    By the estimator of Theil and Sen, the median of the slopes between all pairs, which the peaks
-    of the moment do not move (Sen, "Estimates of the regression coefficient based on Kendall's
-    tau", 1968).
+    By the Theil-Sen estimator, the median of the slopes between all pairs, which is robust against
+    short peaks (Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
 
     Attributes:
         start, middle, end: the median of the first, middle and last tenth of the measurements.
-        growth: the rise of the line over the time measured.
+        growth: the rise of the line over the measured time.
         per_hour: its slope.
-        allowed: the growth up to which the series counts as flat.
+        allowed: the maximum growth of a flat series.
     """
 
     start: float
@@ -39,7 +38,7 @@ class Trend:
 
     @classmethod
     def of(cls, seconds: Sequence[float], values: Sequence[float], allowed: float) -> Trend:
-        """Fit a line; there must be two measurements at least, one after the other."""
+        """Fit a line to at least two measurements, in order of time."""
         count = len(seconds)
         points = list(zip(seconds, values, strict=True))
         pairs = combinations(points, 2)
@@ -59,10 +58,9 @@ class Trend:
 def allowed_growth(measure: str, start: float) -> float:
     """Return how much `measure` may grow after the warm-up without counting as a leak.
 
-    PSS is not judged: the share of a library in it grows when another program that has mapped the
-    library, such as a second server, ends. Other memory: 2 % of what it is, at least 4 MiB, for
-    allocators take and give in steps. Shared memory: one step of a region. Descriptors and
-    threads: 5 %, at least two, for those that serve the connections of the moment.
+    PSS is not judged: a library's share grows when another program that maps it, such as a second
+    server, ends. Other memory: 2 %, at least 4 MiB, since allocators work in steps. Shared memory:
+    one step of a region. Descriptors and threads: 5 %, at least two, for current connections.
     """
     if measure == "pss":
         return math.inf

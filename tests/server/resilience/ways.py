@@ -1,4 +1,4 @@
-"""The ways in which a request may come to an early end."""
+"""The ways in which a request can end early."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PROMPT: Mapping[str, dict[str, Any]] = {
 
 
 class Way(ABC):
-    """One way; `model` is the one that its requests go to.
+    """One way; its requests go to `model`.
 
     Attributes:
-        ends: the outcomes of a request that ended in this way, or before it could.
+        ends: possible outcomes of a request ended in this way, or finished before.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Way(ABC):
     ends: tuple[str, ...] = ("left", "complete")
 
     def open(self, desk: Desk, inputs: Mapping[str, Any], request_id: str) -> Conversation:
-        """Return a conversation about the model's prompt and `inputs`, not yet sent."""
+        """Return a conversation about the model's prompt and `inputs`, not sent yet."""
         return self._open(desk, {**PROMPT[self.model], **inputs}, request_id)
 
     def _open(self, desk: Desk, inputs: Mapping[str, Any], request_id: str) -> Conversation:
@@ -39,7 +39,7 @@ class Way(ABC):
 
 
 class Leaving(Way):
-    """The client goes away."""
+    """The client disconnects."""
 
     def __init__(self, name: str, transport: str, model: str = "ensemble") -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Leaving(Way):
 
 
 class Stop(Way):
-    """A second request with the same id and `stop`, as TensorRT-LLM's clients send."""
+    """A second request with the same id and `stop`, as sent by TensorRT-LLM's clients."""
 
     ends = ("abort", "complete")
 
@@ -76,7 +76,7 @@ class Stop(Way):
 
 
 class Timeout(Way):
-    """The request brings a `timeout`; nothing is to be done."""
+    """The request has a `timeout`; no action is needed."""
 
     ends = ("abort", "complete")
 

@@ -1,1 +1,1 @@
-"""Malformed requests: how they are made, sent, and their replies judged."""
+"""Malformed requests: generating and sending them, and judging the replies."""

@@ -1,4 +1,4 @@
-"""One malformed request, made from a seed and nothing else."""
+"""One malformed request, determined by a seed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """A request that is wrong, or may be.
+    """A request that is, or may be, invalid.
 
     Attributes:
         kind: what is wrong with it, in a few words.
         transport: `stream` or `unary` (gRPC), or `http`.
-        payload: the message, without gRPC's framing; of HTTP, all bytes of the connection.
-        must_fail: False where chance may have left the request valid.
-        may_close: whether the server may end the connection without a word, for it could not
-            even read the request.
+        payload: the message, without gRPC's framing; for HTTP, all bytes of the connection.
+        must_fail: False if the request may be valid by chance.
+        may_close: whether the server may close the connection without a reply, since it cannot even
+            parse the request.
         metadata: gRPC headers.
     """
 

@@ -1,4 +1,4 @@
-"""Malformed gRPC requests: each function spoils a valid one in one manner."""
+"""Malformed gRPC requests: each function makes a valid one invalid in one way."""
 
 from __future__ import annotations
 
@@ -122,10 +122,10 @@ def _reserved_parameter(rng: random.Random) -> Message:
 
 
 def _classification(rng: random.Random) -> Message:
-    """Ask for classes in place of values.
+    """Request classes instead of values.
 
-    Of outputs that are no strings only: for a string, release 24.10 divides by its element size
-    of 0, and any client can so end the server with SIGFPE, whatever the models do.
+    Only for outputs that are not strings: for a string, release 24.10 divides by its element size
+    of 0, so any client can crash the server with SIGFPE, whatever the models do.
     """
     model, name = rng.choice([("engine", "token_ids"), ("tokenizer", "input_ids")])
     message = valid.request(rng, model)
@@ -186,14 +186,14 @@ def make(rng: random.Random) -> Case:
 
 
 def _transport(rng: random.Random, message: Message) -> str:
-    """Return mostly the call that suits the model: decoupled ones want a stream."""
+    """Return mostly the call that fits the model: decoupled models need a stream."""
     decoupled = message.model_name in ("ensemble", "engine")
     suits, other = ("stream", "unary") if decoupled else ("unary", "stream")
     return suits if rng.random() < 0.9 else other
 
 
 def _mutated(rng: random.Random) -> Case:
-    """Change bytes of a valid message: its wire format, mostly."""
+    """Change bytes of a valid message, mostly breaking its wire format."""
     message = valid.request(rng)
     transport = _transport(rng, message)
     payload = values.mutate(rng, message.SerializeToString())
@@ -201,9 +201,9 @@ def _mutated(rng: random.Random) -> Case:
 
 
 def _headers(rng: random.Random) -> Case:
-    """Send odd headers with a valid request.
+    """Send unusual headers with a valid request.
 
-    `triton_grpc_error` is left out: with it set, release 24.10 aborts at the first error inside a
+    `triton_grpc_error` is left out: with it, release 24.10 aborts at the first error inside a
     stream (a failed assertion in its gRPC front end), whatever the models do.
     """
     message = valid.request(rng)

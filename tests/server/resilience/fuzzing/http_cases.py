@@ -1,4 +1,4 @@
-"""Malformed HTTP requests, as the bytes that go over the connection."""
+"""Malformed HTTP requests, as bytes to send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _bytes(
     length: int | str | None = None,
     headers: tuple[str, ...] = (),
 ) -> bytes:
-    """Return a request that asks to close the connection after it; `length` -1: none is said."""
+    """Return a request with `Connection: close`; `length` -1 omits Content-Length."""
     said = len(body) if length is None else length
     lines = [f"{method} {target} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
     if said != -1:
@@ -96,7 +96,7 @@ def _path(rng: random.Random) -> bytes:
 
 
 def _infer(rng: random.Random) -> bytes:
-    """The KServe form, with something wrong in the description of the tensors."""
+    """The KServe form, with an error in the description of the tensors."""
     tensor: dict[str, Any] = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1]}
     tensor["data"] = ["x"]
     field = rng.choice(["name", "datatype", "shape", "data"])
@@ -121,7 +121,7 @@ def _infer(rng: random.Random) -> bytes:
 
 
 def _binary_header(rng: random.Random) -> bytes:
-    """KServe's binary extension, with lengths that do not hold."""
+    """KServe's binary extension, with wrong lengths."""
     size = rng.choice([0, 1, 5, 2**31, -1, 2**63])
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": size}}]}).encode()
@@ -150,7 +150,7 @@ def _encoding(rng: random.Random) -> bytes:
 
 
 def _head(rng: random.Random) -> bytes:
-    """Break the head of the request."""
+    """Corrupt the request line or headers."""
     text = json.dumps(valid.body(rng, "ensemble")).encode()
     odd = [
         "No colon",
@@ -173,7 +173,7 @@ def _head(rng: random.Random) -> bytes:
             ),
             _bytes(text, target=rng.choice(["*", "", "x y", "\x00", "/" * 5000])),
             rng.randbytes(rng.randint(1, 500)),
-            b"\x16\x03\x01" + rng.randbytes(100),  # as TLS begins
+            b"\x16\x03\x01" + rng.randbytes(100),  # the start of a TLS handshake
         ]
     )
 

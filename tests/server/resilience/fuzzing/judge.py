@@ -1,4 +1,4 @@
-"""Whether a reply to a malformed request is as it should be."""
+"""Judges replies to malformed requests."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 from tests.server.resilience.fuzzing.case import Case
 from tests.server.resilience.fuzzing.wire import Reply
 
-# A reply that shows one of these tells a stranger how the server is made.
+# Text in a reply that would reveal the server's internals.
 _TELLTALE = ("Traceback", 'File "', "site-packages", ".py:", "/tmp/", "/dev/shm", sys.prefix)
 
 GOOD = ("error", "valid", "closed")
 
 
 class Judge:
-    """Sorts replies into outcomes; those not in `GOOD` are failures."""
+    """Classifies replies into outcomes; those not in `GOOD` are failures."""
 
     def __init__(self, secrets: Iterable[Path]) -> None:
-        """`secrets` are paths that no reply may name."""
+        """`secrets` are paths that must not appear in a reply."""
         self._secrets = (*_TELLTALE, *map(str, secrets))
 
     def __call__(self, case: Case, reply: Reply) -> str:
         """Return the outcome.
 
-        `error`: with a message. `valid`: chance left the request right, and it was answered.
-        `closed`: what was no request at all was not answered. The others say what is wrong.
+        `error`: with a message. `valid`: valid by chance, and answered. `closed`: not a request,
+        and not answered. Other outcomes describe the problem.
         """
         if reply.refused:
             return "GONE"
@@ -43,5 +43,5 @@ class Judge:
         return "closed" if case.may_close else "NO REPLY"
 
     def _leaks(self, case: Case, text: str) -> bool:
-        """Whether `text` shows what the request itself did not."""
+        """Whether `text` reveals something that the request itself did not contain."""
         return any(each in text and each.encode() not in case.payload for each in self._secrets)

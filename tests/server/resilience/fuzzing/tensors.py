@@ -1,4 +1,4 @@
-"""Valid requests spoiled in how they describe their tensors: Triton itself must notice."""
+"""Valid requests with invalid tensor descriptions, which Triton itself must detect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wrong_shape(rng: random.Random) -> Message:
 
 
 def overflowing_shape(rng: random.Random) -> Message:
-    """A product of dimensions beyond 64 bits; some come out as the right number of elements."""
+    """A product of dimensions that overflows 64 bits, sometimes to the right number of elements."""
     message = valid.request(rng)
     shapes = [[2**62, 2**62], [2**63 - 1], [1, 2**63 - 1], [-(2**63), 1], [2**32, 2**32]]
     rng.choice(message.inputs).shape[:] = rng.choice(shapes)

@@ -1,4 +1,4 @@
-"""Valid requests, which the malformed ones are made of."""
+"""Valid requests, from which the malformed ones are made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.protocol import Chunk, DetokenizerInput
 MODELS = ("ensemble", "engine", "tokenizer", "detokenizer")
 TEXT_MODELS = ("ensemble", "tokenizer")
 
-# Optional inputs of the ensemble with a valid value each.
+# Optional inputs of the ensemble, each with a valid value.
 OPTIONAL: Mapping[str, tuple[str, Any]] = {
     "stream": ("BOOL", True),
     "exclude_input_in_output": ("BOOL", True),
@@ -69,7 +69,7 @@ def request(rng: random.Random, model: str | None = None) -> service_pb2.ModelIn
 
 
 def detokenizer_input(rng: random.Random) -> bytes:
-    """Return what the engine sends to the detokenizer, without the proof that it does."""
+    """Return a message as the engine sends it to the detokenizer, without its authentication."""
     ids = [rng.randrange(300) for _ in range(rng.randint(1, 8))]
     chunk = Chunk(index=0, window_ids=ids[:2], token_ids=ids, finish_reason=None)
     return msgspec.msgpack.encode(DetokenizerInput(uid=1, chunks=[chunk]))
@@ -101,14 +101,14 @@ def raw(datatype: str, values: list[Any]) -> bytes:
 def replace(
     message: service_pb2.ModelInferRequest, name: str, datatype: str, value: Any
 ) -> service_pb2.ModelInferRequest:
-    """Set input `name`, which may be there already."""
+    """Set input `name`, which may exist already."""
     remove(message, name)
     add(message, name, datatype, value)
     return message
 
 
 def remove(message: service_pb2.ModelInferRequest, name: str) -> None:
-    """Take input `name` away, if it is there."""
+    """Remove input `name`, if present."""
     for place, tensor in enumerate(message.inputs):
         if tensor.name == name:
             del message.inputs[place]

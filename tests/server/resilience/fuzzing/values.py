@@ -1,4 +1,4 @@
-"""Values that are wrong in themselves, whatever carries them."""
+"""Invalid values, independent of the transport."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUT_OF_RANGE: tuple[tuple[str, str, Any], ...] = (
     ("embedding_bias_weights", "FP32", [1.0, 2.0]),
     ("guided_decoding_guide_type", "BYTES", "json"),
 )
-# Not among them: "ensemble\\x00", which tritonserver reads as far as the NUL.
+# Not included: "ensemble\\x00", which tritonserver reads up to the NUL.
 MODEL_NAMES = (
     "bogus", "", "Ensemble", "../ensemble", "x" * 100_000, "ensemble/1", "%s%n",
     "模",
@@ -46,7 +46,7 @@ _WRONG_TYPES: tuple[Any, ...] = ({"a": 1}, {"x": {}}, [[1]], [{}], [None], {"1":
 
 
 def bad_sampling(rng: random.Random) -> str:
-    """Return `sampling_parameters` that are no JSON object, or hold a wrong field."""
+    """Return `sampling_parameters` that are not a JSON object, or have an invalid field."""
     depth = rng.choice([10, 1000, 100_000])
     return rng.choice(
         [
@@ -73,7 +73,7 @@ def bad_sampling(rng: random.Random) -> str:
 
 
 def bad_messages(rng: random.Random) -> str:
-    """Return `messages` that are no chat."""
+    """Return `messages` that are not a valid chat."""
     depth = rng.choice([10, 1000, 100_000])
     return rng.choice(
         [
@@ -94,7 +94,7 @@ def bad_messages(rng: random.Random) -> str:
 
 
 def forged_detokenizer_input(rng: random.Random) -> bytes:
-    """Return a message of the right form with odd values, after 40 bytes for its header."""
+    """Return a well-formed message with odd values, after 40 bytes for its header."""
     number = [0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1]
     ids = [rng.choice([0, 5, -1, 299, 10**6, 2**62]) for _ in range(rng.randint(0, 5))]
     text = rng.choice(["", "stop", "\x00", "x" * 10_000])
@@ -107,7 +107,7 @@ def forged_detokenizer_input(rng: random.Random) -> bytes:
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-    """Flip, insert, delete, repeat or swap some bytes, or cut the end off."""
+    """Flip, insert, delete, repeat or swap some bytes, or truncate."""
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 5, 30])):
         place = rng.randrange(len(changed)) if changed else 0

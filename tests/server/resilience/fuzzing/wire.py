@@ -1,4 +1,4 @@
-"""Sends a case and reports what came back, as it came."""
+"""Sends a case and returns the raw reply."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NUM_CHANNELS = 4
 
 @dataclass(frozen=True)
 class Reply:
-    """What a case got.
+    """The reply to a case.
 
     Attributes:
-        error: the message of the error; None if it was answered otherwise, or not at all.
-        answered: whether there was a response that is no error.
-        text: all that was said, for a look at what it gives away.
-        hung: nothing more came for `TIMEOUT_S`.
-        refused: no server was there.
+        error: the error message; None if there was no error, or no reply.
+        answered: whether there was a response without an error.
+        text: the whole reply, to check what it reveals.
+        hung: nothing more arrived for `TIMEOUT_S`.
+        refused: there was no server.
     """
 
     error: str | None = None
@@ -58,7 +58,7 @@ class Wire:
             await channel.close()
 
     async def send(self, case: Case, index: int) -> Reply:
-        """Send `case`; `index` spreads the cases over the connections."""
+        """Send `case`; `index` distributes cases over the connections."""
         place = index % _NUM_CHANNELS
         try:
             if case.transport == "http":
@@ -83,13 +83,11 @@ class Wire:
         received = b""
         try:
             writer.write(case.payload)
-            if (
-                case.may_close
-            ):  # it waits for more, and takes the end of the stream for a client gone
+            if case.may_close:  # it waits for more, and sees the end of the stream as a lost client
                 writer.write_eof()
             received = await reader.read(-1)
         except OSError:
-            pass  # it may close while we are still writing
+            pass  # the server may close while we are still writing
         finally:
             writer.transport.abort()
         return _read_http(received)
@@ -122,7 +120,7 @@ async def _unary(call: Any, case: Case) -> Reply:
 
 
 def _read_http(data: bytes) -> Reply:
-    """Read a response; what is none counts as no reply."""
+    """Parse a response; anything else counts as no reply."""
     response = http.client.HTTPResponse(_Bytes(data))  # type: ignore[arg-type]
     try:
         response.begin()
@@ -130,7 +128,7 @@ def _read_http(data: bytes) -> Reply:
     except (http.client.HTTPException, ValueError):
         return Reply(text=data.decode("utf-8", "replace"))
     if response.status >= 400:
-        # Where there is no body, HTTP's own words for the status are the message.
+        # Without a body, the HTTP reason phrase is the message.
         return Reply(text.strip() or response.reason, False, text)
     if '{"error":' in text:  # of a stream that has begun
         return Reply(text, False, text)
@@ -138,7 +136,7 @@ def _read_http(data: bytes) -> Reply:
 
 
 class _Bytes:
-    """As much of a socket as `HTTPResponse` wants."""
+    """The part of a socket that `HTTPResponse` needs."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
