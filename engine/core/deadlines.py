@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 
-_SLACK = 64  # entries of finished requests that are not worth a clean-up
+_SLACK = 64  # entries of finished requests that may stay in the heap
 
 
 class Deadlines:
     """A heap by time. Entries of finished requests are dropped when their time has come, or when
-    they are more than the living.
+    they are more than those of unfinished ones.
     """
 
     def __init__(self, unfinished: Collection[int]) -> None:

@@ -9,7 +9,7 @@ from engine.protocol import RequestStats, SequenceOutput
 from engine.text.detokenizer import Detokenizer
 
 _WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new one
-_MAX_WINDOW = 16  # only a longer window is worth the search for a shorter one
+_MAX_WINDOW = 16  # tokens; a window up to this length is not shortened
 
 
 class OutputBuilder:

@@ -60,7 +60,7 @@ class Histogram:
         self._sum += value * count
 
     def take(self) -> HistogramDelta | None:
-        """Return what was observed and begin anew; None if there was nothing."""
+        """Return what was observed and reset; None if there was nothing."""
         if not any(self._counts):
             return None
         delta = HistogramDelta(self._counts, self._sum)
@@ -83,7 +83,7 @@ class StatsRecorder:
         self._histograms = {name: Histogram(each) for name, each in HISTOGRAM_BOUNDS.items()}
 
     def accepted(self, siblings: Sequence[Request]) -> None:
-        """Count a request that was let in, by its sequences."""
+        """Count a request that joined the queue, by its sequences."""
         first = siblings[0]
         self._observe("request_params_n", len(siblings))
         max_tokens = first.sampling_params.max_tokens

@@ -69,8 +69,8 @@ class StopChecker:
     """Watches the output of one sequence for stop strings.
 
     The match that ends first counts; of those that end together, the one that starts first.
-    Text that the prompt alone brings (U+FFFD for a character that it left incomplete) is part of
-    the output's text but not searched, so that there is no match without an output token.
+    Text that comes from the prompt alone (U+FFFD for a character that it left incomplete) is part
+    of the output's text but not searched, so that there is no match without an output token.
     Without stop strings nothing is decoded, and every token may go out at once.
 
     Attributes:
@@ -162,7 +162,7 @@ class StopChecker:
         self._num_characters += len(piece)
 
     def _skip_prompt_text(self, piece: str) -> int:
-        """Return how many characters of `piece` are text that the prompt alone brings."""
+        """Return how many characters of `piece` come from the prompt alone."""
         skipped = sum(1 for _ in takewhile(bool, map(eq, piece, self._prompt_text)))
         # What differs is text that the output has a part in, and so is all that follows.
         self._prompt_text = self._prompt_text[skipped:] if skipped == len(piece) else ""

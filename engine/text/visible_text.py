@@ -120,7 +120,7 @@ class ByteLevelRule:
 class TokenwiseRule:
     """Each token has its own text (SentencePiece), with two exceptions.
 
-    - The start of a text may lose its space: once some text is there, that is over.
+    - The start of a text may lose its space: only until some text is there.
     - A run of byte-fallback tokens is one unit: a single wrong byte turns all of it into U+FFFD.
       A run that may still be UTF-8 is open until another token ends it; of one that cannot be any
       more, the text is final. Skipped tokens do not end a run.
@@ -211,7 +211,7 @@ class TokenwiseRule:
 
 
 class UnknownRule:
-    """Any other decoder (WordPiece, CTC ...), of which nothing is known but what it returns.
+    """Any other decoder (WordPiece, CTC ...), known only by what it returns.
 
     Holds back U+FFFD at the end, of the last tokens alone, and takes it that a token's text is
     decided by the tokens of the window.

@@ -229,3 +229,29 @@ def test_a_request_that_fails_as_it_is_added_leaves_nothing(
     assert not core.has_unfinished_requests()
     core.add_request(plain(2))
     assert len(tokens(run(core), 2)) == 9
+
+
+EXTREMES: list[dict[str, object]] = [
+    *({"temperature": value} for value in (1e-320, 1e-45, 3.4e38, 1.7e308)),
+    *({"repetition_penalty": value} for value in (5e-324, 1e-45, 3.5e38, 1.7e308)),
+    *({"temperature": 1, "top_p": value} for value in (5e-324, 1e-30)),
+    {"temperature": 1, "top_k": 2**31 - 1, "min_p": 1.0},
+    {"seed": 2**64 - 1, "n": 3, "temperature": 1},
+    *({"logit_bias": dict.fromkeys(range(400), value)} for value in (-1.7e308, 1.7e308)),
+    {"logit_bias": {3: 1.7e308, 4: -1.7e308}, "temperature": 1e-300, "logprobs": 5},
+    {"allowed_token_ids": [3], "logit_bias": {3: -1e300}, "bad_words": ["a"]},
+    {"min_tokens": 9, "stop_token_ids": list(range(400)), "logprobs": 0},
+    {"bad_words": ["\x00", "\N{REPLACEMENT CHARACTER}", " ", "ab" * 500]},
+    {"stop": ["\x00", "\N{REPLACEMENT CHARACTER}", "ab" * 500], "skip_special_tokens": False},
+    {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1e-300},
+]
+
+
+def test_extreme_parameters_end_no_step(make_core: MakeCore) -> None:
+    core = make_core()
+    for uid, extreme in enumerate(EXTREMES):
+        core.add_request(plain(uid, **extreme))
+    produced = run(core)
+    assert all(isinstance(each, SequenceOutput) for each in produced)
+    for uid in range(len(EXTREMES)):
+        assert tokens(produced, uid)
