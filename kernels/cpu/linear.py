@@ -27,17 +27,23 @@ from kernels.cpu.target import has_matrix_unit
 _UNIT_BYTES = 4  # multiplied at once by one instruction, along K
 
 
-def serves(weight: Tensor, device: torch.device) -> bool:
-    """Return whether `linear` is the fastest available product on `device` for `weight` [N, K].
+def runs(weight: Tensor, device: torch.device) -> bool:
+    """Return whether `linear` can multiply with `weight` [N, K] on `device`.
 
-    Requires the kernels, built for a processor with AVX-512 BF16 and VNNI, or with AVX2 only, for
-    which oneDNN has no bfloat16 product. With other AVX-512 or with AMX, oneDNN's products are
-    used. The weight, on any device, must be bfloat16, its K a multiple of 4.
+    Requires the kernels, built for a processor with AVX-512 BF16 and VNNI, or with AVX2 only. The
+    weight, on any device, must be bfloat16, its K a multiple of 4.
     """
     if weight.dtype != torch.bfloat16 or weight.shape[1] % _UNIT_BYTES:
         return False
-    fast = operations(torch.empty(0, device=device))
-    return hasattr(fast, "linear") and not has_matrix_unit()
+    return hasattr(operations(torch.empty(0, device=device)), "linear")
+
+
+def serves(weight: Tensor, device: torch.device) -> bool:
+    """Return whether `linear` is the fastest available product on `device` for `weight` [N, K].
+
+    With AMX, oneDNN's products are faster.
+    """
+    return runs(weight, device) and not has_matrix_unit()
 
 
 @cache

@@ -15,6 +15,14 @@ def in_panels(dtype: torch.dtype) -> bool:
     return panels.serves(torch.zeros(4, 4, dtype=dtype), _CPU)
 
 
+def runs_panels(dtype: torch.dtype) -> bool:
+    """Return whether our own kernels can multiply with weights of `dtype`.
+
+    Where oneDNN's products are faster they do not serve, but can be tested.
+    """
+    return panels.runs(torch.zeros(4, 4, dtype=dtype), _CPU)
+
+
 def quantizes(dtype: torch.dtype) -> bool:
     """Return whether weights of `dtype` can be quantised."""
     try:

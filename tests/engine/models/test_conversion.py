@@ -19,7 +19,7 @@ from engine.models import conversion
 from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
-from tests.factories.forms import FLOATS, in_panels, quantizes, rounding
+from tests.factories.forms import FLOATS, in_panels, quantizes, rounding, runs_panels
 from tests.factories.paged_model import PagedModel
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
@@ -34,8 +34,10 @@ def _choose(
     monkeypatch: pytest.MonkeyPatch, ours: bool, dtype: torch.dtype, *, int8: bool = False
 ) -> None:
     """Have oneDNN's products serve, or ours; skip where this machine has none for `dtype`."""
-    if ours and not in_panels(dtype):
-        pytest.skip(f"our kernels are not for {dtype} on this CPU, or not built")
+    if ours:
+        if not runs_panels(dtype):
+            pytest.skip(f"our kernels are not for {dtype} on this CPU, or not built")
+        monkeypatch.setattr(panels, "serves", panels.runs)
     if not ours:
         monkeypatch.setattr(panels, "serves", lambda weight, device: False)
         if not (multiplies_int8() if int8 else can_pack(dtype)):
