@@ -7,6 +7,7 @@ A small version of `tests/engine/test_parity.py`, which would take the interpret
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,7 +74,12 @@ def test_with_chunked_prefill_and_prefix_hits(checkpoint: GreedyCheckpoint) -> N
     assert sum(output.metrics.num_cached_tokens for output in again) > 0
 
 
-def test_under_preemption(checkpoint: GreedyCheckpoint) -> None:
+def test_under_preemption(tmp_path: Path) -> None:
+    """Outputs outgrow the block that is reserved for them when a prompt is admitted."""
+    architecture, settings = CASES["qwen3"]
+    checkpoint = GreedyCheckpoint(
+        tmp_path, architecture, lengths=(15, 14), max_tokens=20, **settings
+    )
     llm = make_llm(checkpoint, num_gpu_blocks_override=1 + 4)
     outputs = llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False)
     checkpoint.check(outputs, llm)

@@ -20,12 +20,14 @@ from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.no_waiting import no_waiting
 from tests.kernels.support import DEVICE
 
+# A prompt is admitted with room for the next block of all that run: longer outputs are preempted.
+MAX_TOKENS = 20
 SETTINGS: dict[str, Any] = {
     "block_size": 16,
     "max_model_len": 48,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
-    "long_prefill_token_threshold": 24,
+    "long_prefill_token_threshold": 8,
     "num_gpu_blocks_override": 1 + 4,
     "swap_space": 2**-6,
     "enable_prefix_caching": False,
@@ -51,7 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
     return GreedyCheckpoint(
         tmp_path_factory.mktemp("llama"),
         "LlamaForCausalLM",
-        lengths=(15, 31, 19),
+        lengths=(7, 15, 14),
         max_tokens=1,
         num_hidden_layers=1,
         head_dim=32,
@@ -80,7 +82,9 @@ def test_no_step_waits(
     llm = checkpoint.llm(DEVICE, **SETTINGS, enforce_eager=enforce_eager)
     if device.INTERPRETED and not enforce_eager:
         llm._core._runner.capture_graphs(ReplayingCapturer(), lambda done, total: None)
-    params = [SamplingParams.parse({"max_tokens": 4, "ignore_eos": True, **p}) for p in PARAMS]
+    params = [
+        SamplingParams.parse({"max_tokens": MAX_TOKENS, "ignore_eos": True, **p}) for p in PARAMS
+    ]
     if not device.INTERPRETED:  # compile and allocate everything first
         llm.generate(checkpoint.prompts, params, use_tqdm=False)
     monkeypatch.setattr(ModelRunner, "_run", watched)
