@@ -74,12 +74,12 @@ def stopped_by_signals() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    heeded = [
+    handled = [
         each
         for each in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(each) is not signal.SIG_IGN
     ]
-    before = {each: signal.signal(each, interrupt) for each in heeded}
+    before = {each: signal.signal(each, interrupt) for each in handled}
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The flags of `trident serve`: its own, and what it must know of those for tritonserver."""
+"""The flags of `trident serve`: its own, and those of tritonserver that the launcher reads."""
 
 import difflib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from engine.launch.ports import Endpoint, pick_free
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
-# The launcher sets these itself: of two, tritonserver takes one without a word.
+# The launcher sets these itself; given twice, tritonserver silently uses one of them.
 _RESERVED = ("--model-repository", "--model-store", "--backend-directory")
 
 
@@ -48,7 +48,7 @@ def split_model(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def is_off(arguments: Sequence[str], flag: str) -> bool:
-    """Tell whether a boolean flag that is on by default is switched off."""
+    """Return whether a boolean flag that is on by default is switched off."""
     return (value_of(arguments, flag) or "true").lower() in ("0", "false", "off")
 
 

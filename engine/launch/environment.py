@@ -1,4 +1,4 @@
-"""The environment variables of tritonserver, and the engine's settings among them."""
+"""The environment variables of tritonserver, including the engine's settings."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Ends every process of a server and what it leaves; lets interrupts wait meanwhile."""
+"""Ends all processes of a server, removes what tritonserver leaves, defers signals meanwhile."""
 
 import contextlib
 import signal
@@ -15,10 +15,10 @@ _STARTING_S = 10.0
 
 
 def kill_all(run_id: str) -> None:
-    """Kill what carries `run_id` in its environment and wait until it is gone.
+    """Kill all processes with `run_id` in their environment and wait until they are gone.
 
-    Process groups and parents do not find them all: a child may have made a session of its own,
-    and whose parent died belongs to init.
+    Process groups and parents do not cover all of them: a child may have started a session of its
+    own, and an orphan belongs to init.
     """
     processes = list(_of_run(run_id))
     for process in processes:
@@ -37,8 +37,8 @@ def _of_run(run_id: str) -> Iterator[psutil.Process]:
 def remove_environment(started: float) -> None:
     """Delete the empty folder that a killed tritonserver left in /tmp.
 
-    It makes one for Python environments soon after its start, with nothing of it in the name. If
-    another tritonserver began at about that time the folder may be that one's, and stays.
+    It creates one for Python environments soon after its start, under a random name. If another
+    tritonserver was started at about that time, the folder may belong to it and stays.
 
     Args:
         started: when it was started, in seconds since the epoch.
@@ -55,7 +55,7 @@ def remove_environment(started: float) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT, SIGTERM and SIGHUP in the block, so that cleaning up gets done."""
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block, so that clean-up completes."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
         return

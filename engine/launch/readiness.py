@@ -1,4 +1,4 @@
-"""Whether a server that is being started takes requests yet, asked without any credentials."""
+"""Checks whether a starting server accepts requests, without credentials."""
 
 import http.client
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """The private directory of one running server, and the removal of everything it left.
 
 Its name is also the prefix of the server's shared-memory regions. A lock on it is held by the
-launcher and, inherited, by every process of the server: what no process holds is a left-over of a
-killed launcher, and the next start removes it.
+launcher and inherited by every process of the server. A directory whose lock no process holds was
+left by a killed launcher; the next start removes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `trident serve` closes, and what it encrypts: administrative endpoints, and TLS.
 
-Without a word from its user, tritonserver lets anybody who reaches its ports load models, name
-files to write logs and traces to, and map shared memory. Here all that wants a key.
+By default tritonserver lets every client load models, name files for logs and traces, and map
+shared memory. Here all of these endpoints require a key.
 """
 
 import re
@@ -17,8 +17,8 @@ ADMIN_KEY = "TRIDENT_ADMIN_KEY"
 HTTP_HEADER = "admin-key"
 GRPC_HEADER = f"triton-grpc-protocol-{HTTP_HEADER}"
 
-# Inference, health, metadata, configuration and statistics stay open: they change nothing, and
-# clients and perf_analyzer read them.
+# Inference, health, metadata, configuration and statistics stay open: they are read-only, and
+# clients and perf_analyzer need them.
 _ADMINISTRATIVE = "model-repository,shared-memory,trace,logging"
 _RESTRICTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
 _KEY = re.compile(r"[!-~]{16,256}", re.ASCII)  # what an HTTP header can carry, without spaces
@@ -34,8 +34,8 @@ TLS_VARIABLES = {
 def secured(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return `arguments` with the flags that close the administrative endpoints, and TLS's.
 
-    Flags of the user win over what `environ` says. The key is `TRIDENT_ADMIN_KEY`, or one that
-    nobody knows. tritonserver takes it on its command line only.
+    Flags of the user take precedence over `environ`. The key is `TRIDENT_ADMIN_KEY`, or a random
+    one that is not shown. tritonserver accepts it on its command line only.
 
     Raises:
         ServerStartError: the key is too short, or a certificate cannot be used.
@@ -47,14 +47,14 @@ def secured(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def is_administration_open(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Tell whether somebody can know the key, or the user has flags of his own."""
+    """Return whether the key was given, or the endpoints are restricted by flags of the user."""
     return bool(environ.get(ADMIN_KEY)) or any(
         value_of(arguments, flag) is not None for flag in _RESTRICTIONS
     )
 
 
 def has_tls(arguments: Sequence[str]) -> bool:
-    """Tell whether the gRPC service of a server with these flags speaks TLS."""
+    """Return whether the gRPC service of a server with these flags uses TLS."""
     return _is_on(arguments, "--grpc-use-ssl") or _is_on(arguments, "--grpc-use-ssl-mutual")
 
 
@@ -73,7 +73,7 @@ def _restrictions(arguments: Sequence[str], environ: Mapping[str, str]) -> list[
 
 
 def _tls_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the flags that the TLS variables stand for, but those that the user gave."""
+    """Return the flags for the TLS variables, except those that the user gave."""
     given = {flag: environ[name] for name, flag in TLS_VARIABLES.items() if environ.get(name)}
     if not given:
         return []

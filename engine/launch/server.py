@@ -29,7 +29,7 @@ from engine.launch.stage_watch import StageWatch
 
 _EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
 _KILL_AFTER_S = 10
-_KILL_LOADING_AFTER_S = 1  # tritonserver heeds no signal before its models are loaded
+_KILL_LOADING_AFTER_S = 1  # tritonserver ignores signals until its models are loaded
 _POLL_S = 0.1
 
 OnLine = Callable[[str], None]
@@ -62,7 +62,7 @@ class TritonServer:
         config: the settings that the engine runs with.
         model: the name of the model that clients call.
         endpoints: `http`, `grpc` and `metrics`, without those that are switched off.
-        administration_open: whether anybody can load models and the like, with the right key.
+        administration_open: whether the administrative endpoints can be used, with the key.
         tls: whether the gRPC service is encrypted.
 
     Raises:
@@ -143,7 +143,7 @@ class TritonServer:
         A download shows a progress bar. `start` does this if it has not been done.
 
         Raises:
-            ServerStartError: a port is taken, or the model is not to be had.
+            ServerStartError: a port is taken, or the model cannot be found or downloaded.
         """
         if not self._repository.is_dir():
             raise ServerStartError(f"model repository {self._repository} does not exist")
@@ -183,7 +183,7 @@ class TritonServer:
             StageDiedError: the server is still there, but cannot serve any more.
         """
         assert self._process is not None, "the server has not been started"
-        # With another control mode, whoever unloads a model ends its stage.
+        # With another control mode, unloading a model ends its stage, which is no failure.
         fixed = flags.value_of(self._arguments, "--model-control-mode") in (None, "none")
         watch = StageWatch(self._process.pid) if fixed else None
         while (status := self._process.poll()) is None:
@@ -200,7 +200,7 @@ class TritonServer:
         """End it; remove all it left, but the log of one that failed. Repeatable, uninterrupted."""
         with uninterrupted():
             if self._process is not None:
-                self._failed |= self._process.poll() is not None  # nobody told it to end
+                self._failed |= self._process.poll() is not None  # it ended by itself
                 self._process.terminate()
                 try:
                     self._process.wait(_KILL_AFTER_S if self._ready else _KILL_LOADING_AFTER_S)

@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass
 
 _TRITON = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+):\d+\] ?(.*)", re.DOTALL)
-# What our models log, through Python's logging, with log_format=text.
+# Lines of our models, from Python's logging with log_format=text.
 _TRIDENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ([A-Z])[A-Z]+ (trident[\w.]*): (.*)")
-_JSON_START = '{"ts":'  # and with log_format=json
+_JSON_START = '{"ts":'  # the same with log_format=json
 
-# What tritonserver says at each start on a machine without a GPU or NVIDIA's tools.
+# Messages of every start on a machine without a GPU or NVIDIA's tools.
 _HARMLESS = (
     "CudaDriverHelper has not been",
     "CUDA driver version is insufficient",
@@ -18,7 +18,7 @@ _HARMLESS = (
     "no pinned memory pool",
 )
 
-# What to do about reasons whose own words do not say it.
+# Hints for reasons whose text does not say what to do.
 _HINTS = (
     (r"unrecognized option", "see trident serve --help, and tritonserver --help for its flags"),
     (r"address already in use", "choose other ports: --http-port, --grpc-port, --metrics-port"),
@@ -51,7 +51,7 @@ class LogLine:
 
     @property
     def from_engine(self) -> bool:
-        """Whether Trident itself said it."""
+        """Whether it comes from Trident itself."""
         return self.source.startswith("trident") and bool(self.text)
 
     @property
@@ -85,13 +85,13 @@ def _parse_json(line: str) -> LogLine:
         text = "\n".join(filter(None, [" ".join(words), exception]))
         return LogLine(record["level"][0], record["logger"], text)
     except (ValueError, LookupError, AttributeError, TypeError):
-        return LogLine("", "", line.strip())  # somebody else's JSON
+        return LogLine("", "", line.strip())  # JSON of another source
 
 
 def failure(log: str) -> tuple[str, str]:
     """Return why the server did not start or died, and what to do about it (may be empty)."""
     reason = _failure(log)
-    # Where a process of ours could not say it itself, Python did: the end of a traceback.
+    # A process of ours that failed early left a traceback only: its last line is the reason.
     said = "\n".join(
         parse(each).text if each.startswith(_JSON_START) else each for each in log.splitlines()
     )

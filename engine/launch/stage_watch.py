@@ -14,8 +14,8 @@ _GRACE_S = 6.0
 class StageWatch:
     """The stage processes of a running server.
 
-    Release 24.10 keeps serving without a stage, healthy by its own account: requests in flight
-    hang for ever and new ones fail. Only a restart of the server helps.
+    Without a stage, release 24.10 keeps running and reports itself healthy, while requests in
+    flight hang for ever and new ones fail. Only a restart of the server helps.
     """
 
     def __init__(self, server_pid: int) -> None:
@@ -28,7 +28,7 @@ class StageWatch:
         self._dead_since: float | None = None
 
     def has_lost_one(self) -> bool:
-        """Tell whether a stage has been gone for longer than an ending server takes."""
+        """Return whether a stage has been gone for longer than an ending server takes."""
         if all(_is_alive(stage) for stage in self._stages):
             return False
         if self._dead_since is None:
