@@ -136,6 +136,9 @@ _TOKENIZER_QUEUE = """\
 # Requests wait here while one is tokenised. Triton refuses more than this many: as many as may wait
 # for the engine by default (max_num_queued_reqs).
 dynamic_batching { default_queue_policy { max_queue_size: 4096 } }
+# By default the thread that takes requests out of that queue runs at a nice level: a busy engine on
+# few cores then delays it by seconds.
+optimization { priority: PRIORITY_MAX }
 """
 
 _ENGINE = """\
