@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# `trident bench stages` on a machine without a network, which has torch, transformers and the like.
+# `trident bench stages` on a machine without a network, with torch, transformers etc. installed.
 #
-#   client/bench/offline.sh pack 3.12 FILE     where there is a network: puts tritonserver and what
-#                                              else the server needs for Python 3.12 into FILE
-#   client/bench/offline.sh run FILE [OPTION]  over there: unpacks it beside the packages of the
+#   client/bench/offline.sh pack 3.12 FILE     with a network: packs tritonserver and the server's
+#                                              other dependencies for Python 3.12 into FILE
+#   client/bench/offline.sh run FILE [OPTION]  without a network: adds FILE to the packages of
 #                                              `python3` on PATH, and runs `trident bench stages`
 #
-# For x86-64 with glibc 2.35 or newer. FILE has about 50 MB: of the server's wheel only what runs
-# Python models is kept. The machine must have libpython of its Python's version, which Debian and
-# Ubuntu bring with python3-dev.
+# For x86-64 with glibc 2.35 or newer. FILE has about 50 MB: of the server's wheel it contains only
+# what Python models need. The machine needs libpython of its Python version, which is part of
+# python3-dev in Debian and Ubuntu.
 set -euo pipefail
 
 # With dependencies; numpy 2 crashes the server's stub.
@@ -50,7 +50,7 @@ pack() {
 run() {
   local file=$1 site
   shift
-  # The server's stubs find packages through the first python3 on PATH, and heed no PYTHONPATH.
+  # The server's stubs find packages through the first python3 on PATH, and ignore PYTHONPATH.
   python3 -m venv --without-pip "$folder"
   site=$("$folder/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   tar --extract --xz --file "$file" --directory "$site"
