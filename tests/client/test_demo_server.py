@@ -2,6 +2,7 @@
 
 import os
 import pty
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,16 +13,37 @@ pytestmark = pytest.mark.server
 
 COMMAND = [sys.executable, "-c", "from client.cli import main; main()", "demo"]
 
+# Makes standard input the controlling terminal, so that Ctrl-C becomes SIGINT; in a process of its
+# own, because forking this one could hang: other tests have threads of gRPC in it.
+IN_TERMINAL = (
+    "import fcntl, os, sys, termios\n"
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    "os.execv(sys.argv[1], sys.argv[1:])\n"
+)
+
 
 def run_in_terminal(interrupt_after: bytes | None, folder: Path) -> tuple[int, str]:
     """Run the demo in a pseudo-terminal; press Ctrl-C when the text has appeared.
 
     `folder` is its temporary directory.
     """
-    pid, terminal = pty.fork()
-    if pid == 0:  # the child
-        os.environ.update(COLUMNS="120", LINES="40", TERM="xterm-256color", TMPDIR=str(folder))
-        os.execv(COMMAND[0], COMMAND)
+    terminal, slave = pty.openpty()
+    environment = {
+        **os.environ,
+        "COLUMNS": "120",
+        "LINES": "40",
+        "TERM": "xterm-256color",
+        "TMPDIR": str(folder),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, *COMMAND],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(slave)
     shown = b""
     while True:
         try:
@@ -34,8 +56,7 @@ def run_in_terminal(interrupt_after: bytes | None, folder: Path) -> tuple[int, s
             os.write(terminal, b"\x03")
             interrupt_after = None
     os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), shown.decode(errors="replace")
+    return process.wait(), shown.decode(errors="replace")
 
 
 @pytest.mark.parametrize(
