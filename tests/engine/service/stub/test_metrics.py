@@ -37,10 +37,10 @@ class FakeServer:
         return self.values[(name, frozenset({**LABELS, **labels}.items()))]
 
     def write(self, key: Key, value: float) -> None:
+        self.on_write(key[0])
         self.values[key] = value
         self.writers.add(threading.current_thread().name)
         self.num_writes += 1
-        self.on_write(key[0])
 
     def family(self) -> type:
         server = self
@@ -230,25 +230,51 @@ def test_updates_gather_while_the_server_is_slow_and_nobody_waits() -> None:
     assert server.writers == {"metrics"}
 
 
-def test_a_server_that_refuses_an_update_does_not_end_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_updates_that_fail_are_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """A gauge that is set once, as the settings of the cache are, would stay at 0 for ever."""
     server = FakeServer()
-    failing = [True]
+    failing, failed = [True], threading.Event()
 
-    def fail_once(name: str) -> None:
+    def fail(name: str) -> None:
         if failing:
-            failing.clear()
+            failed.set()
             raise RuntimeError("no")
 
-    server.on_write = fail_once
-    board = MetricBoard(server.family(), LABELS, interval_s=0.0)
-    counter = board.counter("c", "a counter")
+    server.on_write = fail
+    board = MetricBoard(server.family(), LABELS, interval_s=0.001)
+    counter, gauge = board.counter("c", "a counter"), board.gauge("g", "a gauge")
     board.add(counter, 1)
-    deadline = time.monotonic() + 10
-    while failing and time.monotonic() < deadline:
-        time.sleep(0.01)
-    board.add(counter, 1)
+    board.set(gauge, 1)
+    assert failed.wait(10)
+    board.add(counter, 2)
+    board.set(gauge, 7)
+    failing.clear()
     board.close()
-    assert server["c"] == 2
+    assert (server["c"], server["g"]) == (3, 7)
     assert "could not be updated" in caplog.text
+
+
+def test_the_server_is_asked_one_thing_at_a_time() -> None:
+    """Making a metric while another is updated is what a start does."""
+    server, inside = FakeServer(), threading.Lock()
+
+    def enter(name: str) -> None:
+        assert inside.acquire(blocking=False)
+        time.sleep(0.0001)
+        inside.release()
+
+    server.on_write = enter
+    family = server.family()
+
+    class Family(family):  # type: ignore[valid-type, misc]
+        def Metric(self, labels: dict[str, str]) -> FakeMetric:  # noqa: N802
+            enter("")
+            return super().Metric(labels)  # type: ignore[no-any-return]
+
+    board = MetricBoard(Family, LABELS, interval_s=0.0)
+    gauges = []
+    for number in range(100):
+        gauges.append(board.gauge(f"g{number}", "a gauge"))
+        board.set(gauges[0], number)
+    board.close()
+    assert server["g0"] == 99
