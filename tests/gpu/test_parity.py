@@ -55,9 +55,7 @@ def make_checkpoint(case: str, path: Path, **settings: Any) -> GreedyCheckpoint:
     return GreedyCheckpoint(
         path,
         architecture,
-        lengths=LENGTHS,
-        max_tokens=MAX_TOKENS,
-        **{**_SHAPE, **fields, **settings},
+        **{"lengths": LENGTHS, "max_tokens": MAX_TOKENS, **_SHAPE, **fields, **settings},
     )
 
 
@@ -80,7 +78,9 @@ def test_with_chunked_prefill_and_prefix_hits(
     )
 
 
-def test_under_preemption(checkpoint: GreedyCheckpoint, device: torch.device) -> None:
+def test_under_preemption(case: str, tmp_path: Path, device: torch.device) -> None:
+    """Outputs outgrow the block that is reserved for them when a prompt is admitted."""
+    checkpoint = make_checkpoint(case, tmp_path, lengths=(15, 14, 13, 12, 31, 100), max_tokens=24)
     llm = checkpoint.llm(device, **SETTINGS, num_gpu_blocks_override=1 + 160 // 16)
     outputs = llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False)
     checkpoint.check(outputs, llm)
