@@ -82,12 +82,12 @@ class EngineConfig(BaseModel):
         None, description="smallest `priority` that a request may ask for; default: any"
     )
     max_num_queued_reqs: Annotated[int, Field(ge=1)] = Field(
-        4096, description="waiting requests; one more is rejected at once"
+        4096, description="sequences of waiting requests; more are rejected at once"
     )
     max_num_queued_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None,
         description="prompt tokens of waiting requests; default: max_num_queued_reqs of the mean "
-        "length that the KV cache holds for max_num_seqs",
+        "length that the KV cache holds for max_num_seqs, 4 million at most",
     )
     request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="seconds from arrival until a request is ended; default: no limit"

@@ -63,7 +63,8 @@ class PromptAdmission:
         self._enable_chunked_prefill = enable_chunked_prefill
         self._threshold = long_prefill_token_threshold
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
-        self._computing: set[bytes] = set()  # blocks that running prefills complete next
+        # Hashes of the blocks that running prefills complete next; None: not looked up yet.
+        self._computing: set[bytes] | None = None
         self._blocked: _Blocked | None = None
 
     def chunk(self, num_tokens: int, budget: int) -> int:
@@ -72,16 +73,9 @@ class PromptAdmission:
             return 1
         return min(num_tokens, self._threshold or budget, budget)
 
-    def begin(self, running: Sequence[Request]) -> None:
-        """Begin with the admissions of a step in which `running` have their tokens already."""
-        self._computing.clear()
-        for request in running:
-            self.runs(request)
-
-    def runs(self, request: Request) -> None:
-        """Note that `request` takes part in the step."""
-        if (content_hash := self._kv_cache.computing_hash(request)) is not None:
-            self._computing.add(content_hash)
+    def begin(self) -> None:
+        """Begin with the admissions of a step; what runs has its tokens already."""
+        self._computing = None
 
     def blocks_were_freed(self) -> None:
         """Look again at the request that has been refused."""
@@ -95,7 +89,7 @@ class PromptAdmission:
             return Refused.BLOCKED
         prefix = self._kv_cache.find_prefix(request)
         missing_hash = self._kv_cache.missing_hash(request, prefix)
-        if missing_hash in self._computing:
+        if missing_hash is not None and self._is_computed_by(running, missing_hash):
             return Refused.PASSED_OVER
         start = self._num_available_tokens(request, prefix)
         num_left = request.num_tokens - start
@@ -107,6 +101,18 @@ class PromptAdmission:
             self._blocked = _Blocked(request, missing_hash, math.inf)
             return Refused.NO_ROOM
         return Admitted(prefix, start, num_tokens)
+
+    def runs(self, request: Request) -> None:
+        """Note that `request` has been admitted, and has its tokens of this step."""
+        content_hash = self._kv_cache.computing_hash(request)
+        if self._computing is not None and content_hash is not None:
+            self._computing.add(content_hash)
+
+    def _is_computed_by(self, running: Sequence[Request], missing_hash: bytes) -> bool:
+        if self._computing is None:
+            hashes = map(self._kv_cache.computing_hash, running)
+            self._computing = {each for each in hashes if each is not None}
+        return missing_hash in self._computing
 
     def _is_blocked(self, request: Request, budget: int) -> bool:
         blocked = self._blocked

@@ -137,7 +137,7 @@ class Scheduler:
         if not self.waiting:
             return
         passed_over: list[Request] = []
-        self._admission.begin(self.running)
+        self._admission.begin()
         while (
             budget > 0
             and len(self.running) < self.max_num_seqs
