@@ -28,7 +28,8 @@ class CancelPoller:
         self._watched: dict[int, Callable[[], bool]] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, name="cancel-poller", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="cancel-poller", daemon=True)
+        self._thread.start()
 
     def watch(self, uid: int, is_cancelled: Callable[[], bool]) -> None:
         """Begin to ask `is_cancelled`."""
@@ -44,8 +45,9 @@ class CancelPoller:
             self._watched.pop(uid, None)
 
     def close(self) -> None:
-        """Stop asking at all."""
+        """Stop asking at all; on return `on_cancel` is not called any more."""
         self._stopped.set()
+        self._thread.join(timeout=5)
 
     def _run(self) -> None:
         while not self._stopped.wait(POLL_INTERVAL_S):

@@ -18,7 +18,7 @@ Received = TypeVar("Received")
 
 
 class ChannelError(Exception):
-    """The peer sent something that is no frame of this channel, or went away inside one."""
+    """The other end sent an invalid frame or ended inside one, or a message cannot be encoded."""
 
 
 class Channel(Generic[Sent, Received]):

@@ -25,7 +25,7 @@ def main() -> None:
     configure()
 
     def make_core(config: EngineConfig, report: Callable[[str], None]) -> Core:
-        # Imported here: it takes seconds (torch), and what fails in it shall reach the stub.
+        # Imported here: it takes seconds (torch), and the stub is told of what fails in it.
         from engine.core.engine_core import EngineCore
 
         return EngineCore(config, report)

@@ -1,1 +1,20 @@
-"""Runs in the engine stub, the Python process that Triton starts for the model `engine`."""
+"""Runs in the engine stub, the Python process that Triton starts for the model `engine`.
+
+The way of a request in: `responder` reads it (`engine_inputs`), `engine_client` counts it in
+(`admission`), refuses it if the engine died of it before (`suspects`), and sends it to the process.
+
+The way of a token out, from the engine's loop to Triton's response sender:
+
+1. engine process, loop: `EngineLoop` gives the outputs of a step to `Writer.put`.
+2. engine process, writer thread: `Writer` sends all that have queued up as one frame (`Channel`).
+3. engine stub, supervisor thread: `EngineClient.on_message` appends each output to the
+   `RequestStream` of its request and puts that into `Senders`.
+4. engine stub, a sender thread: `RequestStream.deliver` makes one response of all that the stream
+   holds; `EnsembleSink.send` or `ClientSink.send` encodes it and calls Triton's `sender.send`.
+
+An error takes the same way as the outputs, so that it never overtakes them. When the last response
+has been sent, the sender thread calls `EngineClient` once more, which logs how the request ended.
+
+`supervisor` starts the engine process (`engine_process`), watches it (`watchdog`) and replaces it
+when it has died. `metrics` and `metric_board` publish what it reports.
+"""

@@ -133,7 +133,7 @@ class EngineProcess:
                 yield message
 
     def send(self, message: ToEngine) -> None:
-        """Send, unless the process is gone: then whoever reads `messages` notices.
+        """Send; does nothing if the process has gone, which the reader of `messages` notices.
 
         Raises:
             ChannelError: the message cannot be sent at all.
@@ -174,7 +174,7 @@ class EngineProcess:
             return Death(f"ended with status {status}; its log says why", is_own_fault=status != 0)
         name = signal.Signals(-status).name
         if status == -signal.SIGKILL and _num_oom_kills() > self._num_oom_kills:
-            return Death(f"was killed by {name} for want of memory", is_own_fault=True)
+            return Death(f"was killed by {name} because memory ran out", is_own_fault=True)
         return Death(f"was killed by {name}", is_own_fault=-status in _CRASHES)
 
 

@@ -85,7 +85,7 @@ class _Histogram:
         cumulative = list(accumulate(delta.counts))
         self._board.add(self._count, cumulative[-1])
         self._board.add(self._sum, delta.sum)
-        # From the top: whoever reads between two updates finds no bucket above a wider one.
+        # From the top: a scrape between two updates finds no bucket above a wider one.
         for bucket, count in zip(reversed(self._buckets), reversed(cumulative), strict=True):
             if count:
                 self._board.add(bucket, count)
