@@ -1,4 +1,4 @@
-"""Token embedding, which also makes the logits of models whose embeddings are tied."""
+"""Token embedding, which also computes the logits of models with tied embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Embedding(nn.Module):
     """A vector of `hidden_size` for each of `vocab_size` tokens.
 
     Attributes:
-        head: makes the logits faster than `weight` would, from a copy of it; None without one.
+        head: a converted copy of `weight` that computes the logits faster; None to use `weight`.
     """
 
     def __init__(

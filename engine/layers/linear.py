@@ -1,4 +1,4 @@
-"""Linear: the projection every layer is made of, possibly several of the checkpoint in one."""
+"""Linear: a projection, or several projections of the checkpoint stacked in one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Param
 class Linear(nn.Module):
     """y = x W^T + b, with the weights of one or more projections of the checkpoint stacked.
 
-    What a checkpoint stores in another form, such as quantised, is a module with the same `forward`
-    and `destinations`; see `engine.models.conversion` for what is made of a loaded one.
+    `engine.models.conversion` replaces it after loading by a form that is faster on its device.
 
     Args:
         in_features: size of the last dimension of the input.

@@ -1,4 +1,4 @@
-"""Projections on a CPU whose weights lie in panels, as our own kernels read them."""
+"""Projections on a CPU whose weights are packed in panels, as our own kernels read them."""
 
 from __future__ import annotations
 

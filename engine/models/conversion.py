@@ -1,7 +1,7 @@
-"""What loaded projections are turned into: the form in which they serve fastest on their device.
+"""Conversion of loaded projections to the form that is fastest on their device, or to int8.
 
-A form is a module with the `forward` of the `Linear` whose weight and bias it is made of. What a
-checkpoint stores in a form already is a module with the `destinations` of `Linear` too.
+A form is a module that replaces a `Linear`: it has the same `forward`, and is made of its weight
+and bias.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def check_quantization(
 
 
 def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
-    """Replace the loaded projections of `model` by the form that serves them, where there is one.
+    """Replace the loaded projections of `model` by their form for this device, if there is one.
 
     The weight of each is freed before the next is converted. With `quantization` all are
-    quantised, the head too: it adds little to the error of the layers, and is much of what a step
-    of few sequences reads. A head that is the embedding is copied: the embedding needs plain rows.
-    Where a kernel runs all layers in one operation, it does from now on.
+    quantised, including the head: it adds little to the error of the layers, and is a large part
+    of what a step of few sequences reads. A tied head is a converted copy: the embedding needs
+    plain rows. If all layers can be fused, `model` runs them in one operation afterwards.
 
     Raises:
         UnsupportedError: this machine cannot quantise a projection of this shape.
     """
     int8 = quantization is not None
     _convert(model.model, partial(_layer_form, int8=int8))
-    # Logits are float32 in the end: not rounded in between, fewer of them are equal.
+    # Logits are float32: without rounding to bfloat16 in between, fewer of them are equal.
     head_form = partial(_form, bias=None, int8=int8, wide=True)
     if model.lm_head is not None:
         _convert(model, lambda head: head_form(head.weight))
@@ -70,7 +70,7 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
 def num_copied_bytes(
     model: CausalLM, quantization: Quantization | None, device: torch.device
 ) -> int:
-    """Return by how many bytes `convert_weights` makes `model` on `device` grow, at most."""
+    """Return the bytes that `convert_weights` adds to `model` on `device`, at most."""
     weight = model.model.embed_tokens.weight
     is_copied = device.type == "cpu" and (
         quantization is not None or panels.serves(weight, device) or can_pack(weight.dtype)
