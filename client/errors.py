@@ -76,8 +76,8 @@ _BY_STATUS: Mapping[str, type[TridentClientError]] = {
     "UNAUTHENTICATED": AccessDeniedError,
     "PERMISSION_DENIED": AccessDeniedError,
 }
-# "Maximum queue size of ... reached" before the engine, as peers' clients look for it; "Exceeds
-# maximum queue size", Triton's own words, before the tokenizer.
+# "Maximum queue size of ... reached" is the engine's, as peers' clients look for it; "Exceeds
+# maximum queue size" is Triton's, of a model whose own queue was given a limit.
 _QUEUE_FULL = r"[Mm]aximum queue size"
 
 

@@ -20,7 +20,7 @@ TOKEN = {"text_output": "x"}
 WELL = {"health": "{}"}
 DEAD = {"error": "the engine process has died and is being restarted"}
 FULL = {"error": "in ensemble 'ensemble', Maximum queue size of 9 requests reached"}
-FULL_BEFORE_TOKENIZER = {"error": "in ensemble 'ensemble', Exceeds maximum queue size"}
+FULL_OF_TRITON = {"error": "in ensemble 'ensemble', Exceeds maximum queue size"}
 LATE = None
 
 
@@ -76,7 +76,7 @@ def check(url: str) -> tuple[int, str]:
         (TOKEN, DEAD, (0, "healthy")),
         (DEAD, WELL, (1, DEAD["error"])),
         (FULL, WELL, (0, "healthy")),
-        (FULL_BEFORE_TOKENIZER, WELL, (0, "healthy")),
+        (FULL_OF_TRITON, WELL, (0, "healthy")),
         (FULL, DEAD, (1, DEAD["error"])),
     ],
 )

@@ -48,12 +48,3 @@ def test_the_ensemble_connects_every_tensor_of_its_steps(form: Form) -> None:
             tensor.data_type,
             tensor.dims,
         )
-
-
-def test_requests_before_the_tokenizer_are_bounded() -> None:
-    for path, text in configurations().items():
-        queue = parse(text).dynamic_batching.default_queue_policy
-        assert queue.max_queue_size == (4096 if path.startswith("tokenizer/") else 0)
-        # The thread of a queue has a low scheduling priority otherwise.
-        if parse(text).HasField("dynamic_batching"):
-            assert parse(text).optimization.priority == parse(text).optimization.PRIORITY_MAX
