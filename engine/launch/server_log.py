@@ -114,7 +114,9 @@ def _failure(log: str) -> str:
         for line in lines:
             if found := re.search(pattern, line.text):
                 return found[found.lastindex or 0]
-    return "\n".join(problems[-3:]) or "tritonserver ended without saying why"
+    # A warning was said by a server that went on: it is not why this one ended.
+    errors = [line.text for line in lines if line.is_problem and line.severity != "W"]
+    return "\n".join(errors[-3:]) or "tritonserver ended without saying why"
 
 
 def _own_words(text: str) -> str:

@@ -82,6 +82,10 @@ class TestServerLog:
                 "error while loading shared libraries: libb64.so",
             ),
             ("", "tritonserver ended without saying why"),
+            (
+                "2026-11-20 16:55:43.370 WARNING trident.kernels: no CPU kernels",
+                "tritonserver ended without saying why",
+            ),
         ],
     )
     def test_other_failures(self, log: str, reason: str) -> None:
