@@ -172,7 +172,7 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def load(cls, path: Path, environ: Mapping[str, str] = os.environ) -> EngineConfig:
-        """Read `engine.json` at `path` and lay `TRIDENT_*` variables of `environ` over it.
+        """Read `engine.json` at `path`, overridden by the `TRIDENT_*` variables of `environ`.
 
         Raises:
             ConfigError: the file is missing or no JSON object, a value is wrong, or a variable is
@@ -193,7 +193,7 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def names(cls, field: str) -> tuple[str, ...]:
-        """Return the names by which `field` may be set: its own, then the peers'."""
+        """Return the names by which `field` may be set: its own, then its aliases."""
         alias = cls.model_fields[field].validation_alias
         return tuple(map(str, alias.choices)) if isinstance(alias, AliasChoices) else (field,)
 
@@ -201,11 +201,11 @@ class EngineConfig(BaseModel):
     def overrides(cls, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the settings that `TRIDENT_<FIELD>` variables give; an empty one is unset.
 
-        Variables that resemble no setting are somebody else's: Kubernetes makes `TRIDENT_PORT` and
-        more of the like for a service that is named trident.
+        Variables that resemble no setting are ignored: Kubernetes sets `TRIDENT_PORT` and similar
+        ones for a service that is named trident.
 
         Raises:
-            ConfigError: a variable is a setting misspelt, which would otherwise have no effect.
+            ConfigError: a variable is a misspelt setting, which would otherwise have no effect.
         """
         given = {
             name.removeprefix(ENV_PREFIX).lower(): value

@@ -31,19 +31,19 @@ class QueueFullError(TridentError):
 
 
 class RequestCancelledError(TridentError):
-    """The client, or a deadline on its behalf, gave the request up."""
+    """The client cancelled the request, or its deadline passed."""
 
     code: ClassVar[str] = "CANCELLED"
 
 
 class EngineDeadError(TridentError):
-    """The engine process is gone or did not come up."""
+    """The engine process has ended or did not start."""
 
     code: ClassVar[str] = "UNAVAILABLE"
 
 
 class SuspectRequestError(TridentError):
-    """The engine died repeatedly while it worked on this very request."""
+    """The engine process crashed repeatedly while it ran this request."""
 
     code: ClassVar[str] = "INTERNAL"
 

@@ -23,10 +23,10 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
             a progress bar and resumes where an earlier one stopped; with `HF_HUB_OFFLINE=1` only
             what is in the local cache counts.
         weights: whether a download must have them.
-        setting: what an error calls it.
+        setting: name of the setting in errors.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it cannot be had; says what to do.
+        CheckpointError: there is no such checkpoint, or its download failed; says what to do.
     """
     if model == DEMO:
         from engine.demo import CHECKPOINT_DIR

@@ -1,8 +1,8 @@
-"""How much one request may ask for: a limit for everything that a client sends.
+"""Limits on the size of one request, for every field that a client sends.
 
-Each is far above what applications send, and so low that a request at the limit neither keeps the
-engine's loop from its next step for 50 ms nor takes more than some tens of MB. What is not here is
-bounded by its type, by `max_model_len` or by the vocabulary.
+Each is far above what applications send, and low enough that a request at the limit delays the
+engine's next step by less than 50 ms and takes at most some tens of MB. Other fields are bounded by
+their type, by `max_model_len` or by the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MAX_MESSAGES = 4096
 MAX_REQUEST_ID_CHARACTERS = 256
 MAX_CACHE_SALT_CHARACTERS = 1024
 
-# Prompt tokens of all sequences of a request, which each keep a table of blocks of their own.
+# Prompt tokens of all sequences of a request: each sequence has its own block table.
 MAX_PROMPT_TOKENS = 2**22
 # Output tokens of all sequences of a request.
 MAX_OUTPUT_TOKENS = 2**22
-# Log-probabilities in an answer that comes in one piece, which the detokenizer turns into text.
+# Log-probabilities in a response that is not streamed, which the detokenizer turns into text.
 MAX_LOGPROBS_AT_ONCE = 2**18
-# A prompt given back goes before the text of each sequence.
+# The prompt before the text of each sequence, with `exclude_input_in_output: false`.
 MAX_PREFIX_BYTES = 2**24
-# A token is 2 to 5 characters of text; more than this in the mean only in endless repetitions.
+# A token is 2 to 5 characters of text; only long repetitions exceed this on average.
 _CHARACTERS_PER_TOKEN = 8
 _MIN_CHARACTERS = 2**16
 _ESCAPE_CHARACTERS = 6  # "\\u00e9" in JSON for one
@@ -52,9 +52,9 @@ def max_prompt_characters(max_model_len: int) -> int:
 
 
 def check_messages_json(text: str, max_model_len: int) -> None:
-    """Raise `RequestError` if the JSON of chat messages is too much to be parsed.
+    """Raise `RequestError` if the JSON of chat messages is too large to be parsed.
 
-    Values that are parsed take a token or more in the prompt, and a comma before them.
+    Each parsed value takes at least a token in the prompt, and a comma before it.
     """
     limit = _ESCAPE_CHARACTERS * max_prompt_characters(max_model_len)
     check_size("messages", len(text), limit, "characters")
@@ -68,17 +68,17 @@ def check_size(field: str, size: int, limit: int, unit: str) -> None:
 
 
 def check_words(field: str, words: Collection[str]) -> None:
-    """Raise `RequestError`, naming `field`, unless a request may have all these words."""
+    """Raise `RequestError`, naming `field`, if there are too many words or too long ones."""
     check_size(field, len(words), MAX_WORDS, "strings")
     check_size(field, max(map(len, words), default=0), MAX_WORD_CHARACTERS, "characters in one")
     check_size(field, sum(map(len, words)), MAX_WORDS_CHARACTERS, "characters in all")
 
 
 def check_cache_salt(value: object) -> str:
-    """Return the `cache_salt` of a request if it may be one.
+    """Return a valid `cache_salt` of a request.
 
     Raises:
-        RequestError: it is no string, empty, too long, or not valid Unicode.
+        RequestError: it is not a string, is empty, too long, or not valid Unicode.
     """
     if not isinstance(value, str) or not value:
         raise RequestError("cache_salt: must be a non-empty string")
@@ -111,6 +111,6 @@ def check_length(
 
 
 def shown(text: str) -> str:
-    """Return a text as clients and logs get it: of bounded length, and valid Unicode."""
+    """Return `text` for clients and logs: truncated, and valid Unicode."""
     cut = text if len(text) <= _MAX_ERROR_CHARACTERS else text[: _MAX_ERROR_CHARACTERS - 3] + "..."
     return cut.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""LLM: the offline API. Give it prompts, get completions, batched continuously."""
+"""LLM: the offline API, prompts in and completions out, with continuous batching."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LLM:
             ConfigError, CheckpointError, InsufficientMemoryError: with what to do about it.
         """
         config = EngineConfig.parse({"model": model, **settings})
-        # Offline, everything is handed over at once; the queue is as long as the caller's list.
+        # Offline, all prompts are added at once: the queue must hold the caller's whole list.
         unbounded = {"max_num_queued_reqs": 2**31, "max_num_queued_tokens": 2**62}
         with _loading(config.model) as report:
             self._core = EngineCore(config.model_copy(update=unbounded), report)
@@ -53,16 +53,16 @@ class LLM:
         use_tqdm: bool = True,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Complete texts or lists of token ids; the results come in the order of the prompts.
+        """Complete texts or lists of token ids; returns results in the order of the prompts.
 
         Args:
             sampling_params: one for all prompts, or one per prompt; by default the checkpoint's
                 own generation settings.
             use_tqdm: show a progress bar.
-            cache_salt: only calls with the same one share cached prefixes.
+            cache_salt: only calls with the same salt share cached prefixes.
 
         Raises:
-            ValueError: a prompt or parameter is wrong; no prompt has been run then.
+            ValueError: a prompt or parameter is wrong; no prompt has been run.
             TridentError: a prompt failed while it ran; all others have been aborted.
         """
         many = _as_list(prompts)
@@ -224,7 +224,7 @@ class LLM:
 
 @contextmanager
 def _loading(model: str) -> Iterator[Callable[[str], None]]:
-    """Show in the block, on a terminal's stderr, what is being done; it is told by calls."""
+    """Show loading progress on stderr, if a terminal; yields the function that reports it."""
     with Console(stderr=True).status(f"loading {escape(model)}") as status:
         yield lambda text: status.update(escape(text))
 

@@ -21,9 +21,9 @@ class CompletionOutput:
     """One sequence of a request.
 
     Attributes:
-        index: which of the `n` sequences.
+        index: of the `n` sequences, from 0.
         text: the output as text, cut at a stop string.
-        token_ids: the output tokens, those of a stop string among them.
+        token_ids: the output tokens, including those of a stop string.
         cumulative_logprob: sum over the chosen tokens, if logprobs were asked for.
         logprobs: per output token, token id -> Logprob; the chosen token comes first.
         finish_reason: "stop", "length" or "abort".

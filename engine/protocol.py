@@ -56,12 +56,12 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     prompt_token_ids: list[int]
     sampling_params: dict[str, Any]  # SamplingParams.model_dump(exclude_defaults=True)
     priority: int = 0  # smaller runs earlier, with scheduling_policy=priority
-    # When it came to the stub, a `time.monotonic()` second: all processes have the same clock.
+    # Arrival at the stub, in seconds of `time.monotonic()`: the same clock in all processes.
     arrival_time: float = msgspec.field(default_factory=time.monotonic)
     timeout_s: float | None = None  # from arrival; then the sequences finish with "abort"
-    stream: bool = True  # False: the tokens of a sequence come in one output, when it has finished
-    request_id: str = ""  # the client's own name for it, for logs
-    cache_salt: str = ""  # only requests with the same one share cached prefixes
+    stream: bool = True  # False: one output per sequence, when it has finished
+    request_id: str = ""  # given by the client, for logs
+    cache_salt: str = ""  # only requests with the same salt share cached prefixes
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -71,20 +71,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
-    """End the engine process; what runs is aborted."""
+    """End the engine process; running requests are aborted."""
 
 
 # ---- engine process -> stub -----------------------------------------------------------------
 
 
 class Starting(msgspec.Struct, frozen=True, tag="starting"):
-    """What the engine process is doing before it is ready, as a sentence for a log."""
+    """Progress of the engine process before it is ready, as a sentence for the log."""
 
     text: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine takes requests."""
+    """The engine is ready for requests."""
 
     max_model_len: int
     vocab_size: int
@@ -94,9 +94,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """The process lives. Sent by a thread of its own every `HEARTBEAT_INTERVAL_S`, from the start.
+    """The process is alive. Sent by its own thread every `HEARTBEAT_INTERVAL_S`, from the start.
 
-    Whether the engine's loop moves is what `iteration_s` tells.
+    `iteration_s` shows whether the engine's loop is stuck.
     """
 
     iteration_s: float  # seconds that the loop's iteration has taken so far; 0 while it waits
@@ -112,30 +112,30 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence of a request, released for the client.
 
-    Tokens whose text may still become part of a stop string are held back by the engine.
+    The engine holds back tokens whose text may still become part of a stop string.
     """
 
     uid: int
     index: int  # which of the request's `n` sequences
     token_ids: list[int]
-    window_ids: list[int]  # stand for all before `token_ids` where these are decoded
-    finish_reason: str | None = None  # "stop", "length", "abort"; None while it goes on
+    window_ids: list[int]  # tokens before `token_ids`, the context needed to decode these
+    finish_reason: str | None = None  # "stop", "length", "abort"; None while it runs
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
     text_cut: int = 0  # characters to drop from the end of the final text: a stop string
     logprobs: list[TokenLogprobs] | None = None  # one per id in `token_ids`, if asked for
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None  # with the finish_reason
-    omit_stop_token: bool = False  # the text is that of the tokens before the last, a stop token
+    omit_stop_token: bool = False  # the last token is a stop token, left out of the text
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """What the steps since the last message produced, in order."""
+    """Outputs of the steps since the last message, in order."""
 
     outputs: list[SequenceOutput]
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine refused or lost one request; nothing more comes for `uid`."""
+    """The engine refused or failed one request; no more messages follow for `uid`."""
 
     uid: int
     code: str
@@ -145,7 +145,7 @@ class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
 class HistogramDelta(msgspec.Struct, frozen=True, array_like=True):
     """Observations of one histogram since the last report; its bounds are in `engine.core.stats`.
 
-    `counts[i]` is how many fell into bucket i (not cumulative); the last is beyond all bounds.
+    `counts[i]` is the count of bucket i (not cumulative); the last bucket is above all bounds.
     """
 
     counts: list[int]
@@ -153,19 +153,19 @@ class HistogramDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """What the engine did since its last `Stats`, and how things stand. Sequences, not requests.
+    """Gauges now, and counters since the last `Stats`. Of sequences, not requests.
 
     Sent a few times per second while it is busy, and once when it falls idle.
     """
 
-    num_running: int  # now, as the two below
+    num_running: int  # now, like the next two fields
     num_waiting: int
     kv_cache_usage: float  # 0..1
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_preemptions: int = 0
     num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
-    num_prefix_hits: int = 0  # of them, those found
+    num_prefix_hits: int = 0  # those of them found
     num_finished: dict[str, int] = {}  # by finish reason
     histograms: dict[str, HistogramDelta] = {}  # by name, those with observations
 
@@ -183,18 +183,18 @@ NULL_LOGPROBS = "null_logprobs"
 
 
 class ResponseOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine stub must know of a request of the ensemble beside the engine's inputs."""
+    """Options of an ensemble request for the engine stub, beside the engine's inputs."""
 
     outputs: list[str] = []  # optional output tensors that the request asked for
-    text_prefix: str = ""  # goes before the text of each sequence: the prompt, if wanted back
-    arrival_time: Seconds | None = None  # when the tokenizer stage got it, by `time.monotonic()`
+    text_prefix: str = ""  # precedes the text of each sequence: the prompt, if it is to be echoed
+    arrival_time: Seconds | None = None  # at the tokenizer stage, by `time.monotonic()`
 
 
 # ---- engine stub -> detokenizer -------------------------------------------------------------
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one sequence and what is needed to turn them into text without state."""
+    """New tokens of one sequence, with what a stateless detokenizer needs to decode them."""
 
     index: Int32
     window_ids: list[Int32]
@@ -204,23 +204,24 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None
-    text_prefix: str = ""  # on the first chunk of a sequence that wants the prompt back
+    text_prefix: str = ""  # the echoed prompt, on a sequence's first chunk
     omit_stop_token: bool = False  # as in `SequenceOutput`
 
 
 class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
-    """Everything the detokenizer needs for one response; it keeps nothing between responses.
+    """Everything the detokenizer needs for one response; it keeps no state between responses.
 
-    With `error_code` it is answered with that error. Errors of requests of the ensemble go this way
-    because one that overtakes a chunk in the detokenizer ends the ensemble's request while a step
-    of it is in flight: release 24.10 never releases such a request, and loses the chunk's text.
+    With `error_code` the response is that error. Errors of ensemble requests are sent this way
+    because an error that overtakes a chunk in the detokenizer ends the ensemble's request while a
+    step of it is in flight: release 24.10 never releases such a request, and loses the chunk's
+    text.
 
-    Sealed by `engine.service.link`: the detokenizer takes no message that the engine did not make.
+    Signed by `engine.service.link`: the detokenizer refuses messages that the engine did not make.
     """
 
     uid: int
     chunks: list[Chunk]
-    # Whether to ask Triton if the client has gone: a round trip, so not with every response.
+    # Ask Triton whether the client cancelled: a round trip, so not with every response.
     check_cancelled: bool = False
     num_prompt_tokens: Int32 = 0
     skip_special_tokens: bool = True

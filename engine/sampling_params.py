@@ -1,4 +1,4 @@
-"""SamplingParams: what one request asks of the sampler, in vLLM's names."""
+"""SamplingParams: the sampling parameters of one request, in vLLM's names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.limits import (
 from engine.validation import describe
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-# Integers beyond 31 bits would not fit the messages and tensors that carry them.
+# Larger integers would not fit the messages and tensors that carry them.
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenId = _Count
 _Words = tuple[Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)], ...]
@@ -41,7 +41,7 @@ _MAX_SIZES = {
     "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
 }
 
-# Fields of the peers that a later release implements: refused by name, never silently ignored.
+# Fields of vLLM and SGLang that are not implemented: refused by name, never silently ignored.
 _NOT_YET = {
     "beam_width": 1,
     "use_beam_search": False,
@@ -65,7 +65,7 @@ _NOT_YET = {
 
 
 def _means(value: object, neutral: object) -> bool:
-    """Whether `value` says the same as `neutral`; it may come as a string, `1` for `1.0`."""
+    """Whether `value` equals `neutral`, possibly as a string or as `1` for `1.0`."""
     try:
         return float(str(value)) == float(str(neutral))
     except ValueError:
@@ -76,7 +76,7 @@ class SamplingParams(BaseModel):
     """How the tokens of one request are chosen and when it ends. Immutable.
 
     Construction raises `ValueError` naming each wrong field. Numbers may come as strings
-    (`"16"`), as the peers' clients send them.
+    (`"16"`), as clients of other servers send them.
 
     Attributes:
         n: sequences sampled from the one prompt; they share its KV blocks.
@@ -86,16 +86,16 @@ class SamplingParams(BaseModel):
         min_p: tokens below `min_p * max probability` are dropped, in [0, 1].
         repetition_penalty: > 1 discourages tokens of the prompt and the output.
         presence_penalty, frequency_penalty: subtracted per token of the output, in [-2, 2].
-        seed: the same seed gives the same tokens, whatever else runs; None draws one.
+        seed: the same seed gives the same tokens, whatever else is batched; None draws one.
         max_tokens: output tokens at most; None means the rest of the context.
-        min_tokens: end-of-sequence and stop tokens cannot come before so many.
+        min_tokens: output tokens before which end-of-sequence and stop tokens are masked.
         stop: strings that end the output; matched on text, across token borders. Like
             `bad_words`, at most 256 of at most 1024 characters, 8192 in all.
         stop_token_ids: tokens that end the output, beside the model's own.
         include_stop_str_in_output: keep the matched stop string in the text.
         bad_words: strings that must not be produced.
-        ignore_eos: go on after the model's end-of-sequence tokens.
-        logprobs: report so many most likely tokens per position, beside the chosen one.
+        ignore_eos: continue after the model's end-of-sequence tokens.
+        logprobs: number of most likely tokens to report per position, beside the chosen one.
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: only these tokens may be produced.
         skip_special_tokens: leave special tokens out of the text.
@@ -131,7 +131,7 @@ class SamplingParams(BaseModel):
         """Build from untrusted fields, on top of `defaults`.
 
         Raises:
-            UnsupportedError: a field of a peer that Trident does not implement yet.
+            UnsupportedError: a field of vLLM or SGLang that Trident does not implement.
             RequestError: an unknown field or a wrong value; the text names it.
         """
         known = dict(fields)
@@ -147,7 +147,7 @@ class SamplingParams(BaseModel):
     @field_validator(*_MAX_SIZES, mode="before")
     @classmethod
     def _not_too_long(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a list before each of its elements gets an error of its own."""
+        """Refuse a list that is too long before its elements are validated one by one."""
         assert info.field_name is not None
         limit = _MAX_SIZES[info.field_name]
         if isinstance(value, (list, tuple, dict)) and len(value) > limit:
@@ -162,7 +162,7 @@ class SamplingParams(BaseModel):
     @field_validator("stop", "bad_words", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        """Accept one string or a list; peers' clients send `""` for none."""
+        """Accept one string or a list; clients of other servers send `""` for none."""
         if value is None:
             return ()
         if isinstance(value, str):

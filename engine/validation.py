@@ -1,4 +1,4 @@
-"""Checks and words that several stages share for what users give them."""
+"""Checks of user input, and the texts of their errors, shared by several stages."""
 
 from collections.abc import Iterable
 from reprlib import Repr
@@ -9,7 +9,7 @@ from engine.errors import RequestError
 
 
 class _Short(Repr):
-    """Looks at the beginning of a value only, however long it is."""
+    """A `repr` that reads only the beginning of a long value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ _SHORT = _Short()
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raise `RequestError`, naming `field`, for the first id that the model does not have."""
+    """Raise `RequestError`, naming `field`, for the first id outside the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
@@ -29,7 +29,7 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
 
 
 def describe(error: ValidationError) -> str:
-    """Return all faults in one line as `field: what is wrong (got value)`, with semicolons."""
+    """Return all faults in one line as `field: what is wrong (got value)`, joined by semicolons."""
     return "; ".join(_describe_one(dict(fault)) for fault in error.errors(include_url=False))
 
 
