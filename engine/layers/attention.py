@@ -16,7 +16,7 @@ from kernels.rotary import rotary_and_cache
 class LayerCache(NamedTuple):
     """Paged keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
 
-    Of the model's dtype, or float8_e4m3fn.
+    The dtype is the model's, or float8_e4m3fn.
     """
 
     key: Tensor
@@ -40,8 +40,8 @@ class StepAttention(Protocol):
 
         The step's own keys and values have been written to `cache` already. With a sliding window
         of w, position p sees positions p - w + 1 .. p. With a float8 cache, and only then,
-        `key_scale` and `value_scale` are float32 [num_kv_heads]: what is stored is to be multiplied
-        by them. Returns [T, num_heads, head_dim].
+        `key_scale` and `value_scale` are float32 [num_kv_heads], the scales that dequantise it.
+        Returns [T, num_heads, head_dim].
         """
 
 
@@ -50,8 +50,8 @@ class Attention(nn.Module):
 
     Attributes:
         num_heads, num_kv_heads, head_dim, sliding_window: as given.
-        k_scale, v_scale: float32 [num_kv_heads], what the keys and values in a float8 cache are to
-            be multiplied by; 1 unless the checkpoint brings others.
+        k_scale, v_scale: float32 [num_kv_heads], scales of the keys and values in a float8 cache;
+            1 unless the checkpoint has others.
 
     Args:
         qkv_bias: whether the projections of queries, keys and values have a bias.

@@ -1,8 +1,8 @@
 """Int8Linear: a projection on a CPU whose weights and activations are 8-bit integers (W8A8).
 
 Weights have a scale per output channel, activations one per token. oneDNN multiplies unsigned
-activations by signed weights, so the activations are moved by a zero point of 128, whose part of
-the product it takes off again.
+activations by signed weights, so the activations are shifted by a zero point of 128, whose share of
+the product it subtracts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 _LARGEST = 127
 _ZERO_POINT = 128
-# Of the weights, so many are quantised at once: they stay in the processor's cache, and PyTorch
-# shares no operation on them with its other threads, for which it would wait each time.
+# Weights quantised at once: few enough to stay in the processor's cache, and for PyTorch to run
+# each operation on one thread, without waiting for others.
 _CHUNK_ELEMENTS = 2**15 - 1
 
 
 @cache
 def multiplies_int8() -> bool:
-    """Return whether oneDNN multiplies 8-bit integers without saturating on the way, here.
+    """Return whether oneDNN multiplies 8-bit integers without saturation on this machine.
 
-    x86 does since VNNI. Before, pairs of products are summed in 16 bits, which these overflow.
+    x86 does since VNNI. Before, pairs of products are summed in 16 bits, which overflow.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -35,13 +35,13 @@ def multiplies_int8() -> bool:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `x` [..., K] as uint8 with zero point 128, and what each row is to be multiplied by.
+    """Return `x` [..., K] as uint8 with zero point 128, and the scale of each row.
 
-    The scales are [..., 1] in the type of `x`: rounded to it before they are used, they are exact.
+    The scales are [..., 1] in the dtype of `x`, and rounded to it before they are used.
     """
     scale = x.abs().amax(-1, keepdim=True).mul_(1 / _LARGEST)
     scale.clamp_min_(torch.finfo(x.dtype).tiny)  # of rows of zeros
-    # Conversion to an integer cuts off; the half makes it round. A scale that was rounded down, in
+    # Conversion to an integer truncates; adding 0.5 rounds. A scale that was rounded down, in
     # bfloat16 by up to 1 / 257, makes the largest step 127.497: below 256 with 128.5.
     half_up = x.new_full((), _ZERO_POINT + 0.5, dtype=torch.float32)
     steps = torch.addcmul(half_up, x.float(), scale.float().reciprocal())
@@ -62,7 +62,7 @@ class Int8Linear(nn.Module):
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        # Of float16 the products, not yet multiplied by the scales of the rows, would overflow.
+        # In float16 the products would overflow before they are multiplied by the rows' scales.
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
         steps, scale = quantize_rows(x)
         product = self._product(steps, dtype)
@@ -72,7 +72,7 @@ class Int8Linear(nn.Module):
 
 
 def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `weight` [N, K] as int8, and float32 [N] that its rows are to be multiplied by."""
+    """Return `weight` [N, K] as int8, and the float32 scales [N] of its rows."""
     steps = torch.empty_like(weight, dtype=torch.int8)
     scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     num_rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])

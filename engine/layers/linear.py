@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """Return an uninitialised parameter that wants no gradient; the weight loader fills it."""
+    """Return an uninitialised parameter without gradient; the weight loader fills it."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
 
@@ -21,8 +21,8 @@ class Linear(nn.Module):
 
     Args:
         in_features: size of the last dimension of the input.
-        parts: name of each projection in the checkpoint -> its output features, in the order in
-            which the output carries them.
+        parts: name of each projection in the checkpoint -> its output features, in the order of
+            the output.
         bias: whether every part has a bias.
     """
 

@@ -49,7 +49,7 @@ class PanelLinear(nn.Module):
             self._weight = pack(weight)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what the product is made of: `weight`, and `scale` and `bias` where there are."""
+        """Return the tensors of the product: `weight`, and `scale` and `bias` if it has them."""
         named = {"weight": self._weight, "scale": self._scale, "bias": self._bias}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 

@@ -31,7 +31,7 @@ class DynamicRope:
 
 @dataclass(frozen=True, slots=True)
 class YarnRope:
-    """YaRN (Peng et al., 2023): each frequency interpolated as far as it needs.
+    """YaRN (Peng et al., 2023): interpolation by frequency.
 
     Attributes:
         attention_factor: scales cos and sin; None derives it from `factor` and the mscales.

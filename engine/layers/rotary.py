@@ -33,10 +33,10 @@ class RotaryEmbedding(nn.Module):
 def rotary_table(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
     """Return cos and sin, each float32 [length, head_dim / 2], on the CPU.
 
-    Dynamic scaling takes its base from the length of the sequence. Row p has the base of the
-    sequence whose newest token is p, so that the keys of a position do not depend on how far its
-    sequence goes on or in which chunks it is computed: prefixes can be shared. Transformers
-    agrees for every prompt within the original length, whatever is generated beyond it.
+    With dynamic scaling the base depends on the length of the sequence. Row p has the base of a
+    sequence whose newest token is p, so that the keys of a position depend neither on the later
+    length of its sequence nor on its chunks: prefixes can be shared. Transformers agrees for every
+    prompt within the original length, whatever is generated beyond it.
     """
     scale = 1.0
     match rope:
@@ -68,7 +68,7 @@ def _dynamic(rope: DynamicRope, dim: int, length: int) -> Tensor:
 
 def _yarn(rope: YarnRope, dim: int) -> Tensor:
     def boundary(rotations: float) -> float:
-        """Dimension that turns `rotations` times over the original length."""
+        """Dimension that rotates `rotations` times over the original length."""
         wavelength = rope.original_max_positions / (rotations * 2 * math.pi)
         return dim * math.log(wavelength) / (2 * math.log(rope.theta))
 

@@ -13,7 +13,7 @@ class Batch:
 
     Sequence i owns tokens `query_start_loc[i]:query_start_loc[i + 1]`. They are the last ones of
     its `seq_lens[i]` tokens; the KV of those before them is in the cache already. Sequences with
-    one token come first. Idle rows and the tokens behind the last row are padding. All tensors are
+    one token come first. Idle rows and the tokens after the last row are padding. All tensors are
     on the model's device.
 
     Attributes:
@@ -22,8 +22,8 @@ class Batch:
         slot_mapping: int64 [T], where its KV goes: block id * block_size + offset; -1: nowhere.
         query_start_loc: int32 [B + 1].
         seq_lens: int32 [B], tokens of the sequence with those of this step; 0: an idle row.
-        block_tables: int32 [B, max blocks]; behind the blocks of a sequence anything may stand.
-        num_decodes: so many rows at the beginning have one token; None: only the device knows.
+        block_tables: int32 [B, max blocks]; undefined after the blocks of a sequence.
+        num_decodes: leading rows with one token; None: only the device knows.
     """
 
     token_ids: Tensor

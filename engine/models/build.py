@@ -1,4 +1,4 @@
-"""From the configuration of a checkpoint to a model without weights."""
+"""Builds a model without weights from the configuration of a checkpoint."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ class Decoder(nn.Module):
     """Embedding, layers and final norm.
 
     Attributes:
-        fused: runs all layers in one operation, from their tensors and by the batch alone; None to
-            run the layers one by one.
+        fused: runs all layers in one operation, from their tensors and the batch alone; None: the
+            layers run one by one.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, not JSON or no object.
+        CheckpointError: the file is missing, unreadable, not JSON or not an object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -49,14 +49,14 @@ class Fields:
         return self._values.get(field) is not None
 
     def is_null(self, field: str) -> bool:
-        """Return whether the field is there and null."""
+        """Return whether the field is present and null."""
         return field in self._values and self._values[field] is None
 
     def names(self) -> list[str]:
         return list(self._values)
 
     def raw(self, field: str) -> Any:
-        """Return the value as it stands in the file, None where it is absent."""
+        """Return the unchecked value, None where it is absent."""
         return self._values.get(field)
 
     def error(self, field: str, problem: str) -> CheckpointError:

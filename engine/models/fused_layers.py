@@ -14,9 +14,9 @@ from kernels.cpu.decoder_layers import decoder_layers
 
 
 class FusedLayers(nn.Module):
-    """Computes what the `DecoderLayer`s it is made of compute; `can_fuse` must allow them.
+    """Replaces `DecoderLayer`s, with the same result; `can_fuse` must allow them.
 
-    At a single sequence, the time that Python takes between operations is a large part of a step.
+    For a single sequence, the time that Python takes between operations is a large part of a step.
     """
 
     def __init__(self, layers: Sequence[DecoderLayer]) -> None:

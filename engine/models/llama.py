@@ -4,4 +4,4 @@ from engine.models.causal_lm import CausalLM
 
 
 class LlamaForCausalLM(CausalLM):
-    """The shared decoder as it stands."""
+    """The shared decoder, unchanged."""

@@ -1,7 +1,7 @@
-"""Mistral, whose window is in the configuration."""
+"""Mistral; its sliding window is in the configuration."""
 
 from engine.models.causal_lm import CausalLM
 
 
 class MistralForCausalLM(CausalLM):
-    """The shared decoder as it stands."""
+    """The shared decoder, unchanged."""

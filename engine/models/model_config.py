@@ -1,4 +1,4 @@
-"""ModelConfig: what a checkpoint's `config.json` says, read and checked once.
+"""ModelConfig: a checkpoint's `config.json`, read and checked once.
 
 Every quirk of the Hugging Face format is handled here and in `engine.models.rope`; the models read
 plain fields. Defaults are those of transformers' configuration classes.
@@ -29,8 +29,8 @@ class ModelConfig:
 
     Attributes:
         architecture: key of `engine.models.registry.ARCHITECTURES`.
-        max_position_embeddings: as the checkpoint says; see `context_length` for serving.
-        sliding_windows: per layer, positions a token sees with its own; None sees all.
+        max_position_embeddings: of the checkpoint; see `context_length` for serving.
+        sliding_windows: per layer, positions that a token sees, its own included; None: all.
         rope: rotary embedding and its scaling.
         dtype: type the checkpoint was saved in: float32, bfloat16 or float16.
         qkv_bias, output_bias, mlp_bias: which projections have a bias.
@@ -74,7 +74,7 @@ class ModelConfig:
 
     @property
     def context_length(self) -> int:
-        """Tokens the model was made for, with what its rope scaling adds."""
+        """Context length in tokens, rope scaling included."""
         match self.rope:
             case LinearRope(factor=factor) | DynamicRope(factor=factor):
                 return int(self.max_position_embeddings * factor)
@@ -84,12 +84,12 @@ class ModelConfig:
                 return self.max_position_embeddings
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes that the keys and values of one token take in all layers of a cache of `dtype`."""
+        """Bytes of the keys and values of one token, all layers, in a cache of `dtype`."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    """Raise `UnsupportedError` for what would change the answers if it were ignored."""
+    """Raise `UnsupportedError` for features that would change the output if ignored."""
     activation = fields.text("hidden_act", default="silu")
     if activation != "silu":
         raise UnsupportedError(

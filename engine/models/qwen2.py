@@ -1,7 +1,7 @@
-"""Qwen2 and Qwen2.5, whose biases and windows are in the configuration."""
+"""Qwen2 and Qwen2.5; biases and sliding windows are in the configuration."""
 
 from engine.models.causal_lm import CausalLM
 
 
 class Qwen2ForCausalLM(CausalLM):
-    """The shared decoder as it stands."""
+    """The shared decoder, unchanged."""

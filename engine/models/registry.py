@@ -9,12 +9,12 @@ from engine.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Where an architecture is implemented, and what its `config.json` leaves to its defaults.
+    """Where an architecture is implemented, and the defaults of its `config.json`.
 
     Attributes:
         module: defines the class that has the architecture's name.
-        num_kv_heads, head_dim: where the field is absent; None derives them from num_heads.
-        sliding_window: where the field is absent.
+        num_kv_heads, head_dim: defaults; None derives them from num_heads.
+        sliding_window: default.
         window_switch: a window applies only with `use_sliding_window`, from layer
             `max_window_layers` on or as `layer_types` says.
         attention_bias, mlp_bias: whether the field of this name is read. Without `attention_bias`,

@@ -18,7 +18,7 @@ def parse_rope(config: Fields, *, max_positions: int) -> Rope:
     transformers 5, with the precedence transformers gives them.
 
     Raises:
-        UnsupportedError: the scaling is none of ours, or turns only a part of each head.
+        UnsupportedError: an unknown scaling, or one that rotates only a part of each head.
         CheckpointError: a field is missing or wrong.
     """
     source = config.child("rope_scaling") or config.child("rope_parameters")
