@@ -6,6 +6,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.sampling_params import SamplingParams
+from engine.text.stop import StopMatch
 
 
 def make_request(
@@ -66,3 +67,18 @@ def reuse_prefix(cache: KVCacheManager, request: Request) -> int:
     prefix = cache.find_prefix(request)
     cache.reuse_prefix(request, prefix)
     return len(prefix) * cache.block_size
+
+
+class StopString:
+    """A stop checker that finds its string where a certain token is: on the host alone."""
+
+    def __init__(self, token_id: int) -> None:
+        self.token_id = token_id
+        self.match: StopMatch | None = None
+
+    def append(self, token_id: int) -> None:
+        if token_id == self.token_id:
+            self.match = StopMatch("stop", 0, 4)
+
+    def finish(self) -> int:
+        return 4
