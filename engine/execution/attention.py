@@ -14,7 +14,7 @@ from engine.models.batch import Batch
 from kernels import cpu
 from kernels import device as kernel_device
 
-# Name of a backend -> the module and the class that implement it, imported when it is asked for.
+# Name of a backend -> the module and the class that implement it, imported on first use.
 BACKENDS: dict[str, tuple[str, str]] = {
     "cpu": ("engine.execution.cpu_attention", "CpuAttention"),
     "torch": ("engine.execution.torch_attention", "TorchAttention"),
@@ -23,7 +23,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
 
 
 class AttentionBackend(Protocol):
-    """Prepares what every layer of a step shares (lengths, block runs, split plans)."""
+    """Plans per step what all its layers share (lengths, block runs, splits)."""
 
     def check(
         self, *, num_heads: int, num_kv_heads: int, head_dim: int, kv_cache_dtype: torch.dtype

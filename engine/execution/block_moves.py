@@ -1,4 +1,4 @@
-"""The copies of KV blocks that a step begins with, in an order in which none harms another."""
+"""The copies of KV blocks before a step, in the order in which none overwrites another's source."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def move_blocks(
     copies: Sequence[BlockCopy],
     swap_in: Sequence[BlockCopy],
 ) -> None:
-    """Carry out what a `Schedule` asks for, before anything else of its step."""
-    # What is swapped out leaves its blocks to all that follows. The source of a copy, too, may have
-    # been freed since, for something that is swapped in. What is swapped in may be what has just
-    # been swapped out, and nothing reads it before the model runs.
+    """Carry out the block moves of a `Schedule`, before anything else of its step."""
+    # Swap-outs first: their blocks may be reused by the copies and swap-ins. Swap-ins last: they
+    # may reuse the source of a copy, and may bring back what has just been swapped out.
     for pairs, move in (
         (swap_out, mover.swap_out),
         (copies, mover.copy),

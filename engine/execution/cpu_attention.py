@@ -1,4 +1,4 @@
-"""Attention through our kernels in C++: the CPU backend where they have been built."""
+"""Attention by our C++ kernels: the CPU backend where they have been built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.cpu.attention import attention_in_place
 
 
 class CpuAttention(TorchAttention):
-    """An `AttentionBackend` that accepts what torch's does, and copies nothing of the cache."""
+    """An `AttentionBackend` that accepts what torch's does, and never copies the cache."""
 
     def plan(self, batch: Batch) -> StepAttention:
         return CpuStepAttention(batch)
@@ -21,7 +21,7 @@ class CpuAttention(TorchAttention):
 
 @dataclass(frozen=True, slots=True)
 class CpuStepAttention:
-    """A `StepAttention` that leaves everything to the kernel, which reads the batch's tables."""
+    """A `StepAttention` without a plan: the kernel reads the batch's block tables."""
 
     batch: Batch
 

@@ -1,4 +1,4 @@
-"""How many threads the model's operations get on a CPU: as many as make a step faster, no more."""
+"""Number of threads of the model's operations on a CPU: as many as make a step faster, no more."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _GAIN = 0.95  # more threads must take less than this of the time: others need t
 def set_num_threads(run_step: Callable[[], None]) -> int:
     """Choose and set the threads of torch's operations by timing `run_step`; return their number.
 
-    At most those that torch has, by OMP_NUM_THREADS or the cores that the process may use, and
-    those that the container's quota pays for: more would wait for each other while it is used up.
+    At most torch's own number, from OMP_NUM_THREADS or the process's cores, and at most the cores
+    of the container's CPU quota: more threads would be throttled while others wait for them.
     """
     most = max(1, min(torch.get_num_threads(), _quota()))
     torch.set_num_threads(most)
-    run_step()  # what is done once only is done now
+    run_step()  # warm-up
     if _seconds(run_step) > _LONG_S:
         return most
     best, best_s = 1, math.inf
     for num_threads in _candidates(most):
         torch.set_num_threads(num_threads)
-        run_step()  # its threads are started now
+        run_step()  # starts the threads
         step_s = min(_seconds(run_step) for _ in range(_REPEATS))
         if step_s < _GAIN * best_s:
             best, best_s = num_threads, step_s

@@ -1,8 +1,7 @@
-"""Where the steps of a device run: in the order in which they were submitted, one at a time.
+"""Queues that run the steps of a device one at a time, in the order of submission.
 
-A GPU has such a queue of its own, the CUDA stream: work that is submitted there only launches
-kernels and returns before they have run. On a CPU the work is done at once, or by a thread, so
-that there too the host can run ahead.
+A GPU has its own queue, the CUDA stream: submitted work only launches kernels and returns before
+they have run. On a CPU the work runs inline, or on a worker thread for asynchronous scheduling.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ T = TypeVar("T")
 
 
 class DeviceQueue(Protocol):
-    """Takes work, in order."""
+    """Runs submitted work in order."""
 
     def submit(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Have `work` done after all that was submitted before.
+        """Run `work` after all that was submitted before.
 
-        The returned function waits for it, and returns or raises what it did.
+        The returned function waits for it, and returns its result or raises its error.
         """
 
 
 class InlineQueue:
-    """Does the work before `submit` returns."""
+    """Runs the work before `submit` returns."""
 
     def submit(self, work: Callable[[], T]) -> Callable[[], T]:
         result = work()
@@ -34,7 +33,7 @@ class InlineQueue:
 
 
 class WorkerQueue:
-    """Does the work on a thread of its own, which ends with the queue."""
+    """Runs the work on its own thread, which ends with the queue."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")

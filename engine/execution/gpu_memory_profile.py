@@ -1,4 +1,4 @@
-"""What a model takes of a GPU's memory, measured: before it is loaded, and in a profiling run."""
+"""GPU memory use, measured before a model is loaded and in a profiling run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class MemorySnapshot:
     """The memory of a GPU at one moment, in bytes.
 
     Attributes:
-        total: what the device has.
-        free: what no process holds of it.
+        total: memory of the device.
+        free: of it, memory that no process holds.
         allocated: tensors of this process.
-        reserved: what torch's allocator holds for them, with what it keeps for later.
+        reserved: memory held by torch's allocator, with what it caches.
     """
 
     total: int
@@ -34,11 +34,11 @@ class MemoryProfile:
     """What this process needs of a GPU's memory besides the KV cache, in bytes.
 
     Attributes:
-        total: what the device has.
-        weights: tensors that were there before the first step: the model, and tables of the engine.
-        activations: what the largest step takes beside them, at its peak.
-        libraries: what is not torch's: kernels, handles and workspaces of libraries.
-        free: what is left on the device at that peak, other processes being as they are.
+        total: memory of the device.
+        weights: tensors from before the first step: the model, and tables of the engine.
+        activations: peak of the largest step beside them.
+        libraries: not torch's: kernels, handles and workspaces of libraries.
+        free: free memory of the device at that peak, beside other processes.
     """
 
     total: int
@@ -57,12 +57,12 @@ class MemoryProfile:
 
 
 def memory_before_loading(config: EngineConfig, device: torch.device) -> MemorySnapshot | None:
-    """Return how things stand on `device` before the weights are loaded, None if it is no GPU.
+    """Return a snapshot of `device` before the weights are loaded, None if it is not a GPU.
 
     Raises:
-        InsufficientMemoryError: others hold so much that the share which `gpu_memory_utilization`
-            asks for is not free. A smaller share is not taken silently: a process that is just
-            ending would leave its successor with a cache that stays small.
+        InsufficientMemoryError: other processes hold so much that the share of
+            `gpu_memory_utilization` is not free. A smaller share is not taken silently: memory of
+            a process that is still ending would leave this one with a small cache for good.
     """
     if device.type != "cuda":
         return None
@@ -84,15 +84,15 @@ def profile_memory(
     run_profile: Callable[[], None],
     device: torch.device,
 ) -> MemoryProfile:
-    """Measure what the loaded model takes while it runs the largest step that can come.
+    """Measure the memory of the loaded model during the largest possible step.
 
     Args:
-        before: of `memory_before_loading`.
+        before: from `memory_before_loading`.
         run_profile: runs such a step once: `max_num_batched_tokens` tokens, logits and sampler of
             `max_num_seqs` rows.
 
     Raises:
-        InsufficientMemoryError: the step itself finds no memory.
+        InsufficientMemoryError: there is no memory for the step itself.
     """
     loaded = _snapshot(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -112,19 +112,19 @@ def profile_memory(
         total=after.total,
         weights=weights,
         activations=peak - loaded.allocated,
-        # Below zero where another process has given memory back meanwhile.
+        # Negative if another process has freed memory meanwhile.
         libraries=max(0, (before.free - after.free) - (after.reserved - before.reserved)),
         free=max(0, after.free - (peak - after.allocated)),
     )
 
 
 def cache_fills_share(config: EngineConfig) -> bool:
-    """Tell whether the KV cache gets what `gpu_memory_utilization` leaves, and no given size."""
+    """Whether `gpu_memory_utilization` decides the size of the KV cache, not a given size."""
     return config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
 
 
 def gpu_share(config: EngineConfig, total: int) -> int:
-    """Return the bytes that this process may take of a GPU's `total`."""
+    """Return the bytes of a GPU's `total` that this process may use."""
     return int(total * config.gpu_memory_utilization)
 
 
@@ -134,7 +134,7 @@ def gib(num_bytes: int) -> str:
 
 
 def _snapshot(device: torch.device) -> MemorySnapshot:
-    """Return how things stand once torch's allocator has given back what it holds without need."""
+    """Return a snapshot after torch's allocator has freed what it caches."""
     torch.cuda.synchronize(device)
     gc.collect()
     torch.cuda.empty_cache()

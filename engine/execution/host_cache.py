@@ -1,4 +1,4 @@
-"""The caches of swapped-out KV in the host's memory, as large as `swap_space` allows."""
+"""Caches in host memory for swapped-out KV, within `swap_space`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HostLayout:
-    """Caches of `num_blocks` blocks each, of which `caches_per_chunk` share an allocation.
+    """Caches of `num_blocks` blocks each; `caches_per_chunk` of them share an allocation.
 
     torch rounds an allocation of pinned memory up to a power of two bytes, `chunk_bytes`.
     """
@@ -22,7 +22,7 @@ class HostLayout:
 
 
 def plan_host_cache(num_bytes: int, num_caches: int, block_bytes: int) -> HostLayout:
-    """Return the layout with the most blocks of which all chunks are within `num_bytes`."""
+    """Return the layout with the most blocks whose chunks fit into `num_bytes` together."""
     found = HostLayout(0, num_caches, 0)
     for power in range(num_bytes.bit_length()):
         num_chunks = num_bytes >> power
@@ -34,10 +34,9 @@ def plan_host_cache(num_bytes: int, num_caches: int, block_bytes: int) -> HostLa
 
 
 def allocate_host_cache(caches: Sequence[Tensor], num_bytes: int) -> list[Tensor]:
-    """Return caches like those of the device but for the number of blocks, not initialised.
+    """Return uninitialised host caches like `caches`, with another number of blocks, possibly 0.
 
-    They take at most `num_bytes` of the host's memory, pinned if `caches` are on a GPU; the blocks
-    may be none.
+    They take at most `num_bytes` of host memory, pinned if `caches` are on a GPU.
     """
     like = caches[0]
     cache_bytes = like[0].nbytes

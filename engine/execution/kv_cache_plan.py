@@ -1,4 +1,4 @@
-"""How much KV cache there is room for, and how long a sequence may then become."""
+"""Plans the size of the KV cache, and the longest sequence (`max_model_len`) that fits into it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from engine.execution.gpu_memory_profile import MemoryProfile, cache_fills_share
 from engine.models.model_config import ModelConfig
 from kernels.paged_cache import FP8
 
-# Of the memory that is free once the weights are loaded; the rest is for activations, the
-# server and the machine's other programs.
+# Share of the memory that is free after the weights are loaded; the rest is for activations, the
+# server and other programs.
 _CPU_SHARE = 0.5
 
 # Where a container's limit and usage are: cgroup v2, then v1.
@@ -35,7 +35,7 @@ _CGROUPS = (
 class KVCachePlan:
     """The size of the KV cache and the longest sequence that it serves."""
 
-    num_blocks: int  # the null block among them
+    num_blocks: int  # including the null block
     block_size: int
     max_model_len: int
     num_bytes: int
@@ -57,13 +57,13 @@ def plan_kv_cache(
 ) -> KVCachePlan:
     """Size the KV cache after the weights have been loaded.
 
-    No more blocks are planned than `max_num_seqs` sequences of full length can fill. Where the
-    user did not ask for a `max_model_len`, it is lowered to what fits.
+    No more blocks are planned than `max_num_seqs` sequences of full length can fill. A
+    `max_model_len` that the user did not set is lowered to what fits.
 
     Args:
-        max_model_len: what the user asked for, or the model was made for.
+        max_model_len: the user's setting, or the model's context length.
         dtype: of the KV cache.
-        profile: of `engine.execution.gpu_memory_profile.profile_memory`, on a GPU.
+        profile: from `engine.execution.gpu_memory_profile.profile_memory`, on a GPU.
 
     Raises:
         InsufficientMemoryError: the model leaves no memory for a KV cache; one sequence of the
@@ -120,10 +120,10 @@ def require_room_for_weights(num_bytes: int, device: torch.device, config: Engin
 
 
 def swap_space_bytes(config: EngineConfig, plan: KVCachePlan, device: torch.device) -> int:
-    """Return the bytes of the host's memory that hold KV of preempted sequences.
+    """Return the bytes of host memory for the KV of preempted sequences.
 
     Raises:
-        InsufficientMemoryError: the host has not so many beside `plan`, if that is on a CPU.
+        InsufficientMemoryError: the host lacks them, on a CPU beside the KV cache of `plan`.
     """
     num_bytes = int(config.swap_space * 2**30)
     on_host = device.type == "cpu"
@@ -138,7 +138,7 @@ def swap_space_bytes(config: EngineConfig, plan: KVCachePlan, device: torch.devi
 
 
 def _gpu_budget(config: EngineConfig, profile: MemoryProfile) -> int:
-    """Return what the share of this process has left for the KV cache."""
+    """Return the bytes left for the KV cache in the share of this process."""
     share = gpu_share(config, profile.total)
     fixed = profile.weights + profile.libraries
     if fixed >= share:
@@ -178,7 +178,7 @@ def _beside(profile: MemoryProfile | None) -> str:
 
 
 def _remedies(config: EngineConfig, profile: MemoryProfile | None, fitting_len: int) -> str:
-    """Return what can be done where one sequence does not fit."""
+    """Return, for the error, which settings help if one sequence does not fit."""
     found = [f"lower max_model_len to at most {fitting_len}"] if fitting_len >= 2 else []
     if config.num_gpu_blocks_override is not None:
         return " or ".join([*found, "raise num_gpu_blocks_override"])
@@ -204,6 +204,6 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _stat(path: Path, name: str) -> int:
-    """Return one figure of a cgroup's memory.stat: cached files are given up when needed."""
+    """Return one figure of a cgroup's memory.stat, such as reclaimable cached files."""
     figures = dict(line.split() for line in path.read_text().splitlines())
     return int(figures[name])

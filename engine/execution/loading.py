@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that is ready to run, with all memory that it will need."""
+"""Loads a checkpoint to a model that is ready to run, with all memory that it will need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.execution.progress import in_tenths
 from engine.execution.step_graphs import CudaCapturer
 from engine.models.model_config import ModelConfig
 
-_TYPICAL_ROWS = 16  # of a step by which the threads of a CPU are chosen
+_TYPICAL_ROWS = 16  # of the step that is timed to choose the number of CPU threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class LoadedModel:
         runner: runs its steps.
         kv_cache: the size of the KV cache, and how long a sequence may become.
         num_host_blocks: blocks for preempted sequences on the host.
-        is_ahead: whether a step is to be launched before the one before is read.
-        description: what it is and what it got, for the user.
+        is_ahead: whether a step is launched before the previous one is read (async scheduling).
+        description: model, dtype, device and KV cache size, for the log.
     """
 
     runner: ModelRunner
@@ -60,7 +60,7 @@ def load_model(
     device, dtype = _device(config), _dtype(config, model_config)
     cache_dtype = kv_cache_dtype(config, dtype)
     max_model_len = _max_model_len(config, model_config)
-    # On a CPU the host's work and the model's share the cores: there is nothing to hide it behind.
+    # On a CPU the host's work and the model's share the cores: overlap gains nothing.
     is_ahead = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
     before = memory_before_loading(config, device)
     on_progress(f"loading the weights of {config.model}")

@@ -36,14 +36,14 @@ from kernels.step_inputs import prepare_inputs
 from kernels.token_scatter import scatter_tokens
 from kernels.upload import upload
 
-_MAX_STOP_TOKEN_IDS = 16  # of a sequence, that the device itself watches for
+_MAX_STOP_TOKEN_IDS = 16  # per sequence, checked on the device
 
 
 class ModelRunner:
-    """One device's share of the work; knows nothing of queues or clients.
+    """Executes the model on one device; independent of queues and clients.
 
-    The tokens of the running sequences live on the device: a step appends to them, and the next
-    one can be launched before the host has seen them.
+    The tokens of the running sequences are stored on the device: a step appends to them, and the
+    next one can be launched before the host has seen them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ModelRunner:
         queue: DeviceQueue,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load the weights of `checkpoint`; `on_progress` hears of (loaded, total) bytes.
+        """Load the weights of `checkpoint`; `on_progress` is called with (loaded, total) bytes.
 
         Raises:
             CheckpointError: the checkpoint is incomplete or broken.
@@ -131,12 +131,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run_largest_step(self) -> None:
-        """Run a step of padding, as large as steps become, for what memory it needs.
+        """Run the largest possible step, of padding, to measure its memory.
 
-        Only the null block must be allocated. What the sampler allocates once is there then.
+        Only the null block must be allocated. Includes what the sampler allocates once.
         """
         num_rows, num_tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
-        # All that takes memory for each token of the vocabulary: no request is to find too little.
+        # Every feature that takes memory per token of the vocabulary, so that requests find it.
         params = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=1)
         request = Request(0, [0], params, max_tokens=1, seed=0)
         for slot in range(num_rows):
@@ -148,13 +148,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run_decode_step(self, num_rows: int) -> None:
-        """Run a decode step of padding, for how long it takes without attention."""
+        """Run a decode step of padding, to time it without attention."""
         hidden, _ = self._run_padding(num_rows, num_rows, num_rows)
         self.model.compute_logits(hidden)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a step of padding of each kind that has code of its own, so that none is compiled
+        """Run a step of padding of each kind that has its own kernels, so that none is compiled
         while requests wait. Only the null block must be allocated."""
         for num_tokens in (2, self._config.max_num_batched_tokens):  # small and large tiles
             self._run_padding(1, num_tokens, None)
@@ -166,7 +166,7 @@ class ModelRunner:
     def _run_padding(
         self, num_rows: int, num_tokens: int, num_decodes: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Run the forward pass of a step with as many tokens in each row, all of them padding."""
+        """Run the forward pass of a step of padding, with equally many tokens in each row."""
         nobody = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
         starts = torch.linspace(0, num_tokens, num_rows + 1).int().to(self.device)
         return self._forward(nobody, starts, num_tokens, num_decodes)
@@ -175,7 +175,7 @@ class ModelRunner:
     def capture_graphs(self, capturer: Capturer, on_progress: Callable[[int, int], None]) -> None:
         """Capture the forward passes of steps of few tokens; the KV cache must be allocated.
 
-        `on_progress` hears how many have been captured, of how many.
+        `on_progress` is called with (captured, total).
 
         Raises:
             InsufficientMemoryError: there is no memory left for them.
@@ -190,7 +190,7 @@ class ModelRunner:
         )
 
     def launch(self, schedule: Schedule) -> PendingStep:
-        """Have a step with at least one row run after those before it; does not wait for it."""
+        """Launch a step with at least one row, behind earlier ones, without waiting for it."""
         plan = plan_step(schedule, self._tables, self._sampler)
         return PendingStep(schedule, plan, self._queue.submit(partial(self._run, plan)))
 
@@ -227,7 +227,7 @@ class ModelRunner:
     def _forward(
         self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the tokens of a step; return of each row its last hidden state, and its slot.
+        """Compute the tokens of a step; return the last hidden state and the slot of each row.
 
         The slot is -1 where no token is to be sampled.
         """

@@ -1,4 +1,4 @@
-"""A step that has been launched, and its tokens on their way to the host."""
+"""A step that has been launched, and the copy of its tokens to the host."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from engine.execution.step_plan import StepPlan
 
 
 class SentSamples:
-    """Samples that the device copies to the host when it has computed them."""
+    """Samples that the device copies to the host after it has computed them."""
 
     def __init__(self, samples: Samples) -> None:
-        """Have the current stream copy `samples`, without waiting for it."""
+        """Copy `samples` on the current stream, without waiting for it."""
         self._samples = samples.to_host()
         self._event: torch.cuda.Event | None = None
         if samples.token_ids.is_cuda:
@@ -26,7 +26,7 @@ class SentSamples:
             self._event.record()
 
     def wait(self) -> Samples:
-        """Return the samples, on the host, as soon as they are there."""
+        """Wait for the copy, and return the samples on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._samples
@@ -34,14 +34,14 @@ class SentSamples:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """What `ModelRunner.launch` has started."""
+    """A step launched by `ModelRunner.launch`."""
 
     schedule: Schedule
     plan: StepPlan
     launched: Callable[[], SentSamples | None]
 
     def wait(self) -> list[SampledToken]:
-        """Return a token for each row that wants one, in order, when the step is over."""
+        """Wait for the step; return a token for each row that samples one, in order."""
         sent = self.launched()
         if sent is None:
             return []

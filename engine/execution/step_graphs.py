@@ -1,10 +1,10 @@
 """Forward passes as CUDA graphs: one launch in place of hundreds, for steps of a few shapes.
 
-A graph repeats the kernels of one forward pass with the same shapes and addresses. So it is
-captured for each of some sizes, and a step takes the next larger one: what it lacks is padding,
-which costs little. A decode step has one token in each row. A mixed step, of decode rows and pieces
-of prompts, is captured by its tokens; which of its rows decode, the device finds out. Larger
-steps are launched kernel by kernel: they keep the device busy for longer than that takes.
+A graph repeats the kernels of one forward pass with the same shapes and addresses. Graphs are
+captured for several sizes, and a step is padded to the next larger one, which costs little. A
+decode step has one token in each row. A mixed step, of decode rows and prompt chunks, is captured
+by its number of tokens; the device finds out which rows decode. Larger steps are launched kernel by
+kernel: they keep the device busy for longer than the launches take.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class Rows(Protocol):
     def __call__(
         self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Return of each row its last hidden state, and the slot to sample for or -1."""
+        """Return the last hidden state of each row, and the slot to sample for or -1."""
 
 
 class Graph(Protocol):
-    """A captured piece of work."""
+    """Captured work."""
 
     def replay(self) -> None:
-        """Do it again, with what its inputs now hold; its results are overwritten."""
+        """Run it again on the current values of its inputs; overwrites its results."""
 
 
 class Capturer(Protocol):
-    """Records work instead of doing it."""
+    """Captures work to replay it."""
 
     def capture(
         self, work: Callable[[], tuple[Tensor, Tensor]]
     ) -> tuple[Graph, tuple[Tensor, Tensor]]:
-        """Return the graph of `work`, and the tensors in which it leaves its results."""
+        """Return the graph of `work`, and the tensors of its results."""
 
 
 class CudaCapturer:
-    """Captures CUDA graphs whose memory is one pool: they never run at the same time."""
+    """Captures CUDA graphs that share a memory pool: they never run at the same time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -60,7 +60,7 @@ class CudaCapturer:
     def capture(
         self, work: Callable[[], tuple[Tensor, Tensor]]
     ) -> tuple[Graph, tuple[Tensor, Tensor]]:
-        # First as usual: what is compiled, or allocated once, must not be captured.
+        # Run once before: compilation and one-time allocations must not be captured.
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -74,7 +74,7 @@ class _Captured:
     """A graph with the tensors that it reads and writes.
 
     Attributes:
-        inputs: int32; slots [R], then query_start_loc [R + 1] if it is one of a mixed step.
+        inputs: int32; slots [R], then query_start_loc [R + 1] for a mixed step.
     """
 
     graph: Graph
@@ -95,7 +95,7 @@ class StepGraphs:
         device: torch.device,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Capture the graphs of `forward`; `on_progress` hears how many of how many there are.
+        """Capture the graphs of `forward`; `on_progress` is called with (captured, total).
 
         Raises:
             InsufficientMemoryError: the device has no memory left for them.
@@ -109,7 +109,7 @@ class StepGraphs:
         self._mixed: dict[int, _Captured] = {}
         self._decode: dict[int, _Captured] = {}
         try:
-            # The largest first: the others then find room in the memory that it has left.
+            # The largest first: the smaller ones reuse its memory in the pool.
             for done, size in enumerate(reversed(self._mixed_sizes), 1):
                 self._mixed[size] = self._capture_mixed(forward, size)
                 on_progress(done, total)
@@ -125,9 +125,9 @@ class StepGraphs:
     def run(
         self, slots: NDArray[np.int32], query_start_loc: NDArray[np.int32], num_decodes: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Run a step; return what `forward` does, valid until the next step, or None: too large.
+        """Run a step; return the results of `forward`, valid until the next step.
 
-        The results have a row for each of the step's, and more behind them.
+        Rows after those of the step are padding. None if the step is too large for any graph.
         """
         num_rows, num_tokens = len(slots), int(query_start_loc[-1])
         if num_rows == num_decodes:
@@ -159,13 +159,13 @@ class StepGraphs:
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """Return for how many rows decode steps are captured: an eighth of padding or so at most."""
+    """Return the numbers of rows captured for decode steps: about an eighth is padding at most."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
 def mixed_sizes(max_num_batched_tokens: int) -> list[int]:
-    """Return for how many tokens mixed steps are captured."""
+    """Return the numbers of tokens captured for mixed steps."""
     largest = min(max_num_batched_tokens, _MAX_MIXED_TOKENS)
     return list(range(_MIXED_STEP, largest + 1, _MIXED_STEP))
 

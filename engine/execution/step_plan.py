@@ -1,4 +1,4 @@
-"""StepPlan: what the host decides about a step, in arrays that it does not touch afterwards."""
+"""StepPlan: the host's plan of a step, in arrays that it does not change afterwards."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class StepPlan:
         writes: changes of the slot tables to make before it.
         slots: int32 [B], of the rows.
         query_start_loc: int32 [B + 1], their tokens.
-        num_decodes: so many rows at the beginning have one token.
-        samples: what the first rows ask of the sampler, as far as there is one that wants a token.
-        wants_token: which of these rows do want one.
+        num_decodes: leading rows with one token.
+        samples: sampling plan of the leading rows, up to the last one that samples a token.
+        wants_token: which of these rows sample a token.
     """
 
     swap_out: list[BlockCopy]
@@ -67,7 +67,7 @@ def plan_step(schedule: Schedule, tables: SlotTables, sampler: Sampler) -> StepP
     if num_sampled:
         samples = sampler.plan(
             slot_array[:num_sampled],
-            # Negative where a chunk ends within the prompt: what is drawn there is dropped.
+            # Negative if a chunk ends within the prompt: its token is dropped.
             np.array(num_output_tokens[:num_sampled], dtype=np.int64),
             [row.request for row in rows[:num_sampled]],
         )
@@ -91,7 +91,7 @@ def _admit(
     writes: SlotWrites,
     tables: SlotTables,
 ) -> None:
-    # What does not fit ends nothing on the device: the sequence goes on until it has been read.
+    # Further ids are not checked on the device: the host ends the sequence when it reads the token.
     stop_token_ids = sorted(request.stop_token_ids)[: tables.stop_token_ids.shape[1]]
     writes.admit(
         slot,

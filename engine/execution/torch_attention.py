@@ -1,4 +1,4 @@
-"""Attention through torch's own kernels: the backend wherever there is no other."""
+"""Attention by torch's kernels: the backend for devices without our own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Sequence:
 
 
 class TorchStepAttention:
-    """A `StepAttention`: finds where each sequence's keys lie, once per window size."""
+    """A `StepAttention`: finds the blocks of each sequence's keys once per window size."""
 
     def __init__(self, sequences: list[_Sequence], block_size: int, device: torch.device) -> None:
         self._sequences = sequences
@@ -78,7 +78,7 @@ class TorchStepAttention:
         )
 
     def _span(self, sequence: _Sequence, window: int | None) -> Span:
-        """Find the blocks that the queries of a sequence see, and whether they are one run."""
+        """Find the blocks that a sequence's queries attend to, and whether they are contiguous."""
         size = self._block_size
         first_query = sequence.length - (sequence.query_end - sequence.query_start)
         kv_start = 0 if window is None else max(0, first_query - window + 1)

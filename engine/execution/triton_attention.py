@@ -1,4 +1,4 @@
-"""Attention through our kernels in the Triton language: the GPU backend."""
+"""Attention by our kernels in the Triton language: the GPU backend."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class TritonStepAttention:
     def __init__(self, batch: Batch) -> None:
         self._block_tables = batch.block_tables
         if batch.num_decodes is None:
-            # Both kernels get all rows, and each leaves alone what is the other's: decode has no
-            # keys for a row of several tokens, prefill no tokens in a row of one. What decode
-            # writes for the tokens of such a row, prefill overwrites.
+            # Both kernels get all rows, and each skips the other's: decode gets no keys for rows
+            # of several tokens, prefill no tokens in rows of one. Prefill overwrites what decode
+            # writes for the tokens of its rows.
             is_decode = batch.query_start_loc.diff() == 1
             num_decodes = is_decode.sum(dtype=torch.int32)
             self._decodes = self._prefills = slice(None, len(batch.seq_lens))

@@ -1,1 +1,1 @@
-"""From the logits of a step to its tokens."""
+"""Sampling: from the logits of a step to its tokens."""

@@ -1,7 +1,7 @@
 """The draw of a token per row: temperature, top-k, top-p, min-p and the random number.
 
-On a GPU by kernels in the Triton language; on a CPU by a kernel in C++, or torch's operations where
-it has not been built. Both CPU forms draw the same tokens from the same random numbers.
+On a GPU by kernels in the Triton language; on a CPU by a C++ kernel, or by torch's operations if it
+has not been built. Both CPU forms draw the same tokens from the same random numbers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class DrawParams:
     """How the tokens of R rows are drawn; [R] each.
 
     Attributes:
-        temperature, top_k, top_p, min_p: as in `SamplingParams`; 0, 0, 1 and 0 ask for nothing.
-        seeds, positions: a row's seed and its number of output tokens decide its random numbers.
+        temperature, top_k, top_p, min_p: as in `SamplingParams`; 0, 0, 1 and 0 are neutral.
+        seeds, positions: a row's seed and its number of output tokens determine its random number.
     """
 
     temperature: NDArray[np.float64]
@@ -50,14 +50,14 @@ class Draw(Protocol):
     """A draw that has been planned."""
 
     def draw(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
-        """Return a token per row of `logits`, float32 [R, V], which stay as they are: int64 [R]."""
+        """Return a token per row, int64 [R]; `logits`, float32 [R, V], are not changed."""
 
 
 class KernelDraw:
     """A draw by our kernels in the Triton language."""
 
     def __init__(self, params: DrawParams, arrays: StepArrays) -> None:
-        """Plan it; the parameters travel in `arrays`."""
+        """Plan it; the parameters are uploaded with `arrays`."""
         temperature = params.temperature.clip(_COLDEST, _HOTTEST) * (params.temperature > 0)
         self._parts: tuple[Part, ...] = (
             arrays.add(temperature.astype(np.float32)),
@@ -131,7 +131,7 @@ def _column(values: NDArray[np.float64] | NDArray[np.int32]) -> Tensor:
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     """Return the first index at which the running sum of `probs` exceeds `uniform` of the total.
 
-    Where there is none, because logits are NaN or all forbidden, the last index: still a token.
+    If there is none, because logits are NaN or all masked, the last index: a valid token id.
     """
     mass = probs.cumsum(dim=-1)
     index = torch.searchsorted(mass, uniform * mass[:, -1:], right=True)[:, 0]
@@ -141,9 +141,9 @@ def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
 class TorchFilter(NamedTuple):
     """The filters of R rows, [R, 1] each, as in `SamplingParams`.
 
-    They act one after the other, on the tokens sorted by falling probability and rising index: the
-    first top_k stay; of these, those with at least min_p of the largest probability; of these, each
-    before which there is less than top_p of the probability that is left.
+    They apply in turn to the tokens sorted by descending probability, then ascending index: top_k
+    keeps the first; min_p those with at least min_p of the largest probability; top_p each token
+    before which the remaining ones sum to less than top_p of their total.
     """
 
     top_k: Tensor
@@ -151,7 +151,7 @@ class TorchFilter(NamedTuple):
     min_p: Tensor
 
     def apply(self, probs: Tensor) -> Tensor:
-        """Return `probs`, float64 [R, V], with 0 for all tokens that are left out."""
+        """Return `probs`, float64 [R, V], with 0 for all tokens filtered out."""
         total = probs.sum(dim=-1, keepdim=True)
         ranked, token_ids = _largest(probs, min(_FEW, probs.shape[-1]))
         kept, done = self._keep(ranked, total)
@@ -166,7 +166,7 @@ class TorchFilter(NamedTuple):
         return out
 
     def _keep(self, ranked: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of the first tokens, [R, N], stay, and for which rows this is all, [R].
+        """Return which of the first tokens are kept, [R, N], and for which rows that is all, [R].
 
         `total` is the probability of all tokens, [R, 1].
         """
@@ -178,7 +178,7 @@ class TorchFilter(NamedTuple):
         mass = torch.where(goes_on, total, masses.sum(dim=-1, keepdim=True))
         before = masses.cumsum(dim=-1) - masses
         kept = left & ((before < self.top_p * mass) | (self.top_p >= 1))
-        # Beyond the first tokens there may be more that are as likely as the last of them.
+        # Tokens after the first N may be as likely as the last of these.
         ends = ~(kept & (ranked == ranked[:, -1:])).any(dim=-1, keepdim=True)
         knows_mass = ~goes_on | ((self.top_k == 0) & (self.min_p == 0))
         return kept, (ends & knows_mass)[:, 0]
@@ -187,7 +187,7 @@ class TorchFilter(NamedTuple):
 def _largest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the first tokens by probability, equal ones by index: values and indices [R, count].
 
-    Which of those as likely as the last are among them is not defined.
+    Which of the tokens tied with the last are included is not defined.
     """
     token_ids = probs.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
     ranked, order = probs.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
@@ -195,19 +195,20 @@ def _largest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _back(probs: Tensor, ranked: Tensor, token_ids: Tensor, kept: Tensor) -> Tensor:
-    """Return what is kept in the order of the vocabulary, as rows without filters have it."""
+    """Return the kept probabilities in the order of the vocabulary."""
     return torch.zeros_like(probs).scatter_(-1, token_ids, ranked.masked_fill(~kept, 0.0))
 
 
 def uniform_numbers(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each seed and position, [R] each.
 
-    They are those of `np.random.Generator(np.random.Philox(key=seed, counter=position)).random()`,
-    whose making takes far longer than the number: Philox-4x64-10 (Salmon et al., "Parallel random
-    numbers: as easy as 1, 2, 3", 2011), of which the first word is used. A preempted or moved
-    sequence goes on with the same numbers.
+    They equal `np.random.Generator(np.random.Philox(key=seed, counter=position)).random()`, whose
+    construction takes far longer than the draw: the first word of Philox-4x64-10 (Salmon et al.,
+    "Parallel random numbers: as easy as 1, 2, 3", 2011). A preempted sequence, or one in another
+    slot, continues with the same numbers.
     """
-    # Words 0 and 2 of the counter in one array, 1 and 3 in the other. NumPy counts before it draws.
+    # Words 0 and 2 of the counter in one array, 1 and 3 in the other. NumPy increments the counter
+    # before it draws.
     even = np.zeros((2, len(seeds)), dtype=np.uint64)
     even[0] = positions + 1
     odd = np.zeros_like(even)

@@ -1,7 +1,7 @@
-"""What changes the logits before the draw: masks, biases and penalties.
+"""Logits processors, applied before the draw: masks, biases and penalties.
 
-The host does not see the logits. So "forbid these tokens, unless none would be left" is decided on
-the device, and no step waits for it.
+The host never reads the logits: "forbid these tokens, unless none would be left" is decided on the
+device, without synchronisation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _TokenLists:
 
     def _index(self, logits: Tensor, arrays: DeviceArrays) -> tuple[Tensor, Tensor]:
         """Return the rows and the columns of the tokens in `logits`."""
-        # With its size known, the device need not be asked.
+        # A known output size avoids a synchronisation with the device.
         rows = arrays[self._rows].repeat_interleave(
             arrays[self._lengths], output_size=self._num_tokens
         )
@@ -109,7 +109,7 @@ class BadWordsMask:
 
 
 def _forbid(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Forbid tokens, but not where that would leave a row without any token to draw."""
+    """Forbid tokens, except in rows that would have no token left to draw."""
     index = (rows, token_ids)
     before = logits[index]
     forbidden = torch.full_like(before, -torch.inf)
@@ -225,7 +225,7 @@ class PenaltyCounts:
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        """Allocate nothing yet: the counts take 4 bytes for each slot and token."""
+        """Allocate nothing yet: the counts take 4 bytes per slot and token of the vocabulary."""
         self._num_slots = num_slots
         self.counts = TokenCounts.allocate(1, vocab_size, device)
 

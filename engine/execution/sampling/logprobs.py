@@ -16,7 +16,7 @@ from kernels.sampling.logprobs import token_logprobs
 
 
 class Logprobs(NamedTuple):
-    """How likely the tokens of K rows were, and which tokens would have been the most likely."""
+    """Log-probabilities of the chosen and of the most likely tokens of K rows."""
 
     chosen: Tensor  # float32 [K]
     ranks: Tensor  # [K], 1 is the most likely token
@@ -25,12 +25,12 @@ class Logprobs(NamedTuple):
 
 
 class LogprobsPlan:
-    """Which rows of a step ask for log-probabilities, those before any processing."""
+    """Which rows of a step ask for log-probabilities, which are those before any processing."""
 
     def __init__(
         self, rows: NDArray[np.int64], num_top: NDArray[np.int64], arrays: StepArrays
     ) -> None:
-        """Plan to find the `num_top[i]` most likely tokens, not beyond the vocabulary's."""
+        """Plan to find the `num_top[i]` most likely tokens, at most the whole vocabulary."""
         self.rows: list[int] = rows.tolist()
         self._num_top: list[int] = num_top.tolist()
         self._part = arrays.add(rows)
@@ -40,13 +40,13 @@ class LogprobsPlan:
         return logits[arrays[self._part]]
 
     def compute(self, kept: Tensor, token_ids: Tensor, arrays: DeviceArrays) -> Logprobs:
-        """Look up what was drawn, `token_ids` int64 [R], in the rows that were kept."""
+        """Look up the drawn tokens, `token_ids` int64 [R], in the kept rows."""
         chosen, num_top = token_ids[arrays[self._part]], max(self._num_top)
         find = token_logprobs if device.runs_triton(kept) else _torch_logprobs
         return Logprobs(*find(kept, chosen, num_top))
 
     def read(self, found: Logprobs, token_ids: list[int]) -> list[TokenLogprobs]:
-        """Return those of each of the rows, from tensors on the host."""
+        """Return the log-probabilities of each row, from tensors on the host."""
         columns = zip(self.rows, self._num_top, *(tensor.tolist() for tensor in found), strict=True)
         return [
             TokenLogprobs(

@@ -1,8 +1,8 @@
 """Sampler: from the logits of a step to one token per row.
 
-The host may not have seen the tokens of the steps before. `Sampler.plan` says on the host what the
-rows of a step ask for, `Sampler.sample` does it on the device, and `SamplePlan.read` turns what
-comes back into tokens.
+The host may not have read the tokens of earlier steps. `Sampler.plan` collects the rows' parameters
+on the host, `Sampler.sample` runs on the device, and `SamplePlan.read` turns the results into
+tokens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Samples(NamedTuple):
     def to_host(self) -> Samples:
         """Return a copy in pinned memory, or this one if it is on the host already.
 
-        The copy is complete when the device has passed it: record an event and wait for that.
+        The copy is asynchronous: record an event after it, and wait for that.
         """
         if self.token_ids.device.type == "cpu":
             return self
@@ -105,15 +105,15 @@ class Sampler:
     A row's token depends on its logits, its parameters, its seed and its number of output tokens
     alone, never on the other rows. Log-probabilities are those before any processing.
 
-    `admit` and `plan` are the host's, and look at nothing that a step in flight uses. `sample` is
-    the device's: it takes the plans in the order in which they were made, and may run on another
+    `admit` and `plan` run on the host, and read nothing that a step in flight uses. `sample` runs
+    on the device: it takes the plans in the order in which they were made, possibly on another
     thread.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         """Serve up to `num_slots` sequences at a time, whose logits will be on `device`.
 
-        Once a sequence asks for penalties, 4 bytes are allocated there for each slot and token.
+        The first sequence with penalties allocates 4 bytes there per slot and vocabulary token.
         """
         self._device = device
         self._has_cpu_kernels = cpu.operations(torch.empty(0, device=device)) is not None
@@ -122,7 +122,7 @@ class Sampler:
         self._penalty_counts = PenaltyCounts(num_slots, vocab_size, device)
 
     def admit(self, slot: int, request: Request) -> None:
-        """Give `slot` to `request`: a new one, or one that comes back after a preemption.
+        """Give `slot` to `request`: a new one, or one that resumes after a preemption.
 
         All its tokens must be known to the host. Replaces the sequence that had the slot before.
         """
@@ -137,13 +137,13 @@ class Sampler:
         num_output_tokens: NDArray[np.int64],
         requests: Sequence[Request],
     ) -> SamplePlan:
-        """Describe what R rows ask for.
+        """Plan the sampling of R rows.
 
         Args:
             slots: [R], each at most once.
-            num_output_tokens: [R], output tokens before the one to be drawn, which may be one more
-                than the host has seen. Not so for a request with `bad_words`. Of a row that will
-                be idle, which `sample` learns, they mean nothing. Not copied: the array must not
+            num_output_tokens: [R], output tokens before the one to be drawn: one more than the
+                host has read if a step is in flight, but never for a request with `bad_words`.
+                Ignored for rows that turn out idle in `sample`. Not copied: the array must not
                 change any more.
             requests: the sequence in each of the slots.
         """
@@ -176,13 +176,13 @@ class Sampler:
         )
 
     def sample(self, plan: SamplePlan, logits: Tensor, slots: Tensor) -> Samples:
-        """Do what `plan` says, without waiting for the device.
+        """Sample according to `plan`, without waiting for the device.
 
         Args:
             plan: the oldest that has not been sampled from.
             logits: float32 [R, V], may be overwritten.
-            slots: int32 [R], those of the plan; -1 where the sequence has ended on the device. Then
-                nothing is counted for it, and its token means nothing.
+            slots: int32 [R], those of the plan; -1 if the sequence has ended on the device: its
+                token is not counted, and undefined.
         """
         arrays = plan.arrays.upload(logits.device)
         if plan.admissions is not None:
@@ -221,7 +221,7 @@ class Sampler:
         ends = {}
         for row in np.flatnonzero(features & BAD_WORDS).tolist():
             request = requests[row]
-            # There are fewer where no token is to come, within what is computed again.
+            # Fewer in rows that sample no token because they recompute earlier tokens.
             assert num_output_tokens[row] <= request.num_output_tokens
             bad_words = params.bad_words[int(slots[row])]
             if found := bad_words.ends(request.token_ids, request.num_prompt_tokens):

@@ -16,7 +16,7 @@ ALLOWED, BAD_WORDS, MIN_TOKENS, BIAS, PENALTIES, LOGPROBS = (1 << bit for bit in
 
 
 class SlotParams:
-    """The parameters of the sequence in each of S slots, in arrays that a step can pick from.
+    """The parameters of the sequence in each of S slots, in arrays that a step indexes by slot.
 
     Attributes:
         features: [S], bits of ALLOWED ... LOGPROBS that a sequence uses.
@@ -83,7 +83,7 @@ class SlotParams:
         return features
 
     def draws(self, slots: NDArray[np.int32], num_output_tokens: NDArray[np.int64]) -> DrawParams:
-        """Return how the tokens of `slots`, [R], are drawn."""
+        """Return the draw parameters of `slots`, [R]."""
         return DrawParams(
             temperature=self._temperature[slots],
             top_k=self._top_k[slots],
@@ -94,7 +94,7 @@ class SlotParams:
         )
 
     def penalties(self, slots: NDArray[np.int32]) -> PenaltyParams:
-        """Return how `slots`, [R], are penalised."""
+        """Return the penalties of `slots`, [R]."""
         penalised = self.features[slots] & PENALTIES != 0
         return PenaltyParams(
             slots=np.where(penalised, slots, np.int32(-1)),

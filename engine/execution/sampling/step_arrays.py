@@ -1,4 +1,4 @@
-"""Arrays of the host on their way to the device: those of a step, and those of a request."""
+"""Upload of arrays from host to device: those of a step, and those of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALIGNMENT = 4  # words of int32: kernels take 16 bytes in one load
 
 
 class Part(NamedTuple):
-    """Where an array lies among those of its step, in words of int32."""
+    """Offset and size of an array in the buffer of its step, in words of int32."""
 
     start: int
     size: int
@@ -30,15 +30,15 @@ class Part(NamedTuple):
 
 
 class StepArrays:
-    """What a step needs of the host: gathered first, then uploaded in one copy."""
+    """The host arrays of a step: gathered first, then uploaded in one copy."""
 
     def __init__(self) -> None:
-        """Gather nothing yet."""
+        """Start empty."""
         self._arrays: list[tuple[int, NDArray[np.int32]]] = []
         self._size = 0
 
     def add(self, values: Array) -> Part:
-        """Take `values`, of one dimension, along; they must not change before the upload."""
+        """Add `values`, of one dimension, which must not change before the upload."""
         words = values.view(np.int32)
         part = Part(self._size, len(words), _DTYPES[values.dtype])
         self._arrays.append((part.start, words))
@@ -46,7 +46,7 @@ class StepArrays:
         return part
 
     def upload(self, device: torch.device) -> DeviceArrays:
-        """Bring all arrays to `device`, in the order of the current stream, without waiting."""
+        """Upload all arrays to `device` on the current stream, without waiting."""
         buffer = np.zeros(self._size, dtype=np.int32)
         for start, words in self._arrays:
             buffer[start : start + len(words)] = words
@@ -57,16 +57,16 @@ class DeviceArrays:
     """The arrays of a step on the device."""
 
     def __init__(self, buffer: Tensor) -> None:
-        """Find them in `buffer`, int32."""
+        """Views of `buffer`, int32."""
         self._buffer = buffer
 
     def __getitem__(self, part: Part) -> Tensor:
-        """Return the array that `StepArrays.add` gave `part` for."""
+        """Return the array for which `StepArrays.add` returned `part`."""
         return self._buffer[part.start : part.start + part.size].view(part.dtype)
 
 
 class RequestArray:
-    """An array of a request that stays on the device from the first step that needs it."""
+    """An array of a request, uploaded by the first step that needs it and kept on the device."""
 
     def __init__(self, values: Array) -> None:
         """Keep `values`, of one dimension, which must not change any more."""
