@@ -19,7 +19,7 @@ from engine.service.stub import supervisor as supervisor_module
 from engine.service.stub.engine_client import EngineClient
 from engine.service.stub.engine_process import EngineProcess
 from engine.service.stub.stream import NewRequest, RequestStream
-from tests.engine.service.stub.test_engine_client import (
+from tests.engine.service.stub.clients import (
     FAKE,
     Unobserved,
     assert_alive,

@@ -1,0 +1,96 @@
+"""Engine clients whose process runs a fake engine, and what tests do with them."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.protocol import Stats
+from engine.service.stub.engine_client import EngineClient, Observer
+from engine.service.stub.stream import NewRequest
+from tests.engine.service.stub.test_stream import Recorder
+
+FAKE = "tests.engine.service.stub.fake_engine"
+
+
+class Unobserved:
+    """An observer that forgets."""
+
+    def update(self, stats: Stats) -> None: ...
+    def engine_up(self, up: bool) -> None: ...
+    def engine_restarted(self) -> None: ...
+    def requests_lost(self, count: int) -> None: ...
+    def request_refused(self, error: Exception) -> None: ...
+
+
+class Events(Unobserved):
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def engine_up(self, up: bool) -> None:
+        self.events.append(up)
+
+    def engine_restarted(self) -> None:
+        self.events.append("restarted")
+
+    def requests_lost(self, count: int) -> None:
+        self.events.append(count)
+
+
+def start(
+    model: str = "fake",
+    said: list[str] | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> EngineClient:
+    progress = [] if said is None else said
+    config = EngineConfig(model=model, **settings)
+    observer = observer or Unobserved()
+    return EngineClient(config, observer, progress.append, python=sys.executable, module=FAKE)
+
+
+def submit(
+    client: EngineClient, first: int, max_tokens: int = 3, **more: Any
+) -> tuple[int, Recorder]:
+    sink = Recorder()
+    params = {"max_tokens": max_tokens, "n": more.get("num_sequences", 1)}
+    return client.submit(NewRequest([first, 0], params, **more), lambda uid: sink), sink
+
+
+def tokens(sink: Recorder, index: int = 0) -> list[int]:
+    chunks = [c for chunks in sink.responses for c in chunks if c.index == index]
+    return [i for chunk in chunks for i in chunk.token_ids]
+
+
+def assert_alive(client: EngineClient) -> None:
+    _, sink = submit(client, 100)
+    assert sink.ended.wait(5)
+    assert tokens(sink) == [100, 101, 102]
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 30) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def wait_until_ready(client: EngineClient) -> None:
+    wait_for(lambda: client.health.state == "ready")
+
+
+def wait_until_dead(client: EngineClient, pid: int) -> None:
+    """Wait until the client has noticed that the process `pid` has gone."""
+    wait_for(lambda: client.health.state != "ready" or client.process_id != pid)
+
+
+def kill(client: EngineClient, how: int = signal.SIGKILL) -> None:
+    """Kill the process, and wait until the client has noticed."""
+    pid = client.process_id
+    os.kill(pid, how)
+    wait_until_dead(client, pid)
