@@ -1,4 +1,4 @@
-"""BlockPool: which KV blocks are in use, by how many, and what cached content they hold."""
+"""BlockPool: the KV blocks, with their reference counts and cached content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Reference-counted blocks; free ones keep their cached content until they are needed again.
+    """Reference-counted blocks; free ones keep their cached content until they are evicted.
 
     A full block is addressed by the hash of its content. Free blocks without cached content are
     taken first, then those with content, least recently used first. Block 0 is the null block: it
@@ -17,11 +17,11 @@ class BlockPool:
 
     Attributes:
         num_references: references to all blocks together.
-        num_freed: blocks that have become free since the beginning.
+        num_freed: total number of blocks freed so far.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        """Create a pool of `num_blocks`, the null block among them."""
+        """Create a pool of `num_blocks`, including the null block."""
         assert num_blocks >= 2
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
@@ -47,14 +47,14 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def find(self, content_hash: bytes) -> int | None:
-        """Return the block that holds this content, in use or free."""
+        """Return the block with this content, in use or free; None if there is none."""
         return self._block_of.get(content_hash)
 
     def allocate(self, count: int, *, after: int | None = None) -> list[int] | None:
         """Take `count` free blocks with one reference each; None if there are too few.
 
         The block that follows `after` in memory is preferred if it is free and has no cached
-        content, so that a sequence tends to be contiguous; nothing depends on it.
+        content, so that sequences tend to be contiguous; correctness does not depend on it.
         """
         if count > self.num_free:
             return None
@@ -85,10 +85,10 @@ class BlockPool:
         self._hash_of[block_id] = None
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add one reference to each block; those that were free are in use again."""
+        """Add one reference to each block; free ones are in use again."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
-                del self._free_cached[block_id]  # only cached content is found once it is free
+                del self._free_cached[block_id]  # a free block is found by its cached content only
             self._ref_counts[block_id] += 1
             self.num_references += 1
 
@@ -104,7 +104,7 @@ class BlockPool:
                 self.num_freed += 1
 
     def commit(self, block_id: int, content_hash: bytes) -> None:
-        """Make the content of a full block findable, unless another block holds the same."""
+        """Enter a full block in the content index, unless another block has the same content."""
         assert self._ref_counts[block_id] > 0
         if self._hash_of[block_id] is None and content_hash not in self._block_of:
             self._hash_of[block_id] = content_hash
@@ -118,7 +118,7 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Assert that free blocks, reference counts, counters and content index agree.
 
-        Looks at every block: for tests and diagnosis.
+        Scans every block: for tests and diagnosis.
         """
         assert self._ref_counts[NULL_BLOCK] == 0
         for block_id, count in enumerate(self._ref_counts):

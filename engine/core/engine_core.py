@@ -1,4 +1,4 @@
-"""EngineCore: takes requests, steps the model over all of them, hands out their tokens."""
+"""EngineCore: adds requests, runs steps of the model over all of them, returns their outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EngineCore:
     def __init__(
         self, config: EngineConfig, on_progress: Callable[[str], None] = lambda text: None
     ) -> None:
-        """Load the model and allocate the KV cache; `on_progress` hears what is being done.
+        """Load the model and allocate the KV cache; `on_progress` is called with sentences.
 
         Raises:
             CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
@@ -51,7 +51,7 @@ class EngineCore:
         self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
         for token_id in self.generation_defaults.eos_token_ids:
-            if token_id >= model_config.vocab_size:  # config.json's own are checked as it is read
+            if token_id >= model_config.vocab_size:  # those of config.json are checked already
                 raise CheckpointError(
                     f"generation_config.json: eos_token_id: {token_id} must be below the model's "
                     f"vocab_size {model_config.vocab_size}"
@@ -101,11 +101,11 @@ class EngineCore:
     def add_request(self, message: AddRequest) -> list[RequestFailed]:
         """Queue a request; its uid must be larger than those before it.
 
-        Returns what refuses requests of lower priority that it takes the place of.
+        Returns the refusals of requests of lower priority that it displaces from a full queue.
 
         Raises:
             RequestError: the request is wrong or can never fit; the text names the field.
-            QueueFullError: as many sequences or prompt tokens are waiting as may wait.
+            QueueFullError: the limit of waiting sequences or prompt tokens is reached.
         """
         siblings = self._factory.build(message)
         displaced = self.scheduler.waiting.displaced_by(
@@ -121,12 +121,12 @@ class EngineCore:
             if timeouts:
                 self._deadlines.add(message.uid, message.arrival_time + min(timeouts))
         except Exception:
-            self.scheduler.abort(message.uid)  # it is refused: nothing of it may stay
+            self.scheduler.abort(message.uid)  # it is refused: remove all its sequences
             raise
         return [self._refuse(request.uid) for request in displaced]
 
     def _refuse(self, uid: int) -> RequestFailed:
-        """End a request that waits because the queue has no room for it any more."""
+        """End a waiting request that another one displaces from the full queue."""
         for sibling in self.scheduler.abort(uid):
             self._recorder.finished(sibling)
         limits = self._queue_limits
@@ -148,14 +148,14 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests() or self._in_flight is not None
 
     def step(self) -> list[SequenceOutput | RequestFailed]:
-        """Launch the next step, and read the one that is due; return what may be sent.
+        """Launch the next step, and read the oldest one in flight; return the outputs to send.
 
-        A request whose own data makes its text or its outputs fail ends alone, with a
-        `RequestFailed` after which nothing comes for its uid.
+        A request whose data makes its decoding or its outputs fail ends alone, with a
+        `RequestFailed` as the last output for its uid.
         """
         expired = self._expire()
         if expired:
-            return expired  # at once, not after a step of the others
+            return expired  # without waiting for a step
         schedule = self.scheduler.schedule()
         launched = self._runner.launch(schedule) if schedule.rows else None
         due = launched
@@ -164,7 +164,7 @@ class EngineCore:
         return [] if due is None else self._read(due)
 
     def _read(self, step: PendingStep) -> list[SequenceOutput | RequestFailed]:
-        """Wait for the tokens of a step, and hand them out."""
+        """Wait for the tokens of a step; return the outputs."""
         advanced = self.scheduler.update(step.schedule, step.wait())
         self._recorder.stepped(sum(row.num_tokens for row in step.schedule.rows), advanced)
         return self._hand_out(advanced)
@@ -198,19 +198,19 @@ class EngineCore:
         return outputs
 
     def take_stats(self) -> Stats:
-        """Return what happened since the last call, and how things stand."""
+        """Return the counters since the last call, and the gauges now."""
         return self._recorder.take(self.scheduler)
 
     def check_idle(self) -> None:
-        """Assert that no block is lost while there is no request; cheap, for every idle moment."""
+        """Assert, by counters alone, that no block is lost while there is no request."""
         check_idle(self.scheduler)
 
     def check_integrity(self) -> None:
-        """Assert that no block is lost and no reference is left over, by looking at every block."""
+        """Assert that no block is lost and no reference is left over, by a scan of all blocks."""
         check_integrity(self.scheduler)
 
     def _expire(self) -> list[SequenceOutput | RequestFailed]:
-        """Abort what has passed its deadline."""
+        """Abort the requests whose deadline has passed."""
         return [
             output
             for uid in self._deadlines.expired(time.monotonic())

@@ -1,4 +1,4 @@
-"""HostBlockPool: which blocks of host memory hold swapped-out KV."""
+"""HostBlockPool: blocks of host memory for swapped-out KV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class HostBlockPool:
-    """Blocks with one owner each, or none. The pool may be empty."""
+    """Blocks with at most one owner each. The pool may be empty."""
 
     def __init__(self, num_blocks: int) -> None:
         """Create a pool of `num_blocks`, all free."""
@@ -29,9 +29,9 @@ class HostBlockPool:
         self._free.extend(block_ids)
 
     def check_idle(self) -> None:
-        """Assert that no block has an owner, without looking at each."""
+        """Assert, by counters alone, that no block has an owner."""
         assert self.num_free == self.num_blocks, f"{self.num_blocks - self.num_free} blocks lost"
 
     def check_integrity(self, owned: Iterable[int]) -> None:
-        """Assert that every block is either free or among `owned`, and that once."""
+        """Assert that every block is either free or in `owned`, exactly once."""
         assert sorted([*self._free, *owned]) == list(range(self.num_blocks))

@@ -7,9 +7,9 @@ from engine.core.scheduler import Scheduler
 
 
 def check_idle(scheduler: Scheduler) -> None:
-    """Assert that nothing is held while there is no request.
+    """Assert that no block, slot or queue entry is held while there is no request.
 
-    The engine calls it whenever it falls idle: it compares counters, however large the cache is.
+    The engine calls it whenever it becomes idle: it compares counters only, in constant time.
     """
     assert not any((scheduler.unfinished, scheduler.running, scheduler.waiting))
     assert scheduler.waiting.queued_load == Load()
@@ -20,7 +20,7 @@ def check_idle(scheduler: Scheduler) -> None:
 def check_integrity(scheduler: Scheduler) -> None:
     """Assert that the queues, the counters and the block accounting agree.
 
-    It looks at every request and block: for tests and diagnosis.
+    Scans every request and block: for tests and diagnosis.
     """
     running, waiting = scheduler.running, scheduler.waiting
     assert running == sorted(running, key=scheduler.rank)

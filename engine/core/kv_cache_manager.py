@@ -1,4 +1,4 @@
-"""KVCacheManager: gives requests the blocks for their tokens, shared wherever content is equal."""
+"""KVCacheManager: allocates KV blocks to requests, and shares blocks of equal content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def _salt_hash(cache_salt: str) -> bytes:
-    """Return what the hash of a first block begins with; it is never a hash of tokens."""
+    """Return the parent hash of a first block, which is never the hash of tokens."""
     if not cache_salt:
         return b""
     return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache_salt").digest()
@@ -37,8 +37,8 @@ class KVCacheManager:
     """Block tables of the requests over one `BlockPool`.
 
     Full blocks are addressed by a hash chained over the request's `cache_salt` and all tokens up to
-    their end, so equal hashes mean equal KV, of requests that may know of each other. A request
-    that has to give up its blocks may keep their KV in blocks of the host.
+    their end, so equal hashes mean equal KV of requests with the same salt. The KV of a preempted
+    request may be swapped out to blocks of the host.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class KVCacheManager:
         self.host_pool = HostBlockPool(num_host_blocks)
 
     def find_prefix(self, request: Request) -> list[int]:
-        """Return the cached blocks that hold the KV of the beginning of `request`.
+        """Return the blocks of the longest cached prefix of `request`.
 
-        None are looked for if it has blocks. At least one token is always left to compute, since
-        its logits are needed. No more of a prompt is hashed than is found, and one block.
+        Empty if it has blocks already. At least one token is left to compute, since its logits
+        are needed. Hashing stops at the first block that is not found.
         """
         blocks: list[int] = []
         if self.enable_prefix_caching and not request.kv.block_ids:
@@ -71,7 +71,7 @@ class KVCacheManager:
         return blocks
 
     def has_block(self, content_hash: bytes | None) -> bool:
-        """Whether a block with this content is cached; None is no content."""
+        """Whether a block with this content is cached; False for None."""
         return content_hash is not None and self.pool.find(content_hash) is not None
 
     def missing_hash(self, request: Request, prefix: list[int]) -> bytes | None:
@@ -90,7 +90,7 @@ class KVCacheManager:
         return self._block_hash(request, place)
 
     def num_missing_blocks(self, request: Request, prefix: list[int]) -> int:
-        """Return how many free blocks `request`, which waits, takes until it is computed.
+        """Return how many free blocks the waiting `request` needs for all its tokens.
 
         `prefix` is what `find_prefix` returned, for a request without blocks of its own.
         """
@@ -108,11 +108,11 @@ class KVCacheManager:
         request.kv.block_ids = list(prefix)
 
     def allocate(self, request: Request, num_new_tokens: int) -> list[BlockCopy] | None:
-        """Make room for the KV of the next `num_new_tokens` tokens.
+        """Allocate blocks for the KV of the next `num_new_tokens` tokens.
 
-        Blocks that the tokens would be written into and that others refer to are replaced by
-        private copies; the returned copies must be carried out before the step. None if the pool
-        has too few blocks; nothing has changed then.
+        Shared blocks that the tokens would be written into are replaced by private copies
+        (copy-on-write); the returned copies must be carried out before the step. None, without any
+        change, if the pool has too few blocks.
         """
         block_ids = request.kv.block_ids
         end = request.num_computed_tokens + num_new_tokens
@@ -133,7 +133,7 @@ class KVCacheManager:
         return copies
 
     def _shared_blocks(self, request: Request, end: int) -> list[int]:
-        """Return the places in its block table that are written up to `end`, and are shared."""
+        """Return the places in its block table of shared blocks that are written up to `end`."""
         block_ids, size = request.kv.block_ids, self.block_size
         places = range(
             request.num_computed_tokens // size, min(len(block_ids), blocks_for(end, size))
@@ -141,10 +141,10 @@ class KVCacheManager:
         return [i for i in places if self.pool.ref_count(block_ids[i]) > 1]
 
     def commit(self, request: Request) -> None:
-        """Make the blocks that are computed to their end findable for other requests.
+        """Enter the full blocks of a request in the prefix cache.
 
-        Those that hold an unread token are left until it has been read: only then is it known what
-        they hold, or whether the token was computed at all.
+        A block with an unread token waits until the token has been read: its content, or whether
+        the token was computed at all, is unknown before.
         """
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         if num_full <= request.kv.num_committed_blocks or not self.enable_prefix_caching:
@@ -162,11 +162,11 @@ class KVCacheManager:
         self.pool.share(child.kv.block_ids)
 
     def swap_out(self, request: Request) -> list[BlockCopy] | None:
-        """Move the KV of a request to the host, and give back its blocks.
+        """Move the KV of a request to the host, and free its blocks.
 
         The returned copies must be carried out before the next step. Shared blocks are copied too:
-        the others may give them up before the request comes back. None if the host has too few
-        blocks; nothing has changed then.
+        the other requests may free them before this one resumes. None, without any change, if the
+        host has too few blocks.
         """
         num_blocks = blocks_for(request.num_computed_tokens, self.block_size)
         host_block_ids = self.host_pool.allocate(num_blocks)
@@ -179,9 +179,9 @@ class KVCacheManager:
         return swaps
 
     def swap_in(self, request: Request, num_shared: int) -> list[BlockCopy]:
-        """Move the KV of a request back from the host, if it is there, to the blocks allocated.
+        """Move swapped-out KV of a request from the host to its allocated blocks.
 
-        The first `num_shared` of its blocks have theirs, from the prefix cache. The returned copies
+        The first `num_shared` of these have their KV from the prefix cache. The returned copies
         must be carried out before the step.
         """
         host_block_ids = request.kv.host_block_ids
@@ -191,13 +191,13 @@ class KVCacheManager:
         return swaps
 
     def discard_swapped(self, request: Request) -> None:
-        """Give back the blocks of the host that a request has."""
+        """Free the host blocks of a request."""
         self.host_pool.release(request.kv.host_block_ids)
         request.kv.host_block_ids = []
         request.kv.num_swapped_tokens = 0
 
     def free(self, request: Request) -> None:
-        """Give back all blocks of a request; its tail is evicted first, its prefix last."""
+        """Free all blocks of a request; its tail is evicted first, its prefix last."""
         self.pool.release(reversed(request.kv.block_ids))
         request.kv.block_ids = []
         request.kv.num_committed_blocks = 0
@@ -206,7 +206,7 @@ class KVCacheManager:
         return (request.num_tokens - 1) // self.block_size
 
     def _block_hash(self, request: Request, place: int) -> bytes:
-        """Return the hash of all tokens up to the end of a full block."""
+        """Return the content hash of a full block: of all tokens up to its end."""
         hashes, size = request.kv.block_hashes, self.block_size
         for i in range(len(hashes), place + 1):
             parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)

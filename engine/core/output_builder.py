@@ -1,4 +1,4 @@
-"""OutputBuilder: from the tokens of the sequences to what is handed out to their clients."""
+"""OutputBuilder: from the tokens of the sequences to the outputs for their clients."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MAX_WINDOW = 16  # tokens; a window up to this length is not shortened
 
 
 class OutputBuilder:
-    """Releases tokens in chunks, each with the window that stands for those before it."""
+    """Releases tokens in chunks, each with a window of earlier tokens to decode it."""
 
     def __init__(self, detokenizer: Detokenizer, *, stream_interval: int) -> None:
-        """Build chunks of `stream_interval` tokens; the first has one, the last what is left."""
+        """Build chunks of `stream_interval` tokens; the first has one, the last the rest."""
         self._detokenizer = detokenizer
         self._stream_interval = stream_interval
 
     def build(self, request: Request) -> SequenceOutput | None:
-        """Return what the client of `request` may have now; always something when it has ended."""
+        """Return the output of `request` that is due, or None; never None when it has ended."""
         end = request.num_releasable_tokens
         num_new = end - request.output.num_released_tokens
         if request.finish is None and num_new < self._interval(request):
@@ -33,7 +33,7 @@ class OutputBuilder:
         if request.output.num_released_tokens == 0:
             return 1  # the first token goes out at once
         # Each chunk carries the window, which is long in a run of byte-fallback tokens: their text
-        # is held back until the run ends. So all windows together remain linear in the tokens.
+        # is held back until the run ends. This keeps the sum of all windows linear in the tokens.
         return max(self._stream_interval, len(request.output.window_ids) // _WINDOW_PER_TOKEN)
 
     def _release(self, request: Request, end: int) -> SequenceOutput:
@@ -63,7 +63,7 @@ class OutputBuilder:
         )
 
     def _next_window(self, request: Request, new_ids: list[int]) -> list[int]:
-        """Return what stands for all tokens up to `new_ids`; a short window is left as it is."""
+        """Return the window after `new_ids`; a short one is not reduced."""
         window_ids = request.output.window_ids
         if len(window_ids) + len(new_ids) <= _MAX_WINDOW:
             return window_ids + new_ids

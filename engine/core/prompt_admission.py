@@ -15,9 +15,9 @@ class Admitted(NamedTuple):
     """How a request begins to run.
 
     Attributes:
-        prefix: blocks of the prefix cache that it begins with.
-        start: its tokens that need not be computed.
-        num_tokens: to compute in this step.
+        prefix: its blocks from the prefix cache.
+        start: number of its first tokens whose KV exists already.
+        num_tokens: tokens to compute in this step.
     """
 
     prefix: list[int]
@@ -35,19 +35,19 @@ class Refused(Enum):
 
 
 class _Blocked(NamedTuple):
-    """A request that has been refused, and what it takes to look at it again."""
+    """A request that was refused, and the conditions for considering it again."""
 
     request: Request
     missing_hash: bytes | None  # of a block that would be a hit in the prefix cache
-    budget: float  # tokens that must be left of a step
+    budget: float  # tokens that must be left in the step's budget
 
 
 class PromptAdmission:
-    """Admits a request when all of its tokens fit beside what runs, and not before.
+    """Admits a request only when all of its tokens fit beside the running requests.
 
-    A prompt of which only a part fits would be preempted after some steps, and start over. One that
-    was refused is looked at again when blocks have been given back, when the prefix cache has more
-    of it, or when nothing runs; looking costs time in proportion to its prefix.
+    A prompt that fits only in part would be preempted after some steps, and start over. A refused
+    one is considered again when blocks have been freed, when more of it is in the prefix cache, or
+    when nothing runs; this costs time in proportion to its prefix.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class PromptAdmission:
         return min(num_tokens, self._threshold or budget, budget)
 
     def begin(self) -> None:
-        """Begin with the admissions of a step; what runs has its tokens already."""
+        """Begin the admissions of a step; the running requests have their tokens already."""
         self._computing = None
 
     def blocks_were_freed(self) -> None:
-        """Look again at the request that has been refused."""
+        """Consider the refused request again."""
         self._blocked = None
 
     def consider(
@@ -124,7 +124,7 @@ class PromptAdmission:
         )
 
     def _num_available_tokens(self, request: Request, prefix: list[int]) -> int:
-        """Return how many tokens of a waiting request need not be computed."""
+        """Return how many tokens of a waiting request have their KV already."""
         if request.kv.block_ids:
             return request.num_computed_tokens
         return max(len(prefix) * self._kv_cache.block_size, request.kv.num_swapped_tokens)
@@ -134,8 +134,8 @@ class PromptAdmission:
     ) -> bool:
         """Whether there are free blocks for all tokens of `request`, and a reserve.
 
-        The reserve is what all need to go on until the prompt is computed, and for the tokens of
-        one block at least, lest somebody is preempted as soon as this one is admitted.
+        The reserve is what all running requests need until the prompt is computed, and at least
+        for the tokens of one block, so that the admission preempts none of them at once.
         """
         num_missing = self._kv_cache.num_missing_blocks(request, prefix)
         num_spare = self._kv_cache.pool.num_free - num_missing
@@ -144,7 +144,7 @@ class PromptAdmission:
         size = self._kv_cache.block_size
         num_steps = max(size, -(-num_left // self._max_chunk))
         if num_spare >= (len(running) + 1) * (num_steps // size + 2):
-            return True  # certainly enough, as nearly always
+            return True  # an upper bound fits, the usual case
         reserve = self._growth(request, blocks_for(request.num_tokens, size), num_steps)
         reserve += sum(self._growth(each, len(each.kv.block_ids), num_steps) for each in running)
         return num_spare >= reserve

@@ -1,4 +1,4 @@
-"""QueueLimits: when a request is turned away because too much is waiting already."""
+"""QueueLimits: limits of the waiting queue, beyond which requests are refused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.errors import QueueFullError
 
-# About 150 MB as Python integers, in the engine process and while they are on the way to it.
+# About 150 MB as Python integers, in the engine process and again on the way to it.
 _MAX_DEFAULT_TOKENS = 2**22
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What some requests amount to: their sequences, and the tokens of their prompts."""
+    """The size of some requests: their sequences, and the tokens of their prompts."""
 
     num_sequences: int = 0
     num_tokens: int = 0
@@ -34,7 +34,7 @@ class Load:
 class QueueLimits:
     """How many sequences may wait, and how many prompt tokens their requests may have together.
 
-    What fits into free slots, and so runs in one of the next steps, does not count as waiting.
+    Sequences that fit into free slots, and so run in one of the next steps, do not count.
     """
 
     max_sequences: int
@@ -44,8 +44,8 @@ class QueueLimits:
     def of(cls, config: EngineConfig, kv_cache_tokens: int) -> QueueLimits:
         """Return the limits of `config` for a KV cache of so many tokens.
 
-        By default the queue holds as many prompts as sequences of the length that the cache was
-        made for: only longer ones meet the limit of tokens before that of sequences.
+        The default number of tokens is that of `max_num_queued_reqs` prompts of the mean length
+        that the cache holds: only longer prompts reach it before the limit of sequences.
         """
         sequences, tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
         if tokens is None:
@@ -54,9 +54,9 @@ class QueueLimits:
         return cls(sequences, tokens)
 
     def have_room(self, waiting: Load, new: Load) -> bool:
-        """Whether the request `new` may join what is `waiting`.
+        """Whether the request `new` may be queued behind `waiting`.
 
-        Where nothing waits any request may, even one that exceeds a limit by itself.
+        Always if nothing waits, even for a request that exceeds a limit by itself.
         """
         together = waiting + new
         return waiting.num_sequences == 0 or (
@@ -64,7 +64,7 @@ class QueueLimits:
         )
 
     def check(self, waiting: Load, new: Load) -> None:
-        """Raise `QueueFullError` if the request `new` may not join what is `waiting`."""
+        """Raise `QueueFullError` if the request `new` may not be queued behind `waiting`."""
         if self.have_room(waiting, new):
             return
         if waiting.num_sequences + new.num_sequences > self.max_sequences:

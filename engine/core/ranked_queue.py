@@ -11,10 +11,10 @@ Rank = tuple[int, int, int]
 
 
 class RankedQueue:
-    """A sorted list: logarithmically many comparisons, and one move of pointers."""
+    """A sorted list: an insertion takes O(log n) comparisons, and one move of pointers."""
 
     def __init__(self, rank: Callable[[Request], Rank]) -> None:
-        """Order by `rank`, smaller first; no two sequences have the same, and none changes."""
+        """Order by `rank`, smaller first; ranks are unique and do not change."""
         self._rank = rank
         self._requests: list[Request] = []
 
@@ -29,12 +29,12 @@ class RankedQueue:
 
     @property
     def head(self) -> Request | None:
-        """The one that is next, if there is any."""
+        """The first sequence, None if empty."""
         return self._requests[0] if self._requests else None
 
     @property
     def tail(self) -> Request | None:
-        """The one that is last, if there is any."""
+        """The last sequence, None if empty."""
         return self._requests[-1] if self._requests else None
 
     def push(self, request: Request) -> None:
@@ -42,7 +42,7 @@ class RankedQueue:
         insort(self._requests, request, key=self._rank)
 
     def discard(self, request: Request) -> bool:
-        """Take `request` out; return whether it was there."""
+        """Remove `request`; return whether it was there."""
         place = bisect_left(self._requests, self._rank(request), key=self._rank)
         found = place < len(self._requests) and self._requests[place] is request
         if found:

@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class SampledToken(NamedTuple):
-    """What the sampler chose for one sequence."""
+    """The token sampled for one sequence."""
 
     token_id: int
     logprob: float
@@ -27,13 +27,13 @@ class SampledToken(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """How a sequence ended; decided once, when its last token is appended or it is given up.
+    """How a sequence ended; decided once, when its last token is appended or it is aborted.
 
     Attributes:
         stop_reason: the stop token id or stop string, if `reason` is "stop".
         text_cut: characters to drop from the end of the text: the stop string.
-        omit_stop_token: the text is that of the tokens before the last one.
-        error: what the request failed with, if `reason` is "error".
+        omit_stop_token: leave the last token out of the text.
+        error: the exception, if `reason` is "error".
     """
 
     reason: FinishReason
@@ -45,13 +45,13 @@ class Finish(NamedTuple):
 
 @dataclass(slots=True)
 class RequestKV:
-    """Where the KV of a sequence is; written by the KV cache manager alone.
+    """Where the KV of a sequence is; written by the KV cache manager only.
 
     Attributes:
         block_ids: its block table.
-        block_hashes: content hashes of its full blocks, as far as they have been asked for.
-        num_committed_blocks: blocks that other sequences can find by their hash.
-        host_block_ids: while it waits with its KV swapped out to the host.
+        block_hashes: content hashes of its full blocks, as far as computed.
+        num_committed_blocks: blocks entered in the prefix cache.
+        host_block_ids: host blocks, while its KV is swapped out.
         num_swapped_tokens: tokens whose KV is in `host_block_ids`.
     """
 
@@ -64,7 +64,7 @@ class RequestKV:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """`time.monotonic()` seconds in the life of a sequence; None: has not happened yet."""
+    """Times of one sequence, in seconds of `time.monotonic()`; None: has not happened yet."""
 
     arrival: float
     first_scheduled: float | None = None
@@ -74,12 +74,12 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What the client has of a sequence, and what it may have next.
+    """The part of a sequence that was released to the client, and the state to release more.
 
     Attributes:
-        window_ids: stand for all tokens released so far where the next ones are decoded.
+        window_ids: tokens before the next ones, the context needed to decode these.
         stop_checker: if the request has stop strings.
-        num_released_tokens: output tokens handed out to the client.
+        num_released_tokens: output tokens released to the client.
         logprobs: of the output tokens not released yet, if the request asked for them.
         cumulative_logprob: sum over all output tokens.
     """
@@ -94,10 +94,10 @@ class RequestOutput:
 class Request:
     """One sequence: its tokens, how far they are computed, and its state by owner.
 
-    There is no prefill or decode phase: the scheduler only ever moves `num_computed_tokens`
-    up to the tokens there are, including those that a step in flight will give. The scheduler
-    alone writes `num_computed_tokens`, `num_unread_tokens`, `slot` and `forks`; `kv` is written by
-    the KV cache manager, `output` as tokens are appended and released.
+    There is no prefill or decode phase: the scheduler advances `num_computed_tokens` up to
+    `num_tokens`, plus tokens that a step in flight samples. Only the scheduler writes
+    `num_computed_tokens`, `num_unread_tokens`, `slot` and `forks`; the KV cache manager writes
+    `kv`; `output` changes as tokens are appended and released.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class Request:
 
         Args:
             uid: names the request that the sequence belongs to.
-            prompt_token_ids: not copied before the sequence runs, so that siblings share it.
+            prompt_token_ids: not copied until the sequence runs, so that siblings share it.
             max_tokens: output tokens at most, already limited by the context length.
             seed: of this sequence's random draws.
-            stop_token_ids: tokens that end it, the model's own end-of-sequence ids among them.
-            index: which of the request's `n` sequences.
-            cache_salt: only requests with the same one share cached prefixes.
-            arrival_time: `time.monotonic()` second; None: now.
+            stop_token_ids: tokens that end it, including the model's end-of-sequence ids.
+            index: of the request's `n` sequences, from 0.
+            cache_salt: only requests with the same salt share cached prefixes.
+            arrival_time: in seconds of `time.monotonic()`; None: now.
             bad_words: token sequences that must not be produced.
-            window_ids: stand for the prompt where the output is decoded.
+            window_ids: last tokens of the prompt, the context needed to decode the output.
         """
         self.uid = uid
         self.index = index
@@ -146,8 +146,8 @@ class Request:
         self.token_ids = prompt_token_ids  # prompt, then output
         self.num_prompt_tokens = len(self.token_ids)
         self.max_num_tokens = self.num_prompt_tokens + max_tokens  # of prompt and output
-        self.num_computed_tokens = 0  # in the KV cache, or there once the steps in flight are over
-        self.num_unread_tokens = 0  # that steps in flight sample: on the device, not in token_ids
+        self.num_computed_tokens = 0  # in the KV cache, when the steps in flight are over
+        self.num_unread_tokens = 0  # sampled by steps in flight: on the device, not in token_ids
         self.slot: int | None = None  # while it runs: its row in the tables of the device
         self.forks: list[Request] = []  # siblings that wait for this one's prompt KV
 
@@ -161,7 +161,7 @@ class Request:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the sequence ended; None while it goes on."""
+        """Why the sequence ended; None while it is unfinished."""
         return self.finish and self.finish.reason
 
     @property
@@ -181,9 +181,9 @@ class Request:
 
     @property
     def must_be_read(self) -> bool:
-        """Whether the sequence cannot go on before the token in flight has been read.
+        """Whether the token in flight must be read before the next step of the sequence.
 
-        It may be the last one there is; or the host has a part in choosing the next.
+        Because it may be the last one, or because the host takes part in choosing the next.
         """
         return self.num_unread_tokens > 0 and (
             len(self.token_ids) + self.num_unread_tokens >= self.max_num_tokens
@@ -192,11 +192,11 @@ class Request:
 
     @cached_property
     def allowed_token_ids(self) -> NDArray[np.int64]:
-        """Those of the sampling parameters, in a form that need not be converted each step."""
+        """`allowed_token_ids` of the sampling parameters as an array, converted once."""
         return np.array(self.sampling_params.allowed_token_ids, dtype=np.int64)
 
     def mark_scheduled(self) -> None:
-        """Note that the sequence runs for the first time, on what it found in the prefix cache."""
+        """Record the first time that the sequence runs, and its hits in the prefix cache."""
         self.times.first_scheduled = time.monotonic()
         self.token_ids = list(self.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, self.num_computed_tokens)
@@ -204,7 +204,7 @@ class Request:
     def append(self, sampled: SampledToken) -> None:
         """Add a sampled token, and set `finish` if the sequence ends with it.
 
-        May raise whatever the tokenizer's decoder does; then `fail` ends the request.
+        May raise any error of the tokenizer's decoder; then `fail` ends the request.
         """
         assert self.finish is None
         self.token_ids.append(sampled.token_id)
@@ -216,7 +216,7 @@ class Request:
         self.finish = self._finish_with(sampled.token_id)
 
     def abort(self) -> None:
-        """End the sequence as it is. Text that was held back is not searched for stop strings."""
+        """End the sequence. Text that was held back is not searched for stop strings."""
         assert self.finish is None
         self.finish = Finish("abort")
 
@@ -225,7 +225,7 @@ class Request:
         self.finish = Finish("error", error=error)
 
     def _finish_with(self, token_id: int) -> Finish | None:
-        """Return how the sequence ends with its newest token; None if it goes on.
+        """Return how the sequence ends with its newest token; None if it continues.
 
         Stop strings take precedence: the text of a stop token comes after all other text.
         """
@@ -249,7 +249,7 @@ class Request:
 
     @property
     def num_releasable_tokens(self) -> int:
-        """Output tokens that the client may have now."""
+        """Output tokens that may be released to the client now."""
         checker = self.output.stop_checker
         if self.finish is not None:
             return self.num_output_tokens

@@ -38,7 +38,7 @@ class RequestFactory:
         seeds: random.Random,
         min_priority: int | None = None,
     ) -> None:
-        """Build requests for one model; `seeds` serves those that bring no seed."""
+        """Build requests for one model; `seeds` supplies seeds for requests without one."""
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -59,7 +59,7 @@ class RequestFactory:
         self._check(prompt, params)
         if message.cache_salt:
             check_cache_salt(message.cache_salt)
-        # Not raised to the limit: the client would believe in a place that it does not have.
+        # Refused rather than raised to the limit, so that the client knows.
         if self._min_priority is not None and message.priority < self._min_priority:
             raise RequestError(
                 f"priority: must be at least {self._min_priority} (got {message.priority})"
@@ -115,10 +115,10 @@ class RequestFactory:
             )
 
     def _max_tokens(self, message: AddRequest, params: SamplingParams) -> int:
-        """Return the output tokens of each sequence: what was asked for, what fits at most.
+        """Return the output tokens of each sequence: `max_tokens`, limited to what fits.
 
         Raises:
-            RequestError: more was asked for than one answer may hold.
+            RequestError: it exceeds the limit of one request.
         """
         room = self._max_model_len - len(message.prompt_token_ids)
         limit = MAX_OUTPUT_TOKENS // params.n

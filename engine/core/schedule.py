@@ -1,4 +1,4 @@
-"""Schedule: what the scheduler has decided about one step, and the executor carries out."""
+"""Schedule: the scheduler's decisions about one step, which the model runner carries out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ScheduledRequest(NamedTuple):  # quickly made, for each row of each step
     Attributes:
         slot: of the request.
         start: position of the first of them.
-        num_tokens: how many they are.
-        wants_token: they reach the end of what there is, so that the next token is sampled.
-        first_changed_block: place in `kv.block_ids` from which on they may have changed since the
-            step before; None if it has got its slot with this step.
+        num_tokens: number of tokens.
+        wants_token: they are the last of the request, so that its next token is sampled.
+        first_changed_block: first index in `kv.block_ids` that may have changed since the step
+            before; None if the request got its slot in this step.
     """
 
     request: Request
@@ -30,7 +30,7 @@ class ScheduledRequest(NamedTuple):  # quickly made, for each row of each step
 
     @property
     def is_decode(self) -> bool:
-        """Whether it computes the one token that was sampled last, and nobody waits for it."""
+        """Whether it computes only the token that was sampled last, for a request without forks."""
         return self.num_tokens == 1 and self.wants_token and not self.request.forks
 
 
@@ -38,8 +38,8 @@ class ScheduledRequest(NamedTuple):  # quickly made, for each row of each step
 class Schedule:
     """One step: swap out these blocks, copy and swap in those, then compute these tokens.
 
-    Rows of one token come first: decode and prefill are different kernels, and each then has one
-    range of the step's tokens. Among each kind, those that want a token come first.
+    Rows of one token come first: decode and prefill are different kernels, and each gets one
+    range of the step's tokens. Within each kind, rows that sample a token come first.
 
     Attributes:
         swap_out: from blocks of the device to blocks of the host.

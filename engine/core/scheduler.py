@@ -1,4 +1,4 @@
-"""Scheduler: decides which tokens each step computes, and what the sampled ones mean."""
+"""Scheduler: decides which tokens each step computes, and processes the sampled ones."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _MAX_PASSED_OVER = 8  # requests per step: each is looked up in the prefix cache
 class Scheduler:
     """Continuous batching with chunked prefill in one token budget.
 
-    Each request just catches `num_computed_tokens` up to `num_tokens`: running requests first,
-    then waiting ones in policy order. A request is admitted when there are blocks for all of its
-    tokens, which it gets at once, and for those that run to go on. When blocks run out all the
-    same, the last running request is preempted: its KV moves to the host if there is room, and
-    otherwise is recomputed when the request is back.
+    Each request advances `num_computed_tokens` up to `num_tokens`: running requests first, then
+    waiting ones in policy order. A request is admitted when there are blocks for all of its tokens,
+    which are allocated at once, and a reserve for the running ones. When blocks run out
+    nevertheless, the last running request is preempted: its KV is swapped out to the host if there
+    is room, and otherwise recomputed when the request resumes.
 
     A step may be scheduled before the tokens of the step before have been read (`update`). Then it
-    may have rows of sequences that turn out to have ended; what comes of these is dropped. Blocks
-    and slots that are given back while steps are in flight may go to others at once: the device
-    runs the steps in their order, so that the next owner's step begins when those are over.
+    may have rows of sequences that turn out to have ended; their results are dropped. Blocks and
+    slots freed while steps are in flight may be allocated again at once: the device runs the steps
+    in order, so that the next owner's step begins when those are over.
 
     Attributes:
         waiting: sequences that do not run.
         running: sequences that take part in each step, in policy order.
-        unfinished: uid -> index -> sequence, forks that have not started yet too.
-        free_slots: rows of the device's tables that no running sequence has.
+        unfinished: uid -> index -> sequence, including forks that have not started.
+        free_slots: rows of the device's tables without a running sequence.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
-        self.num_prefix_hits = 0  # of them, those found
+        self.num_prefix_hits = 0  # those of them found
         self.unfinished: dict[int, dict[int, Request]] = {}
         self.free_slots = list(reversed(range(max_num_seqs)))
         # What the next step swaps out: block of the host -> block of the device.
         self._swap_out: dict[int, int] = {}
 
     def rank(self, request: Request) -> Rank:
-        """Smaller runs earlier. uids grow with arrival, so a preempted request comes back first."""
+        """Smaller runs earlier. uids grow with arrival, so a preempted request resumes first."""
         priority = request.priority if self.policy == "priority" else 0
         return (priority, request.uid, request.index)
 
@@ -88,12 +88,12 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step and allocate the blocks for them.
 
-        There is no row while all that run must be read first, or if there is nothing to do.
+        There is no row if all running sequences must be read first, or if there is nothing to do.
         """
         schedule = Schedule([], [], [], [])
         num_preemptions = self.num_preemptions
         budget = self._advance_running(schedule)
-        # Admitting somebody right after a preemption would only take the blocks away again.
+        # An admission right after a preemption would take the freed blocks again.
         if self.num_preemptions == num_preemptions:
             self._admit(schedule, budget)
             assert self.running or not self.waiting, "a request that can never fit was let in"
@@ -107,7 +107,7 @@ class Scheduler:
         return schedule
 
     def _advance_running(self, schedule: Schedule) -> int:
-        """Schedule the next tokens of what runs; return the budget that is left."""
+        """Schedule the next tokens of the running requests; return the budget that is left."""
         budget = self.max_num_batched_tokens
         place = 0
         while place < len(self.running):
@@ -115,8 +115,8 @@ class Scheduler:
             place += 1
             if request.must_be_read:
                 continue
-            # One token stays reserved for each running request behind this one, so that a long
-            # prefill never stalls a decode.
+            # One token is reserved for each running request after this one, so that a long prefill
+            # never stalls a decode.
             reserved = len(self.running) - place
             num_tokens = self._admission.chunk(request.num_uncomputed_tokens, budget - reserved)
             num_blocks = len(request.kv.block_ids)
@@ -129,10 +129,10 @@ class Scheduler:
         return budget
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
-        """Let waiting sequences run, in policy order, while slots, blocks and `budget` last.
+        """Admit waiting sequences, in policy order, while slots, blocks and `budget` last.
 
-        One that would compute what a running one is about to compute is passed over until the
-        other has done so: its blocks are a hit in the prefix cache then.
+        One with a prefix that a running one is about to compute is passed over until then: its
+        blocks are then a hit in the prefix cache.
         """
         if not self.waiting:
             return
@@ -157,7 +157,7 @@ class Scheduler:
             self.waiting.push(request)
 
     def _run(self, request: Request, admitted: Admitted, schedule: Schedule) -> None:
-        """Take `request` out of its queue, and give it a slot and the blocks of all its tokens."""
+        """Move `request` from its queue to `running`, with a slot and blocks for all its tokens."""
         self.waiting.discard(request)
         is_fork = bool(request.kv.block_ids)
         if not is_fork:
@@ -182,7 +182,7 @@ class Scheduler:
     ) -> ScheduledRequest:
         """Return the row, and count its tokens as computed.
 
-        Requests admitted in this very step can share the blocks that it fills: in every layer, the
+        Requests admitted in the same step can share the blocks that it fills: in every layer, the
         KV of all tokens of a step is written before any is read.
         """
         assert request.slot is not None
@@ -208,7 +208,7 @@ class Scheduler:
         return copies
 
     def _preempt(self, victim: Request) -> None:
-        # Carried out with the next step that has a row, which may be a later one than this.
+        # Carried out before the next step that has a row, possibly a later one.
         for source, host in self.kv_cache.swap_out(victim) or ():
             self._swap_out[host] = source
         self._give_up_blocks(victim)
@@ -218,7 +218,7 @@ class Scheduler:
         self.waiting.push(victim)
 
     def _reclaim_from_forks(self) -> bool:
-        """Take the blocks of the last fork that waits with some; False if none does."""
+        """Free the blocks of the last waiting fork that has some; False if none has."""
         fork = self.waiting.forked.tail
         if fork is None:
             return False
@@ -241,8 +241,8 @@ class Scheduler:
         """Read the tokens of a step; return the requests that got one.
 
         Steps are read in the order in which they were scheduled. `sampled` has one entry for each
-        row that wants a token, in order; those of sequences that have ended meanwhile are dropped.
-        Finished requests, and those that failed, have given back their blocks and left the queues.
+        row that samples a token, in order; those of sequences that have ended are dropped.
+        Finished and failed requests are freed and removed from the queues.
         """
         advanced = []
         waiting = (row.request for row in schedule.rows if row.wants_token)
@@ -260,9 +260,9 @@ class Scheduler:
         return advanced
 
     def _fork(self, parent: Request) -> None:
-        """Queue the siblings on the blocks of the prompt, if it is computed.
+        """Queue the siblings with the blocks of the prompt, if it is computed.
 
-        Each recomputes the prompt's last token, whose logits it samples its own first token from.
+        Each recomputes the prompt's last token, to sample its own first token from its logits.
         """
         if parent.num_computed_tokens < parent.num_prompt_tokens:
             return
@@ -283,7 +283,7 @@ class Scheduler:
         return siblings
 
     def _retire(self, finished: Sequence[Request]) -> None:
-        """Free what finished sequences hold, and forget them."""
+        """Free the blocks and slots of finished sequences, and remove them."""
         if not finished:
             return
         for request in finished:

@@ -1,6 +1,6 @@
-"""StatsRecorder: counts what the engine does, for the operator's metrics.
+"""StatsRecorder: counters and histograms for the server's metrics.
 
-Counted is by sequence, as vLLM does, with vLLM's names and buckets. No torch in here.
+They count sequences, like vLLM's, with vLLM's names and buckets. Imports no torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Histogram:
     """Observations since the last `take`."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """Have one bucket up to each of `bounds`, ascending and inclusive, and one beyond."""
+        """One bucket up to each of `bounds`, ascending and inclusive, and one above the last."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -60,7 +60,7 @@ class Histogram:
         self._sum += value * count
 
     def take(self) -> HistogramDelta | None:
-        """Return what was observed and reset; None if there was nothing."""
+        """Return the observations and reset; None if there were none."""
         if not any(self._counts):
             return None
         delta = HistogramDelta(self._counts, self._sum)
@@ -69,10 +69,10 @@ class Histogram:
 
 
 class StatsRecorder:
-    """Takes what happens in a step; a few operations for each token, and for each sequence.
+    """Records the events of each step, with a few operations per token and per sequence.
 
-    Latencies up to the first token and between tokens count as the tokens come. What is observed
-    once per sequence counts for those that the model ended, not for those aborted or failed.
+    Times to first token and between tokens are observed as the tokens come. Histograms per sequence
+    count those that finished with "stop" or "length", not those aborted or failed.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class StatsRecorder:
     def stepped(self, num_tokens: int, advanced: Iterable[Request]) -> None:
         """Count a step that computed `num_tokens` and gave each of `advanced` one token."""
         now = time.monotonic()
-        waits: dict[float, int] = {}  # tokens of this step by the time of the ones before
+        waits: dict[float, int] = {}  # tokens of this step by the time of the previous token
         for request in advanced:
             last = request.times.last_token
             if request.num_output_tokens == 1:
@@ -109,14 +109,14 @@ class StatsRecorder:
         self._observe("iteration_tokens_total", num_tokens)
 
     def finished(self, request: Request) -> None:
-        """Count `request` if it has ended; then it must not come here again."""
+        """Count `request` if it has ended; to be called once after that."""
         if request.finish_reason is not None:
             self._num_finished[request.finish_reason] += 1
             if request.finish_reason in ("stop", "length"):
                 self._observe_life(request)
 
     def take(self, scheduler: Scheduler) -> Stats:
-        """Return what happened since the last call, and how things stand in `scheduler`."""
+        """Return the counters since the last call, and the gauges of `scheduler`."""
         totals = Counter(
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
@@ -150,7 +150,7 @@ class StatsRecorder:
         arrival, scheduled = request.times.arrival, request.times.first_scheduled
         first_token, last_token = request.times.first_token, request.times.last_token
         if scheduled is None or first_token is None:
-            return  # there is no latency of what never ran
+            return  # it never ran: no latencies
         self._observe("e2e_request_latency_seconds", last_token - arrival)
         self._observe("request_queue_time_seconds", scheduled - arrival)
         self._observe("request_inference_time_seconds", last_token - scheduled)

@@ -1,4 +1,4 @@
-"""WaitingQueues: the sequences that do not run, by what they hold."""
+"""WaitingQueues: the sequences that do not run, by the blocks that they hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class WaitingQueues:
     Attributes:
         queued: requests that have not been admitted yet, each as its first sequence.
         paused: admitted sequences without blocks: preempted ones, and forks whose blocks were
-            taken for others.
+            reclaimed.
         forked: sequences that hold the blocks of their prompt and have not run yet.
         queued_load: of the requests in `queued`.
     """
@@ -33,19 +33,19 @@ class WaitingQueues:
         return len(self.queued) + len(self.paused) + len(self.forked)
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield everything that waits, queue by queue."""
+        """Yield all waiting sequences, queue by queue."""
         for queue in (self.queued, self.paused, self.forked):
             yield from queue
 
     @property
     def head(self) -> Request | None:
-        """The sequence that is next to run, if there is one."""
+        """The next sequence to run, None if none waits."""
         queues = (self.queued, self.paused, self.forked)
         heads = [head for queue in queues if (head := queue.head) is not None]
         return min(heads, key=self._rank, default=None)
 
     def load_without_slot(self, num_free_slots: int) -> Load:
-        """Return what is queued beyond the free slots, which what waits takes in order."""
+        """Return the load of queued requests that do not fit into the free slots."""
         num_free = max(0, num_free_slots - len(self.paused) - len(self.forked))
         if self.queued_load.num_sequences <= num_free:
             return Load()
@@ -60,12 +60,12 @@ class WaitingQueues:
     def displaced_by(
         self, new: Request, load: Load, limits: QueueLimits, num_free_slots: int
     ) -> list[Request]:
-        """Return the queued requests that must go so that `new` may wait, the last of all first.
+        """Return the queued requests to refuse so that `new` may wait, the last in order first.
 
-        Only requests of lower priority go, and none if all of them would not do.
+        Only requests of lower priority are displaced, and none if even all would not suffice.
 
         Raises:
-            QueueFullError: there is no room for `new`, which amounts to `load`.
+            QueueFullError: there is no room for `new`, of size `load`.
         """
         displaced: list[Request] = []
         waiting = self.load_without_slot(num_free_slots)
@@ -80,13 +80,13 @@ class WaitingQueues:
         return displaced
 
     def push(self, request: Request) -> None:
-        """Let `request` wait. Its state must not change until it is taken out again."""
+        """Queue `request`. Its state must not change until it is removed."""
         self._queue_of(request).push(request)
         if _is_new(request):
             self.queued_load += _load(request)
 
     def discard(self, request: Request) -> None:
-        """Take `request` out, if it waits here."""
+        """Remove `request`, if it is queued."""
         if self._queue_of(request).discard(request) and _is_new(request):
             self.queued_load -= _load(request)
 
