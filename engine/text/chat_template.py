@@ -27,13 +27,13 @@ def parse_messages(text: str) -> list[dict[str, Any]]:
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return `messages`, a list of objects from anywhere, in the form that chat templates expect.
+    """Validate untrusted `messages`; return them in the form that chat templates expect.
 
     Content given as OpenAI's list of text parts becomes one string, a part per line; arguments of
-    tool calls given as JSON text become the object they stand for; fields that are null are gone.
+    tool calls given as JSON text are parsed; fields that are null are removed.
 
     Raises:
-        UnsupportedError: a content part is no text.
+        UnsupportedError: a content part is not text.
         RequestError: anything else is wrong; the text names the place, as `messages[1].content`.
     """
     if not isinstance(messages, list):
@@ -146,7 +146,7 @@ def _text(fields: dict[str, Any], name: str, place: str, *, allowed: str = "a st
 
 
 def _check_text(message: dict[str, Any], place: str) -> None:
-    """Refuse what no template could render: the escape "\\ud800" is valid JSON, but no text."""
+    """Refuse lone surrogates: the escape "\\ud800" is valid JSON, but not valid Unicode."""
     try:
         json.dumps(message, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:

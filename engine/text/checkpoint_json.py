@@ -13,7 +13,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file at `path`, or `{}` if there is no such file.
 
     Raises:
-        CheckpointError: the file cannot be read, or holds something else than one JSON object.
+        CheckpointError: the file cannot be read, or is not one JSON object.
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))

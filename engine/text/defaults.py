@@ -1,4 +1,4 @@
-"""What a checkpoint says about ending and sampling: `generation_config.json` and substitutes."""
+"""A checkpoint's end tokens and sampling defaults: `generation_config.json` and substitutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GenerationDefaults:
         eos_token_ids: tokens that end a sequence, in the order of the file; may be empty.
         pad_token_id: None where the checkpoint names none.
         do_sample: sampling is the default; otherwise greedy decoding is.
-        sampling: the sampling fields that the file sets and that hold in that mode.
+        sampling: the sampling fields of the file that apply in that mode.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -66,7 +66,7 @@ class GenerationDefaults:
         """Return the `defaults` of `SamplingParams.parse` for a request that sets `fields`.
 
         Where greedy decoding is the default, a request that shapes the distribution (top_p, top_k
-        or min_p) without naming a temperature wants to sample: its temperature is 1.
+        or min_p) without a temperature is sampled at temperature 1.
         """
         if self.do_sample:
             return dict(self.sampling)

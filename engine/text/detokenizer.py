@@ -1,4 +1,4 @@
-"""Detokenizer: the text that new tokens add, without keeping anything between calls."""
+"""Detokenizer: incremental decoding of new tokens to text, stateless between calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from engine.text.visible_text import TextRule, text_rule
 
 
 class Detokenizer:
-    """Turns chunks of token ids into pieces of text, given a window of the ids before each.
+    """Decodes chunks of token ids to pieces of text, given a window of the ids before each.
 
-    However a sequence is cut into chunks, with windows from `prompt_window` and `next_window`, its
-    pieces join to the same text; after an empty prompt that is `Tokenizer.decode` of the whole.
+    With windows from `prompt_window` and `next_window`, the pieces join to the same text however a
+    sequence is cut into chunks; after an empty prompt that is `Tokenizer.decode` of the whole.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -31,8 +31,8 @@ class Detokenizer:
     ) -> str:
         """Return the text that `new_ids` add after `window_ids`.
 
-        Text that later tokens could still change (an incomplete character) is kept for the next
-        delta, and comes with the last one, which says `final`. `new_ids` may be empty.
+        Text that later tokens could still change (an incomplete character) is held back for the
+        next delta; with `final` nothing is. `new_ids` may be empty.
         """
         before = self._rule.final_text(window_ids, skip_special_tokens)
         ids = [*window_ids, *new_ids]
@@ -43,7 +43,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def text(self, chunk: Chunk | SequenceOutput, *, skip_special_tokens: bool = True) -> str:
-        """Return the text that `chunk` adds for the client, without what stopped the sequence."""
+        """Return the text that `chunk` adds, without the stop string or stop token."""
         token_ids = chunk.token_ids[:-1] if chunk.omit_stop_token else chunk.token_ids
         text = self.delta(
             chunk.window_ids,
@@ -60,18 +60,18 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
     ) -> list[int]:
-        """Return the window of what follows `new_ids`, whose own window was `window_ids`.
+        """Return the window of the tokens after `new_ids`, whose own window was `window_ids`.
 
-        It is a few tokens long, but for an open run of byte-fallback tokens, which it holds.
+        It is a few tokens long, plus an open run of byte-fallback tokens.
         """
         return self._rule.window([*window_ids, *new_ids], skip_special_tokens)
 
     def prompt_window(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> list[int]:
-        """Return a few ids that stand for a prompt where its output is decoded.
+        """Return the few last ids of a prompt that are needed to decode its output.
 
-        All their text is final, but for a character that the prompt leaves incomplete.
+        All their text is final, except a character that the prompt leaves incomplete.
         """
         return self._rule.prompt_window(prompt_ids, skip_special_tokens)
 
@@ -83,9 +83,9 @@ class Detokenizer:
 
 
 class IncrementalDecoder:
-    """The text of one growing sequence, token by token, on a window that it keeps itself.
+    """Decodes one growing sequence token by token, and keeps its window.
 
-    The work for a token is constant in the mean, whatever the tokens are: an open run of
+    The work per token is constant on average (amortised), whatever the tokens are: an open run of
     byte-fallback tokens is decoded once, when it ends.
     """
 
@@ -100,7 +100,7 @@ class IncrementalDecoder:
         self._rule = rule
         self._skip_special_tokens = skip_special_tokens
         self._window_ids = rule.prompt_window(prompt_ids, skip_special_tokens)
-        self._pending_ids: list[int] = []  # after the window: they have made no text final
+        self._pending_ids: list[int] = []  # after the window, without final text yet
         self._open_bytes = rule.open_bytes(self._window_ids)
 
     def fork(self) -> IncrementalDecoder:
@@ -110,7 +110,7 @@ class IncrementalDecoder:
         return fork
 
     def append(self, token_id: int) -> str:
-        """Add an output token; return the text that is final now and was not before."""
+        """Add an output token; return the text that it makes final."""
         skip = self._skip_special_tokens
         if not self._detokenizer.tokenizer.is_visible(token_id, skip):
             return ""
@@ -127,7 +127,7 @@ class IncrementalDecoder:
         return piece
 
     def held_text(self) -> str:
-        """Return the text that is held back: how it reads if nothing more comes."""
+        """Return the text held back, as it is decoded if the sequence ends here."""
         return self._detokenizer.delta(
             self._window_ids,
             self._pending_ids,

@@ -1,4 +1,4 @@
-"""Stop strings: found on text across token borders, and held back while they may still come."""
+"""Stop strings: searched in the text across token borders; possible beginnings are held back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StopAutomaton:
     """Finds the stop strings of a request in a text that comes piece by piece.
 
     One step per character, however many strings there are (Aho and Corasick, "Efficient string
-    matching", 1975). A state is the longest end of the text that begins some stop string. It has
-    up to one state per character of them all, so sequences with the same stop strings share it.
+    matching", 1975). A state is the longest suffix of the text that is a prefix of a stop string.
+    There is up to one state per character of all strings; sequences with the same strings share it.
 
     Attributes:
         found: per state, the longest stop string that the text now ends with, or None.
@@ -49,7 +49,7 @@ class StopAutomaton:
         self._fallback = [0] * len(depth)
         self.held = [0] * len(depth)
         queue = deque([0])
-        while queue:  # by depth, so that a state's fallback is complete before the state
+        while queue:  # breadth first: the fallback of a state is complete before the state
             state = queue.popleft()
             fallback = self._fallback[state]
             self.found[state] = self.found[state] or self.found[fallback]
@@ -59,7 +59,7 @@ class StopAutomaton:
                 queue.append(child)
 
     def step(self, state: int, character: str) -> int:
-        """Return the state after one more character; 0 is that of an empty text."""
+        """Return the state after one more character; 0 is the initial state."""
         while state and character not in self._next[state]:
             state = self._fallback[state]
         return self._next[state].get(character, 0)
@@ -68,14 +68,14 @@ class StopAutomaton:
 class StopChecker:
     """Watches the output of one sequence for stop strings.
 
-    The match that ends first counts; of those that end together, the one that starts first.
+    The match that ends first counts; among those that end together, the one that starts first.
     Text that comes from the prompt alone (U+FFFD for a character that it left incomplete) is part
     of the output's text but not searched, so that there is no match without an output token.
     Without stop strings nothing is decoded, and every token may go out at once.
 
     Attributes:
         match: the match that ended the sequence, or None.
-        releasable: so many output tokens may be out: none of their text can be cut any more.
+        releasable: number of output tokens whose text can no longer be cut.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StopChecker:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Start a sequence. A stop string that is complete before `min_tokens` tokens is none."""
+        """Start a sequence. A match that completes before `min_tokens` tokens is ignored."""
         self.match: StopMatch | None = None
         self.releasable = 0
         self._automaton = stop
@@ -164,6 +164,6 @@ class StopChecker:
     def _skip_prompt_text(self, piece: str) -> int:
         """Return how many characters of `piece` come from the prompt alone."""
         skipped = sum(1 for _ in takewhile(bool, map(eq, piece, self._prompt_text)))
-        # What differs is text that the output has a part in, and so is all that follows.
+        # Text that differs, and all after it, depends on output tokens.
         self._prompt_text = self._prompt_text[skipped:] if skipped == len(piece) else ""
         return skipped

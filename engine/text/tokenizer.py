@@ -27,18 +27,18 @@ class Tokenizer:
     """A fast tokenizer. Immutable, so that threads may share it.
 
     Attributes:
-        hf_tokenizer: the transformers tokenizer; chat templates are its business.
+        hf_tokenizer: the transformers tokenizer, which renders chat templates.
         vocab_size: one more than the largest id, added tokens included.
         special_ids: ids that `skip_special_tokens` leaves out of the text.
         byte_fallback_ids: ids that stand for one byte of UTF-8, `<0xE4>` (SentencePiece).
-        decoder_steps: what decoding does, in order: the decoder's JSON with sequences flattened.
+        decoder_steps: the steps of decoding: the decoder's JSON with sequences flattened.
     """
 
     def __init__(self, hf_tokenizer: Any) -> None:
         """Wrap `hf_tokenizer`, a transformers tokenizer with a Rust `backend_tokenizer`."""
         self.hf_tokenizer = hf_tokenizer
         self._backend = hf_tokenizer.backend_tokenizer
-        # A checkpoint may carry the limits of its training; a prompt is never cut silently.
+        # A checkpoint may set truncation from its training; prompts are never truncated silently.
         self._backend.no_truncation()
         self._backend.no_padding()
         self.vocab_size: int = max(self._backend.get_vocab().values(), default=-1) + 1
@@ -55,7 +55,7 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: Path) -> Tokenizer:
-        """Load `tokenizer.json` of the checkpoint folder `path`, as it stands.
+        """Load `tokenizer.json` of the checkpoint folder `path`, unchanged.
 
         Code from the folder is never run. What transformers would build from other files (a
         SentencePiece `tokenizer.model`) is refused: it depends on packages that may be missing.
@@ -70,8 +70,8 @@ class Tokenizer:
             raise CheckpointError(_what_is_missing(path))
         for name in _JSON_FILES:
             read_object(path / name)
-        # Imported late: half a second that users of the other names here need not spend. And not
-        # AutoTokenizer: to choose a class that reads this same file, it would import torch.
+        # Imported here: it takes half a second. Not AutoTokenizer, which imports torch to choose a
+        # class that reads the same file.
         from transformers import PreTrainedTokenizerFast
 
         try:
@@ -106,8 +106,8 @@ class Tokenizer:
         """Return the ids of `text`, with the tokens that start a prompt if asked for.
 
         Raises:
-            RequestError: `text`, which is that of `field`, holds lone surrogates, which no encoding
-                of Unicode can express, or characters that the vocabulary has no token for.
+            RequestError: `text`, the value of `field`, has lone surrogates, which no encoding of
+                Unicode can express, or characters without a token in the vocabulary.
         """
         try:
             text.encode("utf-8")
@@ -139,30 +139,30 @@ class Tokenizer:
         return text
 
     def id_to_token(self, token_id: int) -> str | None:
-        """Return the token as the vocabulary spells it, or None for an id that has none."""
+        """Return the token as spelt in the vocabulary, None for an unknown id."""
         token: str | None = self._backend.id_to_token(token_id)
         return token
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """Whether decoding sees the token at all."""
+        """Whether the token takes part in decoding."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self.id_to_token(token_id) is not None
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token inside a sentence; bytes that are no text show as U+FFFD."""
+        """Return the text of one token inside a sentence; invalid UTF-8 becomes U+FFFD."""
         token = self.id_to_token(token_id)
         if token is None or self._backend.decoder is None:
             return token or ""
-        # Many decoders drop the space that starts a text: let another token start it.
+        # Many decoders drop the space at the start of a text, so another token goes first.
         text: str = _call_rust(lambda: self._backend.decoder.decode(["a", token]))
         return text.removeprefix("a")
 
 
 def _call_rust(call: Callable[[], _T]) -> _T:
-    """Return what `call` does; make a `RuntimeError` of a panic, which is no `Exception`.
+    """Return the result of `call`; raise a panic of Rust, which is no `Exception`, as RuntimeError.
 
-    Some decoders and normalizers panic on some texts; that must not end a process.
+    Some decoders and normalizers panic on some texts; that must not end the process.
     """
     try:
         return call()

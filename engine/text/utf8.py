@@ -1,15 +1,15 @@
-"""What may still become of UTF-8 text that comes byte by byte."""
+"""State of UTF-8 text that arrives byte by byte: complete, incomplete or invalid."""
 
 from __future__ import annotations
 
 
 def is_continuation(byte: int) -> bool:
-    """Whether `byte` can only stand inside a character."""
+    """Whether `byte` is a UTF-8 continuation byte."""
     return byte & 0xC0 == 0x80
 
 
 def incomplete_end(tail: bytes) -> bytes:
-    """Return the bytes of the character that is open at the end of UTF-8 text; empty if none is."""
+    """Return the bytes of an incomplete character at the end of UTF-8 text; empty if none."""
     for length in range(1, min(3, len(tail)) + 1):
         if not is_continuation(tail[-length]):
             try:
@@ -21,7 +21,7 @@ def incomplete_end(tail: bytes) -> bytes:
 
 
 def invalid_start(data: bytes) -> int | None:
-    """Return where `data` stops being the beginning of UTF-8 text; None if it may be one."""
+    """Return the index of the first invalid byte; None if `data` is a prefix of valid UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -30,5 +30,5 @@ def invalid_start(data: bytes) -> int | None:
 
 
 def open_character(data: bytes) -> bytes | None:
-    """Return the incomplete end of the beginning of UTF-8 text; None if `data` is no such thing."""
+    """Return the incomplete character at the end of `data`; None if `data` is invalid UTF-8."""
     return incomplete_end(data[-3:]) if invalid_start(data) is None else None

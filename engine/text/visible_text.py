@@ -1,8 +1,8 @@
-"""Which part of a decoded text is final, and how few ids decide what follows.
+"""Rules for incremental decoding: which text is final, and which ids the following text needs.
 
 Decoding is not token by token: characters are split over tokens, and the start of a text is
-treated specially. There is a rule for each kind of decoder, so that `Detokenizer` can be exact
-with a short window of ids in place of all ids before.
+treated specially. There is a rule for each kind of decoder, so that `Detokenizer` is exact with a
+short window of ids in place of all previous ids.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextRule(Protocol):
-    """What the decoder of a tokenizer does to the ends of a text."""
+    """How the decoder of a tokenizer treats the start and the end of a text."""
 
     def final_text(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of `ids` without the end that later tokens could still change."""
 
     def window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        """Return ids that decide the text after `ids` as all of them do.
+        """Return ids after which further tokens decode to the same text as after all of `ids`.
 
-        They hold all text that is not final yet. They are a few, however many tokens without text
-        there were; only an open run of byte-fallback tokens is kept whole.
+        They hold all text that is not final yet. They are few, however many tokens without text
+        there are; only an open run of byte-fallback tokens is kept whole.
         """
 
     def prompt_window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-        """Return the window of a prompt, with nothing open but an incomplete character."""
+        """Return the window of a prompt; at most an incomplete character is not final."""
 
     def open_bytes(self, window_ids: Sequence[int]) -> bytes | None:
-        """Return the state for `still_open` after a window; None: look at the text each time."""
+        """Return the state for `still_open` after a window; None: decode at each token."""
 
     def still_open(self, open_bytes: bytes, token_id: int) -> bytes | None:
-        """Return the next state if `token_id`, a visible token, leaves all open text open.
+        """Return the next state if `token_id`, a visible token, makes no text final.
 
         None if it may make text final. In constant time: nothing is decoded.
         """
@@ -66,7 +66,7 @@ def text_rule(tokenizer: Tokenizer) -> TextRule:
 class ByteLevelRule:
     """Tokens spell bytes (GPT-2, Llama 3, Qwen); the text is all bytes, read as UTF-8.
 
-    What is invalid becomes U+FFFD as soon as it cannot be completed any more, so that only an
+    Invalid bytes become U+FFFD as soon as they cannot be completed any more, so that only an
     incomplete character at the very end is open: at most three bytes.
     """
 
@@ -92,7 +92,7 @@ class ByteLevelRule:
         return None
 
     def _synchronise(self, ids: Sequence[int], skip: bool) -> tuple[list[int], bytes]:
-        """Go back from the end until the bytes passed tell the state of a UTF-8 reader.
+        """Go back from the end until the bytes determine the state of a UTF-8 decoder.
 
         A byte that is no continuation byte starts a character whatever was before it, and
         after three continuation bytes no character is open. Return the tokens and their bytes.
@@ -122,8 +122,8 @@ class TokenwiseRule:
 
     - The start of a text may lose its space: only until some text is there.
     - A run of byte-fallback tokens is one unit: a single wrong byte turns all of it into U+FFFD.
-      A run that may still be UTF-8 is open until another token ends it; of one that cannot be any
-      more, the text is final. Skipped tokens do not end a run.
+      A run that is a prefix of valid UTF-8 is open until another token ends it; the text of an
+      invalid one is final. Skipped tokens do not end a run.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -138,7 +138,7 @@ class TokenwiseRule:
     def window(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
         start, run = self._last_run(ids, skip_special_tokens)
         invalid = invalid_start(self._bytes(run))
-        if invalid is not None:  # four bytes of the run spoil what follows as all of it does
+        if invalid is not None:  # four bytes of the run make the rest invalid, as all do
             return run[invalid : invalid + 4]
         return [*self._context(ids, start, skip_special_tokens), *run]
 
@@ -165,7 +165,7 @@ class TokenwiseRule:
 
     @cached_property
     def _any_text(self) -> list[int]:
-        """A token that is text wherever it stands; none if the vocabulary has no such token."""
+        """A token that has text in any context; empty if the vocabulary has none."""
         tokenizer = self._tokenizer
         tokens = (
             [token_id]
@@ -189,10 +189,10 @@ class TokenwiseRule:
         return start, run[::-1]
 
     def _context(self, ids: Sequence[int], end: int, skip: bool) -> list[int]:
-        """Return the tokens that tell the rest of a text what was before `end`.
+        """Return the tokens before `end` that the decoding of later tokens depends on.
 
-        That is whether there is text, and that a run of bytes has ended. The last token is always
-        kept. Others without text are left out, but for the one that starts all text.
+        They tell whether there is text, and that a run of bytes has ended. The last token is always
+        kept. Others without text are left out, except the one that starts all text.
         """
         context: list[int] = []
         first: list[int] = []
@@ -211,10 +211,10 @@ class TokenwiseRule:
 
 
 class UnknownRule:
-    """Any other decoder (WordPiece, CTC ...), known only by what it returns.
+    """Any other decoder (WordPiece, CTC ...), treated as a black box.
 
-    Holds back U+FFFD at the end, of the last tokens alone, and takes it that a token's text is
-    decided by the tokens of the window.
+    Holds back U+FFFD at the end, of the last tokens only, and assumes that a token's text depends
+    only on the tokens of the window.
     """
 
     _HELD_TOKENS = 8
