@@ -1,6 +1,5 @@
-"""The launcher and the clients with the real tritonserver, on a scripted model repository."""
+"""`trident serve` with the real tritonserver, on a scripted model repository."""
 
-import asyncio
 import json
 import os
 import re
@@ -8,160 +7,25 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib import request as http
 
 import psutil
 import pytest
 
-from client import AsyncTridentClient, TridentClient, cli
-from client.errors import InvalidRequestError, RequestTimeoutError
-from engine.launch import stage_watch
+from client import cli
 from engine.launch.environment import RUN_ID
-from engine.launch.errors import ServerStartError, StageDiedError
-from engine.launch.server import TritonServer
 from tests.client.scripted_model import write_repository
+from tests.client.waiting import eventually
 
 pytestmark = pytest.mark.server
 
 ROOT = Path(cli.__file__).parents[1]
-LONG = " ".join(["word"] * 3000)
-
-
-def _eventually(condition: Callable[[], object], seconds: float = 15) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return bool(condition())
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_repository(tmp_path_factory.mktemp("repository"))
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[TritonServer]:
-    with TritonServer({"max_num_seqs": 7}, repository=repository, ports=0) as running:
-        yield running
-
-
-class TestClients:
-    def test_sync(self, server: TritonServer) -> None:
-        with TridentClient(server.grpc_url) as client:
-            assert client.is_ready()
-            whole = client.generate("grüße 東京 🚀", max_tokens=5)
-            assert (whole.text, whole.finish_reason) == ("grüße 東京 🚀", "stop")
-            chunks = list(client.stream("a b c"))
-        assert [chunk.text for chunk in chunks] == ["a", " b", " c"]
-        assert [chunk.finish_reason for chunk in chunks] == [None, None, "stop"]
-
-    def test_async_side_by_side(self, server: TritonServer) -> None:
-        async def run() -> list[str]:
-            async with AsyncTridentClient(server.grpc_url) as client:
-                asked = (client.generate(f"one two {i}") for i in range(32))
-                return [completion.text for completion in await asyncio.gather(*asked)]
-
-        assert asyncio.run(run()) == [f"one two {i}" for i in range(32)]
-
-    def test_errors_keep_their_code_and_text(self, server: TritonServer) -> None:
-        with TridentClient(server.grpc_url) as client:
-            with pytest.raises(InvalidRequestError, match=r"^max_tokens: is wrong$"):
-                client.generate("!invalid")
-            assert client.generate("next").text == "next"
-
-    def test_timeout_reaches_the_model(self, server: TritonServer) -> None:
-        cancelled = server.log.count("cancelled after")
-        with TridentClient(server.grpc_url) as client:
-            with pytest.raises(RequestTimeoutError):
-                client.generate(LONG, timeout=0.5)
-            assert _eventually(lambda: server.log.count("cancelled after") == cancelled + 1)
-
-    def test_leaving_a_stream_reaches_the_model(self, server: TritonServer) -> None:
-        cancelled = server.log.count("cancelled after")
-
-        async def leave() -> None:
-            async with AsyncTridentClient(server.grpc_url) as client:
-                async for _ in client.stream(LONG):
-                    break
-                await asyncio.sleep(0.2)
-
-        asyncio.run(leave())
-        with TridentClient(server.grpc_url) as client:
-            for _ in client.stream(LONG):
-                break
-            assert _eventually(lambda: server.log.count("cancelled after") == cancelled + 2)
-
-    def test_http_bodies_beyond_the_default_stack(self, server: TritonServer) -> None:
-        body = json.dumps({"text_input": "x" * 9_000_000}).encode()
-        url = f"http://{server.http_url}/v2/models/ensemble/generate"
-        with http.urlopen(http.Request(url, body), timeout=60) as response:
-            assert len(json.load(response)["text_output"]) == 9_000_000
-
-
-class TestTritonServer:
-    def test_models_run_in_this_environment_with_the_settings(self, server: TritonServer) -> None:
-        assert f"loading the script with {Path(sys.executable).parent}/" in server.log
-        assert "TRIDENT_MAX_NUM_SEQS=7" in server.log
-
-    def test_metrics_are_served(self, server: TritonServer) -> None:
-        with http.urlopen(f"http://{server.metrics_url}/metrics", timeout=10) as response:
-            assert b"nv_inference_request_success" in response.read()
-
-    def test_a_second_server_on_the_same_port_is_refused(
-        self, server: TritonServer, repository: Path
-    ) -> None:
-        port = server.endpoints["http"].port
-        with pytest.raises(ServerStartError, match=f"port {port} .http. is in use"):
-            TritonServer(
-                {}, repository=repository, ports=0, arguments=[f"--http-port={port}"]
-            ).start()
-
-    def test_without_http(self, repository: Path) -> None:
-        off = ["--allow-http=false", "--allow-metrics=false"]
-        with TritonServer({}, repository=repository, ports=0, arguments=off) as server:
-            assert set(server.endpoints) == {"grpc"}
-            with TridentClient(server.grpc_url) as client:
-                assert client.generate("a").text == "a"
-
-    def test_can_be_started_again(self, repository: Path) -> None:
-        server = TritonServer({}, repository=repository, ports=0)
-        for _ in range(2):
-            with server, TridentClient(server.grpc_url) as client:
-                assert client.generate("a").text == "a"
-
-    def test_slow_start_is_given_up(self, repository: Path) -> None:
-        server = TritonServer(
-            {},
-            repository=repository,
-            ports=0,
-            start_timeout_s=1,
-            environ={**os.environ, "SCRIPT_LOAD_S": "60"},
-        )
-        with pytest.raises(ServerStartError, match="not ready after 1 s") as caught:
-            server.start()
-        assert "loading: ensemble:1" in server.log
-        assert str(server.log_path) in caught.value.hint
-        assert server.log_path.read_text() == server.log
-
-    def test_the_log_of_a_server_that_was_stopped_is_removed(self, repository: Path) -> None:
-        with TritonServer(repository=repository, ports=0) as server:
-            assert server.log_path.exists()
-        assert not server.log_path.exists()
-        assert "loading the script" in server.log
-
-    def test_only_this_machine_reaches_it(self, server: TritonServer) -> None:
-        listening = {
-            connection.laddr.port: connection.laddr.ip.removeprefix("::ffff:")
-            for connection in psutil.Process(server.pid).net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        }
-        for endpoint in server.endpoints.values():
-            assert listening[endpoint.port] == "127.0.0.1"
 
 
 class Launcher:
@@ -307,32 +171,9 @@ class TestServeCommand:
         launcher.wait_for("Ctrl-C stops")
         run_id = launcher.run_id()
         launcher.end(signal.SIGKILL)
-        assert _eventually(lambda: not _processes(run_id))
+        assert eventually(lambda: not _processes(run_id))
         assert "loading the script" in (tmp_path / "trident" / f"{run_id}.log").read_text()
         # What else remains in the file system goes with the next start.
         again = launch(SCRIPT_FAIL="no")
         again.end()
         assert _nothing_left(run_id, tmp_path)
-
-
-def test_triton_completes_the_configurations_of_other_repositories_only(
-    server: TritonServer,
-) -> None:
-    flag = "--disable-auto-complete-config"
-    assert flag not in psutil.Process(server.pid).cmdline()
-    with TritonServer(ports=0) as own:
-        assert flag in psutil.Process(own.pid).cmdline()
-
-
-def test_a_stage_that_dies_is_noticed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_watch, "_GRACE_S", 0.5)
-    with TritonServer(repository=repository, ports=0) as server:
-        stages = [
-            child
-            for child in psutil.Process(server.pid).children()
-            if child.name().startswith("triton_python")
-        ]
-        stages[0].kill()
-        with pytest.raises(StageDiedError, match="a model stage of tritonserver has died"):
-            server.follow()
-    assert server.log_path.exists()
