@@ -31,6 +31,13 @@ def scrape(server: TritonServer) -> Numbers:
     return numbers
 
 
+def assert_idle(server: TritonServer) -> None:
+    numbers = scrape(server)
+    gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    assert {name: numbers[name] for name in gauges} == dict.fromkeys(gauges, 0)
+    assert numbers["engine_up"] == 1
+
+
 def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():

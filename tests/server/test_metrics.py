@@ -17,7 +17,7 @@ from tests.server.caller import Caller, InferError
 from tests.server.conftest import MAX_MODEL_LEN
 from tests.server.engine_process import engine_process
 from tests.server.otlp import Collector, Span
-from tests.server.scraping import Change, scrape, wait_for
+from tests.server.scraping import Change, assert_idle, scrape, wait_for
 
 pytestmark = pytest.mark.server
 
@@ -66,13 +66,6 @@ def caller(server: TritonServer) -> Iterator[Caller]:
     caller = Caller(server.grpc_url, server.http_url)
     yield caller
     caller.close()
-
-
-def assert_idle(server: TritonServer) -> None:
-    numbers = scrape(server)
-    gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    assert {name: numbers[name] for name in gauges} == dict.fromkeys(gauges, 0)
-    assert numbers["engine_up"] == 1
 
 
 def long_inputs(**params: Any) -> dict[str, Any]:
