@@ -6,7 +6,9 @@ Its tokenizer splits characters over tokens, so that its random output is full o
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2_grpc
 
 from engine.launch.server import TritonServer
 from tests.factories.checkpoints import write_checkpoint
@@ -50,3 +52,18 @@ def caller(server: TritonServer) -> Iterator[Caller]:
     caller = Caller(server.grpc_url, server.http_url)
     yield caller
     caller.close()
+
+
+@pytest.fixture(scope="module")
+def quiet_log(server: TritonServer) -> Iterator[None]:
+    """Nothing that the tests of a file send is worth a traceback."""
+    before = len(server.log)
+    yield
+    assert "internal error" not in server.log[before:]
+    assert "Traceback" not in server.log[before:]
+
+
+@pytest.fixture(scope="module")
+def stub(server: TritonServer) -> Iterator[service_pb2_grpc.GRPCInferenceServiceStub]:
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
