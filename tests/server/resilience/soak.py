@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.launch.server import TritonServer
+from tests.server.release import released_all
 from tests.server.resilience import report
 from tests.server.resilience.cancel import aftermath
 from tests.server.resilience.desk import Desk
@@ -138,7 +139,7 @@ def main() -> int:
         run = soak(server, seconds=60 * arguments.minutes, seed=arguments.seed, csv=arguments.csv)
         result = asyncio.run(run)
     result.show()
-    stuck = ["Exit timeout expired"] if "Exit timeout expired" in server.log else []
+    stuck = [] if released_all(server) else ["a request was never released"]
     return report.verdict([*result.problems, *result.leaks, *stuck])
 
 
