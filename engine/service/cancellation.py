@@ -1,6 +1,6 @@
 """Polls requests made to the model `engine` itself for cancellation.
 
-Triton tells of a cancellation only those who ask. Requests of the ensemble are cancelled through
+Triton reports a cancellation only on request. Requests of the ensemble are cancelled through
 the detokenizer: see `engine.service.link`.
 """
 
@@ -20,7 +20,7 @@ OnCancel = Callable[[int], None]
 class CancelPoller:
     """Asks each watched request every `POLL_INTERVAL_S` whether it was cancelled.
 
-    The question is an inter-process round trip of up to 0.1 ms, too dear to ask per token.
+    Each check is an inter-process round trip of up to 0.1 ms, too expensive per token.
     """
 
     def __init__(self, on_cancel: OnCancel) -> None:
@@ -32,20 +32,20 @@ class CancelPoller:
         self._thread.start()
 
     def watch(self, uid: int, is_cancelled: Callable[[], bool]) -> None:
-        """Begin to ask `is_cancelled`."""
+        """Begin to poll `is_cancelled`."""
         with self._lock:
             self._watched[uid] = is_cancelled
 
     def forget(self, uid: int) -> None:
-        """Stop asking; unknown uids are ignored. On return no question is under way.
+        """Stop polling; unknown uids are ignored. On return no check is in progress.
 
-        To ask Triton about a request that has been answered would crash the server.
+        A check of a request that has been answered would crash the server.
         """
         with self._lock:
             self._watched.pop(uid, None)
 
     def close(self) -> None:
-        """Stop asking at all; on return `on_cancel` is not called any more."""
+        """Stop all polling; on return `on_cancel` is not called any more."""
         self._stopped.set()
         self._thread.join(timeout=5)
 
@@ -63,7 +63,7 @@ class CancelPoller:
             is_cancelled = self._watched.get(uid)
             try:
                 return is_cancelled is not None and is_cancelled()
-            except Exception:  # one that cannot be asked must not keep others from being asked
+            except Exception:  # a failing check must not stop the others
                 log.exception("request %d cannot be asked whether it was cancelled", uid)
                 self._watched.pop(uid, None)
                 return False

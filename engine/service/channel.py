@@ -24,7 +24,7 @@ class ChannelError(Exception):
 class Channel(Generic[Sent, Received]):
     """One end of a stream socket. Any thread may send; one thread receives.
 
-    The socket belongs to the channel from here on.
+    The channel owns the socket, and closes it.
     """
 
     def __init__(self, sock: socket.socket, received: Any) -> None:
@@ -36,7 +36,7 @@ class Channel(Generic[Sent, Received]):
         self._send_lock = threading.Lock()
 
     def send(self, message: Sent) -> None:
-        """Block until `message` is with the kernel.
+        """Block until `message` is in the socket's buffer.
 
         Raises:
             ChannelError: the message is larger than `MAX_FRAME_BYTES` or holds an integer that is
@@ -73,12 +73,12 @@ class Channel(Generic[Sent, Received]):
             raise ChannelError(f"a frame is malformed: {error}") from None
 
     def shutdown(self) -> None:
-        """End the conversation; a thread blocked in `receive` returns. Repeatable."""
+        """Shut the socket down; a thread blocked in `receive` returns. Repeatable."""
         with contextlib.suppress(OSError):  # not connected any more
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back, once no thread is in `receive` any more. Repeatable."""
+        """Close the socket; no thread may be in `receive` any more. Repeatable."""
         self.shutdown()
         self._reader.close()  # holds the file descriptor too
         self._socket.close()

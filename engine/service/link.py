@@ -41,7 +41,7 @@ _CREDENTIALS_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 class ForgedMessageError(ValueError):
-    """A message that the engine stub of this server has not made."""
+    """A message that was not made by the engine stub of this server."""
 
 
 class EngineEnd:
@@ -61,7 +61,7 @@ class EngineEnd:
         self._thread.start()
 
     def seal(self, payload: bytes) -> bytes:
-        """Return `payload` with a header that proves where it comes from."""
+        """Return `payload` with a header that authenticates it (a MAC)."""
         size_mac, mac = _size_mac(self._key, len(payload)), _mac(self._key, payload)
         return b"".join((self._name, size_mac, mac, payload))
 
@@ -166,7 +166,7 @@ def _ask_for_key(name: bytes) -> bytes:
 
 
 def _is_sibling(ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Tell whether a datagram comes from a process of this user with the same parent as ours."""
+    """Whether a datagram comes from a process of this user with the same parent as ours."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             pid, uid, _ = _CREDENTIALS.unpack(data)

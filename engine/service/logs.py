@@ -1,7 +1,7 @@
 """One log format for the engine process and the stubs: both write to the server's stderr.
 
-A record may carry `extra={"fields": {...}}`: values that a program shall find again. As text they
-follow the message as `name=value`; in JSON they are an object of their own.
+A record may carry `extra={"fields": {...}}`: machine-readable values. As text they follow the
+message as `name=value`; in JSON they are a nested object.
 """
 
 from __future__ import annotations

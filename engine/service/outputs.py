@@ -11,7 +11,7 @@ from engine.protocol import Chunk
 
 Array = NDArray[Any]
 
-UNFINISHED = "None"  # vllm_backend's finish_reason of a sequence that goes on
+UNFINISHED = "None"  # vllm_backend's finish_reason of an unfinished sequence
 
 
 def chunk_tensors(chunks: list[Chunk]) -> dict[str, Array]:

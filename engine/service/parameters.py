@@ -84,7 +84,7 @@ def client_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_cache_salt(fields: dict[str, Any]) -> str:
-    """Take `cache_salt` out of what stands beside the sampling parameters; "" if it is not there.
+    """Remove `cache_salt` from `fields`, where it is beside the sampling parameters; "" if absent.
 
     Raises:
         RequestError: it is no valid salt.

@@ -25,10 +25,10 @@ _STUB = "triton_python_backend_stub"
 def end_with_parent() -> None:
     """Watch, in a thread, for the death of the parent process; then exit at once.
 
-    With it go the other stubs of that parent and their shared-memory regions. A stub that was
-    just answering tritonserver waits for it for ever, and lets no thread of Python's run.
+    Also ends the other stubs of that parent and removes their shared-memory regions: a stub that
+    was just answering tritonserver waits for it for ever, and lets no Python thread run.
     """
-    # Not PR_SET_PDEATHSIG: that strikes already when the thread that started the stub ends.
+    # Not PR_SET_PDEATHSIG: that fires already when the thread that started the stub ends.
     parent = os.getppid()
     threading.Thread(target=_watch, args=(parent,), name="parent-watch", daemon=True).start()
 

@@ -55,7 +55,7 @@ class InputReader:
         return len(self._list(name, "integer"))
 
     def strings(self, name: str, max_size: int) -> list[str]:
-        """Return a list of strings, without empty ones: `[[""]]` is how peers' clients say none."""
+        """Return a list of strings, without empty ones: other servers' clients send `[[""]]`."""
         values = (_text(name, value) for value in self._list(name, "string", max_size))
         return [value for value in values if value]
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Stage:
-    """What one model of the repository was started with."""
+    """The settings and arguments that one model of the repository was started with."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         """Read `args` of `initialize`; logs go to the server's stderr from here on.

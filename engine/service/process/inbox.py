@@ -1,4 +1,4 @@
-"""Inbox: the messages that have arrived for the engine's loop while it was busy with a step."""
+"""Inbox: the messages that arrive for the engine's loop while it runs a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Inbox:
     """
 
     def __init__(self, on_dropped: Callable[[AddRequest], None]) -> None:
-        """`on_dropped` hears of each request that was dropped; the loop never sees it."""
+        """`on_dropped` is called with each dropped request; the loop never gets it."""
         self._on_dropped = on_dropped
         self._arrived = threading.Condition()
         self._requests: OrderedDict[int, AddRequest] = OrderedDict()  # by uid, first come first

@@ -29,7 +29,7 @@ MAX_ARRIVALS_S = 0.02
 
 
 class Core(Protocol):
-    """What the loop needs of `engine.core.engine_core.EngineCore`."""
+    """The methods of `engine.core.engine_core.EngineCore` that the loop calls."""
 
     @property
     def ready(self) -> Ready: ...
@@ -42,7 +42,7 @@ class Core(Protocol):
 
 
 class EngineLoop:
-    """Gives `core` the messages that arrive, steps it, and hands on what it produces.
+    """Passes arriving messages to `core`, runs its steps, and sends its outputs.
 
     Each iteration takes what has arrived and then makes one step. While requests run, a burst of
     arrivals delays their next step by no longer than the last step took; the rest of the burst
@@ -56,7 +56,7 @@ class EngineLoop:
         put: Callable[[FromEngine], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Serve `core`; `put` takes what goes to the stub, and must return at once."""
+        """Serve `core`; `put` queues a message to the stub, and must return at once."""
         self._core = core
         self._inbox = inbox
         self._put = put

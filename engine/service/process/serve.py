@@ -39,7 +39,7 @@ CoreFactory = Callable[[EngineConfig, Callable[[str], None]], Core]
 
 
 class Heart:
-    """Sends a heartbeat every `HEARTBEAT_INTERVAL_S`, from a thread of its own."""
+    """Sends a heartbeat every `HEARTBEAT_INTERVAL_S`, from its own thread."""
 
     def __init__(self, put: Callable[[FromEngine], None]) -> None:
         self.loop: EngineLoop | None = None  # once there is one
@@ -91,7 +91,7 @@ def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
 
 
 def serve(sock: socket.socket, make_core: CoreFactory) -> int:
-    """Be the engine process on `sock`; return the exit status."""
+    """Run the engine process on `sock`; return the exit status."""
     channel: EngineChannel = Channel(sock, ToEngine)
     writer = Writer(channel)
     heart = Heart(writer.put)
@@ -115,9 +115,9 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
 
 
 def configure() -> None:
-    """Log to stderr, which is the server's; leave Ctrl-C to the server, which then ends us.
+    """Log to the server's stderr; ignore Ctrl-C, which the server handles by ending this process.
 
-    The kernel ends us with the stub too: the reader thread cannot while this process is stopped.
+    The kernel also kills it with the stub: the reader thread cannot while the process is stopped.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     configure_logging()

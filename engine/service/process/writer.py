@@ -1,4 +1,4 @@
-"""Writer: sends what the engine process says to the stub."""
+"""Writer: sends the messages of the engine process to the stub."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EngineChannel = Channel[FromEngine, ToEngine]
 
 
 class Writer:
-    """Sends from a thread of its own, so that the engine loop never waits for the socket.
+    """Sends from its own thread, so that the engine loop never waits for the socket.
 
-    Outputs that have queued up while one frame was sent go into the next one together.
+    Outputs that were queued while one frame was sent are merged into the next one.
     """
 
     def __init__(self, channel: EngineChannel) -> None:
@@ -50,7 +50,7 @@ class Writer:
             return  # the stub has gone; the reader thread ends the process
         except Exception:
             log.exception("outputs could not be sent")
-            os._exit(1)  # an engine that nobody hears must not look alive
+            os._exit(1)  # heartbeats must not hide that outputs are lost
 
     def _send(self, message: FromEngine) -> None:
         """Send `message`; `Outputs` that are too much for one frame go in several."""

@@ -1,4 +1,4 @@
-"""The tokenizer stage: from what a client asked to what the engine takes, fully validated."""
+"""The tokenizer stage: from a client's inputs to a validated request for the engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CERTAINLY_TOO_LONG = 1.25
 
 @dataclass(frozen=True)
 class TokenizedRequest:
-    """A request that the engine can take as it is. `timeout_us` 0 means no deadline."""
+    """A validated request for the engine. `timeout_us` 0 means no deadline."""
 
     input_ids: list[int]
     sampling_params: SamplingParams
@@ -148,7 +148,7 @@ class Preprocessor:
         return ids
 
     def _check_characters(self, field: str, prompt: str) -> None:
-        """Refuse most of what is too long before the time is spent to tokenise it."""
+        """Refuse most prompts that are too long without tokenising all of them."""
         limit = max_prompt_characters(self._max_model_len)
         if len(prompt) > limit:
             raise RequestError(
@@ -188,7 +188,7 @@ def _end(inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:
 
 
 def _wants_prompt(inputs: RequestInputs) -> bool:
-    """Peers prepend the prompt by default, but not to a stream; a chat has no text to prepend."""
+    """Whether to echo the prompt: like vllm_backend by default unless streamed; never for chats."""
     if inputs.exclude_input_in_output is not None:
         return not inputs.exclude_input_in_output
     return not inputs.stream and inputs.text is not None

@@ -1,4 +1,4 @@
-"""The inputs of the ensemble, in both conventions of the field, as one typed request.
+"""The inputs of the ensemble, by TensorRT-LLM's and by vLLM's conventions, as one typed request.
 
 TensorRT-LLM's clients send one tensor per setting. vLLM's send `sampling_parameters`, a JSON
 object, or its fields as request parameters. Where several name a setting, the JSON object wins,
@@ -67,7 +67,7 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """What a client asked for, before any tokenizer has seen it.
+    """The inputs of a request, before tokenisation.
 
     Attributes:
         text, messages: the prompt; exactly one of them.
@@ -77,7 +77,7 @@ class RequestInputs:
         end_id: replaces the checkpoint's end-of-sequence tokens; -1: there is none.
         embedding_bias: words, and what to add to the logits of their tokens.
         priority: smaller runs earlier.
-        cache_salt: only requests with the same one share cached prefixes.
+        cache_salt: only requests with the same salt share cached prefixes.
         timeout_us: from now, in microseconds; 0 means none.
         outputs: optional output tensors.
     """

@@ -1,4 +1,4 @@
-"""Admission: how much may be with the engine process at once, its inbox and its socket included."""
+"""Admission: limits the load of the engine process, including its inbox and its socket."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from engine.protocol import Ready
 
 
 class Admission:
-    """Counts what the engine process has been given and has not ended, and refuses too much.
+    """Counts the unfinished requests of the engine process, and refuses more than the limits.
 
-    The engine itself counts what waits, but only between steps. Here, all that cannot be running
-    must be waiting: in its queue, preempted, in its inbox or in the socket. Not thread-safe.
+    The engine counts waiting requests itself, but only between steps. Here, all beyond its slots
+    count as waiting: in its queue, preempted, in its inbox or in the socket. Not thread-safe.
 
-    With scheduling_policy=priority, requests of lower priority do not keep one from entering: the
-    engine refuses as many of them as it must. Until it has, there may be twice the limits here.
+    With scheduling_policy=priority, requests of lower priority do not count against one: the engine
+    refuses as many of them as necessary. Until then, up to twice the limits may be counted here.
     """
 
     def __init__(self, config: EngineConfig, ready: Ready) -> None:
-        """Start with nothing, for an engine that has just become ready."""
+        """Start empty, for an engine that has just become ready."""
         limits = QueueLimits.of(config, (ready.num_blocks - 1) * ready.block_size)
         self._limits = limits
         self._hard_limits = QueueLimits(2 * limits.max_sequences, 2 * limits.max_tokens)
@@ -31,7 +31,7 @@ class Admission:
         """Count a request in.
 
         Raises:
-            QueueFullError: as many sequences or prompt tokens are waiting as may wait.
+            QueueFullError: the limit of waiting sequences or prompt tokens is reached.
         """
         waiting = self.load.beyond(self._max_running)
         if not (self._by_priority and self._hard_limits.have_room(waiting, new)):

@@ -40,13 +40,13 @@ log = logging.getLogger("trident.client")
 
 
 class Observer(Protocol):
-    """Hears what happens to the engine; its methods return at once."""
+    """Is notified of the engine's events; its methods return at once."""
 
     def update(self, stats: Stats) -> None:
-        """Take what the engine did since the last time."""
+        """Take the statistics since the last call."""
 
     def engine_up(self, up: bool) -> None:
-        """Take whether requests are served from now on."""
+        """The engine has become ready, or has stopped serving."""
 
     def engine_restarted(self) -> None:
         """Count a start of the process after the first."""
@@ -79,7 +79,7 @@ class EngineClient:
         """Start the process and block until its engine is ready.
 
         Args:
-            on_progress: hears what the engine is doing until then, and what it is when ready.
+            on_progress: is called with sentences about the start, and a description when ready.
             python: see `EngineProcess`.
             module: what the process runs.
 
@@ -104,18 +104,18 @@ class EngineClient:
 
     @property
     def ready(self) -> Ready:
-        """What the engine said of itself when it was last ready."""
+        """The engine's last `Ready` message."""
         assert self._ready is not None
         return self._ready
 
     @property
     def process_id(self) -> int:
-        """Of the engine process."""
+        """Process id of the engine process."""
         return self._supervisor.process_id
 
     @property
     def health(self) -> Health:
-        """How things stand now."""
+        """The current state."""
         return structs.replace(self._supervisor.health, num_in_flight=len(self._streams))
 
     def check_ready(self) -> None:
@@ -147,10 +147,10 @@ class EngineClient:
         return stream.uid
 
     def abort(self, uid: int) -> None:
-        """Stop a request and free what it holds; its sink gets a `RequestCancelledError`.
+        """Stop a request and free its blocks; its sink gets a `RequestCancelledError`.
 
-        It counts in the limits of the queue until the process has said that it has ended. Unknown
-        and finished uids are ignored.
+        It counts in the limits of the queue until the process has reported its end. Unknown and
+        finished uids are ignored.
         """
         with self._lock:  # its sink may know it before it is registered
             stream = self._streams.get(uid)
@@ -198,7 +198,7 @@ class EngineClient:
                 self._observer.update(message)
 
     def on_down(self) -> None:
-        """Fail what is in flight."""
+        """Fail the requests in flight."""
         with self._lock:
             self._lost, self._streams = list(self._streams.values()), {}
         error = EngineDeadError("the engine process has died; the request is lost")
@@ -207,7 +207,7 @@ class EngineClient:
         self._observer.requests_lost(num_lost)
 
     def on_death(self, death: Death) -> None:
-        """Remember which requests were there, if they may be the cause."""
+        """Record the requests that were in flight, if they may be the cause."""
         if self._lost:
             log.error("%d requests were lost", len(self._lost))
         if death.is_own_fault:
@@ -271,5 +271,5 @@ class EngineClient:
         if stream.is_refused:
             assert stream.error is not None
             self._observer.request_refused(stream.error)
-        if stream.uid in self._streams:  # its sink raised: nobody waits for the rest
+        if stream.uid in self._streams:  # its sink raised: the rest is not needed
             self._send_abort(stream)

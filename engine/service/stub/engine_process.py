@@ -1,4 +1,4 @@
-"""EngineProcess: one life of the engine process, as the engine stub sees it."""
+"""EngineProcess: one start of the engine process, with the stub's end of its channel."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Death:
     """How a process ended.
 
     Attributes:
-        reason: as what follows "the engine process".
-        is_own_fault: it died of what it was doing, not by somebody's hand.
+        reason: text that follows "the engine process".
+        is_own_fault: it crashed, rather than was killed from outside.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""MetricBoard: values on their way to the server's /metrics."""
+"""MetricBoard: batches updates of the server's /metrics."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Metric = Any  # pb_utils.Metric
 
 
 class MetricBoard:
-    """Gathers updates, which a thread of its own carries to the server.
+    """Collects updates, and sends them to the server from its own thread.
 
     Each update of a metric is a round trip of some 20 us (measured with release 24.10), so all
     updates of a metric in one interval go in one: the cost is bounded, whatever the load.
-    Thread-safe; only making a metric waits for the server. Never update a metric inside `execute`:
-    release 24.10 then dies of a `lock_exception` now and then. An update that fails is tried again.
+    Thread-safe; only the creation of a metric waits for the server. Never update a metric inside
+    `execute`: release 24.10 then sometimes dies of a `lock_exception`. Failed updates are retried.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MetricBoard:
         self._publish()  # what came in that last interval
 
     def _publish(self) -> None:
-        """Carry all pending updates to the server; those that fail stay pending."""
+        """Send all pending updates to the server; those that fail stay pending."""
         with self._lock:
             added, self._added = self._added, {}
             values, self._set = self._set, {}

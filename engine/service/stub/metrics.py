@@ -1,8 +1,8 @@
-"""EngineMetrics: what the engine does, at the server's /metrics in vLLM's names.
+"""EngineMetrics: the engine's statistics at the server's /metrics, in vLLM's names.
 
-The histograms are written as counters `X_bucket{le}`, `X_sum` and `X_count`, which is all that a
-histogram is on the wire: Triton's own kind takes one value per round trip, too dear for one per
-token, and these take what a whole interval brought at once.
+Histograms are published as counters `X_bucket{le}`, `X_sum` and `X_count`, their form on the
+wire: Triton's own histograms take one value per round trip, too expensive per token; counters take
+all values of an interval at once.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class EngineMetrics:
         )
 
     def update(self, stats: Stats) -> None:
-        """Take what the engine did since the last time, and how things stand."""
+        """Take the statistics since the last call."""
         for field, gauge in self._gauges.items():
             self._board.set(gauge, getattr(stats, field))
         for field, counter in self._counters.items():
@@ -166,7 +166,7 @@ class EngineMetrics:
         self._board.set(cache_config, 1)
 
     def engine_up(self, up: bool) -> None:
-        """Take whether requests are served from now on."""
+        """Publish whether requests are served now."""
         self._board.set(self._up, up)
         if not up:
             for gauge in self._gauges.values():

@@ -50,9 +50,9 @@ def log_end(stream: RequestStream) -> None:
 
 
 def _times(arrival_time: float, sequences: list[RequestStats]) -> dict[str, float | int]:
-    """Return the times that only the engine knows, over the sequences that have finished.
+    """Return the times measured by the engine, over the sequences that have finished.
 
-    While none has, there is only the time since arrival.
+    Without any, only the time since arrival.
     """
     if not sequences:
         return {"e2e_s": round(time.monotonic() - arrival_time, 6)}

@@ -29,7 +29,7 @@ from engine.service.triton import Stage, input_tensors, request_id, request_para
 
 
 class Responder:
-    """Owns the engine process and the ways in which cancellations come."""
+    """Owns the engine process, and what receives cancellations."""
 
     def __init__(self, config: EngineConfig, stage: Stage) -> None:
         """Start the engine process; raises `TridentError` if its engine cannot start."""
@@ -48,7 +48,7 @@ class Responder:
         return self._client.health.state == "ready"
 
     def submit(self, request: Any, sender: Any) -> None:
-        """Have `request` answered through `sender`, its response sender.
+        """Submit `request`, to be answered through `sender`, its response sender.
 
         Raises:
             TridentError: the request is wrong, or there is no engine now.
@@ -124,7 +124,7 @@ class Responder:
                 skip_special_tokens=skip_special_tokens,
             )
             sink = self._sink(request, sender, options, template, lambda: self._poller.forget(uid))
-            if options is None:  # from here on, only those who ask are told of a cancellation
+            if options is None:  # from here on, a cancellation has to be polled
                 self._poller.watch(uid, sender.is_cancelled)
             return sink
 

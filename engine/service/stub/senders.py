@@ -74,7 +74,7 @@ class TurnQueue:
                 self._push(stream, due)
 
     def close(self) -> None:
-        """Let `take` hand out what is left without waiting, and then None."""
+        """Let `take` return what is left without waiting, and then None."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -100,14 +100,14 @@ class TurnQueue:
 class Senders:
     """A few threads that deliver responses.
 
-    A slow consumer delays nobody else: what its request brings meanwhile goes into one response.
-    The first and the last response of a request go out at once. Those between keep an interval
+    A slow consumer delays no other request: its outputs meanwhile are coalesced into one response.
+    The first and the last response of a request are sent at once. Those between keep an interval
     that grows with the number of streams, so that responses never take the processor from the
-    engine; steps that take longer are not delayed by it.
+    engine; it adds no delay if steps take longer.
     """
 
     def __init__(self, on_answered: Callable[[RequestStream], None]) -> None:
-        """`on_answered` hears of each request after its last response, in a sender's thread."""
+        """`on_answered` is called after a request's last response, in a sender's thread."""
         self._on_answered = on_answered
         num_cores = len(os.sched_getaffinity(0))
         self._responses_per_s = min(_RESPONSES_PER_CORE_S * num_cores, _MOST_RESPONSES_S)
@@ -121,7 +121,7 @@ class Senders:
             thread.start()
 
     def put(self, stream: RequestStream) -> None:
-        """Have delivered what `stream` holds; returns at once."""
+        """Queue `stream` for delivery; returns at once."""
         self._turns.put(stream, 0.0 if stream.is_urgent else stream.next_due)
 
     def close(self) -> None:

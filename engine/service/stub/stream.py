@@ -37,8 +37,8 @@ class NewRequest:
         arrival_time: `time.monotonic()` second.
         timeout_s: from arrival; then the sequences end with "abort". None: no deadline.
         text_prefix: goes with the first chunk of each sequence.
-        request_id: the client's own name for it; need not be unique.
-        cache_salt: only requests with the same one share cached prefixes.
+        request_id: given by the client; need not be unique.
+        cache_salt: only requests with the same salt share cached prefixes.
     """
 
     prompt_token_ids: list[int]
@@ -53,7 +53,7 @@ class NewRequest:
     arrival_time: float = field(default_factory=time.monotonic)
 
     def message(self, uid: int) -> AddRequest:
-        """Return what tells the engine process of it."""
+        """Return the message to the engine process."""
         return AddRequest(
             uid=uid,
             prompt_token_ids=self.prompt_token_ids,
@@ -81,7 +81,7 @@ class NewRequest:
 
 @dataclass
 class _Sequence:
-    """What one sequence has brought since its last chunk."""
+    """The outputs of one sequence since its last chunk."""
 
     token_ids: list[int] = field(default_factory=list)
     window_ids: list[int] = field(default_factory=list)
@@ -97,7 +97,7 @@ class _Sequence:
         self.newest = output
 
     def take(self, text_prefix: str) -> Chunk | None:
-        """Return it as one chunk."""
+        """Return them as one chunk."""
         newest = self.newest
         if newest is None:
             return None
@@ -156,7 +156,7 @@ class RequestStream:
 
     @property
     def num_unfinished(self) -> int:
-        """How many sequences go on."""
+        """Number of unfinished sequences."""
         return len(self._sequences) - len(self.finish_reasons)
 
     @property

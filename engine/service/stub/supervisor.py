@@ -42,13 +42,13 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Owner(Protocol):
-    """Hears what becomes of the process, in the supervisor's thread."""
+    """Is notified of the process's events, in the supervisor's thread."""
 
     def on_up(self, ready: Ready, *, is_restart: bool) -> None:
-        """A process takes requests from now on."""
+        """A process has become ready for requests."""
 
     def on_message(self, message: FromEngine) -> None:
-        """It has sent something. What is raised here ends the process."""
+        """It has sent a message. An exception here ends the process."""
 
     def on_down(self) -> None:
         """It takes no requests any more."""
@@ -60,8 +60,8 @@ class Owner(Protocol):
 class Supervisor:
     """Starts the engine process, watches it, and starts it again when it has died.
 
-    A process in whose life a request finished is replaced at once; after others there is a delay
-    that doubles with each. Thread-safe.
+    A process that finished a request is replaced at once; after others there is a delay that
+    doubles each time. Thread-safe.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class Supervisor:
 
     @property
     def process_id(self) -> int:
-        """Of the engine process."""
+        """Process id of the engine process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def health(self) -> Health:
-        """How things stand now, requests in flight aside."""
+        """The current state, without the number of requests in flight."""
         return self._health
 
     def check_ready(self) -> None:
@@ -130,7 +130,7 @@ class Supervisor:
             process.send(message)
 
     def succeeded(self) -> None:
-        """Take that a request has finished: the life of this process was of use."""
+        """Record that a request has finished, so that a dead process is replaced at once."""
         self._num_useless_lives = 0
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class Supervisor:
             raise
 
     def _serve(self, process: EngineProcess, ready: Ready) -> None:
-        """Hand on what one process sends until it has gone."""
+        """Pass on the messages of one process until it has ended."""
         is_restart = self._started.is_set()
         self._owner.on_up(ready, is_restart=is_restart)
         with self._lock:

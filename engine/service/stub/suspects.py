@@ -1,4 +1,4 @@
-"""Suspects: which requests were there when the engine process died through its own fault."""
+"""Suspects: requests that were in flight when the engine process crashed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MAX_REMEMBERED = 16_384  # fingerprints; the oldest are forgotten first
 
 
 class Suspects:
-    """Counts deaths per request, known by `NewRequest.fingerprint`: clients try again.
+    """Counts crashes per request, by `NewRequest.fingerprint`, because clients retry.
 
     A request that was in flight at two of them in a row is refused for a while. One that finishes
-    in between is cleared, which soon tells bystanders from the culprit. Thread-safe.
+    in between is cleared: it was not the cause. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +46,7 @@ class Suspects:
             self._forget()
 
     def clear(self, fingerprint: bytes) -> None:
-        """Take a request, which has finished, off the list."""
+        """Forget the crashes of a request, because it has finished."""
         with self._lock:
             self._deaths.pop(fingerprint, None)
 

@@ -19,8 +19,8 @@ class Watchdog:
     """Kills the process when its heartbeats stop, or when one iteration of its loop takes too long.
 
     An iteration is all between two waits for messages: handling messages, a step, statistics.
-    Silence is counted in ticks of this thread: if the stub itself was stopped, or starved of
-    processor time, the process is not to blame.
+    Silence is counted in ticks of this thread, so that a stub that was itself stopped, or starved
+    of processor time, does not kill the process.
     """
 
     def __init__(
