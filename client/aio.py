@@ -103,11 +103,11 @@ class AsyncTridentClient:
             pass
 
     async def health(self, timeout: float | None = 5.0) -> Health:
-        """Return how the engine is; as `TridentClient.health`."""
+        """Return the state of the engine; as `TridentClient.health`."""
         exchange = self._session.health(timeout)
         try:
             return only([answer async for answer in self._transport.run(exchange)])
-        except InvalidRequestError:  # it knows no such question
+        except InvalidRequestError:  # a server without health requests
             asked = self._session.ready_request()
             return self._session.health_of(await self._transport.ask("ModelReady", asked, exchange))
 

@@ -113,7 +113,7 @@ class AsyncTransport:
                 await _end(call, answered, exchange.complete)
 
     async def _withdraw_before_retry(self, exchange: Exchange[Any]) -> None:
-        """Have the server end an earlier attempt that it may still be working on.
+        """Ask the server to end an earlier attempt that may still be running.
 
         Raises:
             UnavailableError: it does not answer.
@@ -132,7 +132,7 @@ class AsyncTransport:
         exchange.may_be_running = False
 
     async def _withdraw(self, exchange: Exchange[Any]) -> bool:
-        """Have the server end a request whose answer nobody wants; return whether it did, soon."""
+        """Ask the server to end a request; return whether it did in time."""
         withdrawal = self._session.withdrawal(exchange)
         if withdrawal is None or self._is_closed:
             return False
@@ -196,7 +196,7 @@ def _channel(to: Connection) -> grpc.aio.Channel:
 
 
 def _is_cancelled() -> bool:
-    """Tell whether it is the running task that is being cancelled, and not only a call of gRPC."""
+    """Whether the running task is being cancelled, and not only a gRPC call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -224,7 +224,7 @@ async def _next(replies: AsyncIterator[T], exchange: Exchange[Any]) -> T | None:
 
 
 async def _drain(call: Any, exchange: Exchange[Any]) -> None:
-    """Read a stream whose request has been withdrawn to its end, if that comes soon."""
+    """Read the stream of a withdrawn request to its end, for a limited time."""
     with suppress(grpc.RpcError, grpc.aio.UsageError, TimeoutError):
         async with asyncio.timeout(WITHDRAWAL_TIMEOUT_S):
             async for reply in call:
@@ -234,7 +234,7 @@ async def _drain(call: Any, exchange: Exchange[Any]) -> None:
 
 
 async def _end(call: Any, answered: asyncio.Event, complete: bool) -> None:
-    """Cancel what is not complete; let the server end what is, for a late cancel disturbs it."""
+    """Cancel an incomplete call; the server ends a complete one, which a late cancel disturbs."""
     if not complete:
         call.cancel()
     answered.set()  # releases the task that sends the requests

@@ -70,7 +70,7 @@ class TridentClient:
         """Complete a prompt, or answer chat messages, and return the whole.
 
         Args:
-            prompt: text to go on from, as it stands.
+            prompt: text to complete, without a chat template.
             messages: a chat as a list of `{"role": ..., "content": ...}`, instead of a prompt.
             timeout: seconds until the request is given up, further attempts included, or a
                 `Timeout`; None is the client's.
@@ -125,12 +125,12 @@ class TridentClient:
     def cancel(self, request_id: str, timeout: float | None = 5.0) -> None:
         """End all requests of that id, those of other clients too; an unknown id is no error.
 
-        Each is answered with what it has, and the finish reason `abort`.
+        Each is answered with its tokens so far, and the finish reason `abort`.
         """
         list(self._transport.run(self._session.stop(request_id, timeout)))
 
     def health(self, timeout: float | None = 5.0) -> Health:
-        """Return how the engine is.
+        """Return the state of the engine.
 
         Raises:
             UnavailableError: it takes no requests, or no server answers; the text says why.
@@ -139,7 +139,7 @@ class TridentClient:
         exchange = self._session.health(timeout)
         try:
             return only(list(self._transport.run(exchange)))
-        except InvalidRequestError:  # it knows no such question
+        except InvalidRequestError:  # a server without health requests
             ready = self._transport.ask("ModelReady", self._session.ready_request(), exchange)
             return self._session.health_of(ready)
 

@@ -25,7 +25,7 @@ KEEPALIVE_TIMEOUT_MS = 20_000
 CONNECT_TIMEOUT_S = 5.0
 MAX_RECONNECT_DELAY_MS = 1_000
 
-# How gRPC itself calls what is no name of a host; these go to it as they are.
+# gRPC's own name schemes; such names are passed on unchanged.
 _RESOLVERS = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|vsock):")
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@?#\[\]]+):(\d{1,5})")
 
@@ -35,7 +35,7 @@ _HEADER_VALUE = re.compile(r"[ -~]*")
 
 @dataclass(frozen=True, slots=True)
 class SSLOptions:
-    """How to speak TLS with the server; all files are PEM.
+    """TLS settings; all files are PEM.
 
     Attributes:
         root_certificates: of the authorities that the server's certificate may come from; None
@@ -53,11 +53,11 @@ class SSLOptions:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What `grpc` and `grpc.aio` alike make a channel from.
+    """The settings of a channel, for `grpc` and `grpc.aio` alike.
 
     Attributes:
         url: `host:port`, or as one of gRPC's resolvers calls it.
-        credentials: None is a connection in the clear.
+        credentials: None is an unencrypted connection.
         options: gRPC's channel arguments.
         headers: sent with each call.
     """

@@ -76,8 +76,8 @@ _BY_STATUS: Mapping[str, type[TridentClientError]] = {
     "UNAUTHENTICATED": AccessDeniedError,
     "PERMISSION_DENIED": AccessDeniedError,
 }
-# "Maximum queue size of ... reached" is the engine's, as peers' clients look for it; "Exceeds
-# maximum queue size" is Triton's, of a model whose own queue was given a limit.
+# "Maximum queue size of ... reached" is the engine's, which other servers' clients expect; "Exceeds
+# maximum queue size" is Triton's, for a model with a queue limit of its own.
 _QUEUE_FULL = r"[Mm]aximum queue size"
 
 

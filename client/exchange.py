@@ -124,7 +124,7 @@ class Exchange(Generic[T]):
         return list(self._read(inner))
 
     def skip(self, response: service_pb2.ModelStreamInferResponse) -> None:
-        """Take a response that nobody wants, of a request that has been withdrawn."""
+        """Discard a response of a request that has been withdrawn."""
         is_final = response.infer_response.parameters["triton_final_response"].bool_param
         self.complete = is_final or bool(response.error_message)
 
@@ -143,7 +143,7 @@ class Exchange(Generic[T]):
         )
 
     def failed(self, error: grpc.RpcError | TridentClientError) -> TridentClientError:
-        """Note that the attempt has ended with `error`; return it in our words."""
+        """Record that the attempt has ended with `error`; return it as a `TridentClientError`."""
         known = self.error(error) if isinstance(error, grpc.RpcError) else error
         self.may_be_running = self.may_be_running and type(known) in _LEFT_RUNNING
         return known
@@ -152,7 +152,7 @@ class Exchange(Generic[T]):
         """Return for how many seconds to pause before the next attempt.
 
         Raises:
-            TridentClientError: `error`, which is the end of it.
+            TridentClientError: `error`, if it must not be retried.
         """
         if isinstance(error, UnavailableError) and not self._has_begun:
             delay = next(self._delays, None)
@@ -165,7 +165,7 @@ class Exchange(Generic[T]):
         status, details = error.code().name, error.details() or ""
         if status == "DEADLINE_EXCEEDED":
             return _timed_out()
-        # A deadline that strikes while the request is being written comes as an "internal error".
+        # A deadline that passes while the request is being written is an "internal error".
         if status == "CANCELLED" or self._seconds_left() <= 0:
             return self.ended_here()
         if status == "UNAVAILABLE":

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 
 class SamplingOptions(TypedDict, total=False):
-    """What a request may ask of the sampler, in vLLM's names; see `engine.SamplingParams`."""
+    """Sampling parameters of a request, in vLLM's names; see `engine.SamplingParams`."""
 
     n: int
     max_tokens: int | None
@@ -131,7 +131,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the engine is.
+    """The state of the engine.
 
     Attributes:
         state: `ready` takes requests; any other word says why it does not.

@@ -34,7 +34,7 @@ class _Entry(msgspec.Struct):
     decoded_token: str
 
 
-# Of each position, the chosen token comes first.
+# At each position the chosen token comes first.
 _LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry]])
 
 

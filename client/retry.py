@@ -22,8 +22,8 @@ class RetryPolicy:
         first_delay_s: the pause before the second try, in seconds.
         factor: each further pause is that much longer, at least 1.
         max_delay_s: no pause is longer, in seconds.
-        jitter: share of each pause, 0 to 1, that is left to chance, so that the clients of a server
-            that was away do not come back all at once.
+        jitter: random share of each pause, 0 to 1, so that the clients of a server that was away do
+            not retry all at once.
 
     Raises:
         ConfigurationError: a value is out of its range.

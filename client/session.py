@@ -96,11 +96,11 @@ class Session:
         )
 
     def health(self, timeout: float | None) -> Exchange[Health]:
-        """Return the exchange that asks the engine how it is: now, so without another try."""
+        """Return the exchange that asks for the state of the engine, without retries."""
         return self._exchange(request.health(), response.read_health, timeout, None)
 
     def config_request(self) -> service_pb2.ModelConfigRequest:
-        """Return the question whose answer `learn` wants."""
+        """Return the request whose response `learn` takes."""
         return service_pb2.ModelConfigRequest(name=self.model)
 
     def learn(self, config: service_pb2.ModelConfigResponse) -> bool:

@@ -12,7 +12,7 @@ from client.errors import ConfigurationError, InvalidRequestError
 class Timeout:
     """Limits of one request in seconds; None: no limit.
 
-    How long a connection may take is the client's affair: see its `connect_timeout`.
+    The time to connect is limited by the client's `connect_timeout`.
 
     Attributes:
         total: for everything: queueing, the answer, further attempts and the pauses before them.

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Transport:
-    """Does what an `Exchange` decides, over one channel; for any number of threads at once.
+    """Sends and receives for an `Exchange`, over one channel; for any number of threads at once.
 
     The channel is made by the first request: gRPC does not survive a fork.
     """
@@ -116,7 +116,7 @@ class Transport:
                 _end(call, answered, exchange.complete)
 
     def _withdraw_before_retry(self, exchange: Exchange[Any]) -> None:
-        """Have the server end an earlier attempt that it may still be working on.
+        """Ask the server to end an earlier attempt that may still be running.
 
         Raises:
             UnavailableError: it does not answer.
@@ -135,7 +135,7 @@ class Transport:
         exchange.may_be_running = False
 
     def _withdraw(self, exchange: Exchange[Any]) -> bool:
-        """Have the server end a request whose answer nobody wants; return whether it did, soon."""
+        """Ask the server to end a request; return whether it did in time."""
         withdrawal = self._session.withdrawal(exchange)
         # While the interpreter ends, no thread is left that could bring an answer.
         if withdrawal is None or self._closed.is_set() or sys.is_finalizing():
@@ -197,7 +197,7 @@ def _held_open(
 
 
 def _drain(call: grpc.Call, exchange: Exchange[Any]) -> None:
-    """Read a stream whose request has been withdrawn to its end, if that comes soon."""
+    """Read the stream of a withdrawn request to its end, for a limited time."""
     with _limited(call), suppress(grpc.RpcError, TridentClientError):
         for reply in call:
             exchange.skip(reply)
@@ -206,7 +206,7 @@ def _drain(call: grpc.Call, exchange: Exchange[Any]) -> None:
 
 
 def _end(call: grpc.Call, answered: threading.Event, complete: bool) -> None:
-    """Cancel what is not complete; let the server end what is, for a late cancel disturbs it."""
+    """Cancel an incomplete call; the server ends a complete one, which a late cancel disturbs."""
     if not complete:
         call.cancel()
     answered.set()  # releases the thread that sends the requests

@@ -22,7 +22,7 @@ class Question:
     Attributes:
         number: from 1.
         text: the question.
-        answer: what has come of the answer.
+        answer: the answer so far.
         num_tokens: tokens in it.
         problem: why it failed; empty if it did not.
     """
@@ -156,7 +156,7 @@ def _grid(questions: Sequence[Question], width: int, num_lines: int | None) -> T
 
 
 def _lines(question: Question, width: int) -> list[Text]:
-    """Return the answer, or what became of it, in lines of `width` cells."""
+    """Return the answer, or its error, in lines of `width` cells."""
     if question.problem:
         text = Text(question.problem, style="red")
     else:

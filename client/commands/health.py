@@ -1,4 +1,4 @@
-"""`trident health`: whether a server does its work."""
+"""`trident health`: checks whether a server works."""
 
 import time
 from typing import Annotated

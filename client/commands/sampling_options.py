@@ -1,4 +1,4 @@
-"""The options of `trident run` and `trident chat` that say how to answer."""
+"""The sampling options of `trident run` and `trident chat`."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -28,7 +28,7 @@ def sampling_options(
     seed: int | None = None,
     stop: Sequence[str] | None = None,
 ) -> SamplingOptions:
-    """Return the options that were given; the rest is the server's choice."""
+    """Return the options that were given; the server's defaults apply to the others."""
     options = SamplingOptions(max_tokens=max_tokens)
     if temperature is not None:
         options["temperature"] = temperature
