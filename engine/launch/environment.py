@@ -50,7 +50,7 @@ def effective_config(model_repository: Path, environ: Mapping[str, str]) -> Engi
 def server_environment(
     base: Mapping[str, str], *, run_id: str, libraries: tuple[Path, ...], settings: dict[str, str]
 ) -> dict[str, str]:
-    """Return `base` with what tritonserver and its models need.
+    """Return `base` with the variables that tritonserver and its models need.
 
     Raises:
         ServerStartError: the running interpreter's folder has another one named `python3`.

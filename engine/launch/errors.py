@@ -1,4 +1,4 @@
-"""What can go wrong with a tritonserver of our own."""
+"""Errors of starting and running tritonserver."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ class ServerStartError(TridentError):
     Args:
         message: why.
         hint: the next step as a sentence or command; empty if the text says it all.
-        log: the file in which the server says more.
+        log: the server's log file.
 
     Attributes:
         hint: the next step, and a line that names the log; may be empty.

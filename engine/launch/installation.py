@@ -35,7 +35,7 @@ class Installation:
 
     @property
     def backend_directory(self) -> Path | None:
-        """The folder to hand to `--backend-directory` as it stands, if its own stub fits."""
+        """The folder for `--backend-directory`, if its own stub fits this Python."""
         own = self.stubs.get(python_version())
         return self.python_backend.parent if own == self.python_backend / STUB else None
 

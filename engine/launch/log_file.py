@@ -63,12 +63,12 @@ class LogFile:
             self._position += len(complete)
             if self._position > self._max_bytes and len(complete) == len(content):
                 shutil.copyfile(self.path, f"{self.path}{_EARLIER}")
-                file.truncate(0)  # what is written at this very moment is lost
+                file.truncate(0)  # lines written at this moment are lost
                 self._position = 0
         return complete.decode("utf-8", errors="replace").splitlines()
 
     def tail(self) -> str:
-        """Return what the server has said, its last 4 MiB at most; empty if the file is gone."""
+        """Return the last 4 MiB of the log at most; empty if the file is gone."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -77,7 +77,7 @@ class LogFile:
             return ""
 
     def remove(self) -> None:
-        """Delete it: the server has ended as it was told to."""
+        """Delete the file, after the server has ended as intended."""
         _unlink(self.path)
 
 

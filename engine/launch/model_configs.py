@@ -90,7 +90,7 @@ RESPONSE = [
     Tensor("last_token_time_ns", "INT64", -1),
 ]
 
-# Outputs that vllm_backend declares otherwise than TensorRT-LLM.
+# Outputs that vllm_backend declares differently from TensorRT-LLM.
 _OF_VLLM = {
     "num_input_tokens": Tensor("num_input_tokens", "UINT32"),
     "num_output_tokens": Tensor("num_output_tokens", "UINT32", -1),
