@@ -8,7 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2_grpc
 
 from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
@@ -53,6 +55,25 @@ def server(checkpoint: Path) -> Iterator[TritonServer]:
 def caller(server: TritonServer) -> Iterator[Caller]:
     with closing(Caller(server.grpc_url, server.http_url)) as caller:
         yield caller
+
+
+def test_a_flood_before_the_tokenizer_is_refused_and_the_rest_is_answered(
+    server: TritonServer, caller: Caller
+) -> None:
+    # Each takes the tokenizer milliseconds, to be refused for its length in the end.
+    chat = json.dumps([{"role": "user", "content": "x" * 80}] * 1000)
+    request = caller.request("tokenizer", messages=chat)
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        calls = [stub.ModelInfer.future(request, timeout=60) for _ in range(400)]
+        errors = [call.exception() for call in calls]
+    refused = [e for e in errors if "Maximum queue size of 68 requests" in e.details()]
+    assert all(e.code() == grpc.StatusCode.UNAVAILABLE for e in refused)
+    assert len(refused) > 0
+    others = [e for e in errors if e not in refused]
+    assert len(others) >= 68
+    assert all(e.details().startswith("messages: ") for e in others)
+    assert read_to_end(caller.stream(**long_inputs(max_tokens=5)))[1] == ""
 
 
 def test_a_burst_that_fits_into_free_slots_is_served(caller: Caller) -> None:

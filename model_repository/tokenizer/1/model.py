@@ -4,8 +4,11 @@
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import triton_python_backend_utils as pb_utils
 
 ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
@@ -13,6 +16,8 @@ if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a co
 
 from engine.service.stages.preprocessor import Preprocessor, engine_tensors, stop_tensors
 from engine.service.stages.request_inputs import parse_inputs
+from engine.service.stages.tokenizer_queue import TokenizerQueue, size_of
+from engine.service.tensors import Tensors
 from engine.service.triton import Stage, input_tensors, request_parameters
 
 
@@ -23,18 +28,46 @@ class TritonPythonModel:
         """Load the tokenizer."""
         self._stage = Stage(args)
         self._preprocess = self._stage.start(Preprocessor.from_config)
+        self._queue = self._stage.start(TokenizerQueue.of)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request with the inputs of the engine."""
+    def execute(self, requests: list[Any]) -> None:
+        """Queue each request; its answer, the inputs of the engine, follows from another thread."""
         arrival_time = time.monotonic()
-        return [self._respond(request, arrival_time) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._submit(request, sender, arrival_time)
+            except Exception as error:
+                self._send(sender, self._stage.error_response(error))
 
-    def _respond(self, request: Any, arrival_time: float) -> Any:
+    def finalize(self) -> None:
+        """Answer what waits."""
+        self._queue.close()
+
+    def _submit(self, request: Any, sender: Any, arrival_time: float) -> None:
+        # Of `request` itself nothing is kept: its tensors would stay in shared memory. The arrays
+        # are copies of them, made by the Python backend.
+        tensors = input_tensors(request)
+        if (stop := stop_tensors(tensors)) is not None:
+            self._queue.put(lambda: self._answer(sender, lambda: stop), 0)
+            return
+        parameters, timeout_us = request_parameters(request), request.timeout()
+
+        def convert() -> Tensors:
+            inputs = parse_inputs(tensors, parameters, timeout_us)
+            return engine_tensors(self._preprocess(inputs, arrival_time))
+
+        self._queue.put(lambda: self._answer(sender, convert), size_of(tensors))
+
+    def _answer(self, sender: Any, convert: Callable[[], Tensors]) -> None:
         try:
-            tensors = input_tensors(request)
-            if (stop := stop_tensors(tensors)) is not None:
-                return self._stage.response(stop)
-            inputs = parse_inputs(tensors, request_parameters(request), request.timeout())
-            return self._stage.response(engine_tensors(self._preprocess(inputs, arrival_time)))
+            response = self._stage.response(convert())
         except Exception as error:
-            return self._stage.error_response(error)
+            response = self._stage.error_response(error)
+        self._send(sender, response)
+
+    def _send(self, sender: Any, response: Any) -> None:
+        try:
+            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception:  # nobody else can be told; the other requests go on
+            self._stage.log.exception("a response could not be sent")
