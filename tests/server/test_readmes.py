@@ -112,13 +112,7 @@ def test_a_server_starts(example: Example, tmp_path: Path) -> None:
         assert "--max-num-seqs" in done.stdout
         return
     ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
-    with subprocess.Popen(
-        [*words, *ports],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
+    with subprocess.Popen([*words, *ports], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         give_up = threading.Timer(START_TIMEOUT_S, process.kill)
         give_up.start()
         try:
