@@ -19,6 +19,7 @@ from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.protocol import AddRequest, RequestFailed, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text import chat_template
+from engine.token_ids import pack_token_ids
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -166,7 +167,7 @@ class LLM:
                 self._core.add_request(
                     AddRequest(
                         uid=self._next_uid,
-                        prompt_token_ids=prompt,
+                        prompt_token_ids=pack_token_ids(prompt, "input_ids"),
                         sampling_params=sampling.model_dump(exclude_defaults=True),
                         stream=False,
                         cache_salt=cache_salt,

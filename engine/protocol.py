@@ -53,7 +53,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """One prompt to complete; answered by `Outputs` for `uid` until each sequence has finished."""
 
     uid: int
-    prompt_token_ids: list[int]
+    prompt_token_ids: bytes  # int32, by `engine.token_ids.pack_token_ids`
     sampling_params: dict[str, Any]  # SamplingParams.model_dump(exclude_defaults=True)
     priority: int = 0  # smaller runs earlier, with scheduling_policy=priority
     # Arrival at the stub, in seconds of `time.monotonic()`: the same clock in all processes.

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from reprlib import Repr
 
+import numpy as np
 from pydantic import ValidationError
 
 from engine.errors import RequestError
@@ -21,6 +22,8 @@ _SHORT = _Short()
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Raise `RequestError`, naming `field`, for the first id outside the vocabulary."""
+    if isinstance(token_ids, np.ndarray):
+        token_ids = token_ids[(token_ids < 0) | (token_ids >= vocab_size)][:1]
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(

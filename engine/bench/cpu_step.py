@@ -23,6 +23,7 @@ from engine.errors import TridentError
 from engine.models.causal_lm import CausalLM
 from engine.models.fused_layers import FusedLayers
 from engine.protocol import AddRequest
+from engine.token_ids import pack_token_ids
 from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3
@@ -77,7 +78,8 @@ class CpuStep:
         config = self._model.config
         for prompt in prompts([context] * batch, config.vocab_size, seed=batch):
             params = {"max_tokens": 2**20, "temperature": 0.0, "ignore_eos": True}
-            self.core.add_request(AddRequest(self._uid, prompt, params, stream=True))
+            request = AddRequest(self._uid, pack_token_ids(prompt), params, stream=True)
+            self.core.add_request(request)
             self._uid += 1
         while len(self.core.step()) < batch:
             if not self.core.has_unfinished_requests():

@@ -14,6 +14,7 @@ from engine.bench.workload import Workload
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol import AddRequest, RequestFailed, SequenceOutput
+from engine.token_ids import pack_token_ids
 
 _UNBOUNDED = 2**31
 
@@ -66,7 +67,7 @@ class EngineDriver:
         uid = self._next_uid
         self._next_uid += 1
         params = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": True}
-        self.core.add_request(AddRequest(uid, prompt, params, stream=stream))
+        self.core.add_request(AddRequest(uid, pack_token_ids(prompt), params, stream=stream))
         return uid
 
     def run(self, on_output: Callable[[SequenceOutput], None] = lambda output: None) -> None:

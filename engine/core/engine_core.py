@@ -110,7 +110,7 @@ class EngineCore:
         siblings = self._factory.build(message)
         displaced = self.scheduler.waiting.displaced_by(
             siblings[0],
-            Load(len(siblings), len(message.prompt_token_ids)),
+            Load(len(siblings), siblings[0].num_prompt_tokens),
             self._queue_limits,
             len(self.scheduler.free_slots),
         )

@@ -20,6 +20,7 @@ from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopAutomaton, StopChecker
 from engine.text.tokenizer import Tokenizer
+from engine.token_ids import TokenIds, unpack_token_ids
 from engine.validation import check_token_ids
 
 
@@ -55,8 +56,9 @@ class RequestFactory:
             RequestError: naming the field that does not suit the model, and the limit.
         """
         params = SamplingParams.parse(message.sampling_params)
-        prompt = message.prompt_token_ids
-        self._check(prompt, params)
+        prompt_ids = unpack_token_ids(message.prompt_token_ids, "input_ids")
+        self._check(prompt_ids, params)
+        prompt = prompt_ids.tolist()
         if message.cache_salt:
             check_cache_salt(message.cache_salt)
         # Refused rather than raised to the limit, so that the client knows.
@@ -64,7 +66,7 @@ class RequestFactory:
             raise RequestError(
                 f"priority: must be at least {self._min_priority} (got {message.priority})"
             )
-        max_tokens = self._max_tokens(message, params)
+        max_tokens = self._max_tokens(message, len(prompt), params)
         window = self._detokenizer.prompt_window(
             prompt, skip_special_tokens=params.skip_special_tokens
         )
@@ -93,8 +95,8 @@ class RequestFactory:
             for index in range(params.n)
         ]
 
-    def _check(self, prompt: list[int], params: SamplingParams) -> None:
-        if not prompt:
+    def _check(self, prompt: TokenIds, params: SamplingParams) -> None:
+        if not len(prompt):
             raise RequestError("input_ids: the prompt is empty")
         check_length("input_ids", len(prompt), None, self._max_model_len)
         for field, token_ids in (
@@ -114,13 +116,15 @@ class RequestFactory:
                 f"most {MAX_PROMPT_TOKENS} are allowed"
             )
 
-    def _max_tokens(self, message: AddRequest, params: SamplingParams) -> int:
+    def _max_tokens(
+        self, message: AddRequest, num_prompt_tokens: int, params: SamplingParams
+    ) -> int:
         """Return the output tokens of each sequence: `max_tokens`, limited to what fits.
 
         Raises:
             RequestError: it exceeds the limit of one request.
         """
-        room = self._max_model_len - len(message.prompt_token_ids)
+        room = self._max_model_len - num_prompt_tokens
         limit = MAX_OUTPUT_TOKENS // params.n
         if params.logprobs is not None and not message.stream:
             limit = min(limit, MAX_LOGPROBS_AT_ONCE // (params.n * (params.logprobs + 1)))

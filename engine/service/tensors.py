@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from engine.errors import RequestError
 from engine.limits import check_size
+from engine.token_ids import TokenIds, token_array
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -66,10 +67,9 @@ class InputReader:
             raise RequestError(f"{name}: must hold finite numbers only")
         return [float(value) for value in values]
 
-    def integers(self, name: str, max_size: int) -> list[int]:
-        """Return a list of integers."""
-        values: list[int] = self._list(name, "integer", max_size).tolist()
-        return values
+    def token_ids(self, name: str, max_size: int) -> TokenIds:
+        """Return a list of token ids; each must fit into 32 bits."""
+        return token_array(name, self._list(name, "integer", max_size))
 
     def octets(self, name: str, max_size: int) -> bytes | None:
         """Return the bytes of a list of U8."""

@@ -11,6 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol import AddRequest, SequenceOutput
+from engine.token_ids import pack_token_ids
 from tests.factories.greedy import SHARED_GPU, GreedyCheckpoint
 
 MAX_TOKENS = 24
@@ -48,7 +49,7 @@ def test_others_are_answered_as_if_it_had_never_been(
     params: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
     for uid, prompt in enumerate(checkpoint.prompts):
         more = {"n": 2, "temperature": 1.0} if uid % 4 == 3 else {}
-        core.add_request(AddRequest(uid, list(prompt), {**params, **more}))
+        core.add_request(AddRequest(uid, pack_token_ids(list(prompt)), {**params, **more}))
     cancelled = set(range(1, len(checkpoint.prompts), 2))
     tokens: dict[int, list[int]] = defaultdict(list)
     ended: dict[tuple[int, int], str] = {}

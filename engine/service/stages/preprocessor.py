@@ -28,6 +28,7 @@ from engine.service.tensors import InputReader, Tensors
 from engine.text.chat_template import parse_messages, render_text
 from engine.text.defaults import GenerationDefaults
 from engine.text.tokenizer import Tokenizer
+from engine.token_ids import TokenIds, token_array
 from engine.validation import check_token_ids
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's; a chat may fill the context
@@ -39,7 +40,7 @@ _CERTAINLY_TOO_LONG = 1.25
 class TokenizedRequest:
     """A validated request for the engine. `timeout_us` 0 means no deadline."""
 
-    input_ids: list[int]
+    input_ids: TokenIds
     sampling_params: SamplingParams
     stream: bool
     priority: int
@@ -138,14 +139,14 @@ class Preprocessor:
         check_messages_json(inputs.messages, self._max_model_len)
         return render_text(self._tokenizer, parse_messages(inputs.messages))
 
-    def _encode(self, field: str, prompt: str) -> list[int]:
+    def _encode(self, field: str, prompt: str) -> TokenIds:
         self._check_characters(field, prompt)
         # A chat template writes the special tokens itself.
         special = field == "text_input"
         ids = self._tokenizer.encode(prompt, add_special_tokens=special, field=field)
         if not ids:
             raise RequestError(f"{field}: holds no tokens")
-        return ids
+        return token_array(field, ids)
 
     def _check_characters(self, field: str, prompt: str) -> None:
         """Refuse most prompts that are too long without tokenising all of them."""
@@ -211,7 +212,7 @@ def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:
         params["cache_salt"] = request.cache_salt
     options = msgspec.msgpack.encode(request.options)
     return {
-        "input_ids": np.array(request.input_ids, dtype=np.int32),
+        "input_ids": request.input_ids,
         "sampling_parameters": np.array([msgspec.json.encode(params)], dtype=object),
         "stream": np.array([request.stream]),
         "priority": np.array([request.priority], dtype=np.int32),

@@ -62,7 +62,7 @@ def parse_engine_inputs(
         raise RequestError("input_ids: is missing")
     check_length("input_ids", inputs.size("input_ids"), None, ready.max_model_len)
     check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
-    prompt = inputs.integers("input_ids", ready.max_model_len)
+    prompt = inputs.token_ids("input_ids", ready.max_model_len)
     decoded = parse_options(tensors, 4 * max_prompt_characters(ready.max_model_len))
     # The tokenizer stage has merged the request parameters already, defaults and all.
     fields = client_parameters(parameters) if decoded is None else {}

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import threading
 import time
-from array import array
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -14,6 +13,7 @@ from typing import Protocol
 from engine.core.queue_limits import Load
 from engine.errors import EngineDeadError, RequestCancelledError, TridentError
 from engine.protocol import AddRequest, Chunk, RequestStats, SequenceOutput, TokenLogprobs
+from engine.token_ids import TokenIds, pack_token_ids
 
 
 class ResponseSink(Protocol):
@@ -41,7 +41,7 @@ class NewRequest:
         cache_salt: only requests with the same salt share cached prefixes.
     """
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: TokenIds
     sampling_params: dict[str, object]
     num_sequences: int = 1
     stream: bool = True
@@ -56,7 +56,7 @@ class NewRequest:
         """Return the message to the engine process."""
         return AddRequest(
             uid=uid,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=pack_token_ids(self.prompt_token_ids),
             sampling_params=self.sampling_params,
             stream=self.stream,
             priority=self.priority,
@@ -74,7 +74,7 @@ class NewRequest:
     @cached_property
     def fingerprint(self) -> bytes:
         """A hash that is the same for equal prompts with equal sampling parameters."""
-        digest = hashlib.sha256(array("q", self.prompt_token_ids).tobytes())
+        digest = hashlib.sha256(pack_token_ids(self.prompt_token_ids))
         digest.update(repr(self.sampling_params).encode())
         return digest.digest()
 

@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import CheckpointError, ConfigError, QueueFullError, RequestError
 from engine.protocol import AddRequest, SequenceOutput
+from engine.token_ids import pack_token_ids
 
 MakeCore = Callable[..., EngineCore]
 
@@ -23,7 +24,7 @@ def make_core(checkpoint: Path, request: pytest.FixtureRequest) -> MakeCore:
 
 def request(uid: int, max_tokens: int = 9, **fields: object) -> AddRequest:
     params = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    return AddRequest(uid, [5, 6, 7], {**params, **fields})
+    return AddRequest(uid, pack_token_ids([5, 6, 7]), {**params, **fields})
 
 
 def run(core: EngineCore) -> list[SequenceOutput]:
@@ -77,10 +78,10 @@ def test_a_full_queue_refuses_the_next_one_only(make_core: MakeCore) -> None:
 
 def test_each_sequence_of_a_request_counts_as_waiting(make_core: MakeCore) -> None:
     core = make_core(max_num_seqs=2, max_num_queued_reqs=4)
-    core.add_request(AddRequest(1, [5, 6], {"max_tokens": 2, "n": 4}))
+    core.add_request(AddRequest(1, pack_token_ids([5, 6]), {"max_tokens": 2, "n": 4}))
     with pytest.raises(QueueFullError, match="Maximum queue size of 4 requests"):
-        core.add_request(AddRequest(2, [5, 6], {"max_tokens": 2, "n": 3}))
-    core.add_request(AddRequest(3, [5, 6], {"max_tokens": 2, "n": 2}))
+        core.add_request(AddRequest(2, pack_token_ids([5, 6]), {"max_tokens": 2, "n": 3}))
+    core.add_request(AddRequest(3, pack_token_ids([5, 6]), {"max_tokens": 2, "n": 2}))
     assert {output.uid for output in run(core)} == {1, 3}
 
 
@@ -89,7 +90,7 @@ def test_waiting_prompt_tokens_are_bounded_and_the_first_is_always_let_in(
 ) -> None:
     core = make_core(max_num_seqs=1, max_num_queued_tokens=5)
     core.add_request(request(1))
-    core.add_request(AddRequest(2, [5] * 20, {"max_tokens": 2}))
+    core.add_request(AddRequest(2, pack_token_ids([5] * 20), {"max_tokens": 2}))
     with pytest.raises(QueueFullError, match="Maximum queue size of 5 prompt tokens"):
         core.add_request(request(3))
     assert {output.uid for output in run(core)} == {1, 2}
@@ -102,7 +103,9 @@ def test_a_deadline_is_answered_before_the_next_step(make_core: MakeCore, uid: i
     begin = time.monotonic()
     for each in (1, 2):
         late = {"arrival_time": begin - 9.8, "timeout_s": 10.0} if each == uid else {}
-        core.add_request(AddRequest(each, [5, 6], {"max_tokens": 99, "ignore_eos": True}, **late))
+        core.add_request(
+            AddRequest(each, pack_token_ids([5, 6]), {"max_tokens": 99, "ignore_eos": True}, **late)
+        )
     core.step()
     time.sleep(max(0.0, begin + 0.21 - time.monotonic()))
     (output,) = core.step()
@@ -122,7 +125,7 @@ def test_the_timeout_of_the_settings_holds_for_all_and_none_may_exceed_it(
         core.add_request(
             AddRequest(
                 uid,
-                [5, 6],
+                pack_token_ids([5, 6]),
                 {"max_tokens": 4, "ignore_eos": True},
                 arrival_time=arrival - age,
                 timeout_s=timeout_s,
@@ -136,7 +139,7 @@ def test_a_deadline_ends_what_waits_and_what_runs(make_core: MakeCore) -> None:
     core = make_core(max_num_seqs=1)
     params = {"max_tokens": 100, "ignore_eos": True}
     for uid in (1, 2):
-        core.add_request(AddRequest(uid, [5, 6], params, timeout_s=0.2))
+        core.add_request(AddRequest(uid, pack_token_ids([5, 6]), params, timeout_s=0.2))
     core.add_request(request(3))
     core.step()
     time.sleep(0.25)
@@ -157,7 +160,9 @@ def test_statistics_of_a_request(make_core: MakeCore) -> None:
     core = make_core(block_size=4)
     prompt = list(range(10, 30))
     for uid in (1, 2):
-        core.add_request(AddRequest(uid, prompt, {"max_tokens": 3, "ignore_eos": True}))
+        core.add_request(
+            AddRequest(uid, pack_token_ids(prompt), {"max_tokens": 3, "ignore_eos": True})
+        )
         (stats,) = [output.stats for output in run(core) if output.stats is not None]
         assert (stats.num_prompt_tokens, stats.num_output_tokens) == (20, 3)
         assert stats.num_cached_tokens == (16 if uid == 2 else 0)
@@ -175,11 +180,11 @@ def test_equal_prompts_of_one_step_share_blocks_and_answer_alike(make_core: Make
     prompt = list(range(10, 43))
     params = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
     alone = make_core(block_size=4)
-    alone.add_request(AddRequest(1, prompt, params, stream=False))
+    alone.add_request(AddRequest(1, pack_token_ids(prompt), params, stream=False))
     (expected,) = run(alone)
     core = make_core(block_size=4)
     for uid, ids in ((1, prompt), (2, prompt), (3, [*prompt[:32], 7])):
-        core.add_request(AddRequest(uid, ids, params, stream=False))
+        core.add_request(AddRequest(uid, pack_token_ids(ids), params, stream=False))
     outputs = {output.uid: output for output in run(core)}
     assert outputs[1].token_ids == outputs[2].token_ids == expected.token_ids
     cached = {uid: o.stats.num_cached_tokens for uid, o in outputs.items() if o.stats is not None}
@@ -189,7 +194,11 @@ def test_equal_prompts_of_one_step_share_blocks_and_answer_alike(make_core: Make
 def test_tokens_without_text_leave_the_window_short(make_core: MakeCore) -> None:
     core = make_core()
     core.add_request(
-        AddRequest(1, [9], {"max_tokens": 120, "allowed_token_ids": [1], "ignore_eos": True})
+        AddRequest(
+            1,
+            pack_token_ids([9]),
+            {"max_tokens": 120, "allowed_token_ids": [1], "ignore_eos": True},
+        )
     )
     outputs = run(core)
     assert [len(output.token_ids) for output in outputs] == [1] * 120
@@ -214,7 +223,9 @@ def test_a_salt_that_cannot_be_hashed_is_refused_before_it_reaches_the_scheduler
 ) -> None:
     core = make_core()
     with pytest.raises(RequestError, match=r"^cache_salt: is not valid Unicode"):
-        core.add_request(AddRequest(1, [5] * 40, {"max_tokens": 2}, cache_salt="\ud800"))
+        core.add_request(
+            AddRequest(1, pack_token_ids([5] * 40), {"max_tokens": 2}, cache_salt="\ud800")
+        )
     core.add_request(request(2))
     assert {output.uid for output in run(core)} == {2}
 
@@ -222,9 +233,9 @@ def test_a_salt_that_cannot_be_hashed_is_refused_before_it_reaches_the_scheduler
 def test_a_priority_below_the_smallest_one_allowed_is_refused(make_core: MakeCore) -> None:
     core = make_core(min_priority=-2, scheduling_policy="priority")
     with pytest.raises(RequestError, match=r"^priority: must be at least -2 \(got -3\)$"):
-        core.add_request(AddRequest(1, [5], {"max_tokens": 2}, priority=-3))
-    core.add_request(AddRequest(2, [5], {"max_tokens": 2}, priority=-2))
-    core.add_request(AddRequest(3, [5], {"max_tokens": 2}))
+        core.add_request(AddRequest(1, pack_token_ids([5]), {"max_tokens": 2}, priority=-3))
+    core.add_request(AddRequest(2, pack_token_ids([5]), {"max_tokens": 2}, priority=-2))
+    core.add_request(AddRequest(3, pack_token_ids([5]), {"max_tokens": 2}))
     assert {output.uid for output in run(core)} == {2, 3}
     with pytest.raises(ConfigError, match=r"^min_priority: .* less than or equal to 0"):
         make_core(min_priority=1)  # which would refuse all requests that bring none
@@ -238,7 +249,7 @@ def prioritised(
     uid: int, priority: int, n: int = 1, length: int = 3, **fields: object
 ) -> AddRequest:
     params = {"max_tokens": 2, "ignore_eos": True, "n": n, **fields}
-    return AddRequest(uid, [5] * length, params, priority=priority)
+    return AddRequest(uid, pack_token_ids([5] * length), params, priority=priority)
 
 
 def test_a_full_queue_refuses_the_lowest_priority_first(make_core: MakeCore) -> None:

@@ -18,6 +18,7 @@ from engine.core.schedule import Schedule
 from engine.execution.model_runner import ModelRunner
 from engine.execution.pending_step import PendingStep
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
+from engine.token_ids import pack_token_ids
 
 VOCAB = 400
 _uids = count()
@@ -93,7 +94,12 @@ def serve(
                 uid = next(_uids)
                 places[uid] = place
                 core.add_request(
-                    AddRequest(uid, arrival.prompt, arrival.sampling, priority=arrival.priority)
+                    AddRequest(
+                        uid,
+                        pack_token_ids(arrival.prompt),
+                        arrival.sampling,
+                        priority=arrival.priority,
+                    )
                 )
             if with_cancels and arrival.cancel == step:
                 for uid in [uid for uid, known in places.items() if known == place]:
@@ -198,7 +204,9 @@ def test_a_step_is_launched_before_the_one_before_is_read(
 
     monkeypatch.setattr(ModelRunner, "launch", note)
     core = make_core(checkpoint, is_ahead=True)
-    core.add_request(AddRequest(next(_uids), [1, 2, 3], {"max_tokens": 5, "ignore_eos": True}))
+    core.add_request(
+        AddRequest(next(_uids), pack_token_ids([1, 2, 3]), {"max_tokens": 5, "ignore_eos": True})
+    )
     num_tokens = []
     while core.has_unfinished_requests():
         num_tokens.append(sum(len(output.token_ids) for output in core.step()))
@@ -216,7 +224,7 @@ def test_a_failing_step_is_reported_when_it_is_read(
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(core._runner.model, "compute_logits", fail)
-    core.add_request(AddRequest(next(_uids), [1, 2, 3], {"max_tokens": 5}))
+    core.add_request(AddRequest(next(_uids), pack_token_ids([1, 2, 3]), {"max_tokens": 5}))
     assert core.step() == []
     with pytest.raises(RuntimeError, match="the device is gone"):
         core.step()

@@ -8,6 +8,7 @@ from engine.protocol import AddRequest
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopAutomaton
 from engine.text.tokenizer import Tokenizer
+from engine.token_ids import pack_token_ids
 from tests.factories.tokenizers import byte_level_tokenizer
 
 
@@ -33,7 +34,7 @@ def test_the_sequences_of_a_request_share_what_finds_its_stop_strings(
         max_logprobs=0,
         seeds=random.Random(0),
     )
-    first, *others = factory.build(AddRequest(1, [5], {"n": 8, "stop": ["ab"]}))
+    first, *others = factory.build(AddRequest(1, pack_token_ids([5]), {"n": 8, "stop": ["ab"]}))
     assert built == [("ab",)]
     checkers = {id(request.output.stop_checker) for request in (first, *others)}
     assert len(checkers) == 8

@@ -11,6 +11,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.request import Request
 from engine.protocol import AddRequest, RequestFailed, SequenceOutput
 from engine.text.tokenizer import Tokenizer
+from engine.token_ids import pack_token_ids
 from tests.engine.text.other_decoders import panicking_tokenizer
 from tests.factories.tokenizers import save_tokenizer
 
@@ -35,12 +36,12 @@ def open_prompt(checkpoint: Path, request: pytest.FixtureRequest) -> list[int]:
 
 def stopping_at_replacement(uid: int, prompt: list[int], **fields: object) -> AddRequest:
     params = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "stop": [_REPLACEMENT]}
-    return AddRequest(uid, prompt, {**params, **fields})
+    return AddRequest(uid, pack_token_ids(prompt), {**params, **fields})
 
 
 def plain(uid: int, **fields: object) -> AddRequest:
     params = {"max_tokens": 9, "temperature": 0, "ignore_eos": True}
-    return AddRequest(uid, [5, 6, 7], {**params, **fields})
+    return AddRequest(uid, pack_token_ids([5, 6, 7]), {**params, **fields})
 
 
 def run(core: EngineCore) -> list[SequenceOutput | RequestFailed]:
@@ -142,7 +143,7 @@ def test_a_request_whose_tokens_make_the_decoder_panic_fails_alone(
 ) -> None:
     core = make_core(tokenizer=str(save_tokenizer(panicking_tokenizer(), tmp_path)))
     only_spaces = {"allowed_token_ids": [1], "stop": stop, "max_tokens": 40}
-    core.add_request(AddRequest(1, [2], only_spaces))
+    core.add_request(AddRequest(1, pack_token_ids([2]), only_spaces))
     core.add_request(plain(2, stop=stop, allowed_token_ids=[2]))
     produced = run(core)
     (failed,) = [each for each in produced if isinstance(each, RequestFailed)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.protocol import Abort, AddRequest, FromEngine, Shutdown, ToEngine
 from engine.service import channel as channel_module
 from engine.service.channel import Channel, ChannelError
+from engine.token_ids import pack_token_ids
 
 Pair = tuple[Channel, Channel, socket.socket]
 
@@ -26,7 +27,9 @@ def pair() -> Iterator[Pair]:
 
 def test_messages_arrive_in_order_and_typed(pair: Pair) -> None:
     left, right, _ = pair
-    add = AddRequest(2**63, [1, 2, 3], {"stop": ["✂"], "logit_bias": {5: -1.5}}, timeout_s=0.5)
+    add = AddRequest(
+        2**63, pack_token_ids([1, 2, 3]), {"stop": ["✂"], "logit_bias": {5: -1.5}}, timeout_s=0.5
+    )
     sent = [add, Abort(7), Shutdown()]
     for message in sent:
         left.send(message)
@@ -65,7 +68,7 @@ def test_frames_are_limited_in_both_directions(pair: Pair, monkeypatch: pytest.M
     left, right, raw = pair
     monkeypatch.setattr(channel_module, "MAX_FRAME_BYTES", 1000)
     with pytest.raises(ChannelError, match="exceeds the 1000"):
-        left.send(AddRequest(1, [0] * 1001, {}))
+        left.send(AddRequest(1, pack_token_ids([0] * 1001), {}))
     raw.sendall(struct.pack("<I", 1001))
     with pytest.raises(ChannelError, match="limit of 1000"):
         right.receive()
@@ -87,7 +90,7 @@ def test_garbage_is_an_error_and_no_other_exception(payload: bytes) -> None:
 
 def test_large_messages_from_several_threads_do_not_mix(pair: Pair) -> None:
     left, right, _ = pair
-    messages = [AddRequest(uid, [uid] * 50_000, {}) for uid in range(4)]
+    messages = [AddRequest(uid, pack_token_ids([uid] * 50_000), {}) for uid in range(4)]
     threads = [threading.Thread(target=left.send, args=(message,)) for message in messages]
     for thread in threads:
         thread.start()

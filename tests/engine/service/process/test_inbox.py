@@ -2,10 +2,11 @@ import threading
 
 from engine.protocol import Abort, AddRequest, Shutdown, Start, ToEngine
 from engine.service.process.inbox import Inbox
+from engine.token_ids import pack_token_ids
 
 
 def add(uid: int) -> AddRequest:
-    return AddRequest(uid, [1], {})
+    return AddRequest(uid, pack_token_ids([1]), {})
 
 
 def drain(inbox: Inbox) -> list[ToEngine]:

@@ -14,6 +14,7 @@ from engine.protocol import (
 )
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import MAX_ARRIVALS_S, EngineLoop
+from engine.token_ids import pack_token_ids
 
 
 class Clock:
@@ -62,7 +63,7 @@ class FakeCore:
 
 
 def add(uid: int) -> AddRequest:
-    return AddRequest(uid, [1], {}, arrival_time=0.0)
+    return AddRequest(uid, pack_token_ids([1]), {}, arrival_time=0.0)
 
 
 def run(core: FakeCore, clock: Clock, inbox: Inbox) -> list[FromEngine]:

@@ -27,6 +27,7 @@ from engine.service.stub.engine_inputs import parse_engine_inputs
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
+from engine.token_ids import pack_token_ids
 from tests.factories.tokenizers import byte_level_tokenizer
 
 REPOSITORY = Path(__file__).parents[4] / "model_repository"
@@ -117,7 +118,7 @@ def serve(model: str, tensors: dict[str, np.ndarray], **more: Any) -> list[Reque
     return FACTORY.build(
         AddRequest(
             1,
-            request.prompt_token_ids,
+            pack_token_ids(request.prompt_token_ids),
             request.sampling_params,
             priority=request.priority,
             timeout_s=request.timeout_s,
@@ -210,7 +211,9 @@ def test_what_is_no_input_is_bounded_too() -> None:
 
 def build(prompt: list[int], max_model_len: int = 2**20, **fields: Any) -> list[Request]:
     stream = fields.pop("stream", True)
-    return make_factory(max_model_len).build(AddRequest(1, prompt, fields, stream=stream))
+    return make_factory(max_model_len).build(
+        AddRequest(1, pack_token_ids(prompt), fields, stream=stream)
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, QueueFullError, RequestError
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.service.process.serve import configure, serve
+from engine.token_ids import unpack_token_ids
 
 BAD_REQUEST, FULL, BUG, STEP_FAILS, DIES, HANGS = range(9001, 9007)
 HANGS_IN_ADD, HANGS_IN_ABORT, HANGS_WHEN_IDLE, HANGS_IN_STATS = range(9007, 9011)
@@ -40,9 +41,10 @@ class FakeCore:
             time.sleep(3600)
 
     def add_request(self, request: AddRequest) -> list[RequestFailed]:
-        self._hangs_in = request.prompt_token_ids[0]
+        first = int(unpack_token_ids(request.prompt_token_ids)[0])
+        self._hangs_in = first
         self._hang(HANGS_IN_ADD)
-        match request.prompt_token_ids[0]:
+        match first:
             case 9001:
                 raise RequestError("input_ids: is bad")
             case 9002:
@@ -68,7 +70,7 @@ class FakeCore:
         time.sleep(0.001)
         outputs = []
         for uid, (request, position) in list(self._running.items()):
-            first = request.prompt_token_ids[0]
+            first = int(unpack_token_ids(request.prompt_token_ids)[0])
             if first == STEP_FAILS:
                 raise RuntimeError("a step failed")
             if first == DIES:
