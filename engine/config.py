@@ -38,8 +38,8 @@ Quantization = Literal["int8"]
 class EngineConfig(BaseModel):
     """Settings of the engine, in vLLM's names. Immutable; wrong values raise `ValueError`.
 
-    Fields whose default is None are derived when the model is known (see
-    `engine.execution.kv_cache_plan`).
+    Fields whose default is None are derived when the device and the model are known (see
+    `engine.execution.device_defaults` and `engine.execution.kv_cache_plan`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -63,13 +63,15 @@ class EngineConfig(BaseModel):
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="tokens of prompt and output; default: what the model was made for"
     )
-    max_num_seqs: Annotated[int, Field(ge=1)] = Field(
-        64,
-        description="sequences running at once",
+    max_num_seqs: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="sequences running at once; default: 64 on a CPU, 256 on a GPU",
         validation_alias=AliasChoices("max_num_seqs", "max_batch_size"),
     )
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
-        2048, description="token budget of one step, prefill and decode together"
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="token budget of one step, prefill and decode together; default: 2048, or 8192 "
+        "on a GPU of 80 GB from Hopper on",
     )
     enable_chunked_prefill: bool = Field(True, description="split prompts over several steps")
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(
@@ -152,11 +154,11 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is not None and tokens is not None and tokens < seqs:
             raise ValueError(
                 "max_num_batched_tokens: must be at least max_num_seqs, so that every running "
-                f"sequence can advance in a step ({self.max_num_batched_tokens} < "
-                f"{self.max_num_seqs})"
+                f"sequence can advance in a step ({tokens} < {seqs})"
             )
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise ValueError("long_prefill_token_threshold: needs enable_chunked_prefill")

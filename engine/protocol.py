@@ -90,7 +90,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int
     num_blocks: int
     block_size: int
-    description: str  # one line: model, dtype, device, KV cache size
+    max_num_seqs: int
+    description: str  # one line: model, dtype, device, KV cache size, limits of a step
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from engine.config import EngineConfig
+from engine.execution.device_defaults import CPU_LIMITS, GPU_LIMITS, LARGE_GPU_LIMITS
 from tests.factories.readmes import ROOT, Example, examples, pages
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -88,8 +89,13 @@ def test_every_setting_is_in_the_table_and_nothing_else() -> None:
 
 
 def test_the_defaults_in_the_table_are_those_of_the_code() -> None:
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs", "block_size"):
+    for name in ("max_num_queued_reqs", "block_size"):
         assert re.search(rf"\| `{name}` \| {EngineConfig.model_fields[name].default} \|", SETTINGS)
+    (seqs, tokens), (gpu_seqs, gpu_tokens), large = CPU_LIMITS, GPU_LIMITS, LARGE_GPU_LIMITS
+    assert f"| `max_num_seqs` | {seqs} on a CPU, {gpu_seqs} on a GPU |" in SETTINGS
+    assert (gpu_seqs, gpu_tokens) == (large.max_num_seqs, tokens)
+    large_tokens = f"{large.max_num_batched_tokens} on a GPU of 80 GB from Hopper on"
+    assert f"| `max_num_batched_tokens` | {tokens}; {large_tokens} |" in SETTINGS
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -47,7 +47,6 @@ class EngineCore:
         """
         checkpoint = resolve_checkpoint(config.model, weights=config.load_format != "dummy")
         model_config = ModelConfig.from_hf(checkpoint)
-        self.config = config
         self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
         for token_id in self.generation_defaults.eos_token_ids:
@@ -60,7 +59,7 @@ class EngineCore:
         self._outputs = OutputBuilder(self.detokenizer, stream_interval=config.stream_interval)
 
         loaded = load_model(config, checkpoint, model_config, on_progress)
-        plan = loaded.kv_cache
+        plan, self.config = loaded.kv_cache, loaded.config
         self._runner = loaded.runner
         self._is_ahead = loaded.is_ahead
         self._in_flight: PendingStep | None = None  # launched, and not read yet
@@ -71,14 +70,18 @@ class EngineCore:
                 enable_prefix_caching=config.enable_prefix_caching,
                 num_host_blocks=loaded.num_host_blocks,
             ),
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=loaded.config.max_num_seqs,
+            max_num_batched_tokens=loaded.config.max_num_batched_tokens,
             enable_chunked_prefill=config.enable_chunked_prefill,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
         )
         self._deadlines = Deadlines(self.scheduler.unfinished)
-        self._queue_limits = QueueLimits.of(config, (plan.num_blocks - 1) * plan.block_size)
+        self._queue_limits = QueueLimits.of(
+            config,
+            kv_cache_tokens=(plan.num_blocks - 1) * plan.block_size,
+            max_num_seqs=loaded.config.max_num_seqs,
+        )
         self._recorder = StatsRecorder()
         self._factory = RequestFactory(
             self.tokenizer,
@@ -95,6 +98,7 @@ class EngineCore:
             vocab_size=model_config.vocab_size,
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
+            max_num_seqs=loaded.config.max_num_seqs,
             description=loaded.description,
         )
 

@@ -41,15 +41,15 @@ class QueueLimits:
     max_tokens: int
 
     @classmethod
-    def of(cls, config: EngineConfig, kv_cache_tokens: int) -> QueueLimits:
-        """Return the limits of `config` for a KV cache of so many tokens.
+    def of(cls, config: EngineConfig, *, kv_cache_tokens: int, max_num_seqs: int) -> QueueLimits:
+        """Return the limits of `config` for a KV cache and a number of slots.
 
         The default number of tokens is that of `max_num_queued_reqs` prompts of the mean length
         that the cache holds: only longer prompts reach it before the limit of sequences.
         """
         sequences, tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
         if tokens is None:
-            tokens = max(1, kv_cache_tokens * sequences // config.max_num_seqs)
+            tokens = max(1, kv_cache_tokens * sequences // max_num_seqs)
             tokens = min(tokens, _MAX_DEFAULT_TOKENS)
         return cls(sequences, tokens)
 

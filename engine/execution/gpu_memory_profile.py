@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError
+from engine.execution.device_defaults import ResolvedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class MemoryProfile:
         )
 
 
-def memory_before_loading(config: EngineConfig, device: torch.device) -> MemorySnapshot | None:
+def memory_before_loading(config: ResolvedConfig, device: torch.device) -> MemorySnapshot | None:
     """Return a snapshot of `device` before the weights are loaded, None if it is not a GPU.
 
     Raises:
@@ -79,7 +79,7 @@ def memory_before_loading(config: EngineConfig, device: torch.device) -> MemoryS
 
 
 def profile_memory(
-    config: EngineConfig,
+    config: ResolvedConfig,
     before: MemorySnapshot,
     run_profile: Callable[[], None],
     device: torch.device,
@@ -118,12 +118,12 @@ def profile_memory(
     )
 
 
-def cache_fills_share(config: EngineConfig) -> bool:
+def cache_fills_share(config: ResolvedConfig) -> bool:
     """Whether `gpu_memory_utilization` decides the size of the KV cache, not a given size."""
     return config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
 
 
-def gpu_share(config: EngineConfig, total: int) -> int:
+def gpu_share(config: ResolvedConfig, total: int) -> int:
     """Return the bytes of a GPU's `total` that this process may use."""
     return int(total * config.gpu_memory_utilization)
 

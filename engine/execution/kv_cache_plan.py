@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.config import EngineConfig
 from engine.core.kv_cache_manager import blocks_for
 from engine.errors import InsufficientMemoryError
+from engine.execution.device_defaults import ResolvedConfig
 from engine.execution.gpu_memory_profile import MemoryProfile, cache_fills_share, gib, gpu_share
 from engine.models.model_config import ModelConfig
 from kernels.paged_cache import FP8
@@ -41,13 +41,13 @@ class KVCachePlan:
     num_bytes: int
 
 
-def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+def kv_cache_dtype(config: ResolvedConfig, dtype: torch.dtype) -> torch.dtype:
     """Return the type of the KV cache of a model that computes in `dtype`."""
     return dtype if config.kv_cache_dtype == "auto" else FP8
 
 
 def plan_kv_cache(
-    config: EngineConfig,
+    config: ResolvedConfig,
     model_config: ModelConfig,
     *,
     max_model_len: int,
@@ -101,7 +101,7 @@ def plan_kv_cache(
     return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes)
 
 
-def require_room_for_weights(num_bytes: int, device: torch.device, config: EngineConfig) -> None:
+def require_room_for_weights(num_bytes: int, device: torch.device, config: ResolvedConfig) -> None:
     """Raise `InsufficientMemoryError` if weights of `num_bytes` do not fit on `device`.
 
     On a GPU they must leave something of the share of `gpu_memory_utilization`, unless the size of
@@ -119,7 +119,7 @@ def require_room_for_weights(num_bytes: int, device: torch.device, config: Engin
             raise _model_too_large(config, num_bytes, total)
 
 
-def swap_space_bytes(config: EngineConfig, plan: KVCachePlan, device: torch.device) -> int:
+def swap_space_bytes(config: ResolvedConfig, plan: KVCachePlan, device: torch.device) -> int:
     """Return the bytes of host memory for the KV of preempted sequences.
 
     Raises:
@@ -137,7 +137,7 @@ def swap_space_bytes(config: EngineConfig, plan: KVCachePlan, device: torch.devi
     return num_bytes
 
 
-def _gpu_budget(config: EngineConfig, profile: MemoryProfile) -> int:
+def _gpu_budget(config: ResolvedConfig, profile: MemoryProfile) -> int:
     """Return the bytes left for the KV cache in the share of this process."""
     share = gpu_share(config, profile.total)
     fixed = profile.weights + profile.libraries
@@ -154,14 +154,14 @@ def _gpu_budget(config: EngineConfig, profile: MemoryProfile) -> int:
     return budget
 
 
-def _model_too_large(config: EngineConfig, num_bytes: int, total: int) -> InsufficientMemoryError:
+def _model_too_large(config: ResolvedConfig, num_bytes: int, total: int) -> InsufficientMemoryError:
     return InsufficientMemoryError(
         f"model: it takes {gib(num_bytes)}, which leaves nothing of {_share_text(config, total)}; "
         "choose a smaller model or dtype, or raise gpu_memory_utilization"
     )
 
 
-def _share_text(config: EngineConfig, total: int) -> str:
+def _share_text(config: ResolvedConfig, total: int) -> str:
     return (
         f"the {gib(gpu_share(config, total))} that gpu_memory_utilization "
         f"{config.gpu_memory_utilization:g} gives of {gib(total)}"
@@ -177,7 +177,7 @@ def _beside(profile: MemoryProfile | None) -> str:
     )
 
 
-def _remedies(config: EngineConfig, profile: MemoryProfile | None, fitting_len: int) -> str:
+def _remedies(config: ResolvedConfig, profile: MemoryProfile | None, fitting_len: int) -> str:
     """Return, for the error, which settings help if one sequence does not fit."""
     found = [f"lower max_model_len to at most {fitting_len}"] if fitting_len >= 2 else []
     if config.num_gpu_blocks_override is not None:

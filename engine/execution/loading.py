@@ -11,6 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution.cpu_threads import set_num_threads
+from engine.execution.device_defaults import ResolvedConfig, resolve
 from engine.execution.device_queue import InlineQueue, WorkerQueue
 from engine.execution.gpu_memory_profile import memory_before_loading, profile_memory
 from engine.execution.kv_cache_plan import (
@@ -32,13 +33,15 @@ class LoadedModel:
     """A model on its device.
 
     Attributes:
+        config: the settings, with the defaults for the device.
         runner: runs its steps.
         kv_cache: the size of the KV cache, and how long a sequence may become.
         num_host_blocks: blocks for preempted sequences on the host.
         is_ahead: whether a step is launched before the previous one is read (async scheduling).
-        description: model, dtype, device and KV cache size, for the log.
+        description: model, dtype, device, KV cache size and limits of a step, for the log.
     """
 
+    config: ResolvedConfig
     runner: ModelRunner
     kv_cache: KVCachePlan
     num_host_blocks: int
@@ -47,7 +50,7 @@ class LoadedModel:
 
 
 def load_model(
-    config: EngineConfig,
+    settings: EngineConfig,
     checkpoint: Path,
     model_config: ModelConfig,
     on_progress: Callable[[str], None],
@@ -57,7 +60,8 @@ def load_model(
     Raises:
         CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
     """
-    device, dtype = _device(config), _dtype(config, model_config)
+    device, dtype = _device(settings), _dtype(settings, model_config)
+    config = resolve(settings, device)
     cache_dtype = kv_cache_dtype(config, dtype)
     max_model_len = _max_model_len(config, model_config)
     # On a CPU the host's work and the model's share the cores: overlap gains nothing.
@@ -115,9 +119,10 @@ def load_model(
         f"{config.model} ({model_config.architecture}, {dtype}, {where}), KV cache for "
         f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
         f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}), max_model_len "
-        f"{plan.max_model_len:,}"
+        f"{plan.max_model_len:,}, max_num_seqs {config.max_num_seqs:,}, max_num_batched_tokens "
+        f"{config.max_num_batched_tokens:,}"
     ).replace("torch.", "")
-    return LoadedModel(runner, plan, num_host_blocks, is_ahead, description)
+    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
 
 
 def _device(config: EngineConfig) -> torch.device:

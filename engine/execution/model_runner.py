@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
 from engine.core.kv_cache_manager import blocks_for
 from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.execution.attention import allocate_kv_cache, attention_backend
 from engine.execution.block_moves import move_blocks
+from engine.execution.device_defaults import ResolvedConfig
 from engine.execution.device_queue import DeviceQueue
 from engine.execution.host_cache import allocate_host_cache
 from engine.execution.kv_cache_plan import kv_cache_dtype, require_room_for_weights
@@ -50,7 +50,7 @@ class ModelRunner:
         self,
         checkpoint: Path,
         model_config: ModelConfig,
-        config: EngineConfig,
+        config: ResolvedConfig,
         *,
         max_model_len: int,
         dtype: torch.dtype,

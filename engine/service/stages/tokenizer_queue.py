@@ -13,6 +13,7 @@ from engine.service.tensors import Tensors
 
 log = logging.getLogger("trident.tokenizer")
 
+_MOST_SEQS = 256  # `max_num_seqs` where it is not set, on any device
 _MAX_BYTES = 2**28  # of the input tensors that wait; the server holds the same bytes once more
 
 
@@ -24,7 +25,7 @@ class TokenizerQueue:
 
     def __init__(self, max_requests: int, max_bytes: int = _MAX_BYTES) -> None:
         """At most `max_requests` requests of `max_bytes` together wait; one runs beside them."""
-        self._max_requests = max_requests
+        self.max_requests = max_requests
         self._max_bytes = max_bytes
         self._condition = threading.Condition()
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
@@ -35,8 +36,12 @@ class TokenizerQueue:
 
     @classmethod
     def of(cls, config: EngineConfig) -> TokenizerQueue:
-        """Return a queue for as many requests as the engine's slots and its queue take."""
-        return cls(config.max_num_queued_reqs + config.max_num_seqs)
+        """Return a queue for as many requests as the engine's queue and its slots take.
+
+        The device decides how many slots there are if the settings do not. It is not known here:
+        then room is left for the most.
+        """
+        return cls(config.max_num_queued_reqs + (config.max_num_seqs or _MOST_SEQS))
 
     def put(self, answer: Callable[[], None], num_bytes: int) -> None:
         """Have `answer` called in the worker thread; it keeps `num_bytes` until then.
@@ -49,8 +54,8 @@ class TokenizerQueue:
         with self._condition:
             if self._closed:
                 raise QueueFullError("the tokenizer takes no more requests: the server is closing")
-            if len(self._waiting) >= self._max_requests:
-                raise _full(f"{self._max_requests} requests")
+            if len(self._waiting) >= self.max_requests:
+                raise _full(f"{self.max_requests} requests")
             if self._waiting and self._num_bytes + num_bytes > self._max_bytes:
                 raise _full(f"{self._max_bytes} bytes")
             self._waiting.append((answer, num_bytes))

@@ -19,11 +19,15 @@ class Admission:
 
     def __init__(self, config: EngineConfig, ready: Ready) -> None:
         """Start empty, for an engine that has just become ready."""
-        limits = QueueLimits.of(config, (ready.num_blocks - 1) * ready.block_size)
+        limits = QueueLimits.of(
+            config,
+            kv_cache_tokens=(ready.num_blocks - 1) * ready.block_size,
+            max_num_seqs=ready.max_num_seqs,
+        )
         self._limits = limits
         self._hard_limits = QueueLimits(2 * limits.max_sequences, 2 * limits.max_tokens)
         self._by_priority = config.scheduling_policy == "priority"
-        self._max_running = Load(config.max_num_seqs, config.max_num_seqs * ready.max_model_len)
+        self._max_running = Load(ready.max_num_seqs, ready.max_num_seqs * ready.max_model_len)
         self.load = Load()
         self._loads: dict[int, Load] = {}  # by priority
 

@@ -164,11 +164,15 @@ def test_a_request_beyond_the_limits_is_served_when_nothing_waits() -> None:
 
 
 def test_the_default_of_tokens_scales_with_cache_and_requests_up_to_what_fits_in_memory() -> None:
-    config = EngineConfig(max_num_seqs=4, max_num_queued_reqs=8)
-    assert QueueLimits.of(config, 100) == QueueLimits(8, 200)
-    assert QueueLimits.of(config, 10**9) == QueueLimits(8, 2**22)
+    config = EngineConfig(max_num_queued_reqs=8)
+
+    def limits(config: EngineConfig, kv_cache_tokens: int) -> QueueLimits:
+        return QueueLimits.of(config, kv_cache_tokens=kv_cache_tokens, max_num_seqs=4)
+
+    assert limits(config, 100) == QueueLimits(8, 200)
+    assert limits(config, 10**9) == QueueLimits(8, 2**22)
     given = config.model_copy(update={"max_num_queued_tokens": 7})
-    assert QueueLimits.of(given, 100) == QueueLimits(8, 7)
+    assert limits(given, 100) == QueueLimits(8, 7)
 
 
 def test_deadlines_come_in_order_and_those_of_the_finished_do_not() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError
+from engine.execution.device_defaults import ResolvedConfig, resolve
 from engine.execution.gpu_memory_profile import MemoryProfile
 from engine.execution.kv_cache_plan import (
     KVCachePlan,
@@ -31,8 +32,8 @@ def model_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig.from_hf(path)
 
 
-def config(**settings: object) -> EngineConfig:
-    return EngineConfig.parse(settings)
+def config(**settings: object) -> ResolvedConfig:
+    return resolve(EngineConfig.parse(settings), torch.device("cpu"))
 
 
 def plan(model_config: ModelConfig, profile: MemoryProfile, **settings: int) -> KVCachePlan:

@@ -9,6 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError
+from engine.execution.device_defaults import ResolvedConfig, resolve
 from engine.execution.gpu_memory_profile import MemoryProfile, memory_before_loading, profile_memory
 from engine.execution.kv_cache_plan import (
     require_room_for_weights,
@@ -63,8 +64,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(monkeypatch)
 
 
-def config(**settings: object) -> EngineConfig:
-    return EngineConfig.parse(settings)
+def config(**settings: object) -> ResolvedConfig:
+    return resolve(EngineConfig.parse(settings), torch.device("cpu"))
 
 
 def test_the_profile_holds_the_peak_and_not_what_loading_took(gpu: Gpu) -> None:

@@ -7,6 +7,7 @@ from engine import LLM
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError, UnsupportedError
 from engine.execution import kv_cache_plan
+from engine.execution.device_defaults import resolve
 from engine.models.model_config import ModelConfig
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -23,7 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(checkpoint: Path, **settings: int) -> kv_cache_plan.KVCachePlan:
     return kv_cache_plan.plan_kv_cache(
-        EngineConfig.parse(settings),
+        resolve(EngineConfig.parse(settings), CPU),
         ModelConfig.from_hf(checkpoint),
         max_model_len=settings.get("max_model_len", 128),
         dtype=torch.float32,
@@ -71,7 +72,7 @@ def test_swap_space_that_the_host_has_not_is_refused(
     sized = plan(checkpoint, num_gpu_blocks_override=12)
 
     def swap_space_bytes(gib: float, device: str) -> int:
-        config = EngineConfig.parse({"swap_space": gib})
+        config = resolve(EngineConfig.parse({"swap_space": gib}), CPU)
         return kv_cache_plan.swap_space_bytes(config, sized, torch.device(device))
 
     assert swap_space_bytes(0, "cpu") == 0
@@ -100,10 +101,10 @@ def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names = ("memory.max", "memory.current", "inactive_file")
     monkeypatch.setattr(kv_cache_plan, "_CGROUPS", ((tmp_path, *names),))
     with pytest.raises(InsufficientMemoryError, match="model: its weights need"):
-        kv_cache_plan.require_room_for_weights(600_001, CPU, EngineConfig())
-    kv_cache_plan.require_room_for_weights(600_000, CPU, EngineConfig())
+        kv_cache_plan.require_room_for_weights(600_001, CPU, resolve(EngineConfig(), CPU))
+    kv_cache_plan.require_room_for_weights(600_000, CPU, resolve(EngineConfig(), CPU))
     limit.write_text("max\n")
-    kv_cache_plan.require_room_for_weights(600_001, CPU, EngineConfig())
+    kv_cache_plan.require_room_for_weights(600_001, CPU, resolve(EngineConfig(), CPU))
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(

@@ -23,8 +23,6 @@ HANGS_IN_ADD, HANGS_IN_ABORT, HANGS_WHEN_IDLE, HANGS_IN_STATS = range(9007, 9011
 
 
 class FakeCore:
-    ready = Ready(512, 10_000, 100, 16, "a fake")
-
     def __init__(self, config: EngineConfig, report: Callable[[str], None]) -> None:
         if config.model == "broken":
             raise CheckpointError("model.safetensors: is missing")
@@ -33,6 +31,7 @@ class FakeCore:
         if config.model == "crash":
             os._exit(7)
         report("pretending to load")
+        self.ready = Ready(512, 10_000, 100, 16, config.max_num_seqs or 64, "a fake")
         self._running: dict[int, tuple[AddRequest, int]] = {}
         self._hangs_in = 0  # the kind of fault that a request has asked for
 

@@ -11,12 +11,13 @@ from engine.protocol import Ready
 from engine.service.stub.admission import Admission
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 2, 10
-READY = Ready(MAX_MODEL_LEN, 100, num_blocks=6, block_size=4, description="")
+READY = Ready(
+    MAX_MODEL_LEN, 100, num_blocks=6, block_size=4, max_num_seqs=MAX_NUM_SEQS, description=""
+)
 
 
 def make(**settings: Any) -> Admission:
-    config = EngineConfig(max_num_seqs=MAX_NUM_SEQS, **settings)
-    return Admission(config, READY)
+    return Admission(EngineConfig(**settings), READY)
 
 
 def test_as_many_as_can_run_and_wait_are_let_in() -> None:
