@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,9 +28,9 @@ from engine.errors import ConfigError
 from engine.validation import describe
 
 ENV_PREFIX = "TRIDENT_"
+_MAX_NULL_STEP_MS = 60_000
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 Quantization = Literal["int8"]
@@ -56,7 +57,11 @@ class EngineConfig(BaseModel):
     quantization: Quantization | None = Field(
         None, description="int8: weights and activations, quantised while loading; on CPUs only"
     )
-    device: Device = Field("auto", description="auto: cuda where there is one")
+    device: str = Field(
+        "auto",
+        description="auto: cuda where there is one; cpu; cuda; null or null:MS, for benchmarks: no "
+        "model is computed, tokens are made up, and a step takes MS milliseconds",
+    )
     seed: Annotated[int, Field(ge=0)] = Field(
         0, description="of requests that bring none, and of dummy weights"
     )
@@ -145,6 +150,16 @@ class EngineConfig(BaseModel):
             raise ValueError("must name a checkpoint folder or a hub id")
         return value
 
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if value not in ("auto", "cpu", "cuda") and _null_step_s(value) is None:
+            raise ValueError(
+                "must be auto, cpu, cuda, or null:MS with the milliseconds of a step (0 to "
+                f"{_MAX_NULL_STEP_MS})"
+            )
+        return value
+
     @field_validator("served_model_name")
     @classmethod
     def _free_name(cls, value: str | None) -> str | None:
@@ -163,6 +178,11 @@ class EngineConfig(BaseModel):
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise ValueError("long_prefill_token_threshold: needs enable_chunked_prefill")
         return self
+
+    @property
+    def null_step_s(self) -> float | None:
+        """Seconds that a step of the null device takes; None if it is another device."""
+        return _null_step_s(self.device)
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> EngineConfig:
@@ -227,3 +247,14 @@ class EngineConfig(BaseModel):
             for field, aliases in names.items()
             if given.keys() & set(aliases)
         }
+
+
+def _null_step_s(device: str) -> float | None:
+    """Return the seconds in `null` or `null:MS`; None if `device` is neither."""
+    if device == "null":
+        return 0.0
+    digits = device.removeprefix("null:")
+    if digits == device or re.fullmatch(r"\d+(\.\d+)?", digits, re.ASCII) is None:
+        return None
+    milliseconds = float(digits)
+    return milliseconds / 1000 if milliseconds <= _MAX_NULL_STEP_MS else None

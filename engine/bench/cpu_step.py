@@ -20,6 +20,7 @@ from engine.bench.workload import prompts
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import TridentError
+from engine.execution.model_runner import ModelRunner
 from engine.models.causal_lm import CausalLM
 from engine.models.fused_layers import FusedLayers
 from engine.protocol import AddRequest
@@ -67,7 +68,9 @@ class CpuStep:
 
     @property
     def _model(self) -> CausalLM:
-        return self.core._runner.model
+        runner = self.core._runner
+        assert isinstance(runner, ModelRunner)
+        return runner.model
 
     def measure(self, batch: int, context: int) -> tuple[float, dict[str, float]]:
         """Return the seconds of a step and of its parts, means over several steps.

@@ -18,7 +18,7 @@ from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.errors import CheckpointError, QueueFullError, TridentError
-from engine.execution.loading import load_model
+from engine.execution.loading import load_model, load_null_device
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.models.model_config import ModelConfig
@@ -45,7 +45,9 @@ class EngineCore:
         Raises:
             CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
         """
-        checkpoint = resolve_checkpoint(config.model, weights=config.load_format != "dummy")
+        step_s = config.null_step_s
+        needs_weights = config.load_format != "dummy" and step_s is None
+        checkpoint = resolve_checkpoint(config.model, weights=needs_weights)
         model_config = ModelConfig.from_hf(checkpoint)
         self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
@@ -58,7 +60,12 @@ class EngineCore:
         self.detokenizer = Detokenizer(self.tokenizer)
         self._outputs = OutputBuilder(self.detokenizer, stream_interval=config.stream_interval)
 
-        loaded = load_model(config, checkpoint, model_config, on_progress)
+        if step_s is None:
+            loaded = load_model(config, checkpoint, model_config, on_progress)
+        else:
+            ends = self.generation_defaults.eos_token_ids
+            made_up = [i for i in self.tokenizer.text_token_ids() if i not in ends]
+            loaded = load_null_device(config, model_config, made_up, step_s)
         plan, self.config = loaded.kv_cache, loaded.config
         self._runner = loaded.runner
         self._is_ahead = loaded.is_ahead

@@ -50,6 +50,8 @@ def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
 
 
 def _step_limits(device: torch.device) -> StepLimits:
+    if device.type == "meta":  # the null device, which is for measuring the host of a large GPU
+        return LARGE_GPU_LIMITS
     if device.type != "cuda":
         return CPU_LIMITS
     is_large = torch.cuda.get_device_properties(device).total_memory >= _LARGE

@@ -192,6 +192,8 @@ def _remedies(config: ResolvedConfig, profile: MemoryProfile | None, fitting_len
 
 
 def _free_bytes(device: torch.device) -> int:
+    if device.type == "meta":  # that of the null device, whose tensors take no memory
+        return 2**62
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = psutil.virtual_memory().available

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from engine.config import EngineConfig
+from engine.core.schedule import Schedule
 from engine.errors import ConfigError
 from engine.execution.cpu_threads import set_num_threads
 from engine.execution.device_defaults import ResolvedConfig, resolve
@@ -21,11 +24,22 @@ from engine.execution.kv_cache_plan import (
     swap_space_bytes,
 )
 from engine.execution.model_runner import ModelRunner
+from engine.execution.null_device import NullRunner
+from engine.execution.pending_step import PendingStep
 from engine.execution.progress import in_tenths
 from engine.execution.step_graphs import CudaCapturer
 from engine.models.model_config import ModelConfig
 
+log = logging.getLogger("trident.engine")
+
 _TYPICAL_ROWS = 16  # of the step that is timed to choose the number of CPU threads
+
+
+class Runner(Protocol):
+    """Runs the scheduled steps, in order."""
+
+    def launch(self, schedule: Schedule) -> PendingStep:
+        """Launch a step with at least one row, behind earlier ones, without waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ class LoadedModel:
     """
 
     config: ResolvedConfig
-    runner: ModelRunner
+    runner: Runner
     kv_cache: KVCachePlan
     num_host_blocks: int
     is_ahead: bool
@@ -92,11 +106,7 @@ def load_model(
         device=device,
         profile=profile,
     )
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
-        raise ConfigError(
-            "max_num_batched_tokens: must be at least max_model_len "
-            f"({plan.max_model_len}) while enable_chunked_prefill is off"
-        )
+    _check_prefill(config, plan)
     host_bytes = swap_space_bytes(config, plan, device)
     on_progress(f"allocating {plan.num_blocks} KV blocks")
     runner.allocate_kv_cache(plan.num_blocks)
@@ -114,15 +124,73 @@ def load_model(
                 CudaCapturer(),
                 in_tenths(on_progress, "capturing CUDA graphs {bar} {done} of {total}"),
             )
-    num_usable = plan.num_blocks - 1  # without the null block
-    description = (
-        f"{config.model} ({model_config.architecture}, {dtype}, {where}), KV cache for "
-        f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
-        f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}), max_model_len "
-        f"{plan.max_model_len:,}, max_num_seqs {config.max_num_seqs:,}, max_num_batched_tokens "
-        f"{config.max_num_batched_tokens:,}"
-    ).replace("torch.", "")
+    description = _description(
+        config,
+        model_config,
+        f"{dtype}, {where}",
+        plan,
+        f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}",
+    )
     return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
+
+
+def load_null_device(
+    settings: EngineConfig, model_config: ModelConfig, token_ids: Sequence[int], step_s: float
+) -> LoadedModel:
+    """Prepare the null device to make up tokens of `token_ids`, in `step_s` seconds per step.
+
+    The KV cache has blocks for `max_num_seqs` sequences of full length, but no memory.
+
+    Raises:
+        ConfigError, InsufficientMemoryError: with what to do about it.
+    """
+    usable = [token_id for token_id in token_ids if token_id < model_config.vocab_size]
+    if not usable:
+        raise ConfigError("device: null needs a vocabulary with tokens of text")
+    meta = torch.device("meta")
+    config = resolve(settings, meta)
+    cache_dtype = kv_cache_dtype(config, _dtype(config, model_config))
+    plan = plan_kv_cache(
+        config,
+        model_config,
+        max_model_len=_max_model_len(config, model_config),
+        dtype=cache_dtype,
+        device=meta,
+    )
+    _check_prefill(config, plan)
+    num_host_blocks = swap_space_bytes(config, plan, meta) * plan.num_blocks // plan.num_bytes
+    runner = NullRunner(
+        config, model_config, usable, max_model_len=plan.max_model_len, step_s=step_s
+    )
+    warning = f"NO MODEL IS COMPUTED: null device, {1000 * step_s:g} ms per step, made-up tokens"
+    log.warning("%s; for benchmarks only", warning)
+    is_ahead = config.async_scheduling is not False
+    description = f"{warning}; {_description(config, model_config, 'null', plan, 'no memory')}"
+    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
+
+
+def _description(
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    where: str,
+    plan: KVCachePlan,
+    memory: str,
+) -> str:
+    num_usable = plan.num_blocks - 1  # without the null block
+    return (
+        f"{config.model} ({model_config.architecture}, {where}), KV cache for "
+        f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
+        f"{memory}), max_model_len {plan.max_model_len:,}, max_num_seqs "
+        f"{config.max_num_seqs:,}, max_num_batched_tokens {config.max_num_batched_tokens:,}"
+    ).replace("torch.", "")
+
+
+def _check_prefill(config: ResolvedConfig, plan: KVCachePlan) -> None:
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
+        raise ConfigError(
+            "max_num_batched_tokens: must be at least max_model_len "
+            f"({plan.max_model_len}) while enable_chunked_prefill is off"
+        )
 
 
 def _device(config: EngineConfig) -> torch.device:

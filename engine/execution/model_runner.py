@@ -36,7 +36,7 @@ from kernels.step_inputs import prepare_inputs
 from kernels.token_scatter import scatter_tokens
 from kernels.upload import upload
 
-_MAX_STOP_TOKEN_IDS = 16  # per sequence, checked on the device
+MAX_STOP_TOKEN_IDS = 16  # per sequence, checked on the device
 
 
 class ModelRunner:
@@ -99,7 +99,7 @@ class ModelRunner:
             config.max_num_seqs,
             max_model_len=max_model_len,
             max_blocks=blocks_for(max_model_len, config.block_size),
-            max_stop_token_ids=_MAX_STOP_TOKEN_IDS,
+            max_stop_token_ids=MAX_STOP_TOKEN_IDS,
             device=device,
         )
 

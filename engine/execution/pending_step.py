@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
+from typing import Protocol
 
 import torch
 
@@ -12,6 +13,13 @@ from engine.core.request import SampledToken
 from engine.core.schedule import Schedule
 from engine.execution.sampling.sampler import Samples
 from engine.execution.step_plan import StepPlan
+
+
+class Sent(Protocol):
+    """Samples that are on the host once the step has run."""
+
+    def wait(self) -> Samples:
+        """Wait for them, and return them."""
 
 
 class SentSamples:
@@ -38,7 +46,7 @@ class PendingStep:
 
     schedule: Schedule
     plan: StepPlan
-    launched: Callable[[], SentSamples | None]
+    launched: Callable[[], Sent | None]
 
     def wait(self) -> list[SampledToken]:
         """Wait for the step; return a token for each row that samples one, in order."""

@@ -158,6 +158,16 @@ class Tokenizer:
         text: str = _call_rust(lambda: self._backend.decoder.decode(["a", token]))
         return text.removeprefix("a")
 
+    def text_token_ids(self) -> list[int]:
+        """Return the ids, special ones aside, that have a text: at least one whole character."""
+        return [
+            token_id
+            for token_id in range(self.vocab_size)
+            if self.is_visible(token_id, skip_special_tokens=True)
+            and (text := self.token_text(token_id))
+            and "\ufffd" not in text
+        ]
+
 
 def _call_rust(call: Callable[[], _T]) -> _T:
     """Return the result of `call`; raise a panic of Rust, which is no `Exception`, as RuntimeError.
