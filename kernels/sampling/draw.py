@@ -25,7 +25,8 @@ weights in float32, and depend neither on other rows nor on the order in which p
 Kernels and what they read, for R rows of V logits:
 
 1. `scan_kernel`, R * V / 2048 programs: the logits. Writes the maxima of filtered rows.
-2. `shortlist_kernel`, R programs: the maxima of filtered rows, once; it works in registers.
+2. `shortlist_kernel`, R programs: the maxima of filtered rows, once; it works in registers. Not
+   launched if the host knows that no row has filters.
 3. `draw_kernel`, R programs: a winner per chunk of unfiltered rows. Of filtered rows the listed
    groups, at most 64 KiB unless top_k is above 512, min_p small, or the whole row is read: about
    ten times for top-k, once and twice per race for top-p, once for min_p alone.
@@ -64,6 +65,8 @@ def sample_tokens(
     min_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
+    *,
+    has_filters: bool = True,
 ) -> Tensor:
     """Return one token per row of `logits`; each depends only on its row of the arguments.
 
@@ -80,6 +83,8 @@ def sample_tokens(
         min_p: float32 [R] in [0, 1]; 0 keeps every token.
         seeds: int64 [R], the bits of each request's uint64 seed.
         positions: int64 [R], index of the sampled token in its request's output.
+        has_filters: False if no row that is not greedy has a filter; the result is then the same,
+            with one launch less.
 
     Returns:
         int64 [R].
@@ -92,7 +97,7 @@ def sample_tokens(
     if not device.runs_triton(logits):
         return reference(logits, *rows)
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    _launch(logits, *rows, out)
+    _launch(logits, *rows, out, has_filters)
     return out
 
 
@@ -166,6 +171,7 @@ def _launch(
     seeds: Tensor,
     positions: Tensor,
     out: Tensor,
+    has_filters: bool,
 ) -> None:
     num_rows, vocab = logits.shape
     if not num_rows:
@@ -209,14 +215,15 @@ def _launch(
         GROUPS=division.chunk // division.group,
         num_warps=4,
     )
-    shortlist_kernel[(num_rows,)](
-        **params,
-        **lists,
-        maxima_ptr=maxima,
-        FEWEST=division.fewest,
-        BLOCK=triton.next_power_of_2(num_groups),
-        num_warps=16,
-    )
+    if has_filters:
+        shortlist_kernel[(num_rows,)](
+            **params,
+            **lists,
+            maxima_ptr=maxima,
+            FEWEST=division.fewest,
+            BLOCK=triton.next_power_of_2(num_groups),
+            num_warps=16,
+        )
     draw_kernel[(num_rows,)](
         **params,
         **source,

@@ -1,4 +1,5 @@
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -46,6 +47,13 @@ def test_draw(gpu: str) -> None:
     # Programs of 512 threads have at most 128 registers each; a scan leaves room for others.
     assert draw.registers <= 128
     assert scan.registers <= 80
+
+
+def test_draw_without_filters_launches_one_kernel_less() -> None:
+    with_filters = compile_call("sm_90", sample_tokens, *_draw(32000))
+    without = compile_call("sm_90", partial(sample_tokens, has_filters=False), *_draw(32000))
+    scan, _, draw = [kernel.kernel for kernel in with_filters]
+    assert [kernel.kernel for kernel in without] == [scan, draw]
 
 
 @pytest.mark.parametrize("vocab", [1, 32003, 151936])

@@ -45,6 +45,12 @@ class DrawParams:
     seeds: NDArray[np.uint64]
     positions: NDArray[np.int64]
 
+    @property
+    def has_filters(self) -> bool:
+        """Whether a filter may drop a token of a row that is not greedy."""
+        filtered = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
+        return bool((filtered & (self.temperature > 0)).any())
+
 
 class Draw(Protocol):
     """A draw that has been planned."""
@@ -58,6 +64,7 @@ class KernelDraw:
 
     def __init__(self, params: DrawParams, arrays: StepArrays) -> None:
         """Plan it; the parameters are uploaded with `arrays`."""
+        self._has_filters = params.has_filters
         temperature = params.temperature.clip(_COLDEST, _HOTTEST) * (params.temperature > 0)
         self._parts: tuple[Part, ...] = (
             arrays.add(temperature.astype(np.float32)),
@@ -70,7 +77,8 @@ class KernelDraw:
 
     def draw(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
         """Do what `Draw.draw` says."""
-        return sample_tokens(logits, *(arrays[part] for part in self._parts))
+        columns = (arrays[part] for part in self._parts)
+        return sample_tokens(logits, *columns, has_filters=self._has_filters)
 
 
 class CpuDraw:

@@ -46,6 +46,14 @@ def test_a_tiny_vocabulary(vocab: int) -> None:
     assert sample_tokens(logits, *rows).tolist() == reference(logits, *rows).tolist()
 
 
+def test_nothing_is_launched_for_filters_that_no_row_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of([{}, {"temperature": 0.0}, {"temperature": 0.3}])
+    logits = randn(3, 301) * 3
+    expected = sample_tokens(logits, *rows)
+    monkeypatch.setattr(draw, "shortlist_kernel", None)
+    assert sample_tokens(logits, *rows, has_filters=False).tolist() == expected.tolist()
+
+
 @pytest.mark.usefixtures("division")
 def test_a_row_depends_on_no_other() -> None:
     rows, logits = rows_of(FILTERS), randn(len(FILTERS), 150) * 2
