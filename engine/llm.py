@@ -202,7 +202,12 @@ class LLM:
         assert output.finish_reason is not None
         return CompletionOutput(
             index=output.index,
-            text=self._core.detokenizer.text(output, skip_special_tokens=skip_special_tokens),
+            text=self._core.detokenizer.text(
+                output.window_ids,
+                output.token_ids,
+                output,
+                skip_special_tokens=skip_special_tokens,
+            ),
             token_ids=output.token_ids,
             cumulative_logprob=output.cumulative_logprob,
             logprobs=(

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from engine.token_ids import TOKEN_ID_BYTES
+
 # Bounds are checked where a message is decoded: any client may send `ResponseOptions`.
 Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**32)]
@@ -110,29 +112,50 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
     message: str
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one sequence of a request, released for the client.
+class OutputDetails(msgspec.Struct, frozen=True, array_like=True):
+    """What a sequence has to tell beside new tokens; most outputs have nothing here."""
 
-    The engine holds back tokens whose text may still become part of a stop string.
+    finish_reason: str | None = None  # "stop", "length", "abort"; None while it runs
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    text_cut: Int32 = 0  # characters to drop from the end of the final text: a stop string
+    omit_stop_token: bool = False  # the last token is a stop token, left out of the text
+    logprobs: list[TokenLogprobs] | None = None  # one per new token, if asked for
+    cumulative_logprob: float | None = None
+    stats: RequestStats | None = None  # with the finish_reason
+
+
+NO_DETAILS = OutputDetails()
+
+
+class SequenceOutput(msgspec.Struct, frozen=True):
+    """One row of `engine.step_outputs.StepOutputs` as an object; no message.
+
+    Fields as there and in `OutputDetails`.
     """
 
     uid: int
     index: int  # which of the request's `n` sequences
     token_ids: list[int]
     window_ids: list[int]  # tokens before `token_ids`, the context needed to decode these
-    finish_reason: str | None = None  # "stop", "length", "abort"; None while it runs
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
-    text_cut: int = 0  # characters to drop from the end of the final text: a stop string
-    logprobs: list[TokenLogprobs] | None = None  # one per id in `token_ids`, if asked for
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    text_cut: int = 0
+    logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
-    stats: RequestStats | None = None  # with the finish_reason
-    omit_stop_token: bool = False  # the last token is a stop token, left out of the text
+    stats: RequestStats | None = None
+    omit_stop_token: bool = False
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Outputs of the steps since the last message, in order."""
+    """The rows of `engine.step_outputs.StepOutputs`: its arrays as little-endian bytes."""
 
-    outputs: list[SequenceOutput]
+    uids: bytes  # int64; the others int32
+    indexes: bytes
+    num_tokens: bytes
+    num_window_tokens: bytes
+    token_ids: bytes
+    window_ids: bytes
+    details: dict[int, OutputDetails] = {}
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -195,18 +218,21 @@ class ResponseOptions(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one sequence, with what a stateless detokenizer needs to decode them."""
+    """New tokens of one sequence, with what a stateless detokenizer needs to decode them.
+
+    Ids are int32, packed by `engine.token_ids.pack_token_ids`.
+    """
 
     index: Int32
-    window_ids: list[Int32]
-    token_ids: list[Int32]
-    finish_reason: str | None
-    text_cut: Int32 = 0
-    logprobs: list[TokenLogprobs] | None = None
-    cumulative_logprob: float | None = None
-    stats: RequestStats | None = None
+    window_ids: bytes
+    token_ids: bytes
+    details: OutputDetails = NO_DETAILS
     text_prefix: str = ""  # the echoed prompt, on a sequence's first chunk
-    omit_stop_token: bool = False  # as in `SequenceOutput`
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of new tokens."""
+        return len(self.token_ids) // TOKEN_ID_BYTES
 
 
 class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):

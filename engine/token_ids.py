@@ -12,6 +12,7 @@ from engine.errors import RequestError
 
 TokenIds = NDArray[np.int32]
 
+TOKEN_ID_BYTES = 4
 _INT32 = np.dtype("<i4")
 _LIMITS = np.iinfo(np.int32)
 
@@ -43,6 +44,6 @@ def unpack_token_ids(data: bytes, field: str = "token_ids") -> TokenIds:
     Raises:
         RequestError: the number of bytes is no multiple of four; the text names `field`.
     """
-    if len(data) % _INT32.itemsize:
+    if len(data) % TOKEN_ID_BYTES:
         raise RequestError(f"{field}: {len(data)} bytes are not a whole number of int32 token ids")
     return np.frombuffer(data, dtype=_INT32)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.protocol import Chunk
+from engine.token_ids import unpack_token_ids
 
 Array = NDArray[Any]
 
@@ -21,15 +22,16 @@ def chunk_tensors(chunks: list[Chunk]) -> dict[str, Array]:
     and `cum_log_probs`, which vllm_backend calls `cumulative_logprob`, are there if the request
     asked for logprobs.
     """
+    details = [chunk.details for chunk in chunks]
     outputs = {
-        "token_ids": np.array([i for chunk in chunks for i in chunk.token_ids], dtype=np.int32),
+        "token_ids": unpack_token_ids(b"".join([chunk.token_ids for chunk in chunks])),
         "sequence_index": np.array([chunk.index for chunk in chunks], dtype=np.int32),
-        "finish_reason": strings([chunk.finish_reason or UNFINISHED for chunk in chunks]),
-        "num_output_tokens": np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32),
+        "finish_reason": strings([each.finish_reason or UNFINISHED for each in details]),
+        "num_output_tokens": np.array([chunk.num_tokens for chunk in chunks], dtype=np.int32),
     }
-    if all(chunk.cumulative_logprob is not None for chunk in chunks):
-        chosen = [p.logprobs[0] for chunk in chunks for p in chunk.logprobs or []]
-        total = [chunk.cumulative_logprob for chunk in chunks]
+    if all(each.cumulative_logprob is not None for each in details):
+        chosen = [position.logprobs[0] for each in details for position in each.logprobs or []]
+        total = [each.cumulative_logprob for each in details]
         outputs["output_log_probs"] = np.array(chosen, dtype=np.float32)
         outputs["cum_log_probs"] = np.array(total, dtype=np.float32)
         outputs["cumulative_logprob"] = outputs["cum_log_probs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from engine.protocol import Chunk, SequenceOutput
+from engine.protocol import OutputDetails, SequenceOutput
 from engine.text.tokenizer import Tokenizer
 from engine.text.visible_text import TextRule, text_rule
 
@@ -42,16 +42,22 @@ class Detokenizer:
             after = self._rule.final_text(ids, skip_special_tokens)
         return after[len(before) :]
 
-    def text(self, chunk: Chunk | SequenceOutput, *, skip_special_tokens: bool = True) -> str:
-        """Return the text that `chunk` adds, without the stop string or stop token."""
-        token_ids = chunk.token_ids[:-1] if chunk.omit_stop_token else chunk.token_ids
+    def text(
+        self,
+        window_ids: Sequence[int],
+        new_ids: Sequence[int],
+        details: OutputDetails | SequenceOutput,
+        *,
+        skip_special_tokens: bool = True,
+    ) -> str:
+        """Return the text that `new_ids` add, without the stop string or stop token."""
         text = self.delta(
-            chunk.window_ids,
-            token_ids,
-            final=chunk.finish_reason is not None,
+            window_ids,
+            new_ids[:-1] if details.omit_stop_token else new_ids,
+            final=details.finish_reason is not None,
             skip_special_tokens=skip_special_tokens,
         )
-        return text[: len(text) - chunk.text_cut]
+        return text[: len(text) - details.text_cut]
 
     def next_window(
         self,

@@ -12,6 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from engine.protocol import Chunk, DetokenizerInput
+from engine.token_ids import pack_token_ids
 from tests.server.caller import Caller, read_outputs
 from tests.server.raw_requests import NOT_SEALED, Request, request
 
@@ -58,7 +59,7 @@ def test_a_huge_message_to_the_detokenizer_stalls_nobody(
     posing = caller.stream("engine", input_ids=[5], response_options=[0x90], **SAMPLING)
     header = bytes(next(posing)["detokenizer_input"])[:40]
     posing.close()
-    chunk = msgspec.msgpack.encode(Chunk(0, [], [65] * 1_000_000, None))
+    chunk = msgspec.msgpack.encode(Chunk(0, b"", pack_token_ids([65] * 1_000_000)))
     start = msgspec.msgpack.encode(1) + b"\xdc" + struct.pack(">H", 100)
     forged = header + b"\x92" + start + chunk * 100
     assert len(forged) > 100_000_000

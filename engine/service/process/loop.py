@@ -12,7 +12,6 @@ from engine.protocol import (
     Abort,
     AddRequest,
     FromEngine,
-    Outputs,
     Ready,
     RequestFailed,
     SequenceOutput,
@@ -21,11 +20,15 @@ from engine.protocol import (
     ToEngine,
 )
 from engine.service.process.inbox import Inbox
+from engine.step_outputs import StepOutputs
 
 log = logging.getLogger("trident.engine")
 
 STATS_INTERVAL_S = 0.5
 MAX_ARRIVALS_S = 0.02
+
+
+Produced = StepOutputs | Sequence[SequenceOutput | RequestFailed]
 
 
 class Core(Protocol):
@@ -34,9 +37,9 @@ class Core(Protocol):
     @property
     def ready(self) -> Ready: ...
     def add_request(self, request: AddRequest) -> Sequence[RequestFailed]: ...
-    def abort(self, uid: int) -> list[SequenceOutput | RequestFailed]: ...
+    def abort(self, uid: int) -> Produced: ...
     def has_unfinished_requests(self) -> bool: ...
-    def step(self) -> list[SequenceOutput | RequestFailed]: ...
+    def step(self) -> Produced: ...
     def check_idle(self) -> None: ...
     def take_stats(self) -> Stats: ...
 
@@ -53,7 +56,7 @@ class EngineLoop:
         self,
         core: Core,
         inbox: Inbox,
-        put: Callable[[FromEngine], None],
+        put: Callable[[FromEngine | StepOutputs], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve `core`; `put` queues a message to the stub, and must return at once."""
@@ -122,13 +125,13 @@ class EngineLoop:
             log.info("request aborted", extra={"fields": {"uid": message.uid}})
             self._send(self._core.abort(message.uid))
 
-    def _send(self, produced: Sequence[SequenceOutput | RequestFailed]) -> None:
+    def _send(self, produced: Produced) -> None:
         """Send outputs and failures; a failure is the last of its request."""
-        if outputs := [each for each in produced if isinstance(each, SequenceOutput)]:
-            self._put(Outputs(outputs))
-        for each in produced:
-            if isinstance(each, RequestFailed):
-                self._put(each)
+        outputs = produced if isinstance(produced, StepOutputs) else StepOutputs.of(produced)
+        if len(outputs):
+            self._put(outputs)
+        for failure in outputs.failures:
+            self._put(failure)
 
     def _add(self, request: AddRequest) -> None:
         """Add one request; an error in it ends this request only."""

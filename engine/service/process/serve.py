@@ -17,7 +17,6 @@ from engine.protocol import (
     AddRequest,
     FromEngine,
     Heartbeat,
-    Outputs,
     SequenceOutput,
     Start,
     StartFailed,
@@ -29,6 +28,7 @@ from engine.service.logs import configure_logging
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import Core, EngineLoop
 from engine.service.process.writer import EngineChannel, Writer
+from engine.step_outputs import StepOutputs
 
 log = logging.getLogger("trident.engine")
 
@@ -63,13 +63,15 @@ def read_into(inbox: Inbox, channel: EngineChannel) -> None:
     os._exit(0)
 
 
-def aborted(request: AddRequest) -> list[SequenceOutput]:
+def aborted(request: AddRequest) -> StepOutputs:
     """Return the last outputs of a request that was aborted before the engine took it."""
     num_sequences = request.sampling_params.get("n", 1)
-    return [
-        SequenceOutput(request.uid, index, [], [], finish_reason="abort")
-        for index in range(num_sequences)
-    ]
+    return StepOutputs.of(
+        [
+            SequenceOutput(request.uid, index, [], [], finish_reason="abort")
+            for index in range(num_sequences)
+        ]
+    )
 
 
 def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
@@ -95,7 +97,7 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
     channel: EngineChannel = Channel(sock, ToEngine)
     writer = Writer(channel)
     heart = Heart(writer.put)
-    inbox = Inbox(lambda request: writer.put(Outputs(aborted(request))))
+    inbox = Inbox(lambda request: writer.put(aborted(request)))
     threading.Thread(target=read_into, args=(inbox, channel), name="reader", daemon=True).start()
     try:
         first = inbox.get(wait=True)

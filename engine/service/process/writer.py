@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator
 from typing import TypeVar
 
-from engine.protocol import FromEngine, Outputs, SequenceOutput, ToEngine
+from engine.protocol import FromEngine, ToEngine
 from engine.service.channel import Channel, ChannelError
+from engine.step_outputs import StepOutputs
 
 log = logging.getLogger("trident.engine")
 
@@ -26,12 +27,12 @@ class Writer:
 
     def __init__(self, channel: EngineChannel) -> None:
         self._channel = channel
-        self._queue: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[FromEngine | StepOutputs | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
-    def put(self, message: FromEngine) -> None:
-        """Queue `message`; returns at once."""
+    def put(self, message: FromEngine | StepOutputs) -> None:
+        """Queue `message`; returns at once. Of `StepOutputs` only the rows are sent."""
         self._queue.put(message)
 
     def close(self) -> None:
@@ -52,31 +53,35 @@ class Writer:
             log.exception("outputs could not be sent")
             os._exit(1)  # heartbeats must not hide that outputs are lost
 
-    def _send(self, message: FromEngine) -> None:
-        """Send `message`; `Outputs` that are too much for one frame go in several."""
-        try:
+    def _send(self, message: FromEngine | StepOutputs) -> None:
+        """Send `message`; outputs that are too much for one frame go in several."""
+        if not isinstance(message, StepOutputs):
             self._channel.send(message)
+            return
+        try:
+            self._channel.send(message.message())
         except ChannelError:
-            if not isinstance(message, Outputs) or len(message.outputs) < 2:
+            if len(message) < 2:
                 raise
-            half = len(message.outputs) // 2
-            self._send(Outputs(message.outputs[:half]))
-            self._send(Outputs(message.outputs[half:]))
+            for half in message.split():
+                self._send(half)
 
 
-def _merge(messages: list[FromEngine | None]) -> Iterator[FromEngine | None]:
-    """Yield `messages` in order, each run of `Outputs` as one."""
-    outputs: list[SequenceOutput] = []
+def _merge(
+    messages: list[FromEngine | StepOutputs | None],
+) -> Iterator[FromEngine | StepOutputs | None]:
+    """Yield `messages` in order, each run of outputs as one."""
+    outputs: list[StepOutputs] = []
     for message in messages:
-        if isinstance(message, Outputs):
-            outputs.extend(message.outputs)
+        if isinstance(message, StepOutputs):
+            outputs.append(message)
             continue
         if outputs:
-            yield Outputs(outputs)
+            yield StepOutputs.concatenated(outputs)
             outputs = []
         yield message
     if outputs:
-        yield Outputs(outputs)
+        yield StepOutputs.concatenated(outputs)
 
 
 def drain(source: queue.SimpleQueue[T]) -> Iterator[T]:

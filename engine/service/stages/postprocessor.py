@@ -16,6 +16,7 @@ from engine.service.outputs import Array, chunk_tensors, strings
 from engine.service.stages.preprocessor import load_tokenizer
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
+from engine.token_ids import unpack_token_ids
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -67,7 +68,7 @@ class Postprocessor:
             outputs["logprobs"] = strings(["null"] * len(chunks))
         if "num_input_tokens" in message.outputs:
             outputs["num_input_tokens"] = np.array([message.num_prompt_tokens], dtype=np.int32)
-        if any(chunk.stats is not None for chunk in chunks):
+        if any(chunk.details.stats is not None for chunk in chunks):
             outputs.update(self._stats(chunks))
         outputs.update(chunk_tensors(chunks))
         wanted = {"text_output", *message.outputs}
@@ -77,12 +78,15 @@ class Postprocessor:
 
     def _text(self, chunk: Chunk, skip_special_tokens: bool) -> str:
         return chunk.text_prefix + self._detokenizer.text(
-            chunk, skip_special_tokens=skip_special_tokens
+            _decodable("window_ids", chunk.window_ids),
+            _decodable("token_ids", chunk.token_ids),
+            chunk.details,
+            skip_special_tokens=skip_special_tokens,
         )
 
     def _logprobs(self, chunk: Chunk) -> str:
         """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`."""
-        positions = [self._position(position) for position in chunk.logprobs or []]
+        positions = [self._position(position) for position in chunk.details.logprobs or []]
         return msgspec.json.encode(positions).decode()
 
     def _position(self, position: TokenLogprobs) -> dict[str, dict[str, Any]]:
@@ -100,7 +104,8 @@ class Postprocessor:
         """Return the figures of the sequences that have finished; 0 for others."""
 
         def column(figure: Callable[[RequestStats], float]) -> Array:
-            values = [0 if chunk.stats is None else int(figure(chunk.stats)) for chunk in chunks]
+            stats = [chunk.details.stats for chunk in chunks]
+            values = [0 if each is None else int(figure(each)) for each in stats]
             return np.array(values, dtype=np.int64)
 
         return {
@@ -110,3 +115,16 @@ class Postprocessor:
             "first_token_time_ns": column(lambda s: s.first_token_time * 1e9),
             "last_token_time_ns": column(lambda s: s.finished_time * 1e9),
         }
+
+
+def _decodable(field: str, data: bytes) -> list[int]:
+    """Return packed token ids as the list that the tokenizer library takes.
+
+    Raises:
+        RequestError: they are not whole, or one is negative; the text names `field`.
+    """
+    ids = unpack_token_ids(data, field)
+    if len(ids) and ids.min() < 0:
+        raise RequestError(f"{field}: token id {ids.min()} is negative")
+    values: list[int] = ids.tolist()
+    return values

@@ -20,11 +20,11 @@ from engine.errors import (
 )
 from engine.protocol import (
     Abort,
+    Chunk,
     FromEngine,
     Outputs,
     Ready,
     RequestFailed,
-    SequenceOutput,
     Stats,
 )
 from engine.service.channel import ChannelError
@@ -32,7 +32,7 @@ from engine.service.stub.admission import Admission
 from engine.service.stub.engine_process import MODULE, Death
 from engine.service.stub.request_log import log_end
 from engine.service.stub.senders import Senders
-from engine.service.stub.stream import NewRequest, RequestStream, ResponseSink
+from engine.service.stub.stream import NewRequest, RequestStream, ResponseSink, chunks_of
 from engine.service.stub.supervisor import Health, Supervisor
 from engine.service.stub.suspects import Suspects
 
@@ -188,9 +188,9 @@ class EngineClient:
     def on_message(self, message: FromEngine) -> None:
         """Hand outputs and errors to the streams that they belong to."""
         match message:
-            case Outputs(outputs):
-                for output in outputs:
-                    self._take(output)
+            case Outputs():
+                for uid, chunk in chunks_of(message):
+                    self._take(uid, chunk)
             case RequestFailed(uid, code, text):
                 if (stream := self._pop(uid)) is not None:
                     self._fail(stream, error_of(code, text))
@@ -214,11 +214,11 @@ class EngineClient:
             self._suspects.blame(stream.fingerprint for stream in self._lost)
         self._lost = []
 
-    def _take(self, output: SequenceOutput) -> None:
-        stream = self._streams.get(output.uid)
+    def _take(self, uid: int, chunk: Chunk) -> None:
+        stream = self._streams.get(uid)
         if stream is None:
             return
-        if stream.append(output):
+        if stream.append(chunk):
             self._senders.put(stream)
         if stream.finished:
             self._pop(stream.uid)

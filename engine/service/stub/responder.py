@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 from engine.config import EngineConfig
 from engine.errors import RequestCancelledError, RequestError
 from engine.limits import MAX_REQUEST_ID_CHARACTERS, check_size
-from engine.protocol import Chunk, DetokenizerInput, ResponseOptions
+from engine.protocol import Chunk, DetokenizerInput, OutputDetails, ResponseOptions
 from engine.service.cancellation import CancelPoller
 from engine.service.link import EngineEnd
 from engine.service.stub.engine_client import EngineClient
@@ -96,7 +96,7 @@ class Responder:
         check_size("request id", len(name), MAX_REQUEST_ID_CHARACTERS, "characters")
         count = self._client.stop(name)
         self._stage.log.info("stop: ends %d requests of id %r", count, name)
-        nothing = Chunk(index=0, window_ids=[], token_ids=[], finish_reason="abort")
+        nothing = Chunk(0, b"", b"", OutputDetails(finish_reason="abort"))
         options = parse_options(tensors, 0)
         sink = self._sink(request, sender, options, DetokenizerInput(0, []), lambda: None)
         sink.send([nothing], last=True)

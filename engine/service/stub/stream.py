@@ -6,14 +6,19 @@ import contextlib
 import hashlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+from msgspec import structs
+
 from engine.core.queue_limits import Load
 from engine.errors import EngineDeadError, RequestCancelledError, TridentError
-from engine.protocol import AddRequest, Chunk, RequestStats, SequenceOutput, TokenLogprobs
-from engine.token_ids import TokenIds, pack_token_ids
+from engine.protocol import NO_DETAILS, AddRequest, Chunk, Outputs, RequestStats
+from engine.step_outputs import StepOutputs
+from engine.token_ids import TOKEN_ID_BYTES, TokenIds, pack_token_ids
 
 
 class ResponseSink(Protocol):
@@ -79,42 +84,61 @@ class NewRequest:
         return digest.digest()
 
 
-@dataclass
 class _Sequence:
-    """The outputs of one sequence since its last chunk."""
+    """The chunks of one sequence since its last response."""
 
-    token_ids: list[int] = field(default_factory=list)
-    window_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    newest: SequenceOutput | None = None
-    started: bool = False
+    def __init__(self) -> None:
+        self._pending: list[Chunk] = []
+        self._started = False
 
-    def append(self, output: SequenceOutput) -> None:
-        if self.newest is None:
-            self.window_ids = output.window_ids
-        self.token_ids.extend(output.token_ids)
-        self.logprobs.extend(output.logprobs or ())
-        self.newest = output
+    def append(self, chunk: Chunk) -> None:
+        self._pending.append(chunk)
 
     def take(self, text_prefix: str) -> Chunk | None:
         """Return them as one chunk."""
-        newest = self.newest
-        if newest is None:
+        if not self._pending:
             return None
-        chunk = Chunk(
-            index=newest.index,
-            window_ids=self.window_ids,
-            token_ids=self.token_ids,
-            finish_reason=newest.finish_reason,
-            text_cut=newest.text_cut,
-            logprobs=self.logprobs or None,
-            cumulative_logprob=newest.cumulative_logprob,
-            stats=newest.stats,
-            text_prefix="" if self.started else text_prefix,
-            omit_stop_token=newest.omit_stop_token,
-        )
-        self.token_ids, self.logprobs, self.newest, self.started = [], [], None, True
+        chunk = self._pending[0] if len(self._pending) == 1 else _joined(self._pending)
+        self._pending = []
+        if text_prefix and not self._started:
+            chunk = structs.replace(chunk, text_prefix=text_prefix)
+        self._started = True
         return chunk
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    """Return successive chunks of one sequence as one."""
+    details = chunks[-1].details
+    if any(chunk.details.logprobs for chunk in chunks):
+        logprobs = [position for chunk in chunks for position in chunk.details.logprobs or ()]
+        details = structs.replace(details, logprobs=logprobs)
+    token_ids = b"".join([chunk.token_ids for chunk in chunks])
+    return Chunk(chunks[0].index, chunks[0].window_ids, token_ids, details)
+
+
+def chunks_of(outputs: Outputs) -> Iterator[tuple[int, Chunk]]:
+    """Yield each row with the uid of its request. The bytes of its ids are copied, not decoded.
+
+    Raises:
+        ValueError: the columns do not fit together.
+    """
+    columns = StepOutputs.parse(outputs)
+    # Ends of the rows, in bytes.
+    ends = (TOKEN_ID_BYTES * np.cumsum(columns.num_tokens, dtype=np.int64)).tolist()
+    window_ends = (TOKEN_ID_BYTES * np.cumsum(columns.num_window_tokens, dtype=np.int64)).tolist()
+    start = window_start = 0
+    table = zip(columns.uids.tolist(), columns.indexes.tolist(), ends, window_ends, strict=True)
+    for row, (uid, index, end, window_end) in enumerate(table):
+        yield (
+            uid,
+            Chunk(
+                index,
+                outputs.window_ids[window_start:window_end],
+                outputs.token_ids[start:end],
+                columns.details.get(row, NO_DETAILS),
+            ),
+        )
+        start, window_start = end, window_end
 
 
 class RequestStream:
@@ -175,17 +199,18 @@ class RequestStream:
         harmless = RequestCancelledError | EngineDeadError | None
         return not isinstance(self.error, harmless)
 
-    def append(self, output: SequenceOutput) -> bool:
+    def append(self, chunk: Chunk) -> bool:
         """Take an output; return whether there is something to deliver now."""
         with self._lock:
-            if output.finish_reason is not None:
-                self.finish_reasons[output.index] = output.finish_reason
-            if output.stats is not None:
-                self.stats.append(output.stats)
+            details = chunk.details
+            if details.finish_reason is not None:
+                self.finish_reasons[chunk.index] = details.finish_reason
+            if details.stats is not None:
+                self.stats.append(details.stats)
             if self.error is not None:
                 return False
-            self.num_output_tokens += len(output.token_ids)
-            self._sequences[output.index].append(output)
+            self.num_output_tokens += chunk.num_tokens
+            self._sequences[chunk.index].append(chunk)
             return self._streams or self.finished
 
     def fail(self, error: TridentError) -> bool:

@@ -78,7 +78,10 @@ def answer(
         last = builder.build(request)
         assert last is not None
         outputs.append(last)
-    text = "".join(detokenizer.text(each, skip_special_tokens=skip) for each in outputs)
+    text = "".join(
+        detokenizer.text(each.window_ids, each.token_ids, each, skip_special_tokens=skip)
+        for each in outputs
+    )
     return Answer(outputs, text, request)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from engine.protocol import (
     AddRequest,
     FromEngine,
-    Outputs,
     Ready,
     RequestFailed,
     SequenceOutput,
@@ -14,6 +13,7 @@ from engine.protocol import (
 )
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import MAX_ARRIVALS_S, EngineLoop
+from engine.step_outputs import StepOutputs
 from engine.token_ids import pack_token_ids
 
 
@@ -66,8 +66,8 @@ def add(uid: int) -> AddRequest:
     return AddRequest(uid, pack_token_ids([1]), {}, arrival_time=0.0)
 
 
-def run(core: FakeCore, clock: Clock, inbox: Inbox) -> list[FromEngine]:
-    said: list[FromEngine] = []
+def run(core: FakeCore, clock: Clock, inbox: Inbox) -> list[FromEngine | StepOutputs]:
+    said: list[FromEngine | StepOutputs] = []
     EngineLoop(core, inbox, said.append, clock).run()
     return said
 
@@ -173,4 +173,7 @@ def test_a_request_that_fails_in_a_step_is_reported_behind_its_outputs() -> None
     inbox = Inbox(lambda request: None)
     inbox.put(add(8))
     said = run(Failing(clock, add_s=0.0, step_s=0.0), clock, inbox)
-    assert [each for each in said if not isinstance(each, Stats)] == [Outputs([output]), failed]
+    outputs, *others = [each for each in said if not isinstance(each, Stats)]
+    assert isinstance(outputs, StepOutputs)
+    assert list(outputs.rows()) == [output]
+    assert others == [failed]

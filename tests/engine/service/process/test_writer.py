@@ -7,6 +7,7 @@ from engine.protocol import FromEngine, Outputs, SequenceOutput, Starting, ToEng
 from engine.service import channel
 from engine.service.channel import Channel
 from engine.service.process.writer import Writer
+from engine.step_outputs import StepOutputs
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def ends() -> Iterator[tuple[Channel[FromEngine, ToEngine], Channel[ToEngine, Fr
 
 
 def output(uid: int, num_tokens: int) -> SequenceOutput:
-    return SequenceOutput(uid, 0, [70_000] * num_tokens, [])
+    return SequenceOutput(uid, 0, [70_000] * num_tokens, [uid])
 
 
 def test_outputs_that_exceed_a_frame_go_in_several(
@@ -31,14 +32,16 @@ def test_outputs_that_exceed_a_frame_go_in_several(
     monkeypatch.setattr(channel, "MAX_FRAME_BYTES", 2000)
     writing, reading = ends
     writer = Writer(writing)
-    writer.put(Outputs([output(uid, 100) for uid in range(20)]))
+    sent = [output(uid, 100) for uid in range(20)]
+    writer.put(StepOutputs.of(sent[:7]))
+    writer.put(StepOutputs.of(sent[7:]))
     writer.put(Starting("last"))
-    received: list[int] = []
+    received: list[SequenceOutput] = []
     num_frames = 0
     while isinstance(message := reading.receive(), Outputs):
-        received += [each.uid for each in message.outputs]
+        received += StepOutputs.parse(message).rows()
         num_frames += 1
     assert message == Starting("last")
-    assert received == list(range(20))
+    assert received == sent
     assert num_frames > 1
     writer.close()

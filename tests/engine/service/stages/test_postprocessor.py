@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 from collections.abc import Iterator
@@ -5,13 +6,25 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
 
 from engine.errors import RequestError
-from engine.protocol import NULL_LOGPROBS, Chunk, DetokenizerInput, RequestStats, TokenLogprobs
+from engine.protocol import (
+    NULL_LOGPROBS,
+    Chunk,
+    DetokenizerInput,
+    OutputDetails,
+    RequestStats,
+    TokenLogprobs,
+)
 from engine.service.link import DetokenizerEnd, EngineEnd
 from engine.service.outputs import chunk_tensors
 from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.text.tokenizer import Tokenizer
+from engine.token_ids import pack_token_ids
+from tests.engine.service.stub.test_stream import out
 from tests.factories.tokenizers import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())
@@ -31,7 +44,7 @@ def test_a_character_comes_when_it_is_complete() -> None:
     pieces = []
     for place, token_id in enumerate(ids):
         last = place == len(ids) - 1
-        pieces += texts(Chunk(0, ids[:place], [token_id], "stop" if last else None))
+        pieces += texts(out(0, token_id, window=ids[:place], finish="stop" if last else None))
     assert "".join(pieces) == "a🎉b"
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
     assert "" in pieces
@@ -39,12 +52,13 @@ def test_a_character_comes_when_it_is_complete() -> None:
 
 def test_text_is_cut_and_prefixed() -> None:
     ids = TOKENIZER.encode("one stop")
-    assert texts(Chunk(0, [], ids, "stop", text_cut=5, text_prefix="P ")) == ["P one"]
-    assert texts(Chunk(0, ids, [], "stop")) == [""]
+    chunk = out(0, *ids, finish="stop", text_cut=5)
+    assert texts(structs.replace(chunk, text_prefix="P ")) == ["P one"]
+    assert texts(out(0, window=ids, finish="stop")) == [""]
 
 
 def test_special_tokens_are_left_out_unless_wanted() -> None:
-    chunk = Chunk(0, [], [*TOKENIZER.encode("x"), END], "stop")
+    chunk = out(0, *TOKENIZER.encode("x"), END, finish="stop")
     assert texts(chunk) == ["x"]
     assert texts(chunk, skip_special_tokens=False) == ["x<|end|>"]
 
@@ -53,8 +67,14 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     first = TokenLogprobs([5, 6, 5], [-0.5, -math.inf, -0.5], [1, 9, 1])
     stats = RequestStats(40, 33, 2, 0, 1.0, 2.0, 3.0, 4.5)
     chunks = [
-        Chunk(0, [], [5, 5], "length", 0, [first, first], -1.0, stats),
-        Chunk(2, [], [6], None, 0, [first], -0.5),
+        out(
+            *(0, 5, 5),
+            finish="length",
+            logprobs=[first, first],
+            cumulative_logprob=-1.0,
+            stats=stats,
+        ),
+        out(2, 6, logprobs=[first], cumulative_logprob=-0.5),
     ]
     wanted = ["logprobs", "finish_reason", "sequence_index", "num_input_tokens"]
     wanted += ["kv_cache_reused_blocks", "last_token_time_ns", "cum_log_probs", "output_log_probs"]
@@ -79,15 +99,15 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
 
 def test_logprobs_that_nobody_asked_to_compute_are_null() -> None:
     chunks = [
-        Chunk(0, [], [5], None),
-        Chunk(1, [], [6], None, 0, [TokenLogprobs([6], [-1.0], [1])]),
+        out(0, 5),
+        out(1, 6, logprobs=[TokenLogprobs([6], [-1.0], [1])]),
     ]
     outputs = POSTPROCESS(DetokenizerInput(1, chunks, outputs=[NULL_LOGPROBS]))
     assert outputs["logprobs"].tolist() == [b"null", b"null"]
 
 
 def test_without_text_the_tokens_come_flat() -> None:
-    outputs = chunk_tensors([Chunk(1, [1], [5, 6], None), Chunk(0, [], [], "stop")])
+    outputs = chunk_tensors([out(1, 5, 6, window=[1]), out(0, finish="stop")])
     assert outputs["token_ids"].tolist() == [5, 6]
     assert outputs["token_ids"].dtype == np.int32
     assert outputs["num_output_tokens"].tolist() == [2, 0]
@@ -103,7 +123,7 @@ def engine() -> Iterator[EngineEnd]:
 
 
 def test_only_what_the_engine_sealed_is_decoded(engine: EngineEnd) -> None:
-    message = DetokenizerInput(1, [Chunk(0, [], [65], None)], check_cancelled=True)
+    message = DetokenizerInput(1, [out(0, 65)], check_cancelled=True)
     data = msgspec.msgpack.encode(message)
     detokenizer = DetokenizerEnd()
     assert decode_message(memoryview(engine.seal(data)), detokenizer) == message
@@ -111,3 +131,28 @@ def test_only_what_the_engine_sealed_is_decoded(engine: EngineEnd) -> None:
         with pytest.raises(RequestError, match=r"^detokenizer_input: is for the responses"):
             decode_message(memoryview(forged), detokenizer)
     detokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("window_ids", "token_ids", "error"),
+    [
+        (b"", b"\1\0\0", "token_ids: 3 bytes are not a whole number"),
+        (b"\1", b"", "window_ids: 1 bytes are not a whole number"),
+        (b"", pack_token_ids([5, -2, 6]), "token_ids: token id -2 is negative"),
+        (pack_token_ids([-(2**31)]), b"", "window_ids: token id -2147483648 is negative"),
+    ],
+)
+def test_ids_that_cannot_be_decoded_are_refused_by_name(
+    window_ids: bytes, token_ids: bytes, error: str
+) -> None:
+    with pytest.raises(RequestError, match=f"^{error}"):
+        texts(Chunk(0, window_ids, token_ids))
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), st.integers(0, 2**31 - 1))
+def test_no_bytes_of_ids_raise_anything_but_a_request_error(
+    window_ids: bytes, token_ids: bytes, index: int
+) -> None:
+    chunk = Chunk(index, window_ids, token_ids, OutputDetails(finish_reason="stop", text_cut=1))
+    with contextlib.suppress(RequestError):
+        texts(chunk)

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.protocol import Stats
 from engine.service.stub.engine_client import EngineClient, Observer
 from engine.service.stub.stream import NewRequest
-from tests.engine.service.stub.test_stream import Recorder
+from tests.engine.service.stub.test_stream import Recorder, ids
 
 FAKE = "tests.engine.service.stub.fake_engine"
 
@@ -64,7 +64,7 @@ def submit(
 
 def tokens(sink: Recorder, index: int = 0) -> list[int]:
     chunks = [c for chunks in sink.responses for c in chunks if c.index == index]
-    return [i for chunk in chunks for i in chunk.token_ids]
+    return [i for chunk in chunks for i in ids(chunk)]
 
 
 def assert_alive(client: EngineClient) -> None:

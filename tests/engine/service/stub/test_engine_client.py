@@ -94,7 +94,7 @@ def test_stop_ends_requests_by_their_id(client: EngineClient) -> None:
     for sink in stopped:
         assert sink.ended.wait(5)
         assert sink.error is None
-        assert sink.responses[-1][0].finish_reason == "abort"
+        assert sink.responses[-1][0].details.finish_reason == "abort"
         assert tokens(sink) == list(range(tokens(sink)[0], tokens(sink)[0] + len(tokens(sink))))
     assert other.ended.wait(5)
     assert len(tokens(other)) == 100

@@ -218,7 +218,7 @@ def test_a_stopped_request_that_was_never_taken_ends_with_abort() -> None:
     os.kill(client.process_id, signal.SIGCONT)
     assert sink.ended.wait(10)
     assert sink.error is None
-    assert [chunk.finish_reason for chunk in sink.responses[-1]] == ["abort", "abort"]
+    assert [chunk.details.finish_reason for chunk in sink.responses[-1]] == ["abort", "abort"]
     client.close()
 
 

@@ -10,10 +10,10 @@ from engine.errors import (
     RequestError,
     TridentError,
 )
-from engine.protocol import RequestStats, SequenceOutput
+from engine.protocol import RequestStats
 from engine.service.stub.request_log import log_end, log_refusal
 from engine.service.stub.stream import NewRequest, RequestStream
-from tests.engine.service.stub.test_stream import Recorder
+from tests.engine.service.stub.test_stream import Recorder, out
 
 SECRET = 31337
 REQUEST = NewRequest([SECRET] * 5, {}, num_sequences=2, request_id="mine", arrival_time=100.0)
@@ -22,7 +22,7 @@ REQUEST = NewRequest([SECRET] * 5, {}, num_sequences=2, request_id="mine", arriv
 def output(index: int, num_tokens: int, reason: str | None = None, start: float = 0) -> Any:
     stats = RequestStats(5, 4, num_tokens, 0, 100.0, 101.0 + start, 102.0 + start, 105.0 + start)
     ids = [SECRET] * num_tokens
-    return SequenceOutput(7, index, ids, [SECRET], reason, stats=stats if reason else None)
+    return out(index, *ids, window=[SECRET], finish=reason, stats=stats if reason else None)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:

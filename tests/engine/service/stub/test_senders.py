@@ -8,7 +8,7 @@ from engine.errors import EngineDeadError, TridentError
 from engine.protocol import Chunk
 from engine.service.stub.senders import Senders, TurnQueue
 from engine.service.stub.stream import NewRequest, RequestStream
-from tests.engine.service.stub.test_stream import Recorder, out
+from tests.engine.service.stub.test_stream import Recorder, ids, out
 
 
 def new_stream(sink: Recorder | None = None) -> RequestStream:
@@ -70,7 +70,7 @@ def test_tokens_that_come_fast_share_responses_but_the_first_and_last_do_not_wai
         stream.append(out(0, token_id, finish="length" if token_id == 99 else None))
         senders.put(stream)
     assert sink.ended.wait(5)
-    assert [chunks[0].token_ids for chunks in sink.responses] == [[0], list(range(1, 100))]
+    assert [ids(chunks[0]) for chunks in sink.responses] == [[0], list(range(1, 100))]
     senders.close()
 
 
@@ -99,7 +99,7 @@ def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> N
     assert len(answered) == 21  # each once
     assert str(broken_sink.error) == "internal error"  # its client does not wait for ever
     for sink in sinks:
-        assert [i for chunks in sink.responses for i in chunks[0].token_ids] == list(range(50))
+        assert [i for chunks in sink.responses for i in ids(chunks[0])] == list(range(50))
 
 
 def test_close_ends_a_request_whose_response_was_on_its_way() -> None:

@@ -4,10 +4,12 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from engine.errors import EngineDeadError, TridentError
-from engine.protocol import Chunk, SequenceOutput, TokenLogprobs
+from engine.protocol import Chunk, OutputDetails, TokenLogprobs
 from engine.service.stub.stream import NewRequest, RequestStream
+from engine.token_ids import pack_token_ids, unpack_token_ids
 
 
 class Recorder:
@@ -30,8 +32,13 @@ class Recorder:
 
 def out(
     index: int, *token_ids: int, window: Sequence[int] = (), finish: str | None = None, **more: Any
-) -> SequenceOutput:
-    return SequenceOutput(1, index, list(token_ids), list(window), finish, **more)
+) -> Chunk:
+    details = OutputDetails(finish_reason=finish, **more)
+    return Chunk(index, pack_token_ids(window), pack_token_ids(token_ids), details)
+
+
+def ids(chunk: Chunk) -> list[int]:
+    return unpack_token_ids(chunk.token_ids).tolist()
 
 
 def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
@@ -43,21 +50,23 @@ def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
     assert stream.append(out(0, 11, window=[10], logprobs=[two], cumulative_logprob=-2.0))
     stream.deliver()
     stream.deliver()  # with nothing new
+    first = out(0, 10, 11, window=[2, 3], logprobs=[one, two], cumulative_logprob=-2.0)
+    second = out(1, 20, window=[2, 3], logprobs=[three])
     assert sink.responses == [
         [
-            Chunk(0, [2, 3], [10, 11], None, 0, [one, two], -2.0, text_prefix="P"),
-            Chunk(1, [2, 3], [20], None, 0, [three], text_prefix="P"),
+            structs.replace(first, text_prefix="P"),
+            structs.replace(second, text_prefix="P"),
         ]
     ]
     assert stream.append(out(0, 12, window=[3, 10, 11], finish="stop", text_cut=4))
     assert not stream.is_urgent
     stream.deliver()
-    assert sink.responses[1:] == [[Chunk(0, [3, 10, 11], [12], "stop", 4)]]
+    assert sink.responses[1:] == [[out(0, 12, window=[3, 10, 11], finish="stop", text_cut=4)]]
     assert not sink.ended.is_set()
     assert stream.append(out(1, finish="length"))
     assert stream.is_urgent
     stream.deliver()
-    assert sink.responses[2:] == [[Chunk(1, [], [], "length")]]
+    assert sink.responses[2:] == [[out(1, finish="length")]]
     assert sink.ended.is_set()
 
 
@@ -68,7 +77,7 @@ def test_without_streaming_there_is_one_response() -> None:
     assert not stream.append(out(0, 10))
     assert stream.append(out(0, 11, finish="length"))
     stream.deliver()
-    assert [[(c.index, c.token_ids) for c in chunks] for chunks in sink.responses] == [
+    assert [[(c.index, ids(c)) for c in chunks] for chunks in sink.responses] == [
         [(0, [10, 11]), (1, [20])]
     ]
 
@@ -107,7 +116,7 @@ def test_an_end_that_was_not_sent_yet_is_not_replaced_by_an_error() -> None:
     stream.append(out(0, 10, finish="stop"))
     assert not stream.fail(EngineDeadError("too late"))
     stream.deliver()
-    assert [chunk.token_ids for (chunk,) in sink.responses] == [[10]]
+    assert [ids(chunk) for (chunk,) in sink.responses] == [[10]]
 
 
 @given(
@@ -129,6 +138,6 @@ def test_any_coalescing_gives_the_same_tokens_and_true_windows(
     seen: list[int] = []
     for chunks in sink.responses:
         for chunk in chunks:
-            assert chunk.window_ids == seen
-            seen += chunk.token_ids
+            assert unpack_token_ids(chunk.window_ids).tolist() == seen
+            seen += ids(chunk)
     assert seen == before

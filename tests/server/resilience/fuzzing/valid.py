@@ -12,6 +12,7 @@ import msgspec
 from tritonclient.grpc import service_pb2
 
 from engine.protocol import Chunk, DetokenizerInput
+from engine.token_ids import pack_token_ids
 
 MODELS = ("ensemble", "engine", "tokenizer", "detokenizer")
 TEXT_MODELS = ("ensemble", "tokenizer")
@@ -71,7 +72,7 @@ def request(rng: random.Random, model: str | None = None) -> service_pb2.ModelIn
 def detokenizer_input(rng: random.Random) -> bytes:
     """Return a message as the engine sends it to the detokenizer, without its authentication."""
     ids = [rng.randrange(300) for _ in range(rng.randint(1, 8))]
-    chunk = Chunk(index=0, window_ids=ids[:2], token_ids=ids, finish_reason=None)
+    chunk = Chunk(0, pack_token_ids(ids[:2]), pack_token_ids(ids))
     return msgspec.msgpack.encode(DetokenizerInput(uid=1, chunks=[chunk]))
 
 
