@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.core.schedule import Schedule
 from engine.errors import ConfigError
 from engine.execution.cpu_threads import set_num_threads
+from engine.execution.device_choice import choose_device
 from engine.execution.device_defaults import ResolvedConfig, resolve
 from engine.execution.device_queue import InlineQueue, WorkerQueue
 from engine.execution.gpu_memory_profile import memory_before_loading, profile_memory
@@ -26,6 +27,7 @@ from engine.execution.kv_cache_plan import (
 from engine.execution.model_runner import ModelRunner
 from engine.execution.null_device import NullRunner
 from engine.execution.pending_step import PendingStep
+from engine.execution.precision import require_full_precision
 from engine.execution.progress import in_tenths
 from engine.execution.step_graphs import CudaCapturer
 from engine.models.model_config import ModelConfig
@@ -72,14 +74,17 @@ def load_model(
     """Load the weights, allocate the KV cache, and capture CUDA graphs where there is a GPU.
 
     Raises:
-        CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
+        CheckpointError, ConfigError, InsufficientMemoryError, UnsupportedError: with what to do
+            about it.
     """
-    device, dtype = _device(settings), _dtype(settings, model_config)
+    device, dtype = choose_device(settings), _dtype(settings, model_config)
     config = resolve(settings, device)
     cache_dtype = kv_cache_dtype(config, dtype)
     max_model_len = _max_model_len(config, model_config)
     # On a CPU the host's work and the model's share the cores: overlap gains nothing.
     is_ahead = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+    if device.type == "cuda":
+        require_full_precision()
     before = memory_before_loading(config, device)
     on_progress(f"loading the weights of {config.model}")
     runner = ModelRunner(
@@ -191,13 +196,6 @@ def _check_prefill(config: ResolvedConfig, plan: KVCachePlan) -> None:
             "max_num_batched_tokens: must be at least max_model_len "
             f"({plan.max_model_len}) while enable_chunked_prefill is off"
         )
-
-
-def _device(config: EngineConfig) -> torch.device:
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise ConfigError("device: cuda was asked for, but torch sees no CUDA device")
-    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
 def _dtype(config: EngineConfig, model_config: ModelConfig) -> torch.dtype:

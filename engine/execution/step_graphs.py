@@ -64,7 +64,8 @@ class CudaCapturer:
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Calls of other threads, such as freeing memory, must not end the capture.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             results = work()
         return graph, results
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.attention import Attention, LayerCache, StepAttention
-from engine.layers.embedding import Embedding
-from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding
+from engine.layers.vocabulary import Embedding, LMHead
 from engine.models.batch import Batch
 from engine.models.model_config import ModelConfig
 
@@ -132,8 +131,7 @@ class CausalLM(nn.Module):
         )
         self.lm_head: nn.Module | None = None
         if not config.tie_word_embeddings:
-            parts = {"lm_head": config.vocab_size}
-            self.lm_head = Linear(config.hidden_size, parts, bias=False, dtype=dtype, device=device)
+            self.lm_head = LMHead(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
 
     def forward(
         self, batch: Batch, kv_cache: Sequence[LayerCache], attention: StepAttention
@@ -152,8 +150,11 @@ class CausalLM(nn.Module):
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits [R, vocab_size] of the `hidden` rows [R, hidden_size]."""
+        """Return float32 logits [R, vocab_size] of the `hidden` rows [R, hidden_size].
+
+        Only the last dimension is contiguous.
+        """
         if self.lm_head is None:
-            return self.model.embed_tokens.logits(hidden).float()
+            return self.model.embed_tokens.logits(hidden)
         logits: Tensor = self.lm_head(hidden)
         return logits.float()

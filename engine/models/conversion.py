@@ -20,6 +20,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import Gated, GatedLinear
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
+from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM, DecoderLayer
 from engine.models.fused_layers import FusedLayers, can_fuse
 from kernels.cpu import linear as panels
@@ -58,10 +59,10 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
     _convert(model.model, partial(_layer_form, int8=int8))
     # Logits are float32: without rounding to bfloat16 in between, fewer of them are equal.
     head_form = partial(_form, bias=None, int8=int8, wide=True)
-    if model.lm_head is not None:
-        _convert(model, lambda head: head_form(head.weight))
+    if isinstance(model.lm_head, LMHead):
+        model.lm_head = head_form(model.lm_head.rows) or model.lm_head
     else:
-        model.model.embed_tokens.head = head_form(model.model.embed_tokens.weight)
+        model.model.embed_tokens.head = head_form(model.model.embed_tokens.rows)
     layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
     if can_fuse(layers):
         model.model.fused = FusedLayers(layers)
@@ -71,7 +72,7 @@ def num_copied_bytes(
     model: CausalLM, quantization: Quantization | None, device: torch.device
 ) -> int:
     """Return the bytes that `convert_weights` adds to `model` on `device`, at most."""
-    weight = model.model.embed_tokens.weight
+    weight = model.model.embed_tokens.rows
     is_copied = device.type == "cpu" and (
         quantization is not None or panels.serves(weight, device) or can_pack(weight.dtype)
     )

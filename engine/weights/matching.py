@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from engine.errors import CheckpointError
 from engine.layers.linear import Linear
+from engine.layers.vocabulary import Embedding
 from engine.weights.headers import FLOATS, StoredTensor
 from engine.weights.reading import hold_equal_values
 
@@ -29,6 +30,8 @@ def destinations(model: nn.Module) -> dict[str, Tensor]:
         else:
             parent = path
             tensors = dict(module.named_parameters(recurse=False))
+            if isinstance(module, Embedding):
+                tensors["weight"] = module.rows  # without the padding
         for name, tensor in tensors.items():
             places[f"{parent}.{name}" if parent else name] = tensor
     return places

@@ -118,19 +118,22 @@ class GreedyCheckpoint:
         lengths: Sequence[int],
         max_tokens: int,
         rope: str = "default",
+        vocab_size: int = VOCAB,
         **settings: Any,
     ) -> None:
         self.path = path
-        self.model = write_checkpoint(path, architecture, rope=rope, vocab_size=VOCAB, **settings)
+        self.model = write_checkpoint(
+            path, architecture, rope=rope, vocab_size=vocab_size, **settings
+        )
         byte_level_tokenizer().save_pretrained(path)
         draw = random.Random(0)
-        common = draw.choices(range(3, VOCAB), k=_COMMON)
+        common = draw.choices(range(3, vocab_size), k=_COMMON)
         reference = GreedyReference(self.model)
         self.prompts: list[list[int]] = []
         self.answers: list[Answer] = []
         for length in lengths:
             prefix = common if length > _COMMON else []
-            rest = partial(draw.choices, range(3, VOCAB), k=length - len(prefix))
+            rest = partial(draw.choices, range(3, vocab_size), k=length - len(prefix))
             prompt, answer = reference.draw(lambda p=prefix, r=rest: p + r(), max_tokens)
             self.prompts.append(prompt)
             self.answers.append(answer)

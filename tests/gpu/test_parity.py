@@ -25,9 +25,13 @@ _SHAPE = {
     "num_attention_heads": 4,
     "max_position_embeddings": 256,
 }
+# The vocabularies of the first two are odd: their heads are padded.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", {"rope": "llama3"}),
-    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True, "num_attention_heads": 14}),
+    "llama": ("LlamaForCausalLM", {"rope": "llama3", "vocab_size": 397}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {"tie_word_embeddings": True, "num_attention_heads": 14, "vocab_size": 389},
+    ),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 128}),
     "mistral": ("MistralForCausalLM", {"sliding_window": 24}),
 }

@@ -13,6 +13,7 @@ from engine.bench.workload import FULL
 from engine.models.build import build_model
 from engine.models.model_config import ModelConfig
 from engine.text.tokenizer import Tokenizer
+from engine.weights.matching import destinations
 
 CEILINGS = {"copy_gb_s": 4300.0, "bf16_tflop_s": 790.0}
 # As the models' cards say.
@@ -27,8 +28,8 @@ def test_engine_and_transformers_build_models_of_the_shape(shape: Shape, tmp_pat
     ours = build_model(config, max_model_len=32, dtype=torch.bfloat16, device=meta)
     with meta:
         theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    for model in (ours, theirs):
-        assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    for tensors in (destinations(ours).values(), theirs.parameters()):
+        assert sum(tensor.numel() for tensor in tensors) == shape.parameters
     assert PARAMETERS.get(shape.label, shape.parameters) == shape.parameters
     assert config.kv_bytes_per_token(torch.bfloat16) == shape.kv_bytes_per_token
 

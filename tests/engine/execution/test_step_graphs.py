@@ -1,6 +1,8 @@
 """Which steps are captured in graphs, and how they are padded; tests/kernels runs whole engines."""
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.errors import InsufficientMemoryError
-from engine.execution.step_graphs import StepGraphs, decode_sizes, mixed_sizes
+from engine.execution.step_graphs import CudaCapturer, StepGraphs, decode_sizes, mixed_sizes
 from tests.factories.replayed_graphs import ReplayingCapturer
 
 CPU = torch.device("cpu")
@@ -115,3 +117,20 @@ def test_where_no_memory_is_left_the_user_is_told_what_to_change() -> None:
         InsufficientMemoryError, match=r"gpu_memory_utilization: .* 4 CUDA graphs .* enforce_eager"
     ):
         StepGraphs(full, ReplayingCapturer(), max_num_seqs=4, max_num_batched_tokens=64, device=CPU)
+
+
+def test_other_threads_may_use_the_gpu_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/gpu/test_capture.py does so on a GPU."""
+    modes: list[str] = []
+
+    @contextmanager
+    def graph(graph: object, *, pool: object, capture_error_mode: str = "global") -> Iterator[None]:
+        modes.append(capture_error_mode)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    CudaCapturer().capture(lambda: (torch.zeros(1), torch.zeros(1)))
+    assert modes == ["thread_local"]

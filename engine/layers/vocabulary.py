@@ -1,0 +1,97 @@
+"""The two matrices with a row per token of the vocabulary: the embedding and the LM head."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.layers.linear import Linear, parameter
+
+# GEMMs need aligned rows of their result to be fast, and so do kernels that read logits.
+_PADDING = 64
+
+
+def padded_vocab_size(vocab_size: int) -> int:
+    """Return the rows that are allocated for `vocab_size` tokens: the next multiple of 64."""
+    return -(-vocab_size // _PADDING) * _PADDING
+
+
+def vocabulary_logits(hidden: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
+    """Return float32 logits [R, vocab_size] of `hidden` [R, hidden_size].
+
+    `weight` is [padded_vocab_size(vocab_size), hidden_size], of the dtype of `hidden`. On a GPU the
+    products are summed and returned in float32, never rounded to bfloat16: logits that differ stay
+    different. Rows of the result are strided there: padding tokens are computed and left out.
+    """
+    if weight.device.type == "cpu":
+        return F.linear(hidden, weight[:vocab_size]).float()
+    if weight.dtype == torch.float32:
+        return torch.mm(hidden, weight.t())[:, :vocab_size]
+    return torch.mm(hidden, weight.t(), out_dtype=torch.float32)[:, :vocab_size]
+
+
+class Embedding(nn.Module):
+    """A vector of `hidden_size` for each of `vocab_size` tokens; also the head of tied models.
+
+    Attributes:
+        weight: [padded_vocab_size(vocab_size), hidden_size]; the rows after the vocabulary are 0.
+        rows: the part of `weight` for the vocabulary.
+        head: a converted copy of `rows` that computes the logits faster; None to use `weight`.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._vocab_size = vocab_size
+        self.weight = parameter(
+            padded_vocab_size(vocab_size), hidden_size, dtype=dtype, device=device
+        )
+        self.weight[vocab_size:].zero_()
+        self.head: nn.Module | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        return self.weight[: self._vocab_size]
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return [T, hidden_size] for int64 `token_ids` [T]."""
+        return F.embedding(token_ids, self.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits [R, vocab_size] of `hidden` [R, hidden_size]."""
+        if self.head is None:
+            return vocabulary_logits(hidden, self.weight, self._vocab_size)
+        logits: Tensor = self.head(hidden)
+        return logits.float()
+
+
+class LMHead(Linear):
+    """The head of a model whose embedding is not tied: logits of `vocab_size` tokens.
+
+    `engine.models.conversion` replaces it after loading by a form that is faster on its device.
+
+    Attributes:
+        weight: [padded_vocab_size(vocab_size), hidden_size]; the rows after the vocabulary are 0.
+        rows: the part of `weight` for the vocabulary.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        parts = {"lm_head": padded_vocab_size(vocab_size)}
+        super().__init__(hidden_size, parts, bias=False, dtype=dtype, device=device)
+        self._vocab_size = vocab_size
+        self.weight[vocab_size:].zero_()
+
+    @property
+    def rows(self) -> Tensor:
+        return self.weight[: self._vocab_size]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""
+        return vocabulary_logits(x, self.weight, self._vocab_size)
+
+    def destinations(self) -> dict[str, Tensor]:
+        return {"lm_head.weight": self.rows}
