@@ -255,4 +255,4 @@ class Request:
             return self.num_output_tokens
         if not self.stream:
             return 0
-        return self.num_output_tokens if checker is None else checker.releasable
+        return self.num_output_tokens - (0 if checker is None else checker.num_held_tokens)

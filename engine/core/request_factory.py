@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
-from functools import partial
+from functools import lru_cache, partial
 
 from engine.core.request import Request
 from engine.errors import RequestError
@@ -18,10 +18,13 @@ from engine.limits import (
 from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
-from engine.text.stop import StopAutomaton, StopChecker
+from engine.text.stop import StopChecker
+from engine.text.stop_automaton import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import TokenIds, unpack_token_ids
 from engine.validation import check_token_ids
+
+_MAX_AUTOMATA = 32  # each takes up to 4 MB, of `stop` at its limit
 
 
 class RequestFactory:
@@ -48,6 +51,7 @@ class RequestFactory:
         self._max_logprobs = max_logprobs
         self._min_priority = min_priority
         self._seeds = seeds
+        self._stop_automaton = lru_cache(_MAX_AUTOMATA)(StopAutomaton)  # shared by equal `stop`
 
     def build(self, message: AddRequest) -> list[Request]:
         """Return the sequences of a request.
@@ -74,7 +78,6 @@ class RequestFactory:
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
         bad_words = self._tokenize_bad_words(params.bad_words)
-        stop_checker = self._stop_checker(window, params) if params.stop else None
         return [
             Request(
                 message.uid,
@@ -88,7 +91,7 @@ class RequestFactory:
                 cache_salt=message.cache_salt,
                 arrival_time=message.arrival_time,
                 stream=message.stream,
-                stop_checker=stop_checker and stop_checker.fork(),
+                stop_checker=self._stop_checker(window, params) if params.stop else None,
                 bad_words=bad_words,
                 window_ids=window,
             )
@@ -142,7 +145,7 @@ class RequestFactory:
         return StopChecker(
             self._detokenizer,
             window,
-            StopAutomaton(params.stop),
+            self._stop_automaton(params.stop),
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,

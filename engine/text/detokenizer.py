@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.protocol import OutputDetails, SequenceOutput
+from engine.text.byte_level import ByteLevelRule
+from engine.text.byte_sets import ByteSets, byte_sets
+from engine.text.stop_automaton import StopAutomaton
+from engine.text.text_rule import TextRule
+from engine.text.text_search import TokenScanner
 from engine.text.tokenizer import Tokenizer
-from engine.text.visible_text import TextRule, text_rule
+from engine.text.tokenwise import TokenwiseRule
+from engine.text.unknown_decoder import UnknownRule
+
+
+@dataclass(frozen=True)
+class TokenFlags:
+    """What the engine must know of each token's text, as arrays over the model's vocabulary.
+
+    Attributes:
+        opens_window: [2, vocab_size]; `opens_window[skip_special_tokens, token_id]`: the token
+            alone is the window of the tokens after it, whatever was before it.
+        byte_sets: [vocab_size, 4]; the bytes of the token's text, for `StopChecker.watch`.
+    """
+
+    opens_window: NDArray[np.bool_]
+    byte_sets: ByteSets
 
 
 class Detokenizer:
@@ -15,11 +39,12 @@ class Detokenizer:
 
     With windows from `prompt_window` and `next_window`, the pieces join to the same text however a
     sequence is cut into chunks; after an empty prompt that is `Tokenizer.decode` of the whole.
+    Threads may share it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._rule = text_rule(tokenizer)
+        self._rule = _text_rule(tokenizer)
 
     def delta(
         self,
@@ -34,13 +59,7 @@ class Detokenizer:
         Text that later tokens could still change (an incomplete character) is held back for the
         next delta; with `final` nothing is. `new_ids` may be empty.
         """
-        before = self._rule.final_text(window_ids, skip_special_tokens)
-        ids = [*window_ids, *new_ids]
-        if final:
-            after = self.tokenizer.decode(ids, skip_special_tokens)
-        else:
-            after = self._rule.final_text(ids, skip_special_tokens)
-        return after[len(before) :]
+        return self._rule.delta(window_ids, new_ids, final, skip_special_tokens)
 
     def text(
         self,
@@ -68,8 +87,11 @@ class Detokenizer:
     ) -> list[int]:
         """Return the window of the tokens after `new_ids`, whose own window was `window_ids`.
 
-        It is a few tokens long, plus an open run of byte-fallback tokens.
+        It is the last token alone if that has `TokenFlags.opens_window`, as nearly all have. Else
+        it is a few tokens long, plus an open run of byte-fallback tokens.
         """
+        if new_ids and self._rule.opens(new_ids[-1], skip_special_tokens):
+            return [new_ids[-1]]
         return self._rule.window([*window_ids, *new_ids], skip_special_tokens)
 
     def prompt_window(
@@ -81,62 +103,32 @@ class Detokenizer:
         """
         return self._rule.prompt_window(prompt_ids, skip_special_tokens)
 
-    def incremental(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
-    ) -> IncrementalDecoder:
-        """Return a decoder of the output after a prompt, or after its `prompt_window`."""
-        return IncrementalDecoder(self, self._rule, prompt_ids, skip_special_tokens)
+    def scanner(
+        self, automaton: StopAutomaton, prompt_ids: Sequence[int], *, skip_special_tokens: bool
+    ) -> TokenScanner:
+        """Return a search for stop strings in the output after a prompt, or its window."""
+        window = self._rule.prompt_window(prompt_ids, skip_special_tokens)
+        return self._rule.scanner(automaton, window, skip_special_tokens)
 
+    def token_flags(self, vocab_size: int) -> TokenFlags:
+        """Return what is known of each token of a model; it may know more ids than the tokenizer.
 
-class IncrementalDecoder:
-    """Decodes one growing sequence token by token, and keeps its window.
-
-    The work per token is constant on average (amortised), whatever the tokens are: an open run of
-    byte-fallback tokens is decoded once, when it ends.
-    """
-
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        rule: TextRule,
-        prompt_ids: Sequence[int],
-        skip_special_tokens: bool,
-    ) -> None:
-        self._detokenizer = detokenizer
-        self._rule = rule
-        self._skip_special_tokens = skip_special_tokens
-        self._window_ids = rule.prompt_window(prompt_ids, skip_special_tokens)
-        self._pending_ids: list[int] = []  # after the window, without final text yet
-        self._open_bytes = rule.open_bytes(self._window_ids)
-
-    def fork(self) -> IncrementalDecoder:
-        """Return a decoder of another sequence with the same tokens so far."""
-        fork = copy(self)
-        fork._pending_ids = list(self._pending_ids)
-        return fork
-
-    def append(self, token_id: int) -> str:
-        """Add an output token; return the text that it makes final."""
-        skip = self._skip_special_tokens
-        if not self._detokenizer.tokenizer.is_visible(token_id, skip):
-            return ""
-        self._pending_ids.append(token_id)
-        if self._open_bytes is not None:
-            self._open_bytes = self._rule.still_open(self._open_bytes, token_id)
-            if self._open_bytes is not None:
-                return ""
-        window, new = self._window_ids, self._pending_ids
-        piece = self._detokenizer.delta(window, new, final=False, skip_special_tokens=skip)
-        self._window_ids = self._rule.window([*window, *new], skip)
-        self._pending_ids = []
-        self._open_bytes = self._rule.open_bytes(self._window_ids)
-        return piece
-
-    def held_text(self) -> str:
-        """Return the text held back, as it is decoded if the sequence ends here."""
-        return self._detokenizer.delta(
-            self._window_ids,
-            self._pending_ids,
-            final=True,
-            skip_special_tokens=self._skip_special_tokens,
+        Takes about a microsecond per token.
+        """
+        rule, ids = self._rule, range(vocab_size)
+        return TokenFlags(
+            np.array([[rule.opens(i, skip) for i in ids] for skip in (False, True)]),
+            byte_sets([rule.whole_text(i) for i in ids]),
         )
+
+
+def _text_rule(tokenizer: Tokenizer) -> TextRule:
+    """Return the rule for the decoder of `tokenizer`."""
+    steps = tokenizer.decoder_steps
+    kinds = " ".join(step["type"] for step in steps)
+    if kinds == "ByteLevel":
+        return ByteLevelRule(tokenizer)
+    strips_ends = any(step["type"] == "Strip" and step["stop"] for step in steps)
+    if re.fullmatch(r"Metaspace|(Replace ?)*(ByteFallback ?)?(Fuse( Strip)*)?", kinds or "none"):
+        return UnknownRule(tokenizer) if strips_ends else TokenwiseRule(tokenizer)
+    return UnknownRule(tokenizer)

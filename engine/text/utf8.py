@@ -20,7 +20,7 @@ def incomplete_end(tail: bytes) -> bytes:
     return b""
 
 
-def invalid_start(data: bytes) -> int | None:
+def invalid_start(data: bytes | bytearray) -> int | None:
     """Return the index of the first invalid byte; None if `data` is a prefix of valid UTF-8."""
     try:
         data.decode("utf-8")

@@ -11,7 +11,8 @@ from engine.core.request import Request, SampledToken
 from engine.protocol import SequenceOutput
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
-from engine.text.stop import StopAutomaton, StopChecker
+from engine.text.stop import StopChecker
+from engine.text.stop_automaton import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.strategies import Sequences, sequences
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer

@@ -156,11 +156,12 @@ class BrokenStopChecker:
     """Raises at the third token, as a defect of a tokenizer would make it."""
 
     match = None
-    releasable = 0
+    num_held_tokens = 0
+    num_tokens = 0
 
     def append(self, token_id: int) -> None:
-        self.releasable += 1
-        if self.releasable == 3:
+        self.num_tokens += 1
+        if self.num_tokens == 3:
             raise ValueError("this decoder is broken")
 
 

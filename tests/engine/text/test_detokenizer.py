@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.detokenizer import Detokenizer, IncrementalDecoder
+from engine.text.detokenizer import Detokenizer
 from tests.engine.text.strategies import chunkings, sequences, token_ids
 
 
@@ -20,6 +20,24 @@ def stream(
         )
         window = detokenizer.next_window(window, chunk, skip_special_tokens=skip)
     return text
+
+
+class IncrementalDecoder:
+    """Decodes a growing sequence token by token, each in a chunk of its own."""
+
+    def __init__(self, detokenizer: Detokenizer, prompt: list[int], *, skip: bool = True) -> None:
+        self._detokenizer = detokenizer
+        self._skip = skip
+        self._window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
+
+    def append(self, token_id: int) -> str:
+        """Return the text that the token makes final."""
+        window, new, skip = self._window, [token_id], self._skip
+        self._window = self._detokenizer.next_window(window, new, skip_special_tokens=skip)
+        return self._detokenizer.delta(window, new, final=False, skip_special_tokens=skip)
+
+    def held_text(self) -> str:
+        return self._detokenizer.delta(self._window, [], final=True, skip_special_tokens=self._skip)
 
 
 def append(decoder: IncrementalDecoder, token_ids: list[int]) -> str:
@@ -66,7 +84,7 @@ def test_the_incremental_decoder_gives_the_same_text(
     detokenizer: Detokenizer, data: st.DataObject
 ) -> None:
     prompt, output, skip = data.draw(sequences(detokenizer))
-    decoder = detokenizer.incremental(prompt, skip_special_tokens=skip)
+    decoder = IncrementalDecoder(detokenizer, prompt, skip=skip)
     pieces = [decoder.append(token_id) for token_id in output]
     pieces.append(decoder.held_text())
     window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
@@ -118,14 +136,14 @@ def test_a_literal_replacement_character_goes_out_at_once(detokenizer: Detokeniz
 def test_an_emoji_comes_when_it_is_complete(byte_level: Detokenizer) -> None:
     ids = byte_level.tokenizer.encode("😃")
     assert len(ids) > 1
-    decoder = byte_level.incremental([])
+    decoder = IncrementalDecoder(byte_level, [])
     assert [decoder.append(token_id) for token_id in ids] == [""] * (len(ids) - 1) + ["😃"]
     assert decoder.held_text() == ""
 
 
 def test_an_incomplete_character_comes_as_replacement_at_the_end(byte_level: Detokenizer) -> None:
     ids = byte_level.tokenizer.encode("😃")[:-1]
-    decoder = byte_level.incremental([])
+    decoder = IncrementalDecoder(byte_level, [])
     assert append(decoder, ids) == ""
     assert decoder.held_text() == "\N{REPLACEMENT CHARACTER}"
 
@@ -139,7 +157,7 @@ def test_a_run_of_fallback_bytes_waits_for_its_end(byte_fallback: Detokenizer) -
     tokenizer = byte_fallback.tokenizer
     world, plain = tokenizer.encode("世界", add_special_tokens=False)[1:], tokenizer.encode("a")[-1]
     assert len(world) == 6
-    decoder = byte_fallback.incremental(tokenizer.encode("x"))
+    decoder = IncrementalDecoder(byte_fallback, tokenizer.encode("x"))
     assert append(decoder, world) == ""
     assert append(decoder, [plain]) == "世界a"
 
@@ -148,7 +166,7 @@ def test_one_wrong_byte_spoils_its_whole_run(byte_fallback: Detokenizer) -> None
     tokenizer = byte_fallback.tokenizer
     world = tokenizer.encode("世", add_special_tokens=False)[1:]
     ids = [*world, *world[:1]]
-    decoder = byte_fallback.incremental([])
+    decoder = IncrementalDecoder(byte_fallback, [])
     assert append(decoder, ids) == ""
     assert decoder.held_text() == tokenizer.decode(ids) == "\N{REPLACEMENT CHARACTER}" * 4
 
@@ -198,7 +216,7 @@ def test_of_a_run_that_ends_a_prompt_only_an_incomplete_character_is_open(
         for cut in range(4):  # the prompt may end inside a character
             ids, rest = prompt[: len(prompt) - cut], emoji[4 - cut :]
             assert len(byte_fallback.prompt_window(ids)) <= 4
-            decoder = byte_fallback.incremental(ids)
+            decoder = IncrementalDecoder(byte_fallback, ids)
             pieces = append(decoder, [*rest, *emoji, *text]) + decoder.held_text()
             assert pieces == "🦊" * (1 + bool(cut)) + tokenizer.decode([*emoji, *text])[1:]
 
@@ -211,5 +229,5 @@ def test_after_a_prompt_of_whole_text_comes_what_the_full_decode_adds(
     ids, more = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, output))
     before, both = tokenizer.decode(ids), tokenizer.decode(ids + more)
     if before:
-        decoder = byte_fallback.incremental(ids)
+        decoder = IncrementalDecoder(byte_fallback, ids)
         assert append(decoder, more) + decoder.held_text() == both[len(before) :]
