@@ -82,8 +82,9 @@ class StopChecker:
         assert self.match is None
         self.num_tokens += 1
         self._scanner.append(token_id)
+        self.num_held_tokens += 1
         if not self._has_match():
-            self._hold()
+            self._release()
 
     def finish(self) -> int:
         """End the sequence; return how many characters to drop from the end of its text.
@@ -106,8 +107,8 @@ class StopChecker:
         search.match = None
         return self.match is not None
 
-    def _hold(self) -> None:
-        """Hold the newest token, and those before it whose text may still become a stop string."""
+    def _release(self) -> None:
+        """Stop holding the tokens whose text can no longer become a stop string."""
         search, held = self._scanner.search, self._held
         num_characters = 0 if self._include_stop else self._automaton.held[search.state]
         if num_characters == 0:
@@ -116,6 +117,5 @@ class StopChecker:
             return
         same = held.pop()[1] if held and held[-1][0] == search.length else 0
         held.append((search.length, same + 1))
-        self.num_held_tokens += 1
         while held[0][0] <= search.length - num_characters:
             self.num_held_tokens -= held.popleft()[1]

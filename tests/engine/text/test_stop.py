@@ -1,5 +1,6 @@
 """Stop strings: the client's text is the full decode up to the first match, however released."""
 
+from functools import cache
 from itertools import takewhile
 from operator import eq
 from typing import NamedTuple
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.text.byte_sets import ByteSets
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopChecker
 from engine.text.stop_automaton import StopAutomaton, StopMatch
@@ -86,10 +88,17 @@ def stoppings(draw: st.DrawFn, text: str) -> Stopping:
     return Stopping(words, draw(st.sampled_from([0, 0, 2, 5])), draw(st.booleans()))
 
 
+@cache
+def byte_sets(detokenizer: Detokenizer) -> ByteSets:
+    return detokenizer.token_flags(detokenizer.tokenizer.vocab_size + 3).byte_sets
+
+
+@pytest.mark.parametrize("appends", ["all", "watched"])
 @given(data=st.data())
 def test_client_text_is_the_full_decode_cut_at_the_first_match(
-    detokenizer: Detokenizer, data: st.DataObject
+    detokenizer: Detokenizer, appends: str, data: st.DataObject
 ) -> None:
+    """Whether each token is appended, or only those that the checker watches for."""
     drawn, output, skip = data.draw(sequences(detokenizer))
     prompt = detokenizer.prompt_window(drawn, skip_special_tokens=skip)
     assert detokenizer.prompt_window(prompt, skip_special_tokens=skip) == prompt
@@ -111,7 +120,10 @@ def test_client_text_is_the_full_decode_cut_at_the_first_match(
 
     count = 0
     while count < len(output) and checker.match is None:
-        checker.append(output[count])
+        watched = (byte_sets(detokenizer)[output[count]] & checker.watch).any()
+        if watched or appends == "all":
+            checker.skip(count - checker.num_tokens)
+            checker.append(output[count])
         count += 1
         releasable = count - checker.num_held_tokens
         if checker.match is None:
@@ -121,6 +133,7 @@ def test_client_text_is_the_full_decode_cut_at_the_first_match(
                 window(released), output[released:take], final=False, skip_special_tokens=skip
             )
             released = take
+    checker.skip(count - checker.num_tokens)
     text_cut = checker.finish()
     last = detokenizer.delta(
         window(released), output[released:count], final=True, skip_special_tokens=skip
@@ -144,6 +157,24 @@ def test_the_automaton_agrees_with_looking_everywhere(stop: list[str], text: str
         assert automaton.held[state] == max(
             (len(prefix) for prefix in prefixes if seen.endswith(prefix)), default=0
         )
+
+
+def test_most_tokens_need_no_look_while_nothing_is_held(byte_level: Detokenizer) -> None:
+    tokenizer = byte_level.tokenizer
+    checker = StopChecker(byte_level, [], StopAutomaton(["stop", "你"]))
+
+    def watched(word: str | int) -> bool:
+        token_id = word if isinstance(word, int) else tokenizer.encode(word)[0]
+        return bool((byte_sets(byte_level)[token_id] & checker.watch).any())
+
+    assert not any(map(watched, ["a", "e", "<|end|>", tokenizer.vocab_size + 1]))
+    assert all(map(watched, ["s", "😃"]))  # the second is part of a character
+    checker.append(tokenizer.encode("s")[0])
+    assert all(map(watched, ["a", "e", "<|end|>", tokenizer.vocab_size + 1]))
+    checker.append(tokenizer.encode("a")[0])
+    assert not watched("a")
+    none = StopChecker(byte_level, [], StopAutomaton([]))
+    assert not (byte_sets(byte_level) & none.watch).any()
 
 
 def feed(checker: StopChecker, tokens: list[int]) -> list[int]:
