@@ -19,13 +19,11 @@ class MemorySnapshot:
     Attributes:
         total: memory of the device.
         free: of it, memory that no process holds.
-        allocated: tensors of this process.
-        reserved: memory held by torch's allocator, with what it caches.
+        reserved: memory held by torch's allocator for tensors of this process.
     """
 
     total: int
     free: int
-    allocated: int
     reserved: int
 
 
@@ -33,26 +31,36 @@ class MemorySnapshot:
 class MemoryProfile:
     """What this process needs of a GPU's memory besides the KV cache, in bytes.
 
+    What torch's allocator has reserved counts, not what tensors take of it: segments that are only
+    partly used are lost to the KV cache too.
+
     Attributes:
         total: memory of the device.
-        weights: tensors from before the first step: the model, and tables of the engine.
-        activations: peak of the largest step beside them.
+        weights: reserved before the first step: the model, and tables of the engine.
+        activations: peak of the largest step beside them, with tables that requests allocate later.
+        graphs: CUDA graphs: their memory pool, and what the driver keeps for them.
         libraries: not torch's: kernels, handles and workspaces of libraries.
-        free: free memory of the device at that peak, beside other processes.
+        free: free memory of the device at the peak and with the graphs, beside other processes.
     """
 
     total: int
     weights: int
     activations: int
+    graphs: int
     libraries: int
     free: int
+
+    @property
+    def fixed(self) -> int:
+        """What is taken even while no step runs."""
+        return self.weights + self.libraries + self.graphs
 
     @property
     def summary(self) -> str:
         """The figures as text for the user."""
         return (
-            f"the model takes {gib(self.weights)}, libraries {gib(self.libraries)} and the largest "
-            f"step {gib(self.activations)} of {gib(self.total)}"
+            f"the model takes {gib(self.weights)}, libraries {gib(self.libraries)}, CUDA graphs "
+            f"{gib(self.graphs)} and the largest step {gib(self.activations)} of {gib(self.total)}"
         )
 
 
@@ -82,21 +90,24 @@ def profile_memory(
     config: ResolvedConfig,
     before: MemorySnapshot,
     run_profile: Callable[[], None],
+    capture_graphs: Callable[[], None] | None,
     device: torch.device,
 ) -> MemoryProfile:
-    """Measure the memory of the loaded model during the largest possible step.
+    """Measure the memory of the loaded model during the largest possible step, and of its graphs.
 
     Args:
         before: from `memory_before_loading`.
-        run_profile: runs such a step once: `max_num_batched_tokens` tokens, logits and sampler of
+        run_profile: runs such a step: `max_num_batched_tokens` tokens, logits and sampler of
             `max_num_seqs` rows.
+        capture_graphs: captures all CUDA graphs, if there will be any, and keeps them: they take as
+            much memory with a small KV cache as with a large one. None: they are not measured.
 
     Raises:
-        InsufficientMemoryError: there is no memory for the step itself.
+        InsufficientMemoryError: there is no memory for the step itself, or for the graphs.
     """
     loaded = _snapshot(device)
     torch.cuda.reset_peak_memory_stats(device)
-    weights = loaded.allocated - before.allocated
+    weights = loaded.reserved - before.reserved
     try:
         run_profile()
         torch.cuda.synchronize(device)
@@ -106,15 +117,22 @@ def profile_memory(
             f"fit into the {gib(loaded.free)} of memory free on {device} beside {gib(weights)} of "
             "weights; lower max_num_batched_tokens or max_num_seqs"
         ) from None
-    peak = torch.cuda.max_memory_allocated(device)
+    peak = torch.cuda.max_memory_reserved(device)
     after = _snapshot(device)
+    captured = after
+    if capture_graphs is not None:
+        capture_graphs()
+        captured = _snapshot(device)
+    # Other processes may free memory meanwhile: this one has at least what its allocator reserved.
+    graphs = max(after.free - captured.free, captured.reserved - after.reserved)
     return MemoryProfile(
         total=after.total,
         weights=weights,
-        activations=peak - loaded.allocated,
+        activations=peak - loaded.reserved,
+        graphs=graphs,
         # Negative if another process has freed memory meanwhile.
         libraries=max(0, (before.free - after.free) - (after.reserved - before.reserved)),
-        free=max(0, after.free - (peak - after.allocated)),
+        free=max(0, captured.free - (peak - after.reserved)),
     )
 
 
@@ -142,6 +160,5 @@ def _snapshot(device: torch.device) -> MemorySnapshot:
     return MemorySnapshot(
         total=total,
         free=free,
-        allocated=torch.cuda.memory_allocated(device),
         reserved=torch.cuda.memory_reserved(device),
     )

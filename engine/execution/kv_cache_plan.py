@@ -140,14 +140,13 @@ def swap_space_bytes(config: ResolvedConfig, plan: KVCachePlan, device: torch.de
 def _gpu_budget(config: ResolvedConfig, profile: MemoryProfile) -> int:
     """Return the bytes left for the KV cache in the share of this process."""
     share = gpu_share(config, profile.total)
-    fixed = profile.weights + profile.libraries
-    if fixed >= share:
-        raise _model_too_large(config, fixed, profile.total)
-    budget = share - fixed - profile.activations
+    if profile.fixed >= share:
+        raise _model_too_large(config, profile.fixed, profile.total)
+    budget = share - profile.fixed - profile.activations
     if budget <= 0:
         raise InsufficientMemoryError(
             f"max_num_batched_tokens: a step of {config.max_num_batched_tokens} tokens takes "
-            f"{gib(profile.activations)} beside {gib(fixed)} of the model, which "
+            f"{gib(profile.activations)} beside {gib(profile.fixed)} of the model, which "
             f"leaves no KV cache of {_share_text(config, profile.total)}; lower "
             "max_num_batched_tokens or max_num_seqs, or raise gpu_memory_utilization"
         )
@@ -172,8 +171,7 @@ def _beside(profile: MemoryProfile | None) -> str:
     if profile is None:
         return ""
     return (
-        f" beside {gib(profile.weights + profile.libraries)} of the model and "
-        f"{gib(profile.activations)} of activations"
+        f" beside {gib(profile.fixed)} of the model and {gib(profile.activations)} of activations"
     )
 
 

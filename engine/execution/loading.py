@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,11 @@ from engine.execution.cpu_threads import set_num_threads
 from engine.execution.device_choice import choose_device
 from engine.execution.device_defaults import ResolvedConfig, resolve
 from engine.execution.device_queue import InlineQueue, WorkerQueue
-from engine.execution.gpu_memory_profile import memory_before_loading, profile_memory
+from engine.execution.gpu_memory_profile import (
+    cache_fills_share,
+    memory_before_loading,
+    profile_memory,
+)
 from engine.execution.kv_cache_plan import (
     KVCachePlan,
     kv_cache_dtype,
@@ -97,11 +102,20 @@ def load_model(
         queue=WorkerQueue() if is_ahead and device.type == "cpu" else InlineQueue(),
         on_progress=in_tenths(on_progress, "loading weights {bar} {share} % of {mib:,.0f} MiB"),
     )
+
+    def capture(what: str) -> None:
+        if device.type == "cuda" and not config.enforce_eager:
+            text = what + " CUDA graphs {bar} {done} of {total}"
+            runner.capture_graphs(CudaCapturer(), in_tenths(on_progress, text))
+
     profile = None
     if before is not None:
-        on_progress("measuring the memory of the largest step")
+        on_progress("compiling kernels, and measuring the memory of the largest step")
         runner.allocate_kv_cache(1)
-        profile = profile_memory(config, before, runner.run_largest_step, device)
+        # A cache of a given size leaves it to the user what graphs find beside it.
+        measure_graphs = partial(capture, "measuring") if cache_fills_share(config) else None
+        profile = profile_memory(config, before, runner.warm_up, measure_graphs, device)
+        runner.drop_graphs()
         on_progress(profile.summary)
     plan = plan_kv_cache(
         config,
@@ -121,14 +135,7 @@ def load_model(
         num_rows = min(config.max_num_seqs, _TYPICAL_ROWS)
         num_threads = set_num_threads(lambda: runner.run_decode_step(num_rows))
         where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
-    if device.type == "cuda":
-        on_progress("compiling kernels")
-        runner.warm_up()
-        if not config.enforce_eager:
-            runner.capture_graphs(
-                CudaCapturer(),
-                in_tenths(on_progress, "capturing CUDA graphs {bar} {done} of {total}"),
-            )
+    capture("capturing")
     description = _description(
         config,
         model_config,

@@ -154,8 +154,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a step of padding of each kind that has its own kernels, so that none is compiled
-        while requests wait. Only the null block must be allocated."""
+        """Run steps of padding: the largest one, and one of each kind that has its own kernels, so
+        that none is compiled while requests wait. Only the null block must be allocated."""
+        self.run_largest_step()
         for num_tokens in (2, self._config.max_num_batched_tokens):  # small and large tiles
             self._run_padding(1, num_tokens, None)
         num_rows = 1
@@ -188,6 +189,11 @@ class ModelRunner:
             device=self.device,
             on_progress=on_progress,
         )
+
+    def drop_graphs(self) -> None:
+        """Free the graphs and their memory."""
+        self._graphs = None
+        torch.cuda.empty_cache()
 
     def launch(self, schedule: Schedule) -> PendingStep:
         """Launch a step with at least one row, behind earlier ones, without waiting for it."""

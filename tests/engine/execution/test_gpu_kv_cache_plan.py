@@ -53,11 +53,12 @@ def profile(
     weights: int = 500 * BLOCK,
     activations: int = 100 * BLOCK,
     libraries: int = 10 * BLOCK,
+    graphs: int = 0,
     others: int = 0,
 ) -> MemoryProfile:
     """Return a profile in which nothing else takes memory than what it names."""
-    free = max(0, total - weights - activations - libraries - others)
-    return MemoryProfile(total, weights, activations, libraries, free)
+    free = max(0, total - weights - activations - graphs - libraries - others)
+    return MemoryProfile(total, weights, activations, graphs, libraries, free)
 
 
 def test_the_cache_gets_what_the_share_has_left(model_config: ModelConfig) -> None:
@@ -66,6 +67,7 @@ def test_the_cache_gets_what_the_share_has_left(model_config: ModelConfig) -> No
     assert plan(model_config, profile(others=100 * BLOCK)).num_blocks == 290
     assert plan(model_config, profile(others=150 * BLOCK)).num_blocks == 240
     assert plan(model_config, profile(), max_num_seqs=2).num_blocks == 2 * 8 + 1
+    assert plan(model_config, profile(graphs=40 * BLOCK)).num_blocks == 250
 
 
 def test_a_size_that_is_given_counts_instead_of_the_share(model_config: ModelConfig) -> None:
@@ -138,6 +140,7 @@ SIZES = st.integers(0, 1000 * BLOCK)
     weights=SIZES,
     activations=SIZES,
     libraries=SIZES,
+    graphs=SIZES,
     others=SIZES,
     utilization=st.floats(0.01, 1),
 )
@@ -146,11 +149,18 @@ def test_the_cache_fits_beside_all_else(
     weights: int,
     activations: int,
     libraries: int,
+    graphs: int,
     others: int,
     utilization: float,
 ) -> None:
-    found = profile(weights=weights, activations=activations, libraries=libraries, others=others)
-    own = weights + activations + libraries
+    found = profile(
+        weights=weights,
+        activations=activations,
+        libraries=libraries,
+        graphs=graphs,
+        others=others,
+    )
+    own = weights + activations + libraries + graphs
     room = min(int(found.total * utilization), found.total - others) - own
     settings = config(gpu_memory_utilization=utilization, max_num_seqs=512)
     try:

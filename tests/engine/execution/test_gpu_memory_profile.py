@@ -20,17 +20,20 @@ GIB = 2**30
 
 
 class Gpu:
-    """A device of 80 GiB, in which torch's allocator keeps what is freed."""
+    """A device of 80 GiB, in which torch's allocator keeps what is freed.
+
+    Attributes:
+        unused: bytes of segments that tensors take only a part of.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.others = GIB
         self.libraries = 0
-        self.allocated = self.reserved = self.peak = 0
+        self.allocated = self.unused = self.reserved = self.peak = 0
         functions: dict[str, Callable[..., object]] = {
             "mem_get_info": lambda _: (self.free, 80 * GIB),
-            "memory_allocated": lambda _: self.allocated,
             "memory_reserved": lambda _: self.reserved,
-            "max_memory_allocated": lambda _: self.peak,
+            "max_memory_reserved": lambda _: self.peak,
             "reset_peak_memory_stats": self._reset_peak,
             "empty_cache": self._empty_cache,
             "synchronize": lambda _: None,
@@ -46,17 +49,17 @@ class Gpu:
         if self.allocated + num_bytes - self.reserved > self.free:
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.allocated += num_bytes
-        self.reserved = max(self.reserved, self.allocated)
-        self.peak = max(self.peak, self.allocated)
+        self.reserved = max(self.reserved, self.allocated + self.unused)
+        self.peak = max(self.peak, self.reserved)
 
     def release(self, num_bytes: int) -> None:
         self.allocated -= num_bytes
 
     def _reset_peak(self, _: torch.device) -> None:
-        self.peak = self.allocated
+        self.peak = self.reserved
 
     def _empty_cache(self) -> None:
-        self.reserved = self.allocated
+        self.reserved = self.allocated + self.unused
 
 
 @pytest.fixture
@@ -68,7 +71,7 @@ def config(**settings: object) -> ResolvedConfig:
     return resolve(EngineConfig.parse(settings), torch.device("cpu"))
 
 
-def test_the_profile_holds_the_peak_and_not_what_loading_took(gpu: Gpu) -> None:
+def test_the_profile_holds_the_peak_and_the_graphs_and_not_what_loading_took(gpu: Gpu) -> None:
     gpu.allocate(2 * GIB)  # somebody's else in this process
     before = memory_before_loading(config(), CUDA)
     assert before is not None
@@ -82,27 +85,50 @@ def test_the_profile_holds_the_peak_and_not_what_loading_took(gpu: Gpu) -> None:
         gpu.allocate(GIB)
         gpu.release(GIB)
 
-    found = profile_memory(config(), before, run, CUDA)
+    def capture() -> None:
+        gpu.allocate(GIB)  # their pool
+        gpu.libraries += GIB // 4  # of the driver
+
+    found = profile_memory(config(), before, run, capture, CUDA)
     assert found == MemoryProfile(
         total=80 * GIB,
         weights=16 * GIB,
         activations=3 * GIB,
+        graphs=5 * GIB // 4,
         libraries=GIB // 2,
-        free=(80 - 1 - 2 - 16 - 3) * GIB - GIB // 2,
+        free=(80 - 1 - 2 - 16 - 3 - 1) * GIB - 3 * GIB // 4,
     )
     assert found.summary == (
-        "the model takes 16.00 GiB, libraries 0.50 GiB and the largest step 3.00 GiB of 80.00 GiB"
+        "the model takes 16.00 GiB, libraries 0.50 GiB, CUDA graphs 1.25 GiB and the largest step "
+        "3.00 GiB of 80.00 GiB"
     )
+
+
+def test_what_segments_hold_unused_is_lost_to_the_cache(gpu: Gpu) -> None:
+    before = memory_before_loading(config(), CUDA)
+    assert before is not None
+    gpu.unused = GIB
+    gpu.allocate(10 * GIB)
+
+    def run() -> None:
+        gpu.unused += 2 * GIB
+        gpu.allocate(3 * GIB)
+        gpu.release(3 * GIB)
+        gpu.unused -= 2 * GIB
+
+    found = profile_memory(config(), before, run, None, CUDA)
+    assert (found.weights, found.activations, found.graphs) == (11 * GIB, 5 * GIB, 0)
+    assert found.free == (80 - 1 - 11 - 5) * GIB
 
 
 def test_what_other_processes_do_meanwhile(gpu: Gpu) -> None:
     before = memory_before_loading(config(), CUDA)
     assert before is not None
     gpu.others = 0
-    freed = profile_memory(config(), before, lambda: None, CUDA)
+    freed = profile_memory(config(), before, lambda: None, None, CUDA)
     assert (freed.libraries, freed.free) == (0, 80 * GIB)
     gpu.others = 50 * GIB
-    taken = profile_memory(config(), before, lambda: None, CUDA)
+    taken = profile_memory(config(), before, lambda: None, None, CUDA)
     assert taken.free == 30 * GIB
 
 
@@ -110,14 +136,13 @@ def test_a_step_that_finds_no_memory_says_which_setting_to_lower(gpu: Gpu) -> No
     before = memory_before_loading(config(), CUDA)
     assert before is not None
     gpu.allocate(60 * GIB)
+    settings = config(max_num_batched_tokens=4096)
     with pytest.raises(
         InsufficientMemoryError,
         match=r"^max_num_batched_tokens: a step of 4096 tokens does not fit into the 19\.00 GiB of "
         r"memory free on cuda beside 60\.00 GiB of weights; lower max_num_batched_tokens or max_nu",
     ):
-        profile_memory(
-            config(max_num_batched_tokens=4096), before, lambda: gpu.allocate(20 * GIB), CUDA
-        )
+        profile_memory(settings, before, lambda: gpu.allocate(20 * GIB), None, CUDA)
 
 
 def test_a_share_that_others_hold_is_refused_before_anything_is_loaded(gpu: Gpu) -> None:
