@@ -1,0 +1,169 @@
+"""Measures the host's CPU time per step on the null device, for `engine.bench.host_time`.
+
+Reads cases from stdin, and answers each with a JSON line. It measures the `engine` that Python
+finds first, which may be that of another checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.execution import pending_step
+from engine.protocol import AddRequest
+from engine.service.process.inbox import Inbox
+from engine.service.process.loop import EngineLoop
+
+# What takes the time: in `EngineCore.step`, then around it.
+STEP_PARTS = ("schedule", "plan, upload", "read, update", "outputs", "stats", "other")
+PARTS = (*STEP_PARTS, "add", "send")
+
+# The load: decoding rows alone; with two stop strings; with 5 log-probabilities; and with requests
+# that end and are followed by new ones.
+CASES = ("decode", "stop strings", "logprobs", "arrivals")
+
+_WARM_UP_STEPS = 20
+_MOST_STEPS, _LEAST_STEPS = 200, 40
+_ROWS_MEASURED = 50_000  # steps times rows, which takes a second or less
+_TOKENS = 128  # of each prompt and each answer, where requests arrive
+_ENDLESS = 1900  # tokens of an answer, more than the steps
+_PARAMS: dict[str, dict[str, Any]] = {
+    "stop strings": {"stop": ["\n\nQuestion:", "END OF TEXT"]},
+    "logprobs": {"logprobs": 5},
+}
+
+
+class PartClock:
+    """Sums this thread's CPU seconds by part; the time of a part inside another is its own."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner = [0.0]  # seconds of the parts inside each of those that run now
+
+    def wrap(self, part: str, owner: Any, *names: str) -> None:
+        """Count the calls of these methods of `owner`, an object or a class, as `part`.
+
+        At least one of them must exist: they differ between checkouts.
+        """
+        found = [name for name in names if hasattr(owner, name)]
+        if not found:
+            raise AttributeError(f"{owner} has none of {', '.join(names)}")
+        for name in found:
+            setattr(owner, name, self._timed(part, getattr(owner, name)))
+
+    def _timed(self, part: str, method: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time()
+            self._inner.append(0.0)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                took = time.thread_time() - began
+                self.seconds[part] += took - self._inner.pop()
+                self._inner[-1] += took
+
+        return timed
+
+
+class HostSteps:
+    """The engine and its loop on the null device, with the parts of a step timed."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        """Serve up to `max_num_seqs` sequences at once."""
+        self._core = EngineCore(
+            EngineConfig.parse(
+                {
+                    "device": "null",
+                    "max_num_seqs": max_num_seqs,
+                    "max_num_batched_tokens": max(8192, max_num_seqs),
+                    "max_num_queued_reqs": 2**31,
+                    "max_num_queued_tokens": 2**31,
+                }
+            )
+        )
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._loop = EngineLoop(self._core, Inbox(lambda request: None), self._send)
+        self._clock = clock = PartClock()
+        self._uid = 0
+        self._random = random.Random(0)
+        core = self._core
+        clock.wrap("schedule", core.scheduler, "schedule")
+        clock.wrap("plan, upload", core._runner, "launch", "forward", "sample")
+        clock.wrap("read, update", pending_step.PendingStep, "wait")
+        clock.wrap("read, update", core.scheduler, "update")
+        clock.wrap("stats", core._recorder, "stepped", "finished")
+        clock.wrap("outputs", core, "_hand_out")
+        clock.wrap("other", core, "step")
+        clock.wrap("add", core, "add_request")
+        clock.wrap("send", self._loop, "_step")  # what is left: encoding, and the loop itself
+
+    def measure(self, case: str, rows: int) -> dict[str, float]:
+        """Return the CPU seconds per step, by part."""
+        steps = min(_MOST_STEPS, max(_LEAST_STEPS, _ROWS_MEASURED // rows))
+        for place in range(rows):
+            self._add(case, place + 1, rows)
+        for _ in range(_WARM_UP_STEPS):
+            self._step(case, rows)
+        self._clock.seconds.clear()
+        for _ in range(steps):
+            self._step(case, rows)
+        seconds = {part: self._clock.seconds[part] / steps for part in PARTS}
+        self._clear()
+        return seconds
+
+    def _step(self, case: str, rows: int) -> None:
+        self._loop._step()
+        for _ in range(rows - len(self._core.scheduler.unfinished)):
+            self._add(case, rows, rows)
+
+    def _add(self, case: str, place: int, rows: int) -> None:
+        """Add a request: the first ones end, or cross the border of a block, in turns."""
+        length, max_tokens = 1 + place % 16, _ENDLESS
+        if case == "arrivals":
+            length, max_tokens = _TOKENS, -(-_TOKENS * place // rows)
+        prompt = self._random.choices(range(100, 1000), k=length)
+        params = {"max_tokens": max_tokens, "ignore_eos": True, **_PARAMS.get(case, {})}
+        self._core.add_request(AddRequest(self._uid, _packed(prompt), params))
+        self._uid += 1
+
+    def _clear(self) -> None:
+        for uid in list(self._core.scheduler.unfinished):
+            self._core.abort(uid)
+        while self._core.has_unfinished_requests():
+            self._core.step()
+        self._core.check_idle()
+
+    def _send(self, message: Any) -> None:
+        self._encode(message)
+
+
+def _packed(prompt: list[int]) -> Any:
+    """Return `prompt` as `AddRequest` takes it."""
+    try:
+        from engine.token_ids import pack_token_ids
+    except ImportError:  # an older checkout, with lists
+        return prompt
+    return pack_token_ids(prompt)
+
+
+def main() -> None:
+    """Measure the cases that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--max-num-seqs", type=int, required=True)
+    steps = HostSteps(parser.parse_args().max_num_seqs)
+    for line in sys.stdin:
+        print(json.dumps(steps.measure(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
