@@ -144,7 +144,8 @@ class HostSteps:
         self._core.check_idle()
 
     def _send(self, message: Any) -> None:
-        self._encode(message)
+        to_message = getattr(message, "message", None)  # of the outputs of a step, as arrays
+        self._encode(to_message() if callable(to_message) else message)
 
 
 def _packed(prompt: list[int]) -> Any:
