@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from engine.execution.attention import allocate_kv_cache, attention_backend
 from engine.execution.block_moves import move_blocks
 from engine.execution.device_defaults import ResolvedConfig
 from engine.execution.device_queue import DeviceQueue
+from engine.execution.graph_sizes import StepTime, mixed_sizes, time_step
 from engine.execution.host_cache import allocate_host_cache
 from engine.execution.kv_cache_plan import kv_cache_dtype, require_room_for_weights
 from engine.execution.pending_step import PendingStep, SentSamples
@@ -66,6 +67,7 @@ class ModelRunner:
             UnsupportedError: the device has no kernels for the model or the blocks.
         """
         self.device = device
+        self._dtype = dtype
         self._model_config = model_config
         self._config = config
         self._kv_cache_dtype = kv_cache_dtype(config, dtype)
@@ -181,12 +183,15 @@ class ModelRunner:
         Raises:
             InsufficientMemoryError: there is no memory left for them.
         """
+        num_rows, hidden_size = self._config.max_num_seqs, self._model_config.hidden_size
         self._graphs = StepGraphs(
             self._forward,
             capturer,
-            max_num_seqs=self._config.max_num_seqs,
-            max_num_batched_tokens=self._config.max_num_batched_tokens,
-            device=self.device,
+            results=(
+                torch.zeros(num_rows, hidden_size, dtype=self._dtype, device=self.device),
+                torch.full((num_rows,), -1, dtype=torch.int32, device=self.device),
+            ),
+            mixed_sizes=self._mixed_sizes,
             on_progress=on_progress,
         )
 
@@ -194,6 +199,18 @@ class ModelRunner:
         """Free the graphs and their memory."""
         self._graphs = None
         torch.cuda.empty_cache()
+
+    @cached_property
+    def _mixed_sizes(self) -> list[int]:
+        """Numbers of tokens of mixed steps with a graph; measured once."""
+        return mixed_sizes(self._config.max_num_batched_tokens, self._time_mixed_step)
+
+    def _time_mixed_step(self, num_tokens: int) -> StepTime:
+        """Measure a step of padding, without attention, launched kernel by kernel."""
+        num_rows = min(num_tokens, self._config.max_num_seqs)
+        run = partial(self._run_padding, num_rows, num_tokens, None)
+        is_cuda = self.device.type == "cuda"
+        return time_step(run, torch.cuda.synchronize if is_cuda else lambda: None)
 
     def launch(self, schedule: Schedule) -> PendingStep:
         """Launch a step with at least one row, behind earlier ones, without waiting for it."""

@@ -9,9 +9,7 @@ kernel: they keep the device busy for longer than the launches take.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,10 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import InsufficientMemoryError
+from engine.execution.graph_sizes import decode_sizes, next_size
 from kernels.upload import upload_into
-
-_MAX_MIXED_TOKENS = 512
-_MIXED_STEP = 64
 
 
 class Rows(Protocol):
@@ -39,16 +35,14 @@ class Graph(Protocol):
     """Captured work."""
 
     def replay(self) -> None:
-        """Run it again on the current values of its inputs; overwrites its results."""
+        """Run it again on the current values of its inputs."""
 
 
 class Capturer(Protocol):
     """Captures work to replay it."""
 
-    def capture(
-        self, work: Callable[[], tuple[Tensor, Tensor]]
-    ) -> tuple[Graph, tuple[Tensor, Tensor]]:
-        """Return the graph of `work`, and the tensors of its results."""
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Return the graph of `work`, which reads and writes tensors that outlive it."""
 
 
 class CudaCapturer:
@@ -57,65 +51,64 @@ class CudaCapturer:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(
-        self, work: Callable[[], tuple[Tensor, Tensor]]
-    ) -> tuple[Graph, tuple[Tensor, Tensor]]:
+    def capture(self, work: Callable[[], None]) -> Graph:
         # Run once before: compilation and one-time allocations must not be captured.
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Calls of other threads, such as freeing memory, must not end the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            results = work()
-        return graph, results
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    """A graph with the tensors that it reads and writes.
-
-    Attributes:
-        inputs: int32; slots [R], then query_start_loc [R + 1] for a mixed step.
-    """
-
-    graph: Graph
-    inputs: Tensor
-    results: tuple[Tensor, Tensor]
+            work()
+        return graph
 
 
 class StepGraphs:
-    """The graphs of one model, by the size of the step."""
+    """The graphs of one model, by the size of the step.
+
+    They all read the same inputs and write the same results, so that none keeps tensors of its own.
+
+    Attributes:
+        num_graphs: how many there are.
+    """
 
     def __init__(
         self,
         forward: Rows,
         capturer: Capturer,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        device: torch.device,
+        results: tuple[Tensor, Tensor],
+        mixed_sizes: list[int],
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Capture the graphs of `forward`; `on_progress` is called with (captured, total).
 
+        Args:
+            results: what `forward` returns, for `max_num_seqs` rows: the graphs write it there.
+            mixed_sizes: numbers of tokens of mixed steps.
+
         Raises:
             InsufficientMemoryError: the device has no memory left for them.
         """
+        self._forward = forward
         self._capturer = capturer
-        self._device = device
-        self._max_num_seqs = max_num_seqs
-        self._decode_sizes = decode_sizes(max_num_seqs)
-        self._mixed_sizes = mixed_sizes(max_num_batched_tokens)
-        total = len(self._decode_sizes) + len(self._mixed_sizes)
-        self._mixed: dict[int, _Captured] = {}
-        self._decode: dict[int, _Captured] = {}
+        self._results = results
+        self._max_num_seqs, device = len(results[1]), results[1].device
+        # Slots [S], then query_start_loc [S + 1] of mixed steps.
+        self._inputs = torch.zeros(2 * self._max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._inputs[: self._max_num_seqs] = -1
+        self._decode_starts = torch.arange(self._max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._decode_sizes = decode_sizes(self._max_num_seqs)
+        self._mixed_sizes = mixed_sizes
+        self.num_graphs = total = len(self._decode_sizes) + len(self._mixed_sizes)
+        self._mixed: dict[int, Graph] = {}
+        self._decode: dict[int, Graph] = {}
         try:
             # The largest first: the smaller ones reuse its memory in the pool.
             for done, size in enumerate(reversed(self._mixed_sizes), 1):
-                self._mixed[size] = self._capture_mixed(forward, size)
+                self._mixed[size] = self._capture_mixed(size)
                 on_progress(done, total)
             for done, size in enumerate(reversed(self._decode_sizes), len(self._mixed) + 1):
-                self._decode[size] = self._capture_decode(forward, size)
+                self._decode[size] = self._capture_decode(size)
                 on_progress(done, total)
         except torch.OutOfMemoryError:
             raise InsufficientMemoryError(
@@ -132,47 +125,42 @@ class StepGraphs:
         """
         num_rows, num_tokens = len(slots), int(query_start_loc[-1])
         if num_rows == num_decodes:
-            captured = self._decode[_next(self._decode_sizes, num_rows)]
-            upload_into(_padded(slots, len(captured.inputs), -1), captured.inputs)
-        elif self._mixed_sizes and num_tokens <= self._mixed_sizes[-1]:
-            captured = self._mixed[_next(self._mixed_sizes, num_tokens)]
-            room = len(captured.inputs) // 2
-            starts = _padded(query_start_loc, room + 1, num_tokens)
-            upload_into(np.concatenate([_padded(slots, room, -1), starts]), captured.inputs)
-        else:
+            size = next_size(self._decode_sizes, num_rows)
+            assert size is not None
+            upload_into(_padded(slots, size, -1), self._inputs[:size])
+            return self._replay(self._decode[size], size)
+        size = next_size(self._mixed_sizes, num_tokens)
+        if size is None:
             return None
-        captured.graph.replay()
-        return captured.results
+        most = self._max_num_seqs
+        starts = _padded(query_start_loc, most + 1, num_tokens)
+        upload_into(np.concatenate([_padded(slots, most, -1), starts]), self._inputs)
+        return self._replay(self._mixed[size], min(size, most))
 
-    def _capture_decode(self, forward: Rows, size: int) -> _Captured:
-        slots = torch.full((size,), -1, dtype=torch.int32, device=self._device)
-        starts = torch.arange(size + 1, dtype=torch.int32, device=self._device)
-        graph, results = self._capturer.capture(lambda: forward(slots, starts, size, size))
-        return _Captured(graph, slots, results)
+    def _replay(self, graph: Graph, num_rows: int) -> tuple[Tensor, Tensor]:
+        graph.replay()
+        hidden, slots = self._results
+        return hidden[:num_rows], slots[:num_rows]
 
-    def _capture_mixed(self, forward: Rows, size: int) -> _Captured:
+    def _capture_decode(self, size: int) -> Graph:
+        return self._capture(size, self._decode_starts[: size + 1], size, size)
+
+    def _capture_mixed(self, size: int) -> Graph:
         num_rows = min(size, self._max_num_seqs)
-        inputs = torch.zeros(2 * num_rows + 1, dtype=torch.int32, device=self._device)
-        slots, starts = inputs[:num_rows], inputs[num_rows:]
-        slots.fill_(-1)
-        graph, results = self._capturer.capture(lambda: forward(slots, starts, size, None))
-        return _Captured(graph, inputs, results)
+        starts = self._inputs[self._max_num_seqs :][: num_rows + 1]
+        return self._capture(num_rows, starts, size, None)
 
+    def _capture(
+        self, num_rows: int, starts: Tensor, num_tokens: int, num_decodes: int | None
+    ) -> Graph:
+        slots = self._inputs[:num_rows]
 
-def decode_sizes(max_num_seqs: int) -> list[int]:
-    """Return the numbers of rows captured for decode steps: about an eighth is padding at most."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)]
-    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+        def work() -> None:
+            found = self._forward(slots, starts, num_tokens, num_decodes)
+            for result, values in zip(self._results, found, strict=True):
+                result[:num_rows].copy_(values)
 
-
-def mixed_sizes(max_num_batched_tokens: int) -> list[int]:
-    """Return the numbers of tokens captured for mixed steps."""
-    largest = min(max_num_batched_tokens, _MAX_MIXED_TOKENS)
-    return list(range(_MIXED_STEP, largest + 1, _MIXED_STEP))
-
-
-def _next(sizes: list[int], size: int) -> int:
-    return sizes[bisect_left(sizes, size)]
+        return self._capturer.capture(work)
 
 
 def _padded(values: NDArray[np.int32], size: int, padding: int) -> NDArray[np.int32]:

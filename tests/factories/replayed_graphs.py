@@ -3,31 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-Results = tuple[Tensor, Tensor]
-
 
 @dataclass
 class ReplayedGraph:
-    work: Callable[[], Results]
-    results: Results
+    work: Callable[[], None]
     num_replays: int = 0
 
     def replay(self) -> None:
         self.num_replays += 1
-        for result, new in zip(self.results, self.work(), strict=True):
-            result.copy_(new)
+        self.work()
 
 
 @dataclass
 class ReplayingCapturer:
     graphs: list[ReplayedGraph] = field(default_factory=list)
 
-    def capture(self, work: Callable[[], Results]) -> tuple[ReplayedGraph, Results]:
-        graph = ReplayedGraph(work, work())
+    def capture(self, work: Callable[[], None]) -> ReplayedGraph:
+        work()
+        graph = ReplayedGraph(work)
         self.graphs.append(graph)
-        return graph, graph.results
+        return graph
 
     @property
     def num_replays(self) -> list[int]:

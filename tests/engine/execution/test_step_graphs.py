@@ -1,39 +1,16 @@
-"""Which steps are captured in graphs, and how they are padded; tests/kernels runs whole engines."""
+"""Which graph a step takes, and how it is padded; tests/kernels runs whole engines."""
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.errors import InsufficientMemoryError
-from engine.execution.step_graphs import CudaCapturer, StepGraphs, decode_sizes, mixed_sizes
+from engine.execution.step_graphs import CudaCapturer, StepGraphs
 from tests.factories.replayed_graphs import ReplayingCapturer
-
-CPU = torch.device("cpu")
-
-
-@given(max_num_seqs=st.integers(1, 1200), data=st.data())
-def test_each_number_of_rows_has_a_graph_with_little_padding(
-    max_num_seqs: int, data: st.DataObject
-) -> None:
-    sizes = decode_sizes(max_num_seqs)
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == max_num_seqs
-    num_rows = data.draw(st.integers(1, max_num_seqs))
-    size = sizes[bisect_left(sizes, num_rows)]
-    assert size - num_rows <= max(num_rows / 4, 3) + 7
-
-
-def test_mixed_steps_are_captured_up_to_a_size() -> None:
-    assert mixed_sizes(8192) == [64, 128, 192, 256, 320, 384, 448, 512]
-    assert mixed_sizes(200) == [64, 128, 192]
-    assert mixed_sizes(63) == []
 
 
 class Forward:
@@ -54,11 +31,13 @@ def forward() -> Forward:
     return Forward()
 
 
+def results(max_num_seqs: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(max_num_seqs, 1), torch.full((max_num_seqs,), -1, dtype=torch.int32)
+
+
 @pytest.fixture
 def graphs(forward: Forward) -> StepGraphs:
-    graphs = StepGraphs(
-        forward, ReplayingCapturer(), max_num_seqs=6, max_num_batched_tokens=100, device=CPU
-    )
+    graphs = StepGraphs(forward, ReplayingCapturer(), results=results(6), mixed_sizes=[64])
     forward.calls.clear()
     return graphs
 
@@ -70,10 +49,10 @@ def run(graphs: StepGraphs, counts: list[int]) -> tuple[Tensor, Tensor] | None:
 
 
 def test_a_decode_step_takes_the_next_number_of_rows(graphs: StepGraphs, forward: Forward) -> None:
-    results = run(graphs, [1, 1, 1])
+    found = run(graphs, [1, 1, 1])
     assert forward.calls == [([0, 1, 2, -1], [0, 1, 2, 3, 4], 4, 4)]
-    assert results is not None
-    assert results[1].tolist() == [0, 1, 2, -1]
+    assert found is not None
+    assert found[1].tolist() == [0, 1, 2, -1]
 
 
 def test_a_mixed_step_takes_the_next_number_of_tokens(graphs: StepGraphs, forward: Forward) -> None:
@@ -87,6 +66,18 @@ def test_the_inputs_of_one_step_do_not_reach_the_next(graphs: StepGraphs, forwar
     assert forward.calls[-1][0] == [0, 1, 2, -1]
 
 
+def test_all_graphs_write_the_same_results(forward: Forward) -> None:
+    hidden, slots = results(6)
+    graphs = StepGraphs(forward, ReplayingCapturer(), results=(hidden, slots), mixed_sizes=[64])
+    for counts in ([1, 1, 1], [1, 5], [1, 1, 1, 1, 1]):
+        found = run(graphs, counts)
+        assert found is not None
+        assert [result.data_ptr() for result in found] == [hidden.data_ptr(), slots.data_ptr()]
+        num_rows = len(counts)
+        assert found[1].tolist() == [*range(num_rows), *[-1] * (len(found[1]) - num_rows)]
+        assert found[0][:, 0].tolist() == found[1].tolist()
+
+
 def test_a_larger_step_is_not_captured(graphs: StepGraphs, forward: Forward) -> None:
     assert run(graphs, [1, 64]) is None
     assert forward.calls == []
@@ -97,9 +88,8 @@ def test_progress_is_told(forward: Forward) -> None:
     StepGraphs(
         forward,
         ReplayingCapturer(),
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        device=CPU,
+        results=results(4),
+        mixed_sizes=[64],
         on_progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -116,7 +106,7 @@ def test_where_no_memory_is_left_the_user_is_told_what_to_change() -> None:
     with pytest.raises(
         InsufficientMemoryError, match=r"gpu_memory_utilization: .* 4 CUDA graphs .* enforce_eager"
     ):
-        StepGraphs(full, ReplayingCapturer(), max_num_seqs=4, max_num_batched_tokens=64, device=CPU)
+        StepGraphs(full, ReplayingCapturer(), results=results(4), mixed_sizes=[64])
 
 
 def test_other_threads_may_use_the_gpu_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,5 +122,5 @@ def test_other_threads_may_use_the_gpu_during_a_capture(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    CudaCapturer().capture(lambda: (torch.zeros(1), torch.zeros(1)))
+    CudaCapturer().capture(lambda: None)
     assert modes == ["thread_local"]
