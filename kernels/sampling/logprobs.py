@@ -110,7 +110,8 @@ def _finite(peak):
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
-@triton.jit
+# Not specialised on what requests ask for: another number must not recompile.
+@triton.jit(do_not_specialize=["num_top"])
 def _report_kernel(
     logits_ptr,
     token_ids_ptr,
@@ -226,7 +227,7 @@ def _launch(
         num_top=num_top,
         BLOCK=triton.next_power_of_2(num_groups),
         CHUNKS=triton.next_power_of_2(num_chunks),
-        TOP=triton.next_power_of_2(num_top) if num_top else 0,
+        TOP=_MOST if num_top else 0,
         # At most 16 maxima per thread.
         num_warps=16 if num_top else 4,
     )
