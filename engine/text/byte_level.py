@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codecs import utf_8_decode
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,7 +9,7 @@ from engine.text.stop_automaton import StopAutomaton
 from engine.text.text_rule import TokenTable
 from engine.text.text_search import TextSearch
 from engine.text.tokenizer import Tokenizer
-from engine.text.utf8 import is_continuation
+from engine.text.utf8 import decode_complete, incomplete_end, is_continuation
 
 
 class ByteLevelRule:
@@ -29,8 +28,8 @@ class ByteLevelRule:
         self, window_ids: Sequence[int], new_ids: Sequence[int], final: bool, skip: bool
     ) -> str:
         pending = self._pending(window_ids, skip)
-        data = b"".join(map(self._bytes[skip].__getitem__, new_ids))
-        return utf_8_decode(pending + data, "replace", final)[0]
+        data = pending + self._join(new_ids, skip)
+        return data.decode("utf-8", "replace") if final else decode_complete(data)[0]
 
     def window(self, ids: Sequence[int], skip: bool) -> list[int]:
         """Go back from the end until the bytes determine the state of a UTF-8 decoder."""
@@ -61,8 +60,10 @@ class ByteLevelRule:
 
     def _pending(self, window_ids: Sequence[int], skip: bool) -> bytes:
         """Return the bytes of the incomplete character at the end of a window."""
-        data = b"".join(map(self._bytes[skip].__getitem__, window_ids))
-        return data[utf_8_decode(data, "replace", False)[1] :]
+        return incomplete_end(self._join(window_ids, skip)[-3:])
+
+    def _join(self, ids: Sequence[int], skip: bool) -> bytes:
+        return b"".join(map(self._bytes[skip].__getitem__, ids))
 
     def _bytes_of(self, token_id: int, skip: bool) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
@@ -101,9 +102,7 @@ class _ByteLevelScanner:
     def append(self, token_id: int) -> None:
         text = None if self._pending else self._texts[token_id]
         if text is None:
-            data = self._pending + self._bytes[token_id]
-            text, length = utf_8_decode(data, "replace", False)
-            self._pending = data[length:]
+            text, self._pending = decode_complete(self._pending + self._bytes[token_id])
         self.search.feed(text)
 
     def finish(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codecs import utf_8_decode
 from collections.abc import Sequence
 from functools import cached_property, partial
 
@@ -10,7 +9,7 @@ from engine.text.stop_automaton import StopAutomaton
 from engine.text.text_rule import TokenTable
 from engine.text.text_search import TextSearch
 from engine.text.tokenizer import Tokenizer
-from engine.text.utf8 import incomplete_end, invalid_start
+from engine.text.utf8 import incomplete_end, invalid_start, open_character
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -194,16 +193,14 @@ class _TokenwiseScanner:
         self._texts = first_texts  # for the next token
         self._later_texts = texts
         self._byte_of = byte_of
-        self._if_valid: TextSearch | None = None  # while a run is open
-        self._if_invalid: TextSearch | None = None
-        self._pending = b""  # an incomplete character at the end of an open run
-        self._is_invalid = False  # an invalid run has not ended
+        # While a run is open: the search if it ends up valid, and if it ends up invalid.
+        self._run: tuple[TextSearch, TextSearch] | None = None
+        self._pending: bytes | None = b""  # incomplete character; None while a run is invalid
 
     @property
     def is_open(self) -> bool:
-        return (
-            self._if_valid is not None or self._is_invalid or self._texts is not self._later_texts
-        )
+        is_first = self._texts is not self._later_texts
+        return is_first or self._run is not None or self._pending is None
 
     def append(self, token_id: int) -> None:
         text = self._texts[token_id]
@@ -216,29 +213,23 @@ class _TokenwiseScanner:
 
     def finish(self) -> None:
         """End the run of bytes, if there is one."""
-        if self._if_valid is not None and self._if_invalid is not None:
-            self.search = self._if_invalid if self._pending else self._if_valid
-            self._if_valid = self._if_invalid = None
-            self._pending = b""
-        self._is_invalid = False
+        if self._run is not None:
+            self.search = self._run[1] if self._pending else self._run[0]
+            self._run = None
+        self._pending = b""
 
     def _append_byte(self, byte: int) -> None:
-        if self._is_invalid:
+        if self._pending is None:
             self.search.feed(_REPLACEMENT)
             return
-        if self._if_valid is None or self._if_invalid is None:
-            self._if_valid, self._if_invalid = self.search, self.search.copy()
-            self.search = self.search.copy()
-        self._if_invalid.feed(_REPLACEMENT)
-        self._pending += bytes([byte])
-        try:
-            text, length = utf_8_decode(self._pending, "strict", False)
-        except UnicodeDecodeError:  # a pending character makes the run invalid
-            self.finish()
-            self._is_invalid = True
-            return
-        self._if_valid.feed(text)
-        self._pending = self._pending[length:]
+        valid, invalid = self._run = self._run or (self.search.copy(), self.search.copy())
+        invalid.feed(_REPLACEMENT)
+        character = self._pending + bytes([byte])
+        self._pending = open_character(character)
+        if self._pending is None:
+            self.search, self._run = invalid, None
+        elif not self._pending:
+            valid.feed(character.decode("utf-8"))
 
 
 def _run_text(run: bytes | bytearray) -> str:

@@ -32,3 +32,13 @@ def invalid_start(data: bytes | bytearray) -> int | None:
 def open_character(data: bytes) -> bytes | None:
     """Return the incomplete character at the end of `data`; None if `data` is invalid UTF-8."""
     return incomplete_end(data[-3:]) if invalid_start(data) is None else None
+
+
+def decode_complete(data: bytes) -> tuple[str, bytes]:
+    """Return the text of `data` without an incomplete character at its end, and that character.
+
+    Not `codecs.utf_8_decode`, which also waits for the third byte of a surrogate, and then refuses
+    it.
+    """
+    tail = incomplete_end(data[-3:])
+    return data[: len(data) - len(tail)].decode("utf-8", "replace"), tail

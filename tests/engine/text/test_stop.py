@@ -265,6 +265,17 @@ def test_a_stop_string_in_text_held_back_is_found_at_the_end(byte_fallback: Deto
     assert checker.match == StopMatch("界", 1, 2)
 
 
+def test_half_a_surrogate_is_text_at_once(
+    byte_level: Detokenizer, byte_fallback: Detokenizer
+) -> None:
+    for detokenizer, names in ((byte_level, "í§"), (byte_fallback, ["<0xED>", "<0xA7>"])):
+        ids = detokenizer.tokenizer.hf_tokenizer.convert_tokens_to_ids([*names])
+        assert detokenizer.delta([], ids, final=False) == "\N{REPLACEMENT CHARACTER}" * 2
+        checker = StopChecker(detokenizer, [], StopAutomaton(["\N{REPLACEMENT CHARACTER}" * 2]))
+        feed(checker, ids)
+        assert checker.match == StopMatch("\N{REPLACEMENT CHARACTER}" * 2, 0, 2)
+
+
 @pytest.mark.parametrize("stop", [[], [""]])
 def test_without_stop_strings_nothing_is_decoded(
     byte_level: Detokenizer, monkeypatch: pytest.MonkeyPatch, stop: list[str]
