@@ -138,13 +138,13 @@ class SlotWrites:
         self,
         slot: int,
         *,
-        token_ids: Sequence[int],
+        token_ids: Sequence[int] | NDArray[np.int32],
         num_prompt_tokens: int,
         num_computed_tokens: int,
         min_tokens: int,
         max_tokens: int,
-        stop_token_ids: Sequence[int],
-        block_ids: Sequence[int],
+        stop_token_ids: Sequence[int] | NDArray[np.int32],
+        block_ids: Sequence[int] | NDArray[np.int32],
     ) -> None:
         """Assign `slot` to a sequence, new or resumed after a preemption.
 
@@ -182,7 +182,9 @@ class SlotWrites:
         ):
             self._put("slot", table[:, None], slot, 0, [value])
 
-    def set_blocks(self, slot: int, start: int, block_ids: Sequence[int]) -> None:
+    def set_blocks(
+        self, slot: int, start: int, block_ids: Sequence[int] | NDArray[np.int32]
+    ) -> None:
         """Set the block table of `slot` from entry `start` on: new blocks, or copy-on-write copies.
 
         Raises:
@@ -211,14 +213,21 @@ class SlotWrites:
         for place, run in zip(places, runs, strict=True):
             buffer[place : place + len(run)] = torch.from_numpy(run)
 
-    def _put(self, name: str, table: Tensor, slot: int, start: int, values: Sequence[int]) -> None:
+    def _put(
+        self,
+        name: str,
+        table: Tensor,
+        slot: int,
+        start: int,
+        values: Sequence[int] | NDArray[np.int32],
+    ) -> None:
         _check_range("slot", slot, 0, table.shape[0] - 1)
         if start < 0 or start + len(values) > table.shape[1]:
             raise ValueError(
                 f"{name}: entries {start} to {start + len(values)} exceed the table's "
                 f"{table.shape[1]}"
             )
-        if values:
+        if len(values):
             self._places.append(int(table.storage_offset()) + slot * table.stride(0) + start)
             self._runs.append(np.array(values, dtype=np.int32))
 

@@ -15,6 +15,7 @@ from engine.core.output_builder import OutputBuilder
 from engine.core.queue_limits import Load, QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
+from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.errors import CheckpointError, QueueFullError, TridentError
@@ -69,7 +70,8 @@ class EngineCore:
         plan, self.config = loaded.kv_cache, loaded.config
         self._runner = loaded.runner
         self._is_ahead = loaded.is_ahead
-        self._in_flight: PendingStep | None = None  # launched, and not read yet
+        # The step that is launched and not read yet, and the number of tokens that it computes.
+        self._in_flight: tuple[PendingStep, int] | None = None
         self.scheduler = Scheduler(
             KVCacheManager(
                 plan.num_blocks,
@@ -168,16 +170,22 @@ class EngineCore:
         if expired:
             return expired  # without waiting for a step
         schedule = self.scheduler.schedule()
-        launched = self._runner.launch(schedule) if schedule.rows else None
+        launched = self._launch(schedule) if schedule.num_rows else None
         due = launched
         if self._is_ahead:
             due, self._in_flight = self._in_flight, launched
-        return [] if due is None else self._read(due)
+        return [] if due is None else self._read(*due)
 
-    def _read(self, step: PendingStep) -> list[SequenceOutput | RequestFailed]:
-        """Wait for the tokens of a step; return the outputs."""
-        advanced = self.scheduler.update(step.schedule, step.wait())
-        self._recorder.stepped(sum(row.num_tokens for row in step.schedule.rows), advanced)
+    def _launch(self, schedule: Schedule) -> tuple[PendingStep, int]:
+        """Launch a step; the host prepares the sampling while the forward pass runs."""
+        self._runner.forward(schedule)
+        pending = self._runner.sample(self.scheduler.constraints.batch(schedule))
+        return pending, schedule.total_num_tokens
+
+    def _read(self, step: PendingStep, num_tokens: int) -> list[SequenceOutput | RequestFailed]:
+        """Wait for the tokens of a step that computed `num_tokens`; return the outputs."""
+        advanced = self.scheduler.update(step.wait())
+        self._recorder.stepped(num_tokens, advanced)
         return self._hand_out(advanced)
 
     def _hand_out(self, requests: Iterable[Request]) -> list[SequenceOutput | RequestFailed]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from engine.core.bad_words import BadWords
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.stop import StopChecker
@@ -115,7 +112,7 @@ class Request:
         arrival_time: float | None = None,
         stream: bool = True,
         stop_checker: StopChecker | None = None,
-        bad_words: Sequence[Sequence[int]] = (),
+        bad_words: BadWords | None = None,
         window_ids: Sequence[int] = (),
     ) -> None:
         """Start a sequence with nothing computed.
@@ -129,7 +126,7 @@ class Request:
             index: of the request's `n` sequences, from 0.
             cache_salt: only requests with the same salt share cached prefixes.
             arrival_time: in seconds of `time.monotonic()`; None: now.
-            bad_words: token sequences that must not be produced.
+            bad_words: token sequences that must not be produced; None: there are none.
             window_ids: last tokens of the prompt, the context needed to decode the output.
         """
         self.uid = uid
@@ -187,13 +184,8 @@ class Request:
         """
         return self.num_unread_tokens > 0 and (
             len(self.token_ids) + self.num_unread_tokens >= self.max_num_tokens
-            or bool(self.bad_words)
+            or self.bad_words is not None
         )
-
-    @cached_property
-    def allowed_token_ids(self) -> NDArray[np.int64]:
-        """`allowed_token_ids` of the sampling parameters as an array, converted once."""
-        return np.array(self.sampling_params.allowed_token_ids, dtype=np.int64)
 
     def mark_scheduled(self) -> None:
         """Record the first time that the sequence runs, and its hits in the prefix cache."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Collection, Iterable
 from functools import lru_cache, partial
 
+from engine.core.bad_words import BadWords
 from engine.core.request import Request
 from engine.errors import RequestError
 from engine.limits import (
@@ -77,7 +78,7 @@ class RequestFactory:
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
-        bad_words = self._tokenize_bad_words(params.bad_words)
+        bad_words = self._bad_words(params.bad_words)
         return [
             Request(
                 message.uid,
@@ -151,9 +152,11 @@ class RequestFactory:
             skip_special_tokens=params.skip_special_tokens,
         )
 
-    def _tokenize_bad_words(self, words: Iterable[str]) -> list[list[int]]:
+    def _bad_words(self, words: Iterable[str]) -> BadWords | None:
         """A word is one sequence of tokens at the start of a line and another after a space."""
         forms = (form for word in words for form in (word, " " + word.lstrip(" ")))
         encode = partial(self._tokenizer.encode, add_special_tokens=False, field="bad_words")
-        sequences = (tuple(encode(form)) for form in forms)
-        return [list(token_ids) for token_ids in dict.fromkeys(sequences) if token_ids]
+        sequences = dict.fromkeys(tuple(encode(form)) for form in forms)
+        # A word that ends with a token that the model does not have cannot be produced.
+        possible = [ids for ids in sequences if ids and ids[-1] < self._vocab_size]
+        return BadWords(possible) if possible else None

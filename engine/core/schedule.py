@@ -1,53 +1,205 @@
-"""Schedule: the scheduler's decisions about one step, which the model runner carries out."""
+"""The data of a step: what the scheduler tells the model runner, and what comes back.
+
+All of it is NumPy arrays and numbers, without a reference to a request or to a device, so that the
+runner may be in another process. "[A + 1]" arrays called `start_loc` divide an array of lists, one
+after the other: `values[start_loc[i] : start_loc[i + 1]]` is the list of item i.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from engine.core.kv_cache_manager import BlockCopy
-from engine.core.request import Request
+import numpy as np
+from numpy.typing import NDArray
+
+Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
+
+# Stop tokens per sequence that the device checks. Sequences with more have the rest of them checked
+# when the host reads their tokens.
+MAX_STOP_TOKEN_IDS = 16
+
+# Values of `Samples.finish_reasons`.
+SKIPPED, RUNNING, STOP, LENGTH = -1, 0, 1, 2
 
 
-class ScheduledRequest(NamedTuple):  # quickly made, for each row of each step
-    """Tokens of `request` that are computed in this step.
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Lists of different lengths.
 
     Attributes:
-        slot: of the request.
-        start: position of the first of them.
-        num_tokens: number of tokens.
-        wants_token: they are the last of the request, so that its next token is sampled.
-        first_changed_block: first index in `kv.block_ids` that may have changed since the step
-            before; None if the request got its slot in this step.
+        start_loc: int32 [N + 1], ascending from 0.
+        values: int32 [start_loc[-1]].
     """
 
-    request: Request
-    slot: int
-    start: int
-    num_tokens: int
-    wants_token: bool
-    first_changed_block: int | None
+    start_loc: Int32s
+    values: Int32s
+
+    def __getitem__(self, item: int) -> Int32s:
+        """Return list `item`."""
+        return self.values[self.start_loc[item] : self.start_loc[item + 1]]
 
     @property
-    def is_decode(self) -> bool:
-        """Whether it computes only the token that was sampled last, for a request without forks."""
-        return self.num_tokens == 1 and self.wants_token and not self.request.forks
+    def lengths(self) -> Int32s:
+        """int32 [N]."""
+        return np.diff(self.start_loc)
+
+
+@dataclass(frozen=True, slots=True)
+class Admissions:
+    """The A sequences that get a slot in a step: new ones, and ones resumed after a preemption.
+
+    Attributes:
+        slots: int32 [A].
+        token_ids: prompt and output so far, at least one token each.
+        num_prompt_tokens: int32 [A].
+        num_computed_tokens: int32 [A], tokens whose KV is in the cache.
+        min_tokens, max_tokens: int32 [A], limits of the output.
+        stop_token_ids: int32 [A, MAX_STOP_TOKEN_IDS], the first ones, padded with -1.
+        seeds: uint64 [A].
+        temperature: float32 [A], 0 is greedy.
+        top_k: int32 [A], 0 keeps every token.
+        top_p, min_p: float32 [A], 1 and 0 keep every token.
+        repetition_penalty, presence_penalty, frequency_penalty: float32 [A]; 1, 0 and 0 are
+            neutral.
+        num_top_logprobs: int32 [A], most likely tokens to report; -1: no log-probabilities.
+        bias_token_ids: tokens with a `logit_bias`, ascending.
+        bias_values: float32, of each of these tokens.
+        is_constrained: bool [A], whether only the tokens in `allowed_token_ids` may be drawn.
+        allowed_token_ids: lists of tokens.
+    """
+
+    slots: Int32s
+    token_ids: Ragged
+    num_prompt_tokens: Int32s
+    num_computed_tokens: Int32s
+    min_tokens: Int32s
+    max_tokens: Int32s
+    stop_token_ids: Int32s
+    seeds: NDArray[np.uint64]
+    temperature: Float32s
+    top_k: Int32s
+    top_p: Float32s
+    min_p: Float32s
+    repetition_penalty: Float32s
+    presence_penalty: Float32s
+    frequency_penalty: Float32s
+    num_top_logprobs: Int32s
+    bias_token_ids: Ragged
+    bias_values: Float32s
+    is_constrained: NDArray[np.bool_]
+    allowed_token_ids: Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWrites:
+    """New entries of block tables.
+
+    Attributes:
+        slots: int32 [N], each at most once.
+        starts: int32 [N], the first entry that changes.
+        block_ids: the entries from there on.
+    """
+
+    slots: Int32s
+    starts: Int32s
+    block_ids: Ragged
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: swap out these blocks, copy and swap in those, then compute these tokens.
+    """One step of B rows: swap out, copy and swap in blocks, then compute tokens.
 
     Rows of one token come first: decode and prefill are different kernels, and each gets one
     range of the step's tokens. Within each kind, rows that sample a token come first.
 
     Attributes:
-        swap_out: from blocks of the device to blocks of the host.
-        copies: within the device; all are read before any is written.
-        swap_in: from blocks of the host to blocks of the device.
+        slots: int32 [B], each at most once.
+        num_tokens: int32 [B], how many tokens of the sequence are computed, at least 1.
+        wants_token: bool [B], they are its last ones, so that its next token is sampled.
+        num_output_tokens: int32 [B], its output tokens before the one to be sampled; negative for a
+            chunk that ends within the prompt.
+        num_decodes: leading rows with one token.
+        admissions: sequences that get a slot; each has a row.
+        block_writes: changed block tables, those of the admissions included.
+        swap_out: int32 [N, 2], block of the device, block of the host to copy it to.
+        copies: int32 [N, 2], source and destination; all are read before any is written.
+        swap_in: int32 [N, 2], block of the host, block of the device to copy it to.
     """
 
-    rows: list[ScheduledRequest]
-    swap_out: list[BlockCopy]
-    copies: list[BlockCopy]
-    swap_in: list[BlockCopy]
+    slots: Int32s
+    num_tokens: Int32s
+    wants_token: NDArray[np.bool_]
+    num_output_tokens: Int32s
+    num_decodes: int
+    admissions: Admissions
+    block_writes: BlockWrites
+    swap_out: Int32s
+    copies: Int32s
+    swap_in: Int32s
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.slots)
+
+    @property
+    def total_num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return int(self.num_tokens.sum())
+
+
+def num_sampled_rows(schedule: Schedule) -> int:
+    """Return the number of leading rows up to the last one that wants a token."""
+    rows = np.flatnonzero(schedule.wants_token)
+    return int(rows[-1]) + 1 if len(rows) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """What the host decides about the tokens of a step while its forward pass runs.
+
+    Attributes:
+        forbidden_rows: int32 [N], rows of the schedule.
+        forbidden_token_ids: int32 [N], tokens that these rows must not get, unless none is left.
+    """
+
+    forbidden_rows: Int32s
+    forbidden_token_ids: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLogprobs:
+    """Log-probabilities of K tokens of `Samples`, before temperature, masks and penalties.
+
+    Attributes:
+        rows: int32 [K], indices in `Samples`.
+        logprobs: float32 [K], of the sampled tokens.
+        ranks: int32 [K], 1 is the most likely token.
+        num_top: int32 [K], how many of the most likely tokens are valid.
+        top_token_ids: int32 [K, N], the most likely tokens, in order.
+        top_logprobs: float32 [K, N].
+    """
+
+    rows: Int32s
+    logprobs: Float32s
+    ranks: Int32s
+    num_top: Int32s
+    top_token_ids: Int32s
+    top_logprobs: Float32s
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The R tokens of a step, one for each row that wants one, in their order.
+
+    Attributes:
+        token_ids: int32 [R].
+        finish_reasons: int32 [R]: RUNNING, or STOP or LENGTH if the sequence ends with the token;
+            SKIPPED if it had ended in an earlier step, so that the token is void.
+        logprobs: of the sequences that ask for them.
+    """
+
+    token_ids: Int32s
+    finish_reasons: Int32s
+    logprobs: SampledLogprobs | None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.prompt_admission import Admitted, PromptAdmission, Refused
 from engine.core.ranked_queue import Rank
-from engine.core.request import Request, SampledToken
-from engine.core.schedule import Schedule, ScheduledRequest
+from engine.core.request import Request
+from engine.core.samples import sampled_tokens
+from engine.core.sampling_constraints import SamplingConstraints
+from engine.core.schedule import Samples, Schedule
+from engine.core.schedule_builder import ScheduleBuilder, ScheduledRow
 from engine.core.waiting_queues import WaitingQueues
 
 _MAX_PASSED_OVER = 8  # requests per step: each is looked up in the prefix cache again
@@ -35,6 +39,7 @@ class Scheduler:
         running: sequences that take part in each step, in policy order.
         unfinished: uid -> index -> sequence, including forks that have not started.
         free_slots: rows of the device's tables without a running sequence.
+        constraints: what the host forbids running sequences.
     """
 
     def __init__(
@@ -68,6 +73,9 @@ class Scheduler:
         self.free_slots = list(reversed(range(max_num_seqs)))
         # What the next step swaps out: block of the host -> block of the device.
         self._swap_out: dict[int, int] = {}
+        # The sequences that get a token in each step in flight, in the order of its rows.
+        self._in_flight: deque[list[Request]] = deque()
+        self.constraints = SamplingConstraints()
 
     def rank(self, request: Request) -> Rank:
         """Smaller runs earlier. uids grow with arrival, so a preempted request resumes first."""
@@ -88,25 +96,25 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step and allocate the blocks for them.
 
-        There is no row if all running sequences must be read first, or if there is nothing to do.
+        There is no row if all running sequences must be read first, or there is nothing to do.
         """
-        schedule = Schedule([], [], [], [])
+        step = ScheduleBuilder()
         num_preemptions = self.num_preemptions
-        budget = self._advance_running(schedule)
+        budget = self._advance_running(step)
         # An admission right after a preemption would take the freed blocks again.
         if self.num_preemptions == num_preemptions:
-            self._admit(schedule, budget)
+            self._admit(step, budget)
             assert self.running or not self.waiting, "a request that can never fit was let in"
-        if not all(row.is_decode for row in schedule.rows):
-            schedule.rows.sort(key=lambda row: (row.num_tokens > 1, not row.wants_token))
-            for row in schedule.rows:
+        if not step.is_decode:
+            for row in step.sort_rows():
                 self._fork(row.request)
-        if schedule.rows:
-            schedule.swap_out.extend(map(BlockCopy, self._swap_out.values(), self._swap_out))
+        if step.rows:
+            step.swap_out.extend(map(BlockCopy, self._swap_out.values(), self._swap_out))
             self._swap_out.clear()
-        return schedule
+            self._in_flight.append([row.request for row in step.rows if row.wants_token])
+        return step.build()
 
-    def _advance_running(self, schedule: Schedule) -> int:
+    def _advance_running(self, step: ScheduleBuilder) -> int:
         """Schedule the next tokens of the running requests; return the budget that is left."""
         budget = self.max_num_batched_tokens
         place = 0
@@ -123,12 +131,13 @@ class Scheduler:
             copies = self._allocate_or_preempt(request, num_tokens)
             if copies is None:
                 break  # the request was itself the last one, and is preempted
-            schedule.copies.extend(copies)
-            schedule.rows.append(self._row(request, num_tokens, 0 if copies else num_blocks))
+            step.copies.extend(copies)
+            self._add_row(step, request, num_tokens)
+            step.write_blocks(request, 0 if copies else num_blocks)
             budget -= num_tokens
         return budget
 
-    def _admit(self, schedule: Schedule, budget: int) -> None:
+    def _admit(self, step: ScheduleBuilder, budget: int) -> None:
         """Admit waiting sequences, in policy order, while slots, blocks and `budget` last.
 
         One with a prefix that a running one is about to compute is passed over until then: its
@@ -146,7 +155,7 @@ class Scheduler:
         ):
             answer = self._admission.consider(request, self.running, budget)
             if isinstance(answer, Admitted):
-                self._run(request, answer, schedule)
+                self._run(request, answer, step)
                 budget -= answer.num_tokens
             elif answer is Refused.PASSED_OVER:
                 self.waiting.discard(request)
@@ -156,7 +165,7 @@ class Scheduler:
         for request in passed_over:
             self.waiting.push(request)
 
-    def _run(self, request: Request, admitted: Admitted, schedule: Schedule) -> None:
+    def _run(self, request: Request, admitted: Admitted, step: ScheduleBuilder) -> None:
         """Move `request` from its queue to `running`, with a slot and blocks for all its tokens."""
         self.waiting.discard(request)
         is_fork = bool(request.kv.block_ids)
@@ -170,31 +179,26 @@ class Scheduler:
                 self.num_prefix_queries += request.num_prompt_tokens
                 self.num_prefix_hits += admitted.start
             request.mark_scheduled()
-        schedule.copies.extend(copies)
-        schedule.swap_in.extend(self.kv_cache.swap_in(request, len(admitted.prefix)))
+        step.copies.extend(copies)
+        step.swap_in.extend(self.kv_cache.swap_in(request, len(admitted.prefix)))
         request.slot = self.free_slots.pop()
-        schedule.rows.append(self._row(request, admitted.num_tokens, None))
+        step.admit(request, admitted.start)
+        self.constraints.add(request.slot, request)
+        self._add_row(step, request, admitted.num_tokens)
         insort(self.running, request, key=self.rank)
         self._admission.runs(request)
 
-    def _row(
-        self, request: Request, num_tokens: int, first_changed_block: int | None
-    ) -> ScheduledRequest:
-        """Return the row, and count its tokens as computed.
+    def _add_row(self, step: ScheduleBuilder, request: Request, num_tokens: int) -> None:
+        """Add the next tokens of `request` to the step, and count them as computed.
 
-        Requests admitted in the same step can share the blocks that it fills: in every layer, the
-        KV of all tokens of a step is written before any is read.
+        Others admitted in this step can share blocks that it fills: a layer writes all KV first.
         """
-        assert request.slot is not None
-        start = request.num_computed_tokens
         wants_token = num_tokens == request.num_uncomputed_tokens
         request.num_computed_tokens += num_tokens
         request.num_unread_tokens += wants_token
+        step.rows.append(ScheduledRow(request, num_tokens, wants_token))
         if num_tokens > 1:
             self.kv_cache.commit(request)
-        return ScheduledRequest(
-            request, request.slot, start, num_tokens, wants_token, first_changed_block
-        )
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
         """Return the copies to make before the step; None if `request` itself was preempted."""
@@ -234,19 +238,14 @@ class Scheduler:
 
     def _free_slot(self, request: Request) -> None:
         assert request.slot is not None
+        self.constraints.discard(request.slot)
         self.free_slots.append(request.slot)
         request.slot = None
 
-    def update(self, schedule: Schedule, sampled: Sequence[SampledToken]) -> list[Request]:
-        """Read the tokens of a step; return the requests that got one.
-
-        Steps are read in the order in which they were scheduled. `sampled` has one entry for each
-        row that samples a token, in order; those of sequences that have ended are dropped.
-        Finished and failed requests are freed and removed from the queues.
-        """
+    def update(self, samples: Samples) -> list[Request]:
+        """Read the tokens of the oldest step in flight; return the sequences that go on or end."""
         advanced = []
-        waiting = (row.request for row in schedule.rows if row.wants_token)
-        for request, token in zip(waiting, sampled, strict=True):
+        for request, token in zip(self._in_flight.popleft(), sampled_tokens(samples), strict=True):
             request.num_unread_tokens -= 1
             if request.finish_reason is not None:
                 continue

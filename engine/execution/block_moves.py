@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.core.kv_cache_manager import BlockCopy
+from engine.core.schedule import Int32s
 
 
 class BlockMover(Protocol):
@@ -24,9 +24,9 @@ class BlockMover(Protocol):
 def move_blocks(
     mover: BlockMover,
     *,
-    swap_out: Sequence[BlockCopy],
-    copies: Sequence[BlockCopy],
-    swap_in: Sequence[BlockCopy],
+    swap_out: Int32s,
+    copies: Int32s,
+    swap_in: Int32s,
 ) -> None:
     """Carry out the block moves of a `Schedule`, before anything else of its step."""
     # Swap-outs first: their blocks may be reused by the copies and swap-ins. Swap-ins last: they
@@ -36,6 +36,5 @@ def move_blocks(
         (copies, mover.copy),
         (swap_in, mover.swap_in),
     ):
-        if pairs:
-            sources, destinations = zip(*pairs, strict=True)
-            move(sources, destinations)
+        if len(pairs):
+            move(pairs[:, 0].tolist(), pairs[:, 1].tolist())

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from engine.config import EngineConfig
-from engine.core.schedule import Schedule
+from engine.core.schedule import SamplingBatch, Schedule
 from engine.errors import ConfigError
 from engine.execution.cpu_threads import set_num_threads
 from engine.execution.device_choice import choose_device
@@ -43,10 +43,13 @@ _TYPICAL_ROWS = 16  # of the step that is timed to choose the number of CPU thre
 
 
 class Runner(Protocol):
-    """Runs the scheduled steps, in order."""
+    """Runs the scheduled steps, in order: for each a call of `forward`, then one of `sample`."""
 
-    def launch(self, schedule: Schedule) -> PendingStep:
-        """Launch a step with at least one row, behind earlier ones, without waiting for it."""
+    def forward(self, schedule: Schedule) -> None:
+        """Launch the forward pass of a step with at least one row, without waiting for it."""
+
+    def sample(self, sampling: SamplingBatch) -> PendingStep:
+        """Launch the sampling of the step whose forward pass was launched last."""
 
 
 @dataclass(frozen=True, slots=True)

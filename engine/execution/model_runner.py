@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.core.kv_cache_manager import blocks_for
 from engine.core.request import Request
-from engine.core.schedule import Schedule
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule, num_sampled_rows
+from engine.core.schedule_builder import AdmissionsBuilder
 from engine.execution.attention import allocate_kv_cache, attention_backend
 from engine.execution.block_moves import move_blocks
 from engine.execution.device_defaults import ResolvedConfig
@@ -20,10 +21,10 @@ from engine.execution.device_queue import DeviceQueue
 from engine.execution.graph_sizes import StepTime, mixed_sizes, time_step
 from engine.execution.host_cache import allocate_host_cache
 from engine.execution.kv_cache_plan import kv_cache_dtype, require_room_for_weights
-from engine.execution.pending_step import PendingStep, SentSamples
-from engine.execution.sampling.sampler import Sampler
+from engine.execution.pending_step import LaunchedForward, PendingStep, SentSamples
+from engine.execution.sampling.sampler import SamplePlan, Sampler
+from engine.execution.slot_writes import slot_writes
 from engine.execution.step_graphs import Capturer, StepGraphs
-from engine.execution.step_plan import StepPlan, plan_step
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch
 from engine.models.build import build_model
@@ -36,8 +37,6 @@ from kernels.slot_tables import SlotTables
 from kernels.step_inputs import prepare_inputs
 from kernels.token_scatter import scatter_tokens
 from kernels.upload import upload
-
-MAX_STOP_TOKEN_IDS = 16  # per sequence, checked on the device
 
 
 class ModelRunner:
@@ -74,6 +73,7 @@ class ModelRunner:
         self._queue = queue
         self._kv_cache: list[LayerCache] = []
         self._graphs: StepGraphs | None = None
+        self._launched: LaunchedForward | None = None  # waits for its sampling
         self._attention = attention_backend(device, dtype=dtype, block_size=config.block_size)
         self._attention.check(
             num_heads=model_config.num_heads,
@@ -140,11 +140,13 @@ class ModelRunner:
         num_rows, num_tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
         # Every feature that takes memory per token of the vocabulary, so that requests find it.
         params = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=1)
-        request = Request(0, [0], params, max_tokens=1, seed=0)
+        request, admissions = Request(0, [0], params, max_tokens=1, seed=0), AdmissionsBuilder()
         for slot in range(num_rows):
-            self._sampler.admit(slot, request)
+            admissions.add(request, slot, 0)
+        self._sampler.admit(admissions.build())
         slots = np.arange(num_rows, dtype=np.int32)
-        plan = self._sampler.plan(slots, np.zeros(num_rows, dtype=np.int64), [request] * num_rows)
+        no_pairs = np.zeros(0, dtype=np.int32)
+        plan = self._sampler.plan(slots, 0 * slots, slots >= 0, SamplingBatch(no_pairs, no_pairs))
         hidden, sample_slots = self._run_padding(num_rows, num_tokens, None)
         self._sampler.sample(plan, self.model.compute_logits(hidden), sample_slots)
 
@@ -212,40 +214,55 @@ class ModelRunner:
         is_cuda = self.device.type == "cuda"
         return time_step(run, torch.cuda.synchronize if is_cuda else lambda: None)
 
-    def launch(self, schedule: Schedule) -> PendingStep:
-        """Launch a step with at least one row, behind earlier ones, without waiting for it."""
-        plan = plan_step(schedule, self._tables, self._sampler)
-        return PendingStep(schedule, plan, self._queue.submit(partial(self._run, plan)))
+    def forward(self, schedule: Schedule) -> None:
+        """Launch the forward pass of a step with at least one row, without waiting for it."""
+        self._sampler.admit(schedule.admissions)
+        hidden = self._queue.submit(partial(self._run_forward, schedule))
+        self._launched = LaunchedForward(schedule, hidden)
+
+    def sample(self, sampling: SamplingBatch) -> PendingStep:
+        """Launch the sampling of the step whose forward pass was launched last."""
+        assert self._launched is not None
+        forward, self._launched = self._launched, None
+        schedule = forward.schedule
+        num_rows = num_sampled_rows(schedule)
+        plan = self._sampler.plan(
+            schedule.slots[:num_rows],
+            schedule.num_output_tokens[:num_rows],
+            schedule.wants_token[:num_rows],
+            sampling,
+        )
+        return PendingStep(self._queue.submit(partial(self._run_sample, forward, plan)))
 
     @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> SentSamples | None:
+    def _run_forward(self, schedule: Schedule) -> tuple[Tensor, Tensor]:
+        """Return the last hidden state of each row, and its slot or -1, possibly with padding."""
         move_blocks(
             self._block_copier,
-            swap_out=plan.swap_out,
-            copies=plan.copies,
-            swap_in=plan.swap_in,
+            swap_out=schedule.swap_out,
+            copies=schedule.copies,
+            swap_in=schedule.swap_in,
         )
-        plan.writes.apply()
-        hidden, slots = self._run_forward(plan)
-        if plan.samples is None:
-            return None
-        num_sampled = len(plan.wants_token)
-        logits = self.model.compute_logits(hidden[:num_sampled])
-        samples = self._sampler.sample(plan.samples, logits, slots[:num_sampled])
-        scatter_tokens(self._tables, slots[:num_sampled], samples.token_ids)
-        return SentSamples(samples)
-
-    def _run_forward(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
+        slot_writes(schedule, self._tables).apply()
+        query_start_loc = np.zeros(schedule.num_rows + 1, dtype=np.int32)
+        np.cumsum(schedule.num_tokens, out=query_start_loc[1:])
         if self._graphs is not None:
-            results = self._graphs.run(plan.slots, plan.query_start_loc, plan.num_decodes)
+            results = self._graphs.run(schedule.slots, query_start_loc, schedule.num_decodes)
             if results is not None:
                 return results
         return self._forward(
-            upload(plan.slots, self.device),
-            upload(plan.query_start_loc, self.device),
-            plan.num_tokens,
-            plan.num_decodes,
+            upload(schedule.slots, self.device),
+            upload(query_start_loc, self.device),
+            int(query_start_loc[-1]),
+            schedule.num_decodes,
         )
+
+    @torch.inference_mode()
+    def _run_sample(self, forward: LaunchedForward, plan: SamplePlan) -> SentSamples:
+        hidden, slots = (result[: len(plan.wants_token)] for result in forward.results())
+        drawn = self._sampler.sample(plan, self.model.compute_logits(hidden), slots)
+        finish_reasons = scatter_tokens(self._tables, slots, drawn.token_ids)
+        return SentSamples(plan, drawn.token_ids, finish_reasons, drawn.logprobs)
 
     def _forward(
         self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None

@@ -14,15 +14,23 @@ import torch
 from numpy.typing import NDArray
 
 from engine.core.kv_cache_manager import blocks_for
-from engine.core.schedule import Schedule
+from engine.core.schedule import (
+    MAX_STOP_TOKEN_IDS,
+    Int32s,
+    SampledLogprobs,
+    Samples,
+    SamplingBatch,
+    Schedule,
+    num_sampled_rows,
+)
 from engine.execution.device_defaults import ResolvedConfig
-from engine.execution.model_runner import MAX_STOP_TOKEN_IDS
 from engine.execution.pending_step import PendingStep
-from engine.execution.sampling.logprobs import Logprobs
-from engine.execution.sampling.sampler import Sampler, Samples
-from engine.execution.step_plan import StepPlan, plan_step
+from engine.execution.sampling.logprobs import LogprobsPlan
+from engine.execution.sampling.sampler import Sampler
+from engine.execution.slot_writes import slot_writes
 from engine.models.model_config import ModelConfig
 from kernels.slot_tables import SlotTables
+from kernels.token_scatter import scatter_tokens
 
 _CPU = torch.device("cpu")
 # Plans are those of a device with Triton's kernels; nothing is allocated on this one.
@@ -63,6 +71,7 @@ class NullRunner:
         self._token_ids = np.array(token_ids, dtype=np.int64)
         self._num_top_logprobs = min(config.max_logprobs, model_config.vocab_size)
         self._step_s = step_s
+        self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
         self._sampler = Sampler(config.max_num_seqs, model_config.vocab_size, _META)
@@ -74,42 +83,49 @@ class NullRunner:
             device=_CPU,
         )
 
-    def launch(self, schedule: Schedule) -> PendingStep:
-        """Launch a step with at least one row, behind earlier ones, without waiting for it."""
-        plan = plan_step(schedule, self._tables, self._sampler)
-        for row in schedule.rows:
-            if row.first_changed_block is None:
-                self._seeds[row.slot] = row.request.seed
-        samples = self._run(schedule, plan)
+    def forward(self, schedule: Schedule) -> None:
+        """Launch the forward pass of a step with at least one row, without waiting for it."""
+        self._sampler.admit(schedule.admissions)
+        self._seeds[schedule.admissions.slots] = schedule.admissions.seeds
+        slot_writes(schedule, self._tables).apply()
+        self._schedule = schedule
+
+    def sample(self, sampling: SamplingBatch) -> PendingStep:
+        """Launch the sampling of the step whose forward pass was launched last."""
+        assert self._schedule is not None
+        schedule, num_rows = self._schedule, num_sampled_rows(self._schedule)
+        slots, wanted = schedule.slots[:num_rows], schedule.wants_token[:num_rows]
+        positions = schedule.num_output_tokens[:num_rows]
+        plan = self._sampler.plan(slots, positions, wanted, sampling)
+        plan.arrays.upload(_CPU)
+        token_ids = self._tokens(self._seeds[slots], positions)
+        finish_reasons = scatter_tokens(
+            self._tables,
+            torch.from_numpy(np.where(wanted, slots, np.int32(-1))),
+            torch.from_numpy(token_ids),
+        )
         self._idle_from = max(self._idle_from, time.monotonic()) + self._step_s
-        sent = None if samples is None else NullSamples(samples, self._idle_from)
-        return PendingStep(schedule, plan, lambda: sent)
+        samples = Samples(
+            token_ids[wanted].astype(np.int32),
+            finish_reasons.numpy()[wanted],
+            None if plan.logprobs is None else self._logprobs(plan.logprobs, wanted),
+        )
+        sent = NullSamples(samples, self._idle_from)
+        return PendingStep(lambda: sent)
 
-    def _run(self, schedule: Schedule, plan: StepPlan) -> Samples | None:
-        """Upload what the step needs, and make up the token of each row that samples one."""
-        plan.writes.apply()
-        if plan.samples is None:
-            return None
-        plan.samples.arrays.upload(_CPU)
-        num_sampled = len(plan.wants_token)
-        rows = schedule.rows[:num_sampled]
-        ends = [row.start + row.num_tokens - row.request.num_prompt_tokens for row in rows]
-        token_ids = self._tokens(self._seeds[plan.slots[:num_sampled]], np.array(ends))
-        logprobs = None
-        if plan.samples.logprobs is not None:
-            logprobs = self._logprobs(len(plan.samples.logprobs.rows))
-        return Samples(torch.from_numpy(token_ids), logprobs)
-
-    def _tokens(self, seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _tokens(self, seeds: NDArray[np.uint64], positions: Int32s) -> NDArray[np.int64]:
         places = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
         tokens: NDArray[np.int64] = self._token_ids[places]
         return tokens
 
-    def _logprobs(self, num_rows: int) -> Logprobs:
+    def _logprobs(self, asked: LogprobsPlan, wanted: NDArray[np.bool_]) -> SampledLogprobs:
+        num_rows = len(asked.rows)
         shape = (num_rows, self._num_top_logprobs)
-        return Logprobs(
-            chosen=torch.full((num_rows,), -1.0),
-            ranks=torch.ones(num_rows, dtype=torch.int64),
-            top_token_ids=torch.from_numpy(np.resize(self._token_ids, shape)),
-            top_logprobs=torch.full(shape, -1.0),
+        return SampledLogprobs(
+            rows=np.cumsum(wanted, dtype=np.int32)[asked.rows] - 1,
+            logprobs=np.full(num_rows, -1.0, dtype=np.float32),
+            ranks=np.ones(num_rows, dtype=np.int32),
+            num_top=asked.num_top,
+            top_token_ids=np.resize(self._token_ids, shape).astype(np.int32),
+            top_logprobs=np.full(shape, -1.0, dtype=np.float32),
         )

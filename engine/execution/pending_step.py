@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import compress
 from typing import Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from engine.core.request import SampledToken
-from engine.core.schedule import Schedule
-from engine.execution.sampling.sampler import Samples
-from engine.execution.step_plan import StepPlan
+from engine.core.schedule import SampledLogprobs, Samples, Schedule
+from engine.execution.sampling.logprobs import Logprobs
+from engine.execution.sampling.sampler import SamplePlan
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedForward:
+    """A forward pass that has been launched.
+
+    Attributes:
+        results: returns the last hidden state and the slot of each row; called on the queue.
+    """
+
+    schedule: Schedule
+    results: Callable[[], tuple[Tensor, Tensor]]
 
 
 class Sent(Protocol):
@@ -25,33 +37,57 @@ class Sent(Protocol):
 class SentSamples:
     """Samples that the device copies to the host after it has computed them."""
 
-    def __init__(self, samples: Samples) -> None:
-        """Copy `samples` on the current stream, without waiting for it."""
-        self._samples = samples.to_host()
+    def __init__(
+        self, plan: SamplePlan, token_ids: Tensor, finish_reasons: Tensor, logprobs: Logprobs | None
+    ) -> None:
+        """Copy the results of the rows of `plan` on the current stream, without waiting for it."""
+        self._plan = plan
+        self._token_ids = _to_host(token_ids)
+        self._finish_reasons = _to_host(finish_reasons)
+        self._logprobs = logprobs and Logprobs(*map(_to_host, logprobs))
         self._event: torch.cuda.Event | None = None
-        if samples.token_ids.is_cuda:
+        if token_ids.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def wait(self) -> Samples:
-        """Wait for the copy, and return the samples on the host."""
+        """Wait for the copy; return the samples of the rows that want one."""
         if self._event is not None:
             self._event.synchronize()
-        return self._samples
+        plan, logprobs = self._plan, None
+        if self._logprobs is not None:
+            found, asked = self._logprobs, plan.logprobs
+            assert asked is not None
+            sample = np.cumsum(plan.wants_token, dtype=np.int32) - 1  # of each row
+            logprobs = SampledLogprobs(
+                rows=sample[asked.rows],
+                logprobs=found.chosen.numpy(),
+                ranks=found.ranks.int().numpy(),
+                num_top=asked.num_top,
+                top_token_ids=found.top_token_ids.int().numpy(),
+                top_logprobs=found.top_logprobs.numpy(),
+            )
+        return Samples(
+            self._token_ids.int().numpy()[plan.wants_token],
+            self._finish_reasons.numpy()[plan.wants_token],
+            logprobs,
+        )
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """Return a copy in pinned memory, made asynchronously, or the tensor if it is on the host."""
+    if not tensor.is_cuda:
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step launched by `ModelRunner.launch`."""
+    """A step whose forward pass and sampling are launched."""
 
-    schedule: Schedule
-    plan: StepPlan
-    launched: Callable[[], Sent | None]
+    launched: Callable[[], Sent]
 
-    def wait(self) -> list[SampledToken]:
-        """Wait for the step; return a token for each row that samples one, in order."""
-        sent = self.launched()
-        if sent is None:
-            return []
-        assert self.plan.samples is not None
-        return list(compress(self.plan.samples.read(sent.wait()), self.plan.wants_token))
+    def wait(self) -> Samples:
+        """Wait for the step and return its tokens."""
+        return self.launched().wait()

@@ -12,11 +12,14 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.core.integrity import check_integrity
-from engine.core.request import Request, SampledToken
-from engine.core.schedule import Schedule, ScheduledRequest
+from engine.core.request import Request
+from engine.core.schedule import LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
 from engine.core.scheduler import Scheduler
 from engine.execution.block_moves import move_blocks
+from tests.factories.requests import SEEDS_PER_REQUEST
 
 VOCAB = 50
 
@@ -40,18 +43,38 @@ def expected_output(prompt: Sequence[int], max_tokens: int, index: int = 0) -> l
 class Slot:
     """The device's state of a running sequence."""
 
-    request: Request  # only its parameters
+    index: int
+    num_prompt_tokens: int
+    max_tokens: int
+    stop_token_ids: set[int]
     token_ids: list[int]
     block_ids: list[int]
-    has_ended: bool = False
+    num_computed_tokens: int
+    finish_reason: int = RUNNING
 
-    def append(self, token_id: int) -> None:
-        """Append a token; end as the device does, without stop strings."""
+    def append(self, token_id: int) -> int:
+        """Append a token; end as the device does, without stop strings. Return how it ends."""
+        if self.finish_reason != RUNNING:
+            return SKIPPED
         self.token_ids.append(token_id)
-        num_outputs = len(self.token_ids) - self.request.num_prompt_tokens
-        self.has_ended = (
-            token_id in self.request.stop_token_ids or num_outputs >= self.request.max_tokens
-        )
+        if token_id in self.stop_token_ids:
+            self.finish_reason = STOP
+        elif len(self.token_ids) - self.num_prompt_tokens >= self.max_tokens:
+            self.finish_reason = LENGTH
+        return self.finish_reason
+
+
+@dataclass
+class Row:
+    """A row of a step."""
+
+    slot: Slot
+    num_tokens: int
+    wants_token: bool
+
+    @property
+    def end(self) -> int:
+        return self.slot.num_computed_tokens + self.num_tokens
 
 
 class BlockStore:
@@ -95,19 +118,19 @@ class PagedOracle:
         self.num_computed_tokens = 0
         self.blocks = BlockStore(self.block_size)
         self._slots: dict[int, Slot] = {}
-        self.in_flight: deque[tuple[Schedule, list[SampledToken]]] = deque()
+        self.in_flight: deque[Samples] = deque()
 
     def has_work(self) -> bool:
         return self.scheduler.has_unfinished_requests() or bool(self.in_flight)
 
     def step(self) -> list[Request]:
         schedule = self.scheduler.schedule()
-        assert sum(row.num_tokens for row in schedule.rows) <= self.scheduler.max_num_batched_tokens
-        if schedule.rows:
-            self.in_flight.append((schedule, self.execute(schedule)))
+        assert schedule.total_num_tokens <= self.scheduler.max_num_batched_tokens
+        if schedule.num_rows:
+            self.in_flight.append(self.execute(schedule))
         advanced = []
-        while len(self.in_flight) > (self.num_ahead if schedule.rows else 0):
-            advanced += self.scheduler.update(*self.in_flight.popleft())
+        while len(self.in_flight) > (self.num_ahead if schedule.num_rows else 0):
+            advanced += self.scheduler.update(self.in_flight.popleft())
         check_integrity(self.scheduler)
         return advanced
 
@@ -119,54 +142,77 @@ class PagedOracle:
             finished += [r for r in self.step() if r.finish_reason is not None]
         raise AssertionError("the scheduler makes no progress")
 
-    def execute(self, schedule: Schedule) -> list[SampledToken]:
+    def execute(self, schedule: Schedule) -> Samples:
         move_blocks(
             self.blocks,
             swap_out=schedule.swap_out,
             copies=schedule.copies,
             swap_in=schedule.swap_in,
         )
-        slots = [self._slot(row) for row in schedule.rows]
-        for row, slot in zip(schedule.rows, slots, strict=True):
-            if slot.has_ended:
+        self._write(schedule)
+        rows = [
+            Row(self._slots[slot], num_tokens, wants_token)
+            for slot, num_tokens, wants_token in zip(
+                schedule.slots.tolist(),
+                schedule.num_tokens.tolist(),
+                schedule.wants_token.tolist(),
+                strict=True,
+            )
+        ]
+        for row in rows:
+            slot = row.slot
+            if slot.finish_reason != RUNNING:
                 self.num_wasted_rows += 1
                 continue
             self.num_computed_tokens += row.num_tokens
-            for position in range(row.start, row.start + row.num_tokens):
+            for position in range(slot.num_computed_tokens, row.end):
                 block, place = self._place(slot, position)
                 block[place] = chain(slot.token_ids[: position + 1])
-        sampled = []
-        for row, slot in zip(schedule.rows, slots, strict=True):
-            if not slot.has_ended:
-                self._check(row, slot)
+        token_ids, reasons = [], []
+        for row in rows:
+            if row.slot.finish_reason == RUNNING:
+                self._check(row)
             if row.wants_token:
-                token_id = next_token(slot.token_ids, slot.request.index)
-                if not slot.has_ended:
-                    slot.append(token_id)
-                sampled.append(SampledToken(token_id, 0.0))
-        return sampled
+                token_ids.append(next_token(row.slot.token_ids, row.slot.index))
+            row.slot.num_computed_tokens = row.end
+            if row.wants_token:
+                reasons.append(row.slot.append(token_ids[-1]))
+        return Samples(np.array(token_ids, dtype=np.int32), np.array(reasons, dtype=np.int32), None)
 
-    def _slot(self, row: ScheduledRequest) -> Slot:
-        request, changed = row.request, row.first_changed_block
-        assert request.slot == row.slot
-        if changed is None:
-            assert request.num_unread_tokens == row.wants_token
-            slot = Slot(request, list(request.token_ids), list(request.kv.block_ids))
-            self._slots[row.slot] = slot
-            return slot
-        slot = self._slots[row.slot]
-        assert slot.request is request
-        slot.block_ids[changed:] = request.kv.block_ids[changed:]
-        assert slot.block_ids == request.kv.block_ids
-        return slot
+    def _write(self, schedule: Schedule) -> None:
+        """Change the slots as the schedule says, and compare them with the scheduler's requests."""
+        admissions, blocks = schedule.admissions, schedule.block_writes
+        assert set(admissions.slots) <= set(blocks.slots) <= set(schedule.slots)
+        for item, slot in enumerate(admissions.slots.tolist()):
+            self._slots[slot] = Slot(
+                index=int(admissions.seeds[item]) % SEEDS_PER_REQUEST,
+                num_prompt_tokens=int(admissions.num_prompt_tokens[item]),
+                max_tokens=int(admissions.max_tokens[item]),
+                stop_token_ids=set(admissions.stop_token_ids[item].tolist()),
+                token_ids=admissions.token_ids[item].tolist(),
+                block_ids=[],
+                num_computed_tokens=int(admissions.num_computed_tokens[item]),
+            )
+        for item, slot in enumerate(blocks.slots.tolist()):
+            start = int(blocks.starts[item])
+            assert start <= len(self._slots[slot].block_ids)
+            self._slots[slot].block_ids[start:] = blocks.block_ids[item].tolist()
+        running = {request.slot: request for request in self.scheduler.running}
+        for row, number in enumerate(schedule.slots.tolist()):
+            request, slot = running[number], self._slots[number]
+            assert slot.block_ids == request.kv.block_ids
+            assert slot.index == request.index
+            if slot.finish_reason == RUNNING:
+                known = len(slot.token_ids) - slot.num_prompt_tokens
+                assert not schedule.wants_token[row] or schedule.num_output_tokens[row] == known
 
-    def _check(self, row: ScheduledRequest, slot: Slot) -> None:
-        end = row.start + row.num_tokens
-        assert row.wants_token == (end == len(slot.token_ids))
-        for position in range(end):
+    def _check(self, row: Row) -> None:
+        slot = row.slot
+        assert row.wants_token == (row.end == len(slot.token_ids))
+        for position in range(row.end):
             block, place = self._place(slot, position)
             assert block[place] == chain(slot.token_ids[: position + 1]), (
-                f"request {slot.request.uid}.{slot.request.index} finds foreign KV at {position}"
+                f"sequence {slot} finds foreign KV at {position}"
             )
 
     def _place(self, slot: Slot, position: int) -> tuple[list[bytes], int]:

@@ -8,6 +8,8 @@ from engine.core.scheduler import Scheduler
 from engine.sampling_params import SamplingParams
 from engine.text.stop import StopMatch
 
+SEEDS_PER_REQUEST = 1024
+
 
 def make_request(
     uid: int,
@@ -26,7 +28,7 @@ def make_request(
         list(prompt),
         params,
         max_tokens=max_tokens,
-        seed=uid + index,
+        seed=SEEDS_PER_REQUEST * uid + index,
         index=index,
         priority=priority,
         cache_salt=cache_salt,

@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.core.request import Request, SampledToken
+from engine.core.samples import sampled_tokens
+from engine.core.sampling_constraints import SamplingConstraints
+from engine.core.schedule import Samples, Schedule
+from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
+from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import SamplePlan, Sampler
 
 
@@ -17,16 +22,41 @@ def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[Sampled
     sampler = Sampler(len(requests), logits.shape[1], logits.device)
     slots = range(len(requests))
     for slot, request in zip(slots, requests, strict=True):
-        sampler.admit(slot, request)
+        admit(sampler, slot, request)
     return run_plan(sampler, make_plan(sampler, slots, requests), logits, slots)
+
+
+def admit(sampler: Sampler, slot: int, request: Request) -> None:
+    """Give `slot` to `request`."""
+    admissions = AdmissionsBuilder()
+    admissions.add(request, slot, 0)
+    sampler.admit(admissions.build())
 
 
 def make_plan(
     sampler: Sampler, slots: Sequence[int], requests: Sequence[Request], *, ahead: int = 0
 ) -> SamplePlan:
     """Plan a token for each request in `slots`, with `ahead` tokens not read yet."""
-    counts = [request.num_output_tokens + ahead for request in requests]
-    return sampler.plan(np.array(slots, dtype=np.int32), np.array(counts, dtype=np.int64), requests)
+    rows = np.array(slots, dtype=np.int32)
+    counts = np.array([r.num_output_tokens + ahead for r in requests], dtype=np.int32)
+    wants_token = counts + 1 > ahead if ahead >= 0 else counts > 2**30
+    constraints = SamplingConstraints()
+    for slot, request in zip(slots, requests, strict=True):
+        constraints.add(slot, request)
+    empty = ScheduleBuilder().build()
+    schedule = Schedule(
+        slots=rows,
+        num_tokens=np.ones_like(rows),
+        wants_token=wants_token,
+        num_output_tokens=counts,
+        num_decodes=len(rows),
+        admissions=empty.admissions,
+        block_writes=empty.block_writes,
+        swap_out=empty.swap_out,
+        copies=empty.copies,
+        swap_in=empty.swap_in,
+    )
+    return sampler.plan(rows, counts, wants_token, constraints.batch(schedule))
 
 
 @torch.inference_mode()
@@ -35,7 +65,12 @@ def run_plan(
 ) -> list[SampledToken]:
     """Sample and read; a slot of -1 has ended."""
     where = torch.tensor(slots, dtype=torch.int32, device=logits.device)
-    samples = sampler.sample(plan, logits, where).to_host()
-    if logits.is_cuda:
-        torch.cuda.synchronize()
-    return plan.read(samples)
+    drawn = sampler.sample(plan, logits, where)
+    sent = SentSamples(plan, drawn.token_ids, torch.zeros_like(where), drawn.logprobs)
+    return sampled_tokens(sent.wait())
+
+
+def samples_of(token_ids: Sequence[int]) -> Samples:
+    """Return samples without log-probabilities that end no sequence."""
+    ids = np.array(token_ids, dtype=np.int32)
+    return Samples(ids, 0 * ids, None)

@@ -10,11 +10,13 @@ import torch
 pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
+from engine.core.bad_words import BadWords
 from engine.core.request import Request, SampledToken
+from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import Sampler
 from kernels import device
 from tests.factories.requests import make_request
-from tests.factories.sampling import make_plan, run_plan, sample_requests
+from tests.factories.sampling import admit, make_plan, run_plan, sample_requests
 from tests.kernels.no_waiting import no_waiting
 from tests.kernels.support import DEVICE, randn
 
@@ -57,7 +59,7 @@ def _ranked(token: SampledToken) -> tuple[list[int], list[int]]:
 
 def test_all_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
-    requests[0].bad_words = [[90, 17], [3]]
+    requests[0].bad_words = BadWords([[90, 17], [3]])
     logits = randn(len(requests), VOCAB) * 3
     found = sample_requests(logits.clone(), requests)
     monkeypatch.setattr(device, "has_triton", lambda where: False)
@@ -102,7 +104,7 @@ def _serve(steps: int) -> list[list[SampledToken]]:
     sampler = Sampler(len(kinds) + 1, VOCAB, DEVICE)
     slots = [4, 0, 5, 1, 3]
     for slot, request in zip(slots, requests, strict=True):
-        sampler.admit(slot, request)
+        admit(sampler, slot, request)
     plans = [make_plan(sampler, slots, requests, ahead=ahead) for ahead in range(steps)]
     row = randn(1, VOCAB) * 2
     # The second sequence ends at the third step, but this test schedules it again.
@@ -127,16 +129,15 @@ def test_steps_ahead_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
-    requests[0].bad_words = [[90, 17], [3]]
+    requests[0].bad_words = BadWords([[90, 17], [3]])
     sampler, slots = Sampler(len(requests), VOCAB, DEVICE), list(range(len(requests)))
     for slot, request in zip(slots, requests, strict=True):
-        sampler.admit(slot, request)
+        admit(sampler, slot, request)
     where = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
     logits = randn(len(requests), VOCAB)
     for _ in range(2):
         plan = make_plan(sampler, slots, requests)
         with no_waiting():
-            samples = sampler.sample(plan, logits, where).to_host()
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize()
-        assert len(plan.read(samples)) == len(requests)
+            drawn = sampler.sample(plan, logits, where)
+            sent = SentSamples(plan, drawn.token_ids, where, drawn.logprobs)
+        assert len(sent.wait().token_ids) == len(requests)

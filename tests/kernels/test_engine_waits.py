@@ -11,9 +11,9 @@ pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import SamplingParams
+from engine.core.schedule import SamplingBatch, Schedule
 from engine.execution.model_runner import ModelRunner
-from engine.execution.pending_step import SentSamples
-from engine.execution.step_plan import StepPlan
+from engine.execution.pending_step import PendingStep
 from kernels import device
 from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
@@ -60,11 +60,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
     )
 
 
-def kinds(plan: StepPlan) -> set[str]:
-    found = {name for name in ("swap_out", "copies", "swap_in") if getattr(plan, name)}
-    if plan.num_decodes == len(plan.slots):
+def kinds(schedule: Schedule) -> set[str]:
+    found = {name for name in ("swap_out", "copies", "swap_in") if len(getattr(schedule, name))}
+    if schedule.num_decodes == schedule.num_rows:
         return found | {"decode"}
-    return found | {"mixed" if plan.num_decodes else "prefill"}
+    return found | {"mixed" if schedule.num_decodes else "prefill"}
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -72,12 +72,16 @@ def kinds(plan: StepPlan) -> set[str]:
 def test_no_step_waits(
     checkpoint: GreedyCheckpoint, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, seen = ModelRunner._run, set[str]()
+    forward, sample, seen = ModelRunner.forward, ModelRunner.sample, set[str]()
 
-    def watched(runner: ModelRunner, plan: StepPlan) -> SentSamples | None:
-        seen.update(kinds(plan))
+    def watched_forward(runner: ModelRunner, schedule: Schedule) -> None:
+        seen.update(kinds(schedule))
         with no_waiting():
-            return run(runner, plan)
+            forward(runner, schedule)
+
+    def watched_sample(runner: ModelRunner, sampling: SamplingBatch) -> PendingStep:
+        with no_waiting():
+            return sample(runner, sampling)
 
     llm = checkpoint.llm(DEVICE, **SETTINGS, enforce_eager=enforce_eager)
     if device.INTERPRETED and not enforce_eager:
@@ -87,6 +91,7 @@ def test_no_step_waits(
     ]
     if not device.INTERPRETED:  # compile and allocate everything first
         llm.generate(checkpoint.prompts, params, use_tqdm=False)
-    monkeypatch.setattr(ModelRunner, "_run", watched)
+    monkeypatch.setattr(ModelRunner, "forward", watched_forward)
+    monkeypatch.setattr(ModelRunner, "sample", watched_sample)
     llm.generate(checkpoint.prompts, params, use_tqdm=False)
     assert seen == {"decode", "mixed", "prefill", "swap_out", "swap_in", "copies"}

@@ -6,17 +6,17 @@ device, without synchronisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.request import Request
+from engine.core.schedule import SamplingBatch
 from engine.execution.sampling.step_arrays import DeviceArrays, Part, RequestArray, StepArrays
 from kernels.sampling.adjust_logits import LogitBias, Penalties, adjust_logits
 from kernels.sampling.token_counts import TokenCounts, count_output, mark_prompt
@@ -69,43 +69,17 @@ class MinTokensMask(_TokenLists):
         _forbid(logits, *self._index(logits, arrays))
 
 
-class BadWords:
-    """The `bad_words` of one request, as token sequences."""
-
-    def __init__(self, words: Iterable[Sequence[int]], vocab_size: int) -> None:
-        """Index `words` by the token before their last one."""
-        self._always: list[int] = []
-        self._after: dict[int, list[tuple[list[int], int]]] = {}
-        for *head, last in words:
-            if last >= vocab_size:
-                continue
-            if head:
-                self._after.setdefault(head[-1], []).append((head, last))
-            else:
-                self._always.append(last)
-
-    def ends(self, token_ids: Sequence[int], num_prompt_tokens: int) -> list[int]:
-        """Return the last token of each word whose other tokens have just been produced."""
-        return self._always + [
-            last
-            for head, last in self._after.get(token_ids[-1], ())
-            if token_ids[max(num_prompt_tokens, len(token_ids) - len(head)) :] == head
-        ]
-
-
 class BadWordsMask:
-    """Forbids in each row the tokens that would complete a bad word."""
+    """Forbids single tokens of rows."""
 
-    def __init__(self, ends: Mapping[int, Sequence[int]], arrays: StepArrays) -> None:
-        """Plan that `ends[row]` is forbidden."""
-        rows = [row for row, found in ends.items() for _ in found]
-        self._rows = arrays.add(np.array(rows, dtype=np.int64))
-        token_ids = [token_id for found in ends.values() for token_id in found]
-        self._ends = arrays.add(np.array(token_ids, dtype=np.int64))
+    def __init__(self, sampling: SamplingBatch, arrays: StepArrays) -> None:
+        """Plan that the pairs of `sampling` are forbidden."""
+        self._rows = arrays.add(sampling.forbidden_rows.astype(np.int64))
+        self._token_ids = arrays.add(sampling.forbidden_token_ids.astype(np.int64))
 
     def apply(self, logits: Tensor, arrays: DeviceArrays) -> None:
         """Do what `Mask.apply` says."""
-        _forbid(logits, arrays[self._rows], arrays[self._ends])
+        _forbid(logits, arrays[self._rows], arrays[self._token_ids])
 
 
 def _forbid(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
@@ -118,15 +92,11 @@ def _forbid(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
     logits.index_put_(index, torch.where(left == -torch.inf, before, forbidden))
 
 
-class Bias:
+class Bias(NamedTuple):
     """The `logit_bias` of one request."""
 
-    def __init__(self, logit_bias: Mapping[int, float]) -> None:
-        """Store token ids and values for the device."""
-        entries = sorted(logit_bias.items())
-        self.token_ids = RequestArray(np.array([token for token, _ in entries], dtype=np.int32))
-        with np.errstate(over="ignore"):  # infinity is right
-            self.values = RequestArray(np.array([value for _, value in entries], dtype=np.float32))
+    token_ids: RequestArray
+    values: RequestArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +155,6 @@ class TokenHistory:
 
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, request: Request) -> TokenHistory:
-        """Copy the tokens of `request`."""
-        token_ids = np.array(request.token_ids, dtype=np.int32)
-        return cls(token_ids[: request.num_prompt_tokens], token_ids[request.num_prompt_tokens :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.core.schedule import Int32s
 from engine.execution.sampling.step_arrays import DeviceArrays, StepArrays
-from engine.protocol import TokenLogprobs
 from kernels import device
 from kernels.sampling.logprobs import token_logprobs
 
@@ -27,12 +27,9 @@ class Logprobs(NamedTuple):
 class LogprobsPlan:
     """Which rows of a step ask for log-probabilities, which are those before any processing."""
 
-    def __init__(
-        self, rows: NDArray[np.int64], num_top: NDArray[np.int64], arrays: StepArrays
-    ) -> None:
+    def __init__(self, rows: NDArray[np.int64], num_top: Int32s, arrays: StepArrays) -> None:
         """Plan to find the `num_top[i]` most likely tokens, at most the whole vocabulary."""
-        self.rows: list[int] = rows.tolist()
-        self._num_top: list[int] = num_top.tolist()
+        self.rows, self.num_top = rows, num_top
         self._part = arrays.add(rows)
 
     def keep(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
@@ -41,21 +38,9 @@ class LogprobsPlan:
 
     def compute(self, kept: Tensor, token_ids: Tensor, arrays: DeviceArrays) -> Logprobs:
         """Look up the drawn tokens, `token_ids` int64 [R], in the kept rows."""
-        chosen, num_top = token_ids[arrays[self._part]], max(self._num_top)
+        chosen, num_top = token_ids[arrays[self._part]], int(self.num_top.max())
         find = token_logprobs if device.runs_triton(kept) else _torch_logprobs
         return Logprobs(*find(kept, chosen, num_top))
-
-    def read(self, found: Logprobs, token_ids: list[int]) -> list[TokenLogprobs]:
-        """Return the log-probabilities of each row, from tensors on the host."""
-        columns = zip(self.rows, self._num_top, *(tensor.tolist() for tensor in found), strict=True)
-        return [
-            TokenLogprobs(
-                token_ids=[token_ids[row], *top_ids[:num_top]],
-                logprobs=[chosen, *top_logprobs[:num_top]],
-                ranks=[rank, *range(1, num_top + 1)],
-            )
-            for row, num_top, chosen, rank, top_ids, top_logprobs in columns
-        ]
 
 
 def _torch_logprobs(

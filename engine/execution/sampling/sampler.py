@@ -1,8 +1,7 @@
 """Sampler: from the logits of a step to one token per row.
 
 The host may not have read the tokens of earlier steps. `Sampler.plan` collects the rows' parameters
-on the host, `Sampler.sample` runs on the device, and `SamplePlan.read` turns the results into
-tokens.
+on the host, and `Sampler.sample` runs on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.request import Request, SampledToken
+from engine.core.schedule import Admissions, Int32s, SamplingBatch
 from engine.execution.sampling.draw import CpuDraw, Draw, DrawParams, KernelDraw, TorchDraw
 from engine.execution.sampling.logits_processors import (
     AllowedTokensMask,
@@ -31,7 +30,6 @@ from engine.execution.sampling.logits_processors import (
 from engine.execution.sampling.logprobs import Logprobs, LogprobsPlan
 from engine.execution.sampling.slot_params import (
     ALLOWED,
-    BAD_WORDS,
     BIAS,
     LOGPROBS,
     MIN_TOKENS,
@@ -43,26 +41,11 @@ from kernels import cpu
 from kernels import device as devices
 
 
-class Samples(NamedTuple):
-    """The tokens drawn for R rows; tensors on the device, or on the host."""
+class Drawn(NamedTuple):
+    """The tokens drawn for R rows, on the device."""
 
     token_ids: Tensor  # int64 [R]
     logprobs: Logprobs | None  # of the rows that ask for them
-
-    def to_host(self) -> Samples:
-        """Return a copy in pinned memory, or this one if it is on the host already.
-
-        The copy is asynchronous: record an event after it, and wait for that.
-        """
-        if self.token_ids.device.type == "cpu":
-            return self
-        logprobs = self.logprobs and Logprobs(*map(_to_host, self.logprobs))
-        return Samples(_to_host(self.token_ids), logprobs)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return pinned.copy_(tensor, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +53,7 @@ class SamplePlan:
     """How the R rows of a step are sampled. Made by `Sampler.plan`, for one `Sampler.sample`.
 
     Attributes:
+        wants_token: [R], whose token is of interest.
         arrays: all arrays of the plan, uploaded together.
         admissions: sequences with penalties that have taken their slots since the last plan.
         masks: applied in this order.
@@ -79,6 +63,7 @@ class SamplePlan:
         logprobs: of the rows that ask for log-probabilities.
     """
 
+    wants_token: NDArray[np.bool_]
     arrays: StepArrays
     admissions: PenaltyAdmissions | None
     masks: Sequence[Mask]
@@ -86,17 +71,6 @@ class SamplePlan:
     counts_output: bool
     draw: Draw
     logprobs: LogprobsPlan | None
-
-    def read(self, samples: Samples) -> list[SampledToken]:
-        """Return the token of each row, in order; `samples` are on the host and complete."""
-        token_ids: list[int] = samples.token_ids.tolist()
-        sampled = [SampledToken(token_id, 0.0) for token_id in token_ids]
-        if self.logprobs is not None:
-            assert samples.logprobs is not None
-            found = self.logprobs.read(samples.logprobs, token_ids)
-            for row, logprobs in zip(self.logprobs.rows, found, strict=True):
-                sampled[row] = SampledToken(token_ids[row], logprobs.logprobs[0], logprobs)
-        return sampled
 
 
 class Sampler:
@@ -121,51 +95,54 @@ class Sampler:
         self._admitted: dict[int, TokenHistory] = {}  # since the last plan, those with penalties
         self._penalty_counts = PenaltyCounts(num_slots, vocab_size, device)
 
-    def admit(self, slot: int, request: Request) -> None:
-        """Give `slot` to `request`: a new one, or one that resumes after a preemption.
+    def admit(self, admissions: Admissions) -> None:
+        """Give slots to sequences: new ones, or ones that resume after a preemption.
 
-        All its tokens must be known to the host. Replaces the sequence that had the slot before.
+        They replace the sequences that had the slots before.
         """
-        self._params.admit(slot, request)
-        self._admitted.pop(slot, None)
-        if self._params.features[slot] & PENALTIES:
-            self._admitted[slot] = TokenHistory.of(request)
+        self._params.admit(admissions)
+        for item, slot in enumerate(admissions.slots.tolist()):
+            self._admitted.pop(slot, None)
+            if self._params.features[slot] & PENALTIES:
+                token_ids, end = admissions.token_ids[item], admissions.num_prompt_tokens[item]
+                self._admitted[slot] = TokenHistory(token_ids[:end], token_ids[end:])
 
     def plan(
         self,
-        slots: NDArray[np.int32],
-        num_output_tokens: NDArray[np.int64],
-        requests: Sequence[Request],
+        slots: Int32s,
+        num_output_tokens: Int32s,
+        wants_token: NDArray[np.bool_],
+        sampling: SamplingBatch,
     ) -> SamplePlan:
         """Plan the sampling of R rows.
 
         Args:
             slots: [R], each at most once.
-            num_output_tokens: [R], output tokens before the one to be drawn: one more than the
-                host has read if a step is in flight, but never for a request with `bad_words`.
-                Ignored for rows that turn out idle in `sample`. Not copied: the array must not
-                change any more.
-            requests: the sequence in each of the slots.
+            num_output_tokens: [R], output tokens before the one to be drawn. Ignored for rows that
+                turn out idle in `sample`.
+            wants_token: [R], whose token is of interest.
+            sampling: of the step; its rows are below R.
         """
         arrays, params = StepArrays(), self._params
         features = params.features[slots]
-        used = int(np.bitwise_or.reduce(features))
+        used = int(np.bitwise_or.reduce(features, initial=0))
         admissions = None
         if self._admitted:
             admissions = PenaltyAdmissions.gather(self._admitted, arrays)
             self._admitted = {}
         masks: list[Mask] = []
-        if used & (ALLOWED | BAD_WORDS | MIN_TOKENS):
-            masks = self._masks(slots, features, num_output_tokens, requests, arrays)
+        if used & (ALLOWED | MIN_TOKENS) or len(sampling.forbidden_rows):
+            masks = self._masks(slots, features, num_output_tokens, sampling, arrays)
         adjustment = logprobs = None
         if used & (BIAS | PENALTIES):
             biases = [params.bias.get(slot) for slot in slots.tolist()]
             adjustment = BiasAndPenalties(biases, params.penalties(slots), arrays)
-        if used & LOGPROBS:
-            rows = np.flatnonzero(features & LOGPROBS)
+        rows = np.flatnonzero((features & LOGPROBS != 0) & wants_token)
+        if len(rows):
             logprobs = LogprobsPlan(rows, params.num_top_logprobs[slots[rows]], arrays)
-        draws = params.draws(slots, num_output_tokens)
+        draws = params.draws(slots, num_output_tokens.astype(np.int64))
         return SamplePlan(
+            wants_token=wants_token,
             arrays=arrays,
             admissions=admissions,
             masks=masks,
@@ -175,7 +152,7 @@ class Sampler:
             logprobs=logprobs,
         )
 
-    def sample(self, plan: SamplePlan, logits: Tensor, slots: Tensor) -> Samples:
+    def sample(self, plan: SamplePlan, logits: Tensor, slots: Tensor) -> Drawn:
         """Sample according to `plan`, without waiting for the device.
 
         Args:
@@ -196,8 +173,8 @@ class Sampler:
         if plan.counts_output:
             self._penalty_counts.count(slots, token_ids)
         if plan.logprobs is None or kept is None:
-            return Samples(token_ids, None)
-        return Samples(token_ids, plan.logprobs.compute(kept, token_ids, arrays))
+            return Drawn(token_ids, None)
+        return Drawn(token_ids, plan.logprobs.compute(kept, token_ids, arrays))
 
     def _draw(self, params: DrawParams, arrays: StepArrays) -> Draw:
         if devices.has_triton(self._device):
@@ -208,8 +185,8 @@ class Sampler:
         self,
         slots: NDArray[np.int32],
         features: NDArray[np.int32],
-        num_output_tokens: NDArray[np.int64],
-        requests: Sequence[Request],
+        num_output_tokens: Int32s,
+        sampling: SamplingBatch,
         arrays: StepArrays,
     ) -> list[Mask]:
         masks: list[Mask] = []
@@ -218,16 +195,8 @@ class Sampler:
         if len(rows):
             lists = [params.allowed_token_ids[slot] for slot in slots[rows].tolist()]
             masks.append(AllowedTokensMask(rows, lists, arrays))
-        ends = {}
-        for row in np.flatnonzero(features & BAD_WORDS).tolist():
-            request = requests[row]
-            # Fewer in rows that sample no token because they recompute earlier tokens.
-            assert num_output_tokens[row] <= request.num_output_tokens
-            bad_words = params.bad_words[int(slots[row])]
-            if found := bad_words.ends(request.token_ids, request.num_prompt_tokens):
-                ends[row] = found
-        if ends:
-            masks.append(BadWordsMask(ends, arrays))
+        if len(sampling.forbidden_rows):
+            masks.append(BadWordsMask(sampling, arrays))
         too_early = num_output_tokens < params.min_tokens[slots]
         rows = np.flatnonzero((features & MIN_TOKENS != 0) & too_early)
         if len(rows):

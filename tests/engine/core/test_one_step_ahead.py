@@ -16,7 +16,6 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import Schedule
 from engine.execution.model_runner import ModelRunner
-from engine.execution.pending_step import PendingStep
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.token_ids import pack_token_ids
 
@@ -196,13 +195,13 @@ def test_a_step_is_launched_before_the_one_before_is_read(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = []
-    launch = ModelRunner.launch
+    forward = ModelRunner.forward
 
-    def note(runner: ModelRunner, schedule: Schedule) -> PendingStep:
+    def note(runner: ModelRunner, schedule: Schedule) -> None:
         launched.append(schedule)
-        return launch(runner, schedule)
+        forward(runner, schedule)
 
-    monkeypatch.setattr(ModelRunner, "launch", note)
+    monkeypatch.setattr(ModelRunner, "forward", note)
     core = make_core(checkpoint, is_ahead=True)
     core.add_request(
         AddRequest(next(_uids), pack_token_ids([1, 2, 3]), {"max_tokens": 5, "ignore_eos": True})

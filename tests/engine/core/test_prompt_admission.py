@@ -173,7 +173,8 @@ def test_another_prompt_overtakes_one_that_waits_for_its_prefix() -> None:
     )
     equal_prompts(scheduler, 2, 62)
     scheduler.add([make_request(7, range(100, 104))])
-    assert {row.request.uid for row in scheduler.schedule().rows} == {0, 7}
+    scheduler.schedule()
+    assert {request.uid for request in scheduler.running} == {0, 7}
 
 
 REQUESTS = st.lists(

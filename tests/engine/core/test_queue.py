@@ -15,6 +15,7 @@ from engine.core.scheduler import Scheduler
 from engine.errors import QueueFullError
 from tests.factories.paged_oracle import PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler
+from tests.factories.sampling import samples_of
 
 
 def counts(scheduler: Scheduler) -> tuple[int, int, int]:
@@ -210,8 +211,8 @@ def test_thousands_of_waiting_requests_cost_a_step_nothing() -> None:
         for _ in range(30):
             start = time.perf_counter()
             schedule = scheduler.schedule()
-            scheduler.update(schedule, [SampledToken(1, 0.0)] * len(schedule.rows))
-            scheduler.abort(schedule.rows[0].request.uid)  # and one takes its place
+            scheduler.update(samples_of([1] * schedule.num_rows))
+            scheduler.abort(scheduler.running[0].uid)  # and one takes its place
             times.append(time.perf_counter() - start)
         return min(times)
 

@@ -2,14 +2,22 @@
 
 import pytest
 
+from engine.core.bad_words import BadWords
 from engine.core.integrity import check_integrity
 from engine.core.schedule import Schedule
+from engine.core.scheduler import Scheduler
 from tests.factories.paged_oracle import PagedOracle, expected_output
 from tests.factories.requests import StopString, make_request, make_scheduler
 
 
-def scheduled(schedule: Schedule) -> list[tuple[int, int]]:
-    return [(row.request.uid, row.num_tokens) for row in schedule.rows]
+def uids_of(scheduler: Scheduler, schedule: Schedule) -> list[int]:
+    uids = {request.slot: request.uid for request in scheduler.running}
+    return [uids[slot] for slot in schedule.slots.tolist()]
+
+
+def scheduled(scheduler: Scheduler) -> list[tuple[int, int]]:
+    schedule = scheduler.schedule()
+    return list(zip(uids_of(scheduler, schedule), schedule.num_tokens.tolist(), strict=True))
 
 
 def test_a_prompt_is_split_over_steps_and_shares_them_with_decodes() -> None:
@@ -21,8 +29,9 @@ def test_a_prompt_is_split_over_steps_and_shares_them_with_decodes() -> None:
     steps = []
     for _ in range(3):
         schedule = scheduler.schedule()
-        steps.append(scheduled(schedule))
-        scheduler.update(schedule, oracle.execute(schedule))
+        uids = uids_of(scheduler, schedule)
+        steps.append(list(zip(uids, schedule.num_tokens.tolist(), strict=True)))
+        scheduler.update(oracle.execute(schedule))
     assert steps == [[(1, 1), (2, 7)], [(1, 1), (2, 7)], [(1, 1), (2, 6)]]
 
 
@@ -34,7 +43,7 @@ def test_a_long_prefill_ahead_never_starves_the_decodes_behind_it() -> None:
     scheduler.add([make_request(1, range(100, 140))])  # runs ahead of 5
     oracle.step()
     # Rows of one token come first.
-    assert scheduled(scheduler.schedule()) == [(5, 1), (1, 7)]
+    assert scheduled(scheduler) == [(5, 1), (1, 7)]
 
 
 def test_the_long_prefill_threshold_leaves_room_for_others() -> None:
@@ -42,15 +51,14 @@ def test_the_long_prefill_threshold_leaves_room_for_others() -> None:
     scheduler.add([make_request(1, range(20))])
     scheduler.add([make_request(2, range(30, 33))])
     # Rows that want a token come first.
-    assert scheduled(scheduler.schedule()) == [(2, 3), (1, 4)]
+    assert scheduled(scheduler) == [(2, 3), (1, 4)]
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8, enable_chunked_prefill=False)
     scheduler.add([make_request(1, range(5))])
     scheduler.add([make_request(2, range(10, 15))])
-    schedule = scheduler.schedule()
-    assert scheduled(schedule) == [(1, 5)]
+    assert scheduled(scheduler) == [(1, 5)]
 
 
 def test_the_last_one_is_preempted_and_finishes_all_the_same() -> None:
@@ -165,21 +173,21 @@ def test_one_step_ahead_a_token_is_never_in_flight_twice_where_the_host_must_rea
     scheduler = make_scheduler()
     oracle = PagedOracle(scheduler, num_ahead=1)
     bound = make_request(1, range(5), max_tokens=5)
-    bound.bad_words = [[1]]
+    bound.bad_words = BadWords([[1]])
     scheduler.add([bound])
     scheduler.add([make_request(2, range(20, 25), max_tokens=9)])
     steps = []
     while oracle.has_work():
         before = len(bound.token_ids)
         schedule = scheduler.schedule()
-        steps.append([row.request.uid for row in schedule.rows])
-        if any(row.request is bound for row in schedule.rows):
+        steps.append(uids_of(scheduler, schedule))
+        if bound.uid in steps[-1]:
             assert bound.num_unread_tokens == 1
             assert len(bound.token_ids) == before
-        if schedule.rows:
-            oracle.in_flight.append((schedule, oracle.execute(schedule)))
-        while len(oracle.in_flight) > bool(schedule.rows):
-            scheduler.update(*oracle.in_flight.popleft())
+        if schedule.num_rows:
+            oracle.in_flight.append(oracle.execute(schedule))
+        while len(oracle.in_flight) > bool(schedule.num_rows):
+            scheduler.update(oracle.in_flight.popleft())
     # It runs in every second step, and keeps nobody else waiting.
     assert steps[:9] == [[1, 2], [2]] * 4 + [[1, 2]]
     assert bound.token_ids[5:] == expected_output(range(5), 5)

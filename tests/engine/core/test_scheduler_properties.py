@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.bad_words import BadWords
 from engine.core.request import Request
 from tests.factories.paged_oracle import VOCAB, PagedOracle, expected_output
 from tests.factories.requests import StopString, make_request, make_scheduler
@@ -104,4 +105,4 @@ def _set_stop(request: Request, token_id: int, kind: str) -> None:
     elif kind == "string":
         request.output.stop_checker = StopString(token_id)  # type: ignore[assignment]
     elif kind == "host":
-        request.bad_words = [[VOCAB]]
+        request.bad_words = BadWords([[VOCAB]])

@@ -57,8 +57,8 @@ class Engine:
 
     def step(self) -> None:
         schedule = self.scheduler.schedule()
-        num_tokens = sum(row.num_tokens for row in schedule.rows)
-        advanced = self.scheduler.update(schedule, self.oracle.execute(schedule))
+        num_tokens = schedule.total_num_tokens
+        advanced = self.scheduler.update(self.oracle.execute(schedule))
         self.recorder.stepped(num_tokens, advanced)
         for request in advanced:
             self.recorder.finished(request)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.core.bad_words import BadWords
 from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request
-from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
 from tests.factories.paged_oracle import PagedOracle, expected_output
 from tests.factories.requests import make_request, make_scheduler, reuse_prefix
@@ -111,11 +111,11 @@ def test_a_sequence_may_end_while_it_is_swapped_out() -> None:
         requests[1].stop_token_ids = stop_token_ids
         for _ in range(30):
             schedule = scheduler.schedule()
-            oracle.in_flight.append((schedule, oracle.execute(schedule)))
+            oracle.in_flight.append(oracle.execute(schedule))
             if scheduler.num_preemptions:
                 break
             if len(oracle.in_flight) > 1:
-                scheduler.update(*oracle.in_flight.popleft())
+                scheduler.update(oracle.in_flight.popleft())
         return oracle, requests[1]
 
     _, request = preempted(frozenset())
@@ -126,7 +126,7 @@ def test_a_sequence_may_end_while_it_is_swapped_out() -> None:
 
     oracle, request = preempted(frozenset([output[num_outputs]]))
     assert request.kv.host_block_ids
-    oracle.scheduler.update(*oracle.in_flight.popleft())
+    oracle.scheduler.update(oracle.in_flight.popleft())
     assert request.finish_reason == "stop"
     assert request.kv.host_block_ids == []
     oracle.run()
@@ -137,15 +137,16 @@ def test_a_step_without_rows_leaves_its_swaps_to_the_next() -> None:
     scheduler = make_scheduler(num_blocks=7, num_host_blocks=4, enable_prefix_caching=False)
     oracle = PagedOracle(scheduler, num_ahead=1)
     requests = [make_request(1, range(7), max_tokens=8), make_request(2, range(8), max_tokens=8)]
-    requests[0].bad_words = [[999]]
+    requests[0].bad_words = BadWords([[999]])
     for request in requests:
         scheduler.add([request])
     for _ in range(5):
         oracle.step()
     # All blocks are full but for places of a sequence that must be read first.
-    assert scheduler.schedule() == Schedule([], [], [], [])
+    schedule = scheduler.schedule()
+    assert schedule.num_rows == len(schedule.swap_out) == 0
     assert requests[1].kv.num_swapped_tokens == 12
-    scheduler.update(*oracle.in_flight.popleft())
+    scheduler.update(oracle.in_flight.popleft())
     oracle.run()
     for request in requests:
         prompt = request.token_ids[: request.num_prompt_tokens]

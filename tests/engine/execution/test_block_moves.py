@@ -1,10 +1,15 @@
 """The order of the moves of a step, on the copier that carries them out."""
 
+import numpy as np
 import torch
 
-from engine.core.kv_cache_manager import BlockCopy
+from engine.core.schedule import Int32s
 from engine.execution.block_moves import move_blocks
 from kernels.block_copy import BlockCopier
+
+
+def pairs(*moves: tuple[int, int]) -> Int32s:
+    return np.array(moves, dtype=np.int32).reshape(-1, 2)
 
 
 def test_nothing_is_overwritten_before_it_is_read() -> None:
@@ -12,9 +17,9 @@ def test_nothing_is_overwritten_before_it_is_read() -> None:
     host = 10 + torch.arange(3.0)[:, None].repeat(1, 4)
     move_blocks(
         BlockCopier([device], [host]),
-        swap_out=[BlockCopy(1, 0), BlockCopy(2, 1)],
-        copies=[BlockCopy(3, 1), BlockCopy(1, 4)],  # block 1 went out, and has a new owner
-        swap_in=[BlockCopy(2, 3), BlockCopy(0, 2)],  # 3 has been copied; host's 0 has just come
+        swap_out=pairs((1, 0), (2, 1)),
+        copies=pairs((3, 1), (1, 4)),  # block 1 went out, and has a new owner
+        swap_in=pairs((2, 3), (0, 2)),  # 3 has been copied; host's 0 has just come
     )
     assert host[:, 0].tolist() == [1, 2, 12]
     assert device[:, 0].tolist() == [0, 3, 1, 12, 1, 5]
@@ -22,5 +27,5 @@ def test_nothing_is_overwritten_before_it_is_read() -> None:
 
 def test_a_step_may_move_nothing() -> None:
     device = torch.ones(2, 4)
-    move_blocks(BlockCopier([device]), swap_out=[], copies=[], swap_in=[])
+    move_blocks(BlockCopier([device]), swap_out=pairs(), copies=pairs(), swap_in=pairs())
     assert device.eq(1).all()

@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
+from engine.core.bad_words import BadWords
 from engine.core.request import Request
 from tests.factories.requests import make_request
 from tests.factories.sampling import sample_requests
@@ -114,7 +115,7 @@ def test_extreme_values_still_give_a_token(sampling: dict[str, object], temperat
 def test_what_would_forbid_every_token_is_void(temperature: int) -> None:
     sampling = {"temperature": temperature, "allowed_token_ids": [3], "min_tokens": 3}
     request = make_request(1, [8], stop_token_ids=frozenset({3}), **sampling)
-    request.bad_words = [[3]]
+    request.bad_words = BadWords([[3]])
     assert choose(torch.randn(VOCAB), request) == 3
 
 
@@ -166,11 +167,11 @@ def test_bad_words_are_sequences_of_the_output() -> None:
     row = torch.zeros(VOCAB)
     row[3], row[4] = 2.0, 1.0
     request = make_request(1, [8], temperature=0)
-    request.bad_words = [[7, 3]]
+    request.bad_words = BadWords([[7, 3]])
     assert choose(row, request) == 3
     assert choose(row, output(request, 7)) == 4
     single = make_request(1, [8], temperature=0)
-    single.bad_words = [[3]]
+    single.bad_words = BadWords([[3]])
     assert choose(row, single) == 4
 
 

@@ -9,12 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.bad_words import BadWords
 from engine.core.request import Request
 from engine.execution.sampling import step_arrays
 from engine.execution.sampling.draw import uniform_numbers
 from engine.execution.sampling.sampler import Sampler
 from tests.factories.requests import make_request
-from tests.factories.sampling import make_plan, run_plan, sample_requests
+from tests.factories.sampling import admit, make_plan, run_plan, sample_requests
 
 VOCAB = 32
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ def step(
 
 def test_penalties_count_tokens_that_the_host_has_not_seen() -> None:
     sampler, request = Sampler(2, VOCAB, CPU), make_request(1, [8], **PENALISED)
-    sampler.admit(1, request)
+    admit(sampler, 1, request)
     # Four plans before the first token is drawn.
     plans = [make_plan(sampler, [1], [request], ahead=ahead) for ahead in range(4)]
     drawn = [run_plan(sampler, plan, falling()[None], [1])[0].token_id for plan in plans]
@@ -52,14 +53,14 @@ def test_min_tokens_count_tokens_that_the_host_has_not_seen() -> None:
         1, [8], temperature=0, min_tokens=2, stop_token_ids=frozenset({3, VOCAB + 7})
     )
     sampler = Sampler(1, VOCAB, CPU)
-    sampler.admit(0, request)
+    admit(sampler, 0, request)
     assert [step(sampler, {0: request}, ahead=ahead) for ahead in range(3)] == [[4], [4], [3]]
 
 
 def test_draws_are_those_of_a_host_that_has_seen_all() -> None:
     request, logits = make_request(5, [8], max_tokens=9), torch.zeros(1, VOCAB)
     sampler = Sampler(1, VOCAB, CPU)
-    sampler.admit(0, request)
+    admit(sampler, 0, request)
     plans = [make_plan(sampler, [0], [request], ahead=ahead) for ahead in range(8)]
     ahead = [run_plan(sampler, plan, logits.clone(), [0])[0] for plan in plans]
     for token in ahead:
@@ -70,8 +71,8 @@ def test_draws_are_those_of_a_host_that_has_seen_all() -> None:
 
 def test_bad_words_need_a_host_that_has_seen_all() -> None:
     sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], temperature=0)
-    request.bad_words = [[3, 3], [4, 4], [VOCAB]]
-    sampler.admit(0, request)
+    request.bad_words = BadWords([[3, 3], [4, 4]])
+    admit(sampler, 0, request)
     for expected in (3, 4, 3, 4):
         assert step(sampler, {0: request}) == [expected]
         request.token_ids.append(expected)
@@ -81,9 +82,9 @@ def test_bad_words_need_a_host_that_has_seen_all() -> None:
 
 def test_a_preempted_sequence_with_bad_words_is_computed_again_in_pieces() -> None:
     sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], temperature=0)
-    request.bad_words = [[3, 3]]
+    request.bad_words = BadWords([[3, 3]])
     request.token_ids += [3, 4, 3]
-    sampler.admit(0, request)
+    admit(sampler, 0, request)
     for ahead in (-3, -1):
         step(sampler, {0: request}, ahead=ahead, idle=[0])
     assert step(sampler, {0: request}) == [4]
@@ -91,10 +92,10 @@ def test_a_preempted_sequence_with_bad_words_is_computed_again_in_pieces() -> No
 
 def test_a_bad_word_is_not_begun_by_the_prompt() -> None:
     request = make_request(1, [9, 3], temperature=0)
-    request.bad_words = [[3, 3], [9, 3, 4]]
+    request.bad_words = BadWords([[3, 3], [9, 3, 4]])
     assert sample_requests(falling()[None], [request])[0].token_id == 3
     request.token_ids.append(3)
-    request.bad_words = [[3, 3, 3], [3, 3]]
+    request.bad_words = BadWords([[3, 3, 3], [3, 3]])
     assert sample_requests(falling()[None], [request])[0].token_id == 4
 
 
@@ -103,11 +104,11 @@ def test_a_slot_forgets_who_had_it() -> None:
     first = make_request(
         1, [8], **PENALISED, allowed_token_ids=[4, 5], logit_bias={5: 3.0}, repetition_penalty=1.5
     )
-    sampler.admit(0, first)
+    admit(sampler, 0, first)
     assert [step(sampler, {0: first})[0] for _ in range(3)] == [5, 5, 5]
     for sampling in (PENALISED, {"temperature": 0}, PENALISED):
         other = make_request(2, [8], **sampling)
-        sampler.admit(0, other)
+        admit(sampler, 0, other)
         assert step(sampler, {0: other}) == [3]
 
 
@@ -117,11 +118,11 @@ def test_the_last_of_several_admissions_counts() -> None:
     said.token_ids += [3, 3]
     for last, expected in ((make_request(2, [8], **PENALISED), 3), (said, 4)):
         for request in (said, make_request(3, [8], temperature=0), last):
-            sampler.admit(0, request)
+            admit(sampler, 0, request)
         assert step(sampler, {0: last}) == [expected]
-    sampler.admit(0, said)
+    admit(sampler, 0, said)
     plain = make_request(3, [8], temperature=0)
-    sampler.admit(0, plain)
+    admit(sampler, 0, plain)
     assert step(sampler, {0: plain}) == [3]
 
 
@@ -130,9 +131,9 @@ def test_a_plan_stands_when_its_slot_is_given_away() -> None:
     before = make_request(1, [8], **PENALISED, allowed_token_ids=[4, 5], logit_bias={5: 1.0})
     before.token_ids += [5, 5]
     after = make_request(2, [8], temperature=0)
-    sampler.admit(0, before)
+    admit(sampler, 0, before)
     old = make_plan(sampler, [0], [before])
-    sampler.admit(0, after)
+    admit(sampler, 0, after)
     new = make_plan(sampler, [0], [after])
     assert run_plan(sampler, old, falling()[None], [0])[0].token_id == 4
     assert run_plan(sampler, new, falling()[None], [0])[0].token_id == 3
@@ -142,7 +143,7 @@ def test_an_idle_row_is_not_counted() -> None:
     sampler = Sampler(3, VOCAB, CPU)
     requests = {slot: make_request(slot, [8], **PENALISED) for slot in (2, 0)}
     for slot, request in requests.items():
-        sampler.admit(slot, request)
+        admit(sampler, slot, request)
     step(sampler, requests)
     step(sampler, requests, idle=[2])
     assert step(sampler, requests) == [3, 4]
@@ -150,11 +151,11 @@ def test_an_idle_row_is_not_counted() -> None:
 
 def test_a_preempted_sequence_comes_back_with_its_counts() -> None:
     sampler, request = Sampler(2, VOCAB, CPU), make_request(1, [8], **PENALISED)
-    sampler.admit(0, request)
+    admit(sampler, 0, request)
     assert step(sampler, {0: request}) == [3]
     request.token_ids.append(3)
     for slot in (0, 1, 1):  # its own, or another; nothing is counted twice
-        sampler.admit(slot, request)
+        admit(sampler, slot, request)
     assert step(sampler, {1: request}) == [3]
     assert step(sampler, {1: request}, ahead=1) == [4]
 
@@ -162,7 +163,7 @@ def test_a_preempted_sequence_comes_back_with_its_counts() -> None:
 def test_admissions_before_a_step_that_draws_nothing() -> None:
     sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], **PENALISED)
     request.token_ids += [3, 3]
-    sampler.admit(0, request)
+    admit(sampler, 0, request)
     assert run_plan(sampler, make_plan(sampler, [], []), torch.zeros(0, VOCAB), []) == []
     assert step(sampler, {0: request}) == [4]
 
@@ -184,7 +185,7 @@ def test_lists_are_uploaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         logprobs=1,
     )
     sampler = Sampler(1, 1000, CPU)
-    sampler.admit(0, request)
+    admit(sampler, 0, request)
     for _ in range(3):
         plan = make_plan(sampler, [0], [request])
         run_plan(sampler, plan, torch.zeros(1, 1000), [0])
@@ -213,7 +214,7 @@ def wishing(uid: int, output: Sequence[int]) -> Request:
     sampling = dict(WISHES[uid])
     bad_words = sampling.pop("bad_words", ())
     request = make_request(uid, [1, 2, 3], max_tokens=20, **sampling)
-    request.bad_words = bad_words
+    request.bad_words = BadWords(bad_words) if bad_words else None
     request.token_ids += output
     return request
 
@@ -229,7 +230,7 @@ def test_a_row_depends_neither_on_its_company_nor_on_its_slot(data: st.DataObjec
 
     sampler = Sampler(len(WISHES), VOCAB, CPU)
     for slot, request in zip(slots, requests, strict=True):
-        sampler.admit(slot, request)
+        admit(sampler, slot, request)
     plan = make_plan(sampler, slots, requests)
     together = run_plan(sampler, plan, logits.clone(), slots)
     alone = [

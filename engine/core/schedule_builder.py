@@ -1,0 +1,224 @@
+"""Builders of a `Schedule`, from the requests that take part in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.kv_cache_manager import BlockCopy
+from engine.core.request import Request
+from engine.core.schedule import (
+    MAX_STOP_TOKEN_IDS,
+    Admissions,
+    BlockWrites,
+    Int32s,
+    Ragged,
+    Schedule,
+)
+
+# Bounds of the temperature: beyond them, float32 would give 0 and infinity.
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-37, 1e37
+
+
+class AdmissionsBuilder:
+    """Collects the sequences that get a slot in a step."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._requests: list[Request] = []
+        self._slots: list[int] = []
+        self._starts: list[int] = []
+
+    def add(self, request: Request, slot: int, num_computed_tokens: int) -> None:
+        """Give `slot` to `request`, all of whose tokens the host has read."""
+        self._requests.append(request)
+        self._slots.append(slot)
+        self._starts.append(num_computed_tokens)
+
+    def build(self) -> Admissions:
+        """Return the columns of the sequences, which are not changed any more."""
+        requests = self._requests
+        if not requests:
+            return _NO_ADMISSIONS
+        params = [request.sampling_params for request in requests]
+        temperature = _float32(p.temperature for p in params)
+        clipped = temperature.clip(_MIN_TEMPERATURE, _MAX_TEMPERATURE)
+        is_sampled = np.array([p.temperature > 0 for p in params])
+        bias = [sorted((p.logit_bias or {}).items()) for p in params]
+        return Admissions(
+            slots=_int32(self._slots),
+            token_ids=ragged([request.token_ids for request in requests]),
+            num_prompt_tokens=_int32([request.num_prompt_tokens for request in requests]),
+            num_computed_tokens=_int32(self._starts),
+            min_tokens=_int32([p.min_tokens for p in params]),
+            max_tokens=_int32([request.max_tokens for request in requests]),
+            stop_token_ids=_int32([_padded_stop_ids(request) for request in requests]),
+            seeds=np.array([request.seed for request in requests], dtype=np.uint64),
+            temperature=np.where(is_sampled, clipped, np.float32(0)),
+            top_k=_int32([p.top_k for p in params]),
+            top_p=_float32(p.top_p for p in params),
+            min_p=_float32(p.min_p for p in params),
+            repetition_penalty=_float32(p.repetition_penalty for p in params),
+            presence_penalty=_float32(p.presence_penalty for p in params),
+            frequency_penalty=_float32(p.frequency_penalty for p in params),
+            num_top_logprobs=_int32([-1 if p.logprobs is None else p.logprobs for p in params]),
+            bias_token_ids=ragged([[token for token, _ in entries] for entries in bias]),
+            bias_values=_float32(value for _, value in chain.from_iterable(bias)),
+            is_constrained=np.array([p.allowed_token_ids is not None for p in params]),
+            allowed_token_ids=ragged([p.allowed_token_ids or () for p in params]),
+        )
+
+
+class BlockWritesBuilder:
+    """Collects the changes of block tables before a step."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._slots: list[int] = []
+        self._starts: list[int] = []
+        self._block_ids: list[Sequence[int]] = []
+
+    def add(self, slot: int, start: int, block_ids: Sequence[int]) -> None:
+        """Set the block table of `slot` from entry `start` on."""
+        self._slots.append(slot)
+        self._starts.append(start)
+        self._block_ids.append(block_ids)
+
+    def build(self) -> BlockWrites:
+        """Return the changes as arrays."""
+        if not self._slots:
+            return _NO_BLOCK_WRITES
+        return BlockWrites(_int32(self._slots), _int32(self._starts), ragged(self._block_ids))
+
+
+class ScheduledRow(NamedTuple):  # quickly made, for each row of each step
+    """The last of the tokens of `request` that are counted as computed take part in the step."""
+
+    request: Request
+    num_tokens: int
+    wants_token: bool
+
+
+class ScheduleBuilder:
+    """Collects the rows and block moves of a step.
+
+    Attributes:
+        rows: the sequences that take part.
+        admissions: those that get a slot.
+        block_writes: changes of their block tables.
+        swap_out, copies, swap_in: blocks to move before the step.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.rows: list[ScheduledRow] = []
+        self.admissions = AdmissionsBuilder()
+        self.block_writes = BlockWritesBuilder()
+        self.swap_out: list[BlockCopy] = []
+        self.copies: list[BlockCopy] = []
+        self.swap_in: list[BlockCopy] = []
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each row computes only its newest token, and has no forks that wait for it."""
+        return all(
+            row.num_tokens == 1 and row.wants_token and not row.request.forks for row in self.rows
+        )
+
+    def sort_rows(self) -> list[ScheduledRow]:
+        """Put the rows in the order of `Schedule`, and return them."""
+        self.rows.sort(key=lambda row: (row.num_tokens > 1, not row.wants_token))
+        return self.rows
+
+    def admit(self, request: Request, num_computed_tokens: int) -> None:
+        """Write `request` with all its blocks to the slot that it has got."""
+        assert request.slot is not None
+        self.admissions.add(request, request.slot, num_computed_tokens)
+        self.write_blocks(request, 0)
+
+    def write_blocks(self, request: Request, start: int) -> None:
+        """Write the block table of `request` to its slot, from entry `start` on."""
+        if start < len(request.kv.block_ids):
+            assert request.slot is not None
+            self.block_writes.add(request.slot, start, request.kv.block_ids[start:])
+
+    def build(self) -> Schedule:
+        """Return the schedule of the sorted rows."""
+        requests = [row.request for row in self.rows]
+        num_tokens = _int32([row.num_tokens for row in self.rows])
+        return Schedule(
+            slots=_int32([request.slot for request in requests]),
+            num_tokens=num_tokens,
+            wants_token=np.array([row.wants_token for row in self.rows], dtype=np.bool_),
+            num_output_tokens=_int32(
+                [r.num_computed_tokens - r.num_prompt_tokens for r in requests]
+            ),
+            num_decodes=int(np.searchsorted(num_tokens, 2)),
+            admissions=self.admissions.build(),
+            block_writes=self.block_writes.build(),
+            swap_out=_block_pairs(self.swap_out),
+            copies=_block_pairs(self.copies),
+            swap_in=_block_pairs(self.swap_in),
+        )
+
+
+def ragged(lists: Sequence[Sequence[int] | Int32s]) -> Ragged:
+    """Return `lists`, one after the other."""
+    start_loc = np.zeros(len(lists) + 1, dtype=np.int32)
+    np.cumsum([len(values) for values in lists], out=start_loc[1:])
+    if not start_loc[-1]:
+        return Ragged(start_loc, np.zeros(0, dtype=np.int32))
+    return Ragged(start_loc, np.concatenate([_int32(values) for values in lists]))
+
+
+def _block_pairs(copies: Sequence[BlockCopy]) -> Int32s:
+    """Return `copies` as an array [N, 2]."""
+    return _int32(copies).reshape(-1, 2)
+
+
+def _int32(values: Sequence[object] | Int32s) -> Int32s:
+    return np.array(values, dtype=np.int32)
+
+
+def _float32(values: Iterable[float]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore", under="ignore"):  # infinity and 0 are right
+        return np.array(list(values), dtype=np.float64).astype(np.float32)
+
+
+def _padded_stop_ids(request: Request) -> list[int]:
+    first = sorted(request.stop_token_ids)[:MAX_STOP_TOKEN_IDS]
+    return first + [-1] * (MAX_STOP_TOKEN_IDS - len(first))
+
+
+def _no_admissions() -> Admissions:
+    ints, floats, none = _int32([]), _float32([]), ragged([])
+    return Admissions(
+        slots=ints,
+        token_ids=none,
+        num_prompt_tokens=ints,
+        num_computed_tokens=ints,
+        min_tokens=ints,
+        max_tokens=ints,
+        stop_token_ids=ints.reshape(0, MAX_STOP_TOKEN_IDS),
+        seeds=np.zeros(0, dtype=np.uint64),
+        temperature=floats,
+        top_k=ints,
+        top_p=floats,
+        min_p=floats,
+        repetition_penalty=floats,
+        presence_penalty=floats,
+        frequency_penalty=floats,
+        num_top_logprobs=ints,
+        bias_token_ids=none,
+        bias_values=floats,
+        is_constrained=np.zeros(0, dtype=np.bool_),
+        allowed_token_ids=none,
+    )
+
+
+_NO_ADMISSIONS = _no_admissions()
+_NO_BLOCK_WRITES = BlockWrites(_int32([]), _int32([]), ragged([]))
