@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_rule import TokenTable
 from engine.text.text_search import TextSearch
+from engine.text.token_table import TokenTable
 from engine.text.tokenizer import Tokenizer
 from engine.text.utf8 import decode_complete, incomplete_end, is_continuation
 
@@ -66,8 +66,10 @@ class ByteLevelRule:
         return b"".join(map(self._bytes[skip].__getitem__, ids))
 
     def _bytes_of(self, token_id: int, skip: bool) -> bytes:
+        if skip:
+            return b"" if token_id in self._tokenizer.special_ids else self._bytes[False][token_id]
         token = self._tokenizer.id_to_token(token_id)
-        if token is None or (skip and token_id in self._tokenizer.special_ids):
+        if token is None:
             return b""
         try:
             return bytes([_BYTE_OF_CHARACTER[character] for character in token])

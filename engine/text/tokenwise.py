@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_rule import TokenTable
 from engine.text.text_search import TextSearch
+from engine.text.token_table import TokenTable
 from engine.text.tokenizer import Tokenizer
 from engine.text.utf8 import incomplete_end, invalid_start, open_character
 
@@ -128,7 +128,9 @@ class TokenwiseRule:
 
     def _text_of(self, token_id: int, skip: bool) -> str | None:
         """Return the text of a token after others, None if it is a byte or not visible."""
-        if token_id in self._byte_of[False] or not self._tokenizer.is_visible(token_id, skip):
+        if skip:
+            return None if token_id in self._tokenizer.special_ids else self._texts[False][token_id]
+        if token_id in self._byte_of[False] or not self._tokenizer.is_visible(token_id, False):
             return None
         return self._tokenizer.token_text(token_id)
 
