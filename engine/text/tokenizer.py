@@ -6,12 +6,12 @@ import itertools
 import json
 import string
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.errors import CheckpointError, RequestError, TridentError
 from engine.text.checkpoint_json import read_object
-from engine.text.token_table import TokenTable
 
 _JSON_FILES = (
     "tokenizer.json",
@@ -48,7 +48,7 @@ class Tokenizer:
             for token_id, token in self._backend.get_added_tokens_decoder().items()
             if token.special
         )
-        self._token_texts = TokenTable(self._decode_token)
+        self._token_texts = cache(self._decode_token)
         self.decoder_steps = _decoder_steps(self._backend.decoder)
         has_byte_fallback = any(step["type"] == "ByteFallback" for step in self.decoder_steps)
         self.byte_fallback_ids = (
@@ -153,7 +153,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token inside a sentence; invalid UTF-8 becomes U+FFFD."""
-        return self._token_texts[token_id]
+        return self._token_texts(token_id)
 
     def _decode_token(self, token_id: int) -> str:
         token = self.id_to_token(token_id)

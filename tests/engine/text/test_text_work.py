@@ -8,7 +8,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import cycle, islice
+from itertools import cycle, islice, takewhile
 from types import FrameType
 
 import pytest
@@ -130,7 +130,7 @@ def test_a_window_is_short_but_for_an_open_run_of_bytes(
     window: list[int] = []
     for token_id in repeated(pattern)[:200]:
         window = detokenizer.next_window(window, [token_id], skip_special_tokens=skip)
-        run = [i for i in window if i in tokenizer.byte_fallback_ids]
+        run = [*takewhile(tokenizer.byte_fallback_ids.__contains__, reversed(window))][::-1]
         try:
             bytes(int(str(tokenizer.id_to_token(i))[1:-1], 16) for i in run).decode()
         except UnicodeDecodeError as error:
