@@ -12,7 +12,7 @@ SERVER := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
 CPU_KERNELS := $(VENV)/.cpu-kernels
 
-.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled kernels bench clean help
+.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled bench pack clean help
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -57,11 +57,11 @@ interpreted: develop  ## Our kernels on the CPU: without a GPU, under Triton's i
 compiled: develop  ## Our kernels compiled for GPUs that need not be here
 	$(PYTEST) -m '$(SELECT)' tests/aot
 
-kernels: develop  ## Test and measure all kernels on this machine's GPU; ARGS="--json results.json"
-	$(BIN)/python -m kernels.bench $(ARGS)
-
-bench: develop  ## Test and measure the engine on this machine's GPU; ARGS="--json results.json"
+bench: develop  ## Test and measure engine and kernels on this machine's GPU; ARGS="--out FOLDER"
 	$(BIN)/python -m engine.bench $(ARGS)
+
+pack: develop  ## Fetch what `python -m engine.bench` needs on a machine without a network
+	$(BIN)/python -m engine.bench.pack
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,7 @@
-"""Tests the engine on a GPU, then measures it against the GPU's limits and transformers.
+"""Tests engine and kernels on a GPU, then measures them against its limits and transformers.
 
-    python -m engine.bench --json results.json
+    python -m engine.bench --out gpu-results
 
-The packages it needs are in `engine.bench.requirements`; it downloads nothing.
+needs Python, torch, Triton, NumPy and the wheels of `engine.bench.pack`, and nine minutes of one
+GPU. `engine.bench.run` has its parts in order.
 """

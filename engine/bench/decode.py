@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.bench import floors
 from engine.bench.driver import EngineDriver
 from engine.bench.floors import Ceilings
-from engine.bench.part import Figures, Part
+from engine.bench.part import Figures, TimedPart
 from engine.bench.wait_clock import WaitClock
 from engine.bench.workload import prompts
 from kernels.bench.case import Aim
@@ -24,7 +24,7 @@ _AIMS = {
 
 
 @dataclass(frozen=True)
-class Decode(Part):
+class Decode(TimedPart):
     """The seconds of a step of `batch` sequences, and the host's share of them."""
 
     batch: int

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from engine.bench import floors
 from engine.bench.driver import EngineDriver
 from engine.bench.floors import Ceilings
-from engine.bench.part import Figures, Part
+from engine.bench.part import Figures, TimedPart
 from engine.protocol import SequenceOutput
 
 
 @dataclass(frozen=True)
-class Offline(Part):
+class Offline(TimedPart):
     """The seconds to complete the first `count` requests of the workload.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Part: one measurement, its floor and its target."""
+"""Part: what is measured at once; TimedPart: with its floor and its target."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part(ABC):
-    """A row of the table.
+    """Work that one process does at a time.
 
     Attributes:
-        session: what it runs on, `engine` or `transformers`.
+        session: what it runs on: `engine`, `transformers` or `replays`.
     """
 
     shape: Shape
@@ -36,6 +36,22 @@ class Part(ABC):
         """Distinguishes it from all other parts."""
         return f"{self.shape.label} {self.name}"
 
+    @abstractmethod
+    def measure(self, session: Any) -> Figures:
+        """Do the work, and return its figures.
+
+        Args:
+            session: the `EngineDriver`, `TransformersPeer` or `ReplaySession` of the shape.
+        """
+
+
+@dataclass(frozen=True)
+class TimedPart(Part):
+    """A row of the table.
+
+    Its figures have `seconds`, and output `tokens_per_second` where meaningful.
+    """
+
     @property
     def aim(self) -> Aim | None:
         """Its target, if any: a share of its floor, or a time."""
@@ -44,11 +60,3 @@ class Part(ABC):
     @abstractmethod
     def floor(self, figures: Figures, ceilings: Ceilings) -> float:
         """Return the minimum seconds for the work in `figures`, given the ceilings."""
-
-    @abstractmethod
-    def measure(self, session: Any) -> Figures:
-        """Return `seconds`, output `tokens_per_second` where meaningful, and further figures.
-
-        Args:
-            session: the `EngineDriver` or `TransformersPeer` of the shape.
-        """

@@ -8,13 +8,13 @@ from statistics import median
 from engine.bench import floors
 from engine.bench.driver import EngineDriver
 from engine.bench.floors import Ceilings
-from engine.bench.part import Figures, Part
+from engine.bench.part import Figures, TimedPart
 from engine.bench.workload import prompts
 from kernels.bench.case import Aim
 
 
 @dataclass(frozen=True)
-class Prefill(Part):
+class Prefill(TimedPart):
     """The seconds to prefill `count` prompts in one step, from arrival to first tokens."""
 
     count: int
@@ -41,7 +41,7 @@ class Prefill(Part):
 
 
 @dataclass(frozen=True)
-class FirstToken(Part):
+class FirstToken(TimedPart):
     """TTFT of a request while nothing else runs."""
 
     @property
@@ -55,7 +55,7 @@ class FirstToken(Part):
         return {"seconds": _median_seconds(self, session, [self.workload.prompt])}
 
 
-def _median_seconds(part: Part, session: EngineDriver, lengths: list[int]) -> float:
+def _median_seconds(part: TimedPart, session: EngineDriver, lengths: list[int]) -> float:
     # New prompts each time, to miss the prefix cache.
     times = [
         session.seconds(prompts(lengths, part.shape.vocab, seed))

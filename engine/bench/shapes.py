@@ -8,7 +8,7 @@ from typing import Any
 _BYTES = 2  # of a bfloat16
 
 # Common fields of config.json.
-_LLAMA = {
+LLAMA_FAMILY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "attention_bias": False,
@@ -25,7 +25,7 @@ _LLAMA = {
         "rope_type": "llama3",
     },
 }
-_QWEN = {
+QWEN_FAMILY = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
     "bos_token_id": 151643,
@@ -79,6 +79,12 @@ class Shape:
         }
 
     @property
+    def family_name(self) -> str:
+        """Its `model_type`."""
+        name: str = self.family["model_type"]
+        return name
+
+    @property
     def layer_parameters(self) -> int:
         """Parameters of all layers' matrices."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -115,19 +121,19 @@ class Shape:
 
 
 QWEN_0_5B = Shape(
-    "0.5b", "Qwen2.5-0.5B", 24, 896, 4864, 14, 2, 64, 151936, 32768, True, True, _QWEN
+    "0.5b", "Qwen2.5-0.5B", 24, 896, 4864, 14, 2, 64, 151936, 32768, True, True, QWEN_FAMILY
 )
 QWEN_1_5B = Shape(
-    "1.5b", "Qwen2.5-1.5B", 28, 1536, 8960, 12, 2, 128, 151936, 131072, True, True, _QWEN
+    "1.5b", "Qwen2.5-1.5B", 28, 1536, 8960, 12, 2, 128, 151936, 131072, True, True, QWEN_FAMILY
 )
 LLAMA_8B = Shape(
-    "8b", "Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128, 128256, 131072, False, False, _LLAMA
+    "8b", "Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128, 128256, 131072, False, False, LLAMA_FAMILY
 )
 # Checks within seconds that everything works, also on a CPU; its figures are meaningless.
 TINY = Shape(
     "tiny",
     "two small layers",
     *(2, 64, 128, 2, 1, 32, 600, 512, True, True),
-    {**_QWEN, "bos_token_id": 599, "eos_token_id": 599},
+    {**QWEN_FAMILY, "bos_token_id": 599, "eos_token_id": 599},
 )
 SHAPES = (QWEN_0_5B, LLAMA_8B, QWEN_1_5B)

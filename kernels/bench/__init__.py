@@ -1,6 +1,5 @@
-"""Tests and measures every kernel on a GPU, next to the fastest torch implementations.
+"""The kernels' part of `python -m engine.bench`: cases, timing, and processes that may crash.
 
-    python -m kernels.bench --json results.json
-
-needs Python, torch, Triton, NumPy and pytest, nothing else, and five minutes of one GPU.
+`kernels.bench.runner` measures cases in other processes, `kernels.bench.testing` runs tests in
+parallel ones; the engine's part uses both.
 """

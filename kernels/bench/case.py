@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -141,6 +141,10 @@ class Case:
     @property
     def key(self) -> str:
         return f"{self.operation} {self.name}"
+
+    def tiny_case(self) -> Case:
+        """Return the same case at its tiny shape, without an aim and torch.compile."""
+        return replace(self, shape={**self.shape, **self.tiny}, aim=None, compile=False)
 
 
 def numel_bytes(*tensors: Tensor) -> int:

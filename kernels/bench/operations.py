@@ -50,6 +50,11 @@ def all_cases() -> list[Case]:
     return sorted(cases, key=lambda case: case.aim is None)
 
 
+def tiny_cases() -> list[Case]:
+    """Return the first case of every operation, at its tiny shape."""
+    return [operation.cases()[0].tiny_case() for operation in OPERATIONS]
+
+
 def owner(file: Path, names: list[str]) -> str:
     """Return the operation that a test file belongs to, or the name in the file name if none.
 

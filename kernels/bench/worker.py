@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from kernels.bench import timing
 from kernels.bench.case import Call, Case, Work
-from kernels.bench.operations import all_cases
+from kernels.bench.operations import all_cases, tiny_cases
 from kernels.bench.resources import Multiprocessor, describe, launches
 
 MARK = "@@ "  # prefix of messages; other output is ignored
@@ -106,9 +107,10 @@ def compile_kernels(cases: Sequence[Case], device: torch.device) -> None:
 
 
 def usable() -> bool:
-    """Return whether the GPU still responds: a fault breaks the process's CUDA context."""
+    """Return whether the GPU, if any, responds: a fault breaks the process's CUDA context."""
     try:
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
     except RuntimeError:
         return False
     return True
@@ -122,20 +124,42 @@ def _release(device: torch.device) -> None:
             torch.cuda.empty_cache()
 
 
-def serve(request: dict[str, Any], device: torch.device) -> None:
-    """Measure the cases named in `request` until its deadline, or compile their kernels."""
-    cases = {case.key: case for case in all_cases()}
+def clock(device: torch.device) -> Watch:
+    """Return what times calls on `device`."""
+    return timing.Stopwatch() if device.type == "cuda" else WallClock()
+
+
+class WallClock:
+    """Times calls on a CPU."""
+
+    def micros(self, call: Call, *, graph: bool) -> float:
+        """Return the microseconds that one call takes."""
+        start = time.perf_counter()
+        call()
+        return 1e6 * (time.perf_counter() - start)
+
+
+def serve(request: dict[str, Any], device: torch.device, *, tiny: bool = False) -> None:
+    """Measure the cases named in `request` until its deadline, or compile their kernels.
+
+    Args:
+        tiny: measure those of `tiny_cases`; also on a CPU, by wall time.
+    """
+    cases = {case.key: case for case in (tiny_cases() if tiny else all_cases())}
     if request["compile_only"]:
-        # The tests need memory at the same time. Kernels do not depend on the number of rows, so a
-        # smaller case compiles the kernels of one that does not fit.
+        # The tests need memory and the cores at the same time. Kernels do not depend on the number
+        # of rows, so a smaller case compiles the kernels of one that does not fit.
+        os.nice(10)
         torch.cuda.set_per_process_memory_fraction(_COMPILE_MEMORY)
         compile_kernels([cases[key] for key in request["cases"]], device)
         return
-    watch = timing.Stopwatch()
-    gc.freeze()  # each graph capture runs the garbage collector
-    if request["ceilings"]:
-        _say({"ceilings": timing.ceilings(watch)})
-    bench = Bench(watch, device, Multiprocessor.of(device))
+    watch = clock(device)
+    bench = Bench(watch, device)
+    if isinstance(watch, timing.Stopwatch):
+        gc.freeze()  # each graph capture runs the garbage collector
+        if request["ceilings"]:
+            _say({"ceilings": timing.ceilings(watch)})
+        bench = Bench(watch, device, Multiprocessor.of(device))
     for key in request["cases"]:
         if time.time() > request["deadline"]:
             _say({"case": key, "status": "left out", "reason": "no time was left"})
@@ -157,4 +181,5 @@ def _line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    serve(json.load(sys.stdin), torch.device("cuda"))
+    _device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    serve(json.load(sys.stdin), _device, tiny="--tiny" in sys.argv)

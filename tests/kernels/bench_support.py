@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from kernels.bench.case import Aim, Case, Work
-from kernels.bench.report import Report
 from kernels.bench.testing import Outcome
 
 MACHINE: dict[str, str | None] = {"gpu": "none", "driver": None}
@@ -39,7 +38,3 @@ def figures_of(micros: float, **others: Any) -> dict[str, Any]:
         "kernels": [],
         **others,
     }
-
-
-def report_of(*cases: tuple[Case, dict[str, Any]], tests: Outcome = GREEN) -> Report:
-    return Report(MACHINE, CEILINGS, {"rms_norm": tests}, cases)

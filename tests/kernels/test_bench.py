@@ -1,26 +1,14 @@
-"""The benchmark tests the kernels first, and refuses to measure those whose tests fail."""
+"""The kernels' tests run in parallel processes; no result is lost if one of them is killed."""
 
-import json
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from kernels.bench import __main__ as command
-from kernels.bench import runner, testing
-from kernels.bench.operations import OPERATIONS, Operation, all_cases, owner
+from kernels.bench import shard, testing
+from kernels.bench.operations import OPERATIONS, Operation, owner
 from kernels.bench.testing import Outcome
-from tests.kernels.bench_support import (
-    CEILINGS,
-    GREEN,
-    MACHINE,
-    RED,
-    figures_of,
-)
+from tests.kernels.bench_support import GREEN, RED
 
 
 def _folder(tmp_path: Path, **files: str) -> Path:
@@ -40,36 +28,81 @@ def test_tests_are_counted_by_operation(tmp_path: Path) -> None:
         test_goodness="def test_shared(): pass\n",
         test_bad=many % 4 + "def test_ends():\n    import os\n    os._exit(7)\n",
         test_red=many % 3,
+        test_torn="import no_such_module\n",
         test_bench="def test_never(): assert False\n",
     )
     said: list[str] = []
+    counts: list[int] = []
     operations = [
         Operation("good", shards=2),
         Operation("red", requires=("plan",)),
         Operation("bad"),
     ]
-    found = testing.run(operations, time.time() + 60, say=said.append, folder=folder, workers=4)
-    assert set(found) == {"good", "goodness", "plan", "red", "bad"}
+    found = testing.run(
+        testing.kernel_suites(operations, folder),
+        time.time() + 60,
+        say=said.append,
+        changed=lambda outcomes: counts.append(sum(each.passed for each in outcomes.values())),
+        workers=4,
+    )
+    assert set(found) == {"good", "goodness", "plan", "red", "bad", "torn"}
     assert found["plan"].passed == 2
     assert (found["good"].passed, found["good"].failed, found["good"].skipped) == (5, 0, 1)
     assert found["good"].green
     assert found["goodness"].green
-    assert (found["red"].passed, found["red"].failed) == (3, 2)
+    assert (found["red"].passed, found["red"].failed, found["red"].left) == (3, 2, 0)
     assert sorted(name for name, _ in found["red"].failures) == ["test_i[3]", "test_i[4]"]
     assert "assert 3 < 3" in dict(found["red"].failures)["test_i[3]"]
+    assert "def test_i(i): assert i < 3" in found["red"].details[0]
     # A process that dies within a test has failed, whatever passed before.
-    assert not found["bad"].green
-    assert "code 7" in found["bad"].failures[0][1]
-    assert len(said) == 5
+    assert (found["bad"].passed, found["bad"].left) == (4, 1)
+    assert "code 7" in found["bad"].failures[-1][1]
+    assert not found["torn"].green
+    assert "no_such_module" in found["torn"].details[0]
+    assert len(said) == 6
+    assert counts == sorted(counts)
+    assert counts[-1] == sum(each.passed for each in found.values())
 
 
-def test_tests_that_do_not_end_have_failed(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, test_slow="import time\ndef test_t(): time.sleep(60)\n")
+def test_what_has_passed_is_kept_when_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"test_slow": "import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\n"}
+    suites = testing.kernel_suites([], _folder(tmp_path, **files))
     start = time.monotonic()
-    found = testing.run([], time.time() + 3, say=lambda _: None, folder=folder)
-    assert time.monotonic() - start < 20
-    assert "did not end in time" in found["slow"].failures[0][1]
-    assert not found["slow"].green
+
+    def ended() -> Outcome:
+        return testing.run(suites, time.time() + 4, say=lambda _: None)["slow"]
+
+    late = ended()
+    assert time.monotonic() - start < 30
+    assert (late.passed, late.failed, late.left) == (1, 0, 1)
+    assert late.green
+    assert str(late) == "1 passed, 0 failed, 0 skipped, 1 not run in time"
+    # One that runs for too long has hung, and does not just lack time.
+    monkeypatch.setattr(testing, "HUNG_S", 0.1)
+    hung = ended()
+    assert (hung.passed, hung.failed) == (1, 1)
+    assert "test_b did not end in" in hung.failures[0][1]
+    assert not hung.green
+    assert testing.run(suites, time.time() - 1, say=lambda _: None)["slow"] == Outcome()
+
+
+def test_shards_take_every_test_once() -> None:
+    class Config:
+        def __init__(self, value: str) -> None:
+            self.value = value
+
+        def getoption(self, name: str) -> str:
+            assert name == "--shard"
+            return self.value
+
+    taken: list[int] = []
+    for index in range(3):
+        items = list(range(10))
+        shard.pytest_collection_modifyitems(Config(f"{index}/3"), items)  # type: ignore[arg-type]
+        taken += items
+    assert sorted(taken) == list(range(10))
 
 
 def test_a_test_file_belongs_to_the_operation_it_names() -> None:
@@ -103,57 +136,3 @@ def test_required_operations_have_tests() -> None:
     for operation in OPERATIONS:
         for name in (operation.name, *operation.requires):
             assert {f"test_{name}.py", name} & named
-
-
-@pytest.fixture
-def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(command, "machine", lambda: MACHINE)
-    monkeypatch.setattr(runner, "compiling", lambda *_: nullcontext())
-
-
-def _all_tests(**others: Outcome) -> dict[str, Outcome]:
-    names = {name for o in OPERATIONS for name in (o.name, *o.requires)}
-    return {**dict.fromkeys(names, GREEN), **others}
-
-
-@pytest.mark.usefixtures("a_gpu")
-def test_a_red_operation_is_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measured: list[str] = []
-
-    def measure(keys: Sequence[str], *_: Any, **__: Any) -> runner.Figures:
-        measured.extend(keys)
-        return runner.Figures(CEILINGS, {key: figures_of(1.0, bytes=10) for key in keys})
-
-    monkeypatch.setattr(runner, "measure", measure)
-    monkeypatch.setattr(testing, "run", lambda *_, **__: _all_tests(rms_norm=RED))
-    file = tmp_path / "results.json"
-    assert command.main(["--json", str(file)]) == 1
-    assert not [key for key in measured if key.startswith("rms_norm ")]
-    rows = json.loads(file.read_text())["cases"]
-    assert {row["status"] for row in rows if row["operation"] == "rms_norm"} == {"refused"}
-    assert all("micros" not in row for row in rows if row["operation"] == "rms_norm")
-    out = capsys.readouterr().out
-    assert "FAILED rms_norm: test_x: assert 1 == 2" in out
-    assert "refused: tests of rms_norm: 1 failed" in out
-
-    monkeypatch.setattr(testing, "run", lambda *_, **__: _all_tests())
-    assert command.main([]) == 0
-    assert set(measured) == {case.key for case in all_cases()}
-    monkeypatch.setattr(testing, "run", lambda *_, **__: _all_tests(checks=RED))
-    assert command.main([]) == 1
-
-
-def test_without_a_gpu_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "INTERPRETED", True)
-    assert command.main([]) == 2
-    assert "TRITON_INTERPRET" in capsys.readouterr().out
-    monkeypatch.setattr(command, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main([]) == 2
-    assert "no CUDA device" in capsys.readouterr().out

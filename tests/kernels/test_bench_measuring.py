@@ -15,6 +15,7 @@ import torch
 
 from kernels.bench import runner, timing, worker
 from kernels.bench.case import Case, Work
+from kernels.bench.operations import tiny_cases
 from kernels.bench.resources import Multiprocessor
 from kernels.bench.worker import Bench
 from tests.kernels.bench_support import (
@@ -132,6 +133,7 @@ def _serve(
     """Return the output of a measuring process for the cases "rms_norm a" and "b"."""
     monkeypatch.setattr(worker, "all_cases", lambda: [fake_case("a"), fake_case("b")])
     monkeypatch.setattr(timing, "Stopwatch", _Watch)
+    monkeypatch.setattr(worker, "clock", lambda _: _Watch())
     monkeypatch.setattr(timing, "ceilings", lambda _: CEILINGS)
     monkeypatch.setattr(Multiprocessor, "of", lambda _: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
@@ -161,6 +163,7 @@ def test_a_measuring_process_ends_when_the_gpu_faults(
     def fault() -> None:
         raise RuntimeError("illegal memory access")
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", fault)
     with pytest.raises(SystemExit):
         _serve(monkeypatch, capsys, deadline=time.time() + 60)
@@ -184,11 +187,26 @@ for key in request["cases"]:
 """
 
 
-def _measure(keys: Sequence[str], program: str = _WORKER) -> tuple[runner.Figures, list[str]]:
+def _measure(
+    keys: Sequence[str], program: str = _WORKER, seconds: float = 60.0
+) -> tuple[runner.Figures, list[str]]:
     said: list[str] = []
     start = (sys.executable, "-c", program)
-    figures = runner.measure(keys, 0.0, say=said.append, command=start, silence=2.0)
+    figures = runner.Figures()
+    runner.measure(
+        keys, time.time() + seconds, figures, say=said.append, command=start, silence=2.0, grace=1.0
+    )
     return figures, said
+
+
+def test_tiny_cases_are_measured_by_wall_time(capsys: pytest.CaptureFixture[str]) -> None:
+    request = {"compile_only": False, "ceilings": True, "deadline": time.time() + 60}
+    keys = [case.key for case in tiny_cases()][2:4]
+    worker.serve({**request, "cases": keys}, torch.device("cpu"), tiny=True)
+    lines = capsys.readouterr().out.splitlines()
+    messages = [json.loads(line.removeprefix(worker.MARK)) for line in lines]
+    assert [message["case"] for message in messages[1::2]] == keys
+    assert all(message["status"] == "measured" for message in messages[1::2])
 
 
 def test_measuring_goes_on_after_a_fault_and_after_a_hang() -> None:
@@ -203,6 +221,26 @@ def test_measuring_goes_on_after_a_fault_and_after_a_hang() -> None:
     }
     assert figures.cases["hang"]["reason"] == "nothing was heard for 2 s"
     assert sum("in a new process" in line for line in said) == 2
+
+
+def test_a_process_that_outlasts_the_deadline_is_killed() -> None:
+    program = _WORKER.replace(
+        "time.sleep(60)", "[print(i, flush=True) or time.sleep(.1) for i in range(600)]"
+    )
+    start = time.monotonic()
+    figures, _ = _measure(["a", "hang", "b"], program, seconds=2.0)
+    assert time.monotonic() - start < 20
+    assert figures.cases["a"]["status"] == "measured"
+    assert figures.cases["hang"] == {"status": "failed", "reason": "it did not end in time"}
+    assert figures.cases["b"] == {"status": "left out", "reason": "no time was left"}
+
+
+def test_figures_are_handed_on_as_they_come() -> None:
+    figures, seen = runner.Figures(), []
+    figures.changed = lambda: seen.append(list(figures.cases))
+    command = (sys.executable, "-c", _WORKER)
+    runner.measure(["a", "b"], time.time() + 60, figures, say=print, command=command)
+    assert seen[-2:] == [["a"], ["a", "b"]]
 
 
 def test_a_process_that_cannot_measure_is_not_started_for_ever() -> None:
@@ -222,9 +260,8 @@ def test_kernels_are_compiled_meanwhile(tmp_path: Path) -> None:
         f"(pathlib.Path({str(tmp_path)!r}) / request['cases'][0]).touch()\n"
     )
     start = time.monotonic()
-    with runner.compiling(
-        [["a"], ["hang"], ["b"]], time.time() + 3, command=(sys.executable, "-c", program)
-    ):
+    command = (sys.executable, "-c", program)
+    with runner.compiling([(command, [key]) for key in ("a", "hang", "b")], time.time() + 3):
         pass
     assert {file.name for file in tmp_path.iterdir()} == {"a", "b"}
     assert time.monotonic() - start < 20

@@ -11,14 +11,16 @@ import torch
 from engine.bench import ceilings
 from engine.bench.decode import Decode
 from engine.bench.driver import EngineDriver
-from engine.bench.parts import Group
+from engine.bench.parts import Group, groups
 from engine.bench.prefill import Prefill
+from engine.bench.shapes import TINY
 from engine.bench.wait_clock import WaitClock
-from engine.bench.worker import measure, plan
+from engine.bench.worker import measure
+from engine.bench.workload import SMALL
 from engine.execution.pending_step import SentSamples
 
 CPU = torch.device("cpu")
-ENGINE, FEW, ALL = plan([], tiny=True)
+ENGINE, FEW, ALL = groups([TINY], SMALL)
 
 
 def figures_of(group: Group, deadline: float | None = None) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,166 @@
+"""Steps that give other bits in a second run are found, and found again by their seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.bench import replays
+from engine.bench.checkpoint import write_checkpoint
+from engine.bench.parts import Group
+from engine.bench.replays import ReplaySession
+from engine.bench.workload import SMALL
+from engine.core.schedule import Schedule
+from engine.execution import model_runner
+
+CPU = torch.device("cpu")
+GROUPS = replays.groups(60, SMALL, tiny=True)
+LABELS = [group.shape.label for group in GROUPS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def session_of(group: Group, folder: Path) -> ReplaySession:
+    write_checkpoint(group.shape, folder)
+    return ReplaySession(group.shape, SMALL, folder, CPU, 0.0)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> ReplaySession:
+    return session_of(GROUPS[0], tmp_path)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=LABELS)
+def test_steps_of_all_kinds_give_the_same_bits(group: Group, tmp_path: Path) -> None:
+    figures = group.parts[0].measure(session_of(group, tmp_path))
+    assert figures["unequal"] == []
+    assert figures["replays"] == sum(figures["kinds"].values()) == 15
+    assert figures["kinds"].keys() >= {"decode"}
+
+
+def test_ten_thousand_replays_are_shared_out() -> None:
+    groups = replays.groups(10_000, SMALL, tiny=False)
+    parts = [part for group in groups for part in group.parts]
+    assert len({part.key for part in parts}) == len(parts)
+    assert sum(part.count * part.steps for part in parts) == 10_000
+    episodes = {(part.shape.label, part.first + i) for part in parts for i in range(part.count)}
+    assert len(episodes) * replays.STEPS == 10_000
+    assert len(groups) == 8
+
+
+def _watch(session: ReplaySession, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets the arrays of every step that is run."""
+    seen: list[Any] = []
+    runner = session.steps._runner
+    forward = runner.forward
+
+    def watched(schedule: Schedule) -> None:
+        tables = runner._tables.buffer.clone().numpy()
+        seen.append((schedule.slots, schedule.num_tokens, tables))
+        forward(schedule)
+
+    monkeypatch.setattr(runner, "forward", watched)
+    return seen
+
+
+def test_a_seed_determines_the_step_whatever_ran_before(
+    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = _watch(session, monkeypatch)
+    session.episode(7, 6, again=5)
+    first = list(seen)
+    for other in range(3):
+        session.episode(other)
+    seen.clear()
+    session.episode(7, 6, again=5)
+    assert len(first) == len(seen) > replays._AGAIN
+    for one, other in zip(first, seen, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    seen.clear()
+    session.episode(8, 6)
+    assert any(not np.array_equal(a[1], b[1]) for a, b in zip(first, seen, strict=False))
+
+
+class Race:
+    """Changes one value in every `every`-th call of a function."""
+
+    def __init__(self, every: int) -> None:
+        self.calls, self.every = 0, every
+
+    def strikes(self) -> bool:
+        self.calls += 1
+        return self.calls % self.every == 0
+
+
+def _check_found(session: ReplaySession, *names: str) -> None:
+    unequal = [line for episode in range(3) for line in session.episode(episode)]
+    assert 0 < len(unequal) < 3 * replays.STEPS
+    for name in names:
+        assert any(name in line for line in unequal)
+    label, episode, step = unequal[0].split(": ")[0].split(":")
+    assert label == LABELS[0]
+    again = session.episode(int(episode), int(step) + 1, again=int(step))
+    assert any(line.startswith(f"{label}:{episode}:{step}: as served, run") for line in again)
+
+
+def test_a_race_in_the_scatter_is_found(
+    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race, scatter = Race(17), model_runner.scatter_tokens
+
+    def racing(tables: Any, slots: Tensor, token_ids: Tensor) -> Tensor:
+        reasons = scatter(tables, slots, token_ids)
+        if race.strikes():
+            tables.num_tokens[slots.max()] += 1
+        return reasons
+
+    monkeypatch.setattr(model_runner, "scatter_tokens", racing)
+    _check_found(session, "state")
+
+
+def test_a_race_in_the_kv_cache_is_found_before_it_changes_a_token(
+    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race, runner = Race(13), session.steps._runner
+    run_forward = runner._run_forward
+
+    def racing(schedule: Schedule) -> tuple[Tensor, Tensor]:
+        results = run_forward(schedule)
+        if race.strikes():  # the last bit of one value that no token depends on yet
+            runner._kv_cache[0].key.view(torch.int16)[-1, -1, -1, -1] ^= 1
+        return results
+
+    monkeypatch.setattr(runner, "_run_forward", racing)
+    _check_found(session, "as served, run 2 of 2: state 0")
+
+
+def test_a_race_in_the_last_bit_of_a_hidden_state_is_found(
+    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race, runner = Race(13), session.steps._runner
+    forward = runner._forward
+
+    def racing(*args: Any) -> tuple[Tensor, Tensor]:
+        hidden, slots = forward(*args)
+        if race.strikes():
+            hidden.view(torch.int16)[:, 0] ^= 1
+        return hidden, slots
+
+    monkeypatch.setattr(runner, "_forward", racing)
+    _check_found(session, "hidden states")
+
+
+def test_one_seed_is_replayed_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from engine.bench.__main__ import main
+
+    assert main(["--tiny", "--replay", "vocab:3:2"]) == 0
+    assert capsys.readouterr().out == "vocab:3:2: 100 runs gave the same bits\n"
