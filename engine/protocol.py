@@ -248,6 +248,7 @@ class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
 
     uid: int
     chunks: list[Chunk]
+    last: bool = False  # no other response of the request follows
     # Ask Triton whether the client cancelled: a round trip, so not with every response.
     check_cancelled: bool = False
     num_prompt_tokens: Int32 = 0

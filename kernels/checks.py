@@ -49,3 +49,13 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
     """Raise unless `tensor` is contiguous; results written to a copy would be lost."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name}: must be contiguous (got strides {list(tensor.stride())})")
+
+
+def check_output(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise unless a result of `shape` and `dtype` on `device` can be written to `tensor`."""
+    check_shape(name, tensor, shape)
+    check_dtype(name, tensor, dtype)
+    check_device(name, tensor, device)
+    check_contiguous(name, tensor)

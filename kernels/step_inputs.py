@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from kernels import cpu, device
-from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
+from kernels.checks import (
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_output,
+    check_shape,
+)
 from kernels.slot_tables import RUNNING, SlotTables
 from kernels.step_inputs_kernel import prepare_inputs_kernel, settings
 
@@ -253,7 +259,4 @@ def _check_out(out: StepInputs, slots: Tensor, num_tokens_padded: int, max_block
         ("logits_rows", out.logits_rows, rows, torch.int64),
         ("sample_slots", out.sample_slots, rows, torch.int32),
     ):
-        check_shape(f"out.{name}", tensor, shape)
-        check_dtype(f"out.{name}", tensor, dtype)
-        check_device(f"out.{name}", tensor, slots.device)
-        check_contiguous(f"out.{name}", tensor)
+        check_output(f"out.{name}", tensor, shape, dtype, slots.device)

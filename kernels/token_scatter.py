@@ -12,13 +12,21 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import cpu, device
-from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
+from kernels.checks import (
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_output,
+    check_shape,
+)
 from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
 
 SKIPPED = -1  # nothing was appended for the row
 
 
-def scatter_tokens(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
+def scatter_tokens(
+    tables: SlotTables, slots: Tensor, token_ids: Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """Append `token_ids[i]` to the sequence in `slots[i]`, unless that is -1 or has ended.
 
     A sequence ends at a stop token if it then has more than `min_tokens` output tokens, and when it
@@ -28,6 +36,7 @@ def scatter_tokens(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tens
         tables: changed in place: `token_ids`, `num_tokens`, `finish_reasons`.
         slots: int32 [R], each at most once: `StepInputs.sample_slots` or its first rows.
         token_ids: int64 [R].
+        out: int32 [R], written to and returned; allocated by default.
 
     Returns:
         int32 [R]: SKIPPED, or the sequence's finish reason: RUNNING, STOP or LENGTH.
@@ -42,31 +51,38 @@ def scatter_tokens(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tens
     for name, tensor in (("slots", slots), ("token_ids", token_ids)):
         check_device(name, tensor, tables.buffer.device)
         check_contiguous(name, tensor)
+    if out is not None:
+        check_output("out", out, tuple(slots.shape), torch.int32, slots.device)
     if not device.runs_triton(slots):
-        if (fast := cpu.operations(slots)) is None:
-            return _torch(tables, slots, token_ids)
-        found: Tensor = fast.scatter_tokens(
-            tables.token_ids,
-            tables.stop_token_ids,
-            tables.num_tokens,
-            tables.num_prompt_tokens,
-            tables.min_tokens,
-            tables.max_tokens,
-            tables.finish_reasons,
-            slots,
-            token_ids,
-        )
-        return found
-    reasons = torch.empty_like(slots)
+        found = _on_cpu(tables, slots, token_ids)
+        return found if out is None else out.copy_(found)
+    out = torch.empty_like(slots) if out is None else out
     if slots.shape[0]:
-        _launch(tables, slots, token_ids, reasons)
-    return reasons
+        _launch(tables, slots, token_ids, out)
+    return out
 
 
 def reference(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> tuple[SlotTables, Tensor]:
     """Return the changed tables and the finish reasons."""
     tables = tables.clone()
     return tables, _torch(tables, slots, token_ids)
+
+
+def _on_cpu(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
+    if (fast := cpu.operations(slots)) is None:
+        return _torch(tables, slots, token_ids)
+    found: Tensor = fast.scatter_tokens(
+        tables.token_ids,
+        tables.stop_token_ids,
+        tables.num_tokens,
+        tables.num_prompt_tokens,
+        tables.min_tokens,
+        tables.max_tokens,
+        tables.finish_reasons,
+        slots,
+        token_ids,
+    )
+    return found
 
 
 def _torch(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:

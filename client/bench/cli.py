@@ -31,7 +31,17 @@ def stages(
         str | None,
         typer.Option(help="Use a seeded random checkpoint: 0.1b or 0.4b (cached)."),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="null:MS computes no model: each stream is due a token every MS milliseconds, and "
+            "what the stages carry of it is measured. Default: the engine's own."
+        ),
+    ] = None,
     streams: Annotated[str, typer.Option(help="Numbers of concurrent requests.")] = "1,16,64",
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="With null:MS: seconds to measure.")
+    ] = 10.0,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 128,
     waves: Annotated[int, typer.Option(min=1, help="Waves of requests per round.")] = 3,
@@ -46,6 +56,7 @@ def stages(
     Starts them alternately with the settings of engine.json and TRIDENT_* variables, and sends
     both the same requests.
     """
+    from client.bench import paced
     from client.bench.random_checkpoint import random_checkpoint
     from client.bench.stages import run
     from client.bench.workload import Workload
@@ -54,7 +65,18 @@ def stages(
     if random_model is not None:
         model = str(random_checkpoint(random_model, console))
     workload = Workload(_numbers(streams), prompt_tokens, max_tokens, waves, rounds)
-    run(model, workload, console, repository=model_repository, json_file=json)
+    if device is not None and device.startswith("null"):
+        paced.run(
+            model,
+            device,
+            workload,
+            console,
+            seconds=seconds,
+            repository=model_repository,
+            json_file=json,
+        )
+        return
+    run(model, workload, console, device=device, repository=model_repository, json_file=json)
 
 
 @app.command()

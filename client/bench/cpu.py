@@ -1,4 +1,4 @@
-"""CpuMeter: CPU time of each process of a server, and of this one."""
+"""CpuMeter: CPU time of each process of a server, and of its client."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ class CpuMeter:
     separate. The resolution is that of the kernel's counters, usually 10 ms.
     """
 
-    def __init__(self, server_pid: int) -> None:
+    def __init__(self, server_pid: int, *, client: int | None = None) -> None:
+        """Measure the server of that pid, and as the client this process, or another one."""
         self._server = psutil.Process(server_pid)
+        self._client = psutil.Process(client)
         self._before: dict[str, float] = {}
 
     def start(self) -> None:
@@ -46,7 +48,7 @@ class CpuMeter:
             with contextlib.suppress(psutil.NoSuchProcess):
                 used = process.cpu_times()
                 seconds[process_name(process.name(), process.cmdline())] += used.user + used.system
-        own = psutil.Process().cpu_times()
+        own = self._client.cpu_times()
         seconds[CLIENT] += own.user + own.system
         cores = os.sched_getaffinity(0)
         for core, times in enumerate(psutil.cpu_times(percpu=True)):

@@ -35,7 +35,7 @@ class StageBenchmark:
     """Runs the same requests through the engine alone and through the ensemble, alternating.
 
     Args:
-        model: as in the engine's setting; other settings come from `engine.json` and `TRIDENT_*`.
+        model, device: as in the engine's settings; others come from `engine.json` and `TRIDENT_*`.
         repository: a model repository to use instead of Trident's own.
 
     Raises:
@@ -43,11 +43,17 @@ class StageBenchmark:
     """
 
     def __init__(
-        self, model: str, workload: Workload, console: Console, *, repository: Path | None = None
+        self,
+        model: str,
+        workload: Workload,
+        console: Console,
+        *,
+        device: str | None = None,
+        repository: Path | None = None,
     ) -> None:
         self._workload = workload
         self._console = console
-        self._model = model
+        self._settings = {"model": model, "device": device}
         self._repository = repository
         self._config = self._make_server().config
         try:
@@ -70,7 +76,7 @@ class StageBenchmark:
         return [row(streams, measured) for streams, measured in rounds.items()], rounds
 
     def _make_server(self) -> TritonServer:
-        return TritonServer({"model": self._model}, repository=self._repository, ports=0)
+        return TritonServer(self._settings, repository=self._repository, ports=0)
 
     def _engine_alone(self, number: int) -> Waves:
         waves: Waves = {}
@@ -132,6 +138,7 @@ def run(
     workload: Workload,
     console: Console,
     *,
+    device: str | None = None,
     repository: Path | None = None,
     json_file: Path | None = None,
 ) -> None:
@@ -143,7 +150,8 @@ def run(
     if json_file is not None:
         require_writable("--json", json_file)
     with stopped_by_signals():
-        rows, rounds = StageBenchmark(model, workload, console, repository=repository).run()
+        benchmark = StageBenchmark(model, workload, console, device=device, repository=repository)
+        rows, rounds = benchmark.run()
     console.print(throughput_table(rows))
     console.print(cpu_table(rows))
     console.print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -16,15 +16,22 @@ from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule, nu
 from engine.core.schedule_builder import AdmissionsBuilder
 from engine.execution.attention import allocate_kv_cache, attention_backend
 from engine.execution.block_moves import move_blocks
+from engine.execution.captured_steps import CapturedSteps
 from engine.execution.device_defaults import ResolvedConfig
 from engine.execution.device_queue import DeviceQueue
+from engine.execution.downloads import Downloads
 from engine.execution.graph_sizes import StepTime, mixed_sizes, time_step
 from engine.execution.host_cache import allocate_host_cache
 from engine.execution.kv_cache_plan import kv_cache_dtype, require_room_for_weights
-from engine.execution.pending_step import LaunchedForward, PendingStep, SentSamples
+from engine.execution.pending_step import (
+    ForwardResults,
+    LaunchedForward,
+    PendingStep,
+    SentSamples,
+)
 from engine.execution.sampling.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import slot_writes
-from engine.execution.step_graphs import Capturer, StepGraphs
+from engine.execution.step_graphs import Capturer
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch
 from engine.models.build import build_model
@@ -33,6 +40,7 @@ from engine.models.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.weights import initialise_weights
 from kernels.block_copy import BlockCopier
+from kernels.sampling.draw import sample_tokens
 from kernels.slot_tables import SlotTables
 from kernels.step_inputs import prepare_inputs
 from kernels.token_scatter import scatter_tokens
@@ -71,8 +79,9 @@ class ModelRunner:
         self._config = config
         self._kv_cache_dtype = kv_cache_dtype(config, dtype)
         self._queue = queue
+        self._downloads = Downloads(device)
         self._kv_cache: list[LayerCache] = []
-        self._graphs: StepGraphs | None = None
+        self._graphs: CapturedSteps | None = None
         self._launched: LaunchedForward | None = None  # waits for its sampling
         self._attention = attention_backend(device, dtype=dtype, block_size=config.block_size)
         self._attention.check(
@@ -184,21 +193,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self, capturer: Capturer, on_progress: Callable[[int, int], None]) -> None:
-        """Capture the forward passes of steps of few tokens; the KV cache must be allocated.
+        """Capture steps of few tokens; the KV cache must be allocated.
 
         `on_progress` is called with (captured, total).
 
         Raises:
             InsufficientMemoryError: there is no memory left for them.
         """
-        num_rows, hidden_size = self._config.max_num_seqs, self._model_config.hidden_size
-        self._graphs = StepGraphs(
+        shape = (self._config.max_num_seqs, self._model_config.hidden_size)
+        self._graphs = CapturedSteps(
             self._forward,
+            self._sample_plainly,
             capturer,
-            results=(
-                torch.zeros(num_rows, hidden_size, dtype=self._dtype, device=self.device),
-                torch.full((num_rows,), -1, dtype=torch.int32, device=self.device),
-            ),
+            hidden=torch.zeros(shape, dtype=self._dtype, device=self.device),
             mixed_sizes=self._mixed_sizes,
             on_progress=on_progress,
         )
@@ -241,8 +248,7 @@ class ModelRunner:
         return PendingStep(self._queue.submit(partial(self._run_sample, forward, plan)))
 
     @torch.inference_mode()
-    def _run_forward(self, schedule: Schedule) -> tuple[Tensor, Tensor]:
-        """Return the last hidden state of each row, and its slot or -1, possibly with padding."""
+    def _run_forward(self, schedule: Schedule) -> ForwardResults:
         move_blocks(
             self._block_copier,
             swap_out=schedule.swap_out,
@@ -253,22 +259,45 @@ class ModelRunner:
         query_start_loc = np.zeros(schedule.num_rows + 1, dtype=np.int32)
         np.cumsum(schedule.num_tokens, out=query_start_loc[1:])
         if self._graphs is not None:
-            results = self._graphs.run(schedule.slots, query_start_loc, schedule.num_decodes)
-            if results is not None:
-                return results
-        return self._forward(
+            replayed = self._graphs.forward.run(
+                schedule.slots, query_start_loc, schedule.num_decodes
+            )
+            if replayed is not None:
+                return ForwardResults(*replayed, in_graph=True)
+        results = self._forward(
             upload(schedule.slots, self.device),
             upload(query_start_loc, self.device),
             int(query_start_loc[-1]),
             schedule.num_decodes,
         )
+        return ForwardResults(*results, in_graph=False)
 
     @torch.inference_mode()
     def _run_sample(self, forward: LaunchedForward, plan: SamplePlan) -> SentSamples:
-        hidden, slots = (result[: len(plan.wants_token)] for result in forward.results())
-        drawn = self._sampler.sample(plan, self.model.compute_logits(hidden), slots)
+        hidden, slots, in_graph = forward.results()
+        if in_graph and plan.is_plain:
+            assert self._graphs is not None
+            return SentSamples(plan, self._downloads.start(self._graphs.sampling.run(plan.draws)))
+        num_rows = len(plan.wants_token)
+        logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
+        drawn = self._sampler.sample(plan, logits, slots)
         finish_reasons = scatter_tokens(self._tables, slots, drawn.token_ids)
-        return SentSamples(plan, drawn.token_ids, finish_reasons, drawn.logprobs)
+        return SentSamples.of(plan, drawn, finish_reasons, self._downloads)
+
+    def _sample_plainly(
+        self,
+        hidden: Tensor,
+        slots: Tensor,
+        columns: Sequence[Tensor],
+        *,
+        has_filters: bool,
+        token_ids: Tensor,
+        finish_reasons: Tensor,
+    ) -> None:
+        """Do what `SampleRows` says."""
+        logits = self.model.compute_logits(hidden)
+        sample_tokens(logits, *columns, has_filters=has_filters, out=token_ids)
+        scatter_tokens(self._tables, slots, token_ids, out=finish_reasons)
 
     def _forward(
         self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from engine.core.schedule import SampledLogprobs, Samples, Schedule
-from engine.execution.sampling.logprobs import Logprobs
-from engine.execution.sampling.sampler import SamplePlan
+from engine.execution.downloads import Download, Downloads, pack
+from engine.execution.sampling.sampler import Drawn, SamplePlan
+
+
+class ForwardResults(NamedTuple):
+    """Results of a forward pass; rows after those of the step are padding.
+
+    Attributes:
+        hidden: [R, hidden_size], the last hidden state of each row.
+        slots: int32 [R], the slot whose token is sampled from the row; -1 if none is.
+        in_graph: whether they are where the graphs of the sampling read them.
+    """
+
+    hidden: Tensor
+    slots: Tensor
+    in_graph: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +33,11 @@ class LaunchedForward:
     """A forward pass that has been launched.
 
     Attributes:
-        results: returns the last hidden state and the slot of each row; called on the queue.
+        results: called on the queue.
     """
 
     schedule: Schedule
-    results: Callable[[], tuple[Tensor, Tensor]]
+    results: Callable[[], ForwardResults]
 
 
 class Sent(Protocol):
@@ -37,49 +50,40 @@ class Sent(Protocol):
 class SentSamples:
     """Samples that the device copies to the host after it has computed them."""
 
-    def __init__(
-        self, plan: SamplePlan, token_ids: Tensor, finish_reasons: Tensor, logprobs: Logprobs | None
-    ) -> None:
-        """Copy the results of the rows of `plan` on the current stream, without waiting for it."""
+    def __init__(self, plan: SamplePlan, download: Download) -> None:
+        """Read the tokens and finish reasons of the rows of `plan`, and its log-probabilities."""
         self._plan = plan
-        self._token_ids = _to_host(token_ids)
-        self._finish_reasons = _to_host(finish_reasons)
-        self._logprobs = logprobs and Logprobs(*map(_to_host, logprobs))
-        self._event: torch.cuda.Event | None = None
-        if token_ids.is_cuda:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        self._download = download
+
+    @classmethod
+    def of(
+        cls, plan: SamplePlan, drawn: Drawn, finish_reasons: Tensor, downloads: Downloads
+    ) -> SentSamples:
+        """Copy the results of `plan` to the host, without waiting for it."""
+        tensors = [drawn.token_ids, finish_reasons]
+        if drawn.logprobs is not None:
+            found = drawn.logprobs
+            tensors += [found.chosen, found.ranks.int(), found.top_token_ids.int()]
+            tensors.append(found.top_logprobs)
+        return cls(plan, downloads.start(pack(tensors)))
 
     def wait(self) -> Samples:
-        """Wait for the copy; return the samples of the rows that want one."""
-        if self._event is not None:
-            self._event.synchronize()
+        """Wait for the copy, once; return the samples of the rows that want one."""
+        token_ids, finish_reasons, *found = self._download.wait()
         plan, logprobs = self._plan, None
-        if self._logprobs is not None:
-            found, asked = self._logprobs, plan.logprobs
-            assert asked is not None
+        rows = np.flatnonzero(plan.wants_token)
+        if plan.logprobs is not None:
+            chosen, ranks, top_token_ids, top_logprobs = found
             sample = np.cumsum(plan.wants_token, dtype=np.int32) - 1  # of each row
             logprobs = SampledLogprobs(
-                rows=sample[asked.rows],
-                logprobs=found.chosen.numpy(),
-                ranks=found.ranks.int().numpy(),
-                num_top=asked.num_top,
-                top_token_ids=found.top_token_ids.int().numpy(),
-                top_logprobs=found.top_logprobs.numpy(),
+                rows=sample[plan.logprobs.rows],
+                logprobs=chosen,
+                ranks=ranks,
+                num_top=plan.logprobs.num_top,
+                top_token_ids=top_token_ids,
+                top_logprobs=top_logprobs,
             )
-        return Samples(
-            self._token_ids.int().numpy()[plan.wants_token],
-            self._finish_reasons.numpy()[plan.wants_token],
-            logprobs,
-        )
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in pinned memory, made asynchronously, or the tensor if it is on the host."""
-    if not tensor.is_cuda:
-        return tensor
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return pinned.copy_(tensor, non_blocking=True)
+        return Samples(token_ids[rows].astype(np.int32), finish_reasons[rows], logprobs)
 
 
 @dataclass(frozen=True, slots=True)

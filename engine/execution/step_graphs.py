@@ -9,7 +9,7 @@ kernel: they keep the device busy for longer than the launches take.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import InsufficientMemoryError
 from engine.execution.graph_sizes import decode_sizes, next_size
 from kernels.upload import upload_into
 
@@ -66,31 +65,19 @@ class StepGraphs:
     """The graphs of one model, by the size of the step.
 
     They all read the same inputs and write the same results, so that none keeps tensors of its own.
-
-    Attributes:
-        num_graphs: how many there are.
     """
 
     def __init__(
-        self,
-        forward: Rows,
-        capturer: Capturer,
-        *,
-        results: tuple[Tensor, Tensor],
-        mixed_sizes: list[int],
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        self, forward: Rows, results: tuple[Tensor, Tensor], mixed_sizes: list[int]
     ) -> None:
-        """Capture the graphs of `forward`; `on_progress` is called with (captured, total).
+        """Allocate what the graphs read.
 
         Args:
-            results: what `forward` returns, for `max_num_seqs` rows: the graphs write it there.
-            mixed_sizes: numbers of tokens of mixed steps.
-
-        Raises:
-            InsufficientMemoryError: the device has no memory left for them.
+            forward: is captured.
+            results: what it returns, for `max_num_seqs` rows: the graphs write it there.
+            mixed_sizes: numbers of tokens of mixed steps, ascending.
         """
         self._forward = forward
-        self._capturer = capturer
         self._results = results
         self._max_num_seqs, device = len(results[1]), results[1].device
         # Slots [S], then query_start_loc [S + 1] of mixed steps.
@@ -99,22 +86,26 @@ class StepGraphs:
         self._decode_starts = torch.arange(self._max_num_seqs + 1, dtype=torch.int32, device=device)
         self._decode_sizes = decode_sizes(self._max_num_seqs)
         self._mixed_sizes = mixed_sizes
-        self.num_graphs = total = len(self._decode_sizes) + len(self._mixed_sizes)
         self._mixed: dict[int, Graph] = {}
         self._decode: dict[int, Graph] = {}
-        try:
-            # The largest first: the smaller ones reuse its memory in the pool.
-            for done, size in enumerate(reversed(self._mixed_sizes), 1):
-                self._mixed[size] = self._capture_mixed(size)
-                on_progress(done, total)
-            for done, size in enumerate(reversed(self._decode_sizes), len(self._mixed) + 1):
-                self._decode[size] = self._capture_decode(size)
-                on_progress(done, total)
-        except torch.OutOfMemoryError:
-            raise InsufficientMemoryError(
-                f"gpu_memory_utilization: no memory is left for {total} CUDA graphs beside the KV "
-                "cache; lower it, or set enforce_eager to do without them"
-            ) from None
+
+    @property
+    def num_graphs(self) -> int:
+        """How many there are."""
+        return len(self._decode_sizes) + len(self._mixed_sizes)
+
+    def capture(self, capturer: Capturer) -> Iterator[None]:
+        """Capture the graphs, and yield after each."""
+        # The largest first: the smaller ones reuse its memory in the pool.
+        for size in reversed(self._mixed_sizes):
+            num_rows = min(size, self._max_num_seqs)
+            starts = self._inputs[self._max_num_seqs :][: num_rows + 1]
+            self._mixed[size] = capturer.capture(self._work(num_rows, starts, size, None))
+            yield
+        for size in reversed(self._decode_sizes):
+            starts = self._decode_starts[: size + 1]
+            self._decode[size] = capturer.capture(self._work(size, starts, size, size))
+            yield
 
     def run(
         self, slots: NDArray[np.int32], query_start_loc: NDArray[np.int32], num_decodes: int
@@ -142,17 +133,9 @@ class StepGraphs:
         hidden, slots = self._results
         return hidden[:num_rows], slots[:num_rows]
 
-    def _capture_decode(self, size: int) -> Graph:
-        return self._capture(size, self._decode_starts[: size + 1], size, size)
-
-    def _capture_mixed(self, size: int) -> Graph:
-        num_rows = min(size, self._max_num_seqs)
-        starts = self._inputs[self._max_num_seqs :][: num_rows + 1]
-        return self._capture(num_rows, starts, size, None)
-
-    def _capture(
+    def _work(
         self, num_rows: int, starts: Tensor, num_tokens: int, num_decodes: int | None
-    ) -> Graph:
+    ) -> Callable[[], None]:
         slots = self._inputs[:num_rows]
 
         def work() -> None:
@@ -160,7 +143,7 @@ class StepGraphs:
             for result, values in zip(self._results, found, strict=True):
                 result[:num_rows].copy_(values)
 
-        return self._capturer.capture(work)
+        return work
 
 
 def _padded(values: NDArray[np.int32], size: int, padding: int) -> NDArray[np.int32]:

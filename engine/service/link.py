@@ -2,7 +2,9 @@
 
 To the detokenizer it carries proof that a message comes from the engine stub, because any client
 may call the model `detokenizer` with bytes of its own. To the engine it carries cancellations: a
-cancel of an ensemble request reaches only the step that runs then, which is the detokenizer.
+cancel of an ensemble request reaches only the step that runs then, which is the detokenizer. And it
+carries failures: an error response of the detokenizer would end the ensemble's request while the
+engine still works on it, and Triton would never release such a request.
 
 The engine stub listens on a datagram socket in the abstract namespace, so no file is left behind.
 Each message starts with the name of that socket, from which the detokenizer gets the key of the
@@ -32,7 +34,9 @@ _MAC_BYTES = 16
 _KEY_BYTES = 32
 _SIZE = struct.Struct("<Q")
 _HEADER_BYTES = _NAME_BYTES + 2 * _MAC_BYTES
-_UID = struct.Struct("<Q")
+_NEWS = struct.Struct("<cQ")  # what has happened, and the uid of the request
+_CANCELLED, _FAILED = b"c", b"f"
+_NEWS_BYTES = 2048  # of one datagram, with the text of an error
 _KEY_REQUEST = b"key?"
 _KEY_TIMEOUT_S = 5.0
 _MAX_KEYS = 8  # of engine stubs; while a model is reloaded there are two
@@ -45,15 +49,19 @@ class ForgedMessageError(ValueError):
 
 
 class EngineEnd:
-    """The engine stub's end: seals messages, and calls `on_cancel` with each cancelled uid.
+    """The engine stub's end: seals messages, and hears of requests that end in the detokenizer.
 
-    `on_cancel` is called in a thread of the link's own.
+    `on_cancel` is called with the uid of each request whose client has gone, `on_failure` with that
+    of each that the detokenizer cannot answer and why; both in a thread of the link's own.
     """
 
-    def __init__(self, on_cancel: Callable[[int], None]) -> None:
+    def __init__(
+        self, on_cancel: Callable[[int], None], on_failure: Callable[[int, str], None]
+    ) -> None:
         self._name = secrets.token_bytes(_NAME_BYTES)
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._on_cancel = on_cancel
+        self._on_failure = on_failure
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(_address(self._name))
@@ -73,7 +81,7 @@ class EngineEnd:
 
     def _run(self) -> None:
         while True:
-            data, ancillary, _, sender = self._socket.recvmsg(_UID.size + 1, _CREDENTIALS_SPACE)
+            data, ancillary, _, sender = self._socket.recvmsg(_NEWS_BYTES, _CREDENTIALS_SPACE)
             if not ancillary:  # shut down
                 return
             if not _is_sibling(ancillary):
@@ -81,8 +89,12 @@ class EngineEnd:
             elif data == _KEY_REQUEST:
                 with contextlib.suppress(OSError):  # it has gone
                     self._socket.sendto(self._key, sender)
-            elif len(data) == _UID.size:
-                self._on_cancel(_UID.unpack(data)[0])
+            elif len(data) >= _NEWS.size:
+                what, uid = _NEWS.unpack_from(data)
+                if what == _CANCELLED:
+                    self._on_cancel(uid)
+                elif what == _FAILED:
+                    self._on_failure(uid, data[_NEWS.size :].decode("utf-8", "replace"))
 
 
 class DetokenizerEnd:
@@ -115,12 +127,21 @@ class DetokenizerEnd:
 
         Lost if that stub has ended: then there is nothing to cancel.
         """
-        with contextlib.suppress(OSError):
-            self._socket.sendto(_UID.pack(uid), _address(bytes(message[:_NAME_BYTES])))
+        self._tell(message, _CANCELLED, uid)
+
+    def fail(self, message: memoryview, uid: int, error: str) -> None:
+        """Tell it to end the request `uid` with `error`, because it cannot be answered."""
+        text = error.encode("utf-8", "replace")[: _NEWS_BYTES - _NEWS.size]
+        self._tell(message, _FAILED, uid, text)
 
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+    def _tell(self, message: memoryview, what: bytes, uid: int, text: bytes = b"") -> None:
+        address = _address(bytes(message[:_NAME_BYTES]))
+        with contextlib.suppress(OSError):
+            self._socket.sendto(_NEWS.pack(what, uid) + text, address)
 
     def _key(self, name: bytes) -> bytes:
         key = self._keys.get(name)

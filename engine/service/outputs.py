@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -15,29 +16,59 @@ Array = NDArray[Any]
 UNFINISHED = "None"  # vllm_backend's finish_reason of an unfinished sequence
 
 
-def chunk_tensors(chunks: list[Chunk]) -> dict[str, Array]:
-    """Return the outputs that need no tokenizer, with one element per chunk.
+def chunk_tensors(chunks: list[Chunk], wanted: Collection[str]) -> dict[str, Array]:
+    """Return those of the `wanted` outputs that need no tokenizer, with one element per chunk.
 
     `token_ids` and `output_log_probs` have one element per token, chunk after chunk. The latter
     and `cum_log_probs`, which vllm_backend calls `cumulative_logprob`, are there if the request
     asked for logprobs.
     """
-    details = [chunk.details for chunk in chunks]
-    outputs = {
-        "token_ids": unpack_token_ids(b"".join([chunk.token_ids for chunk in chunks])),
-        "sequence_index": np.array([chunk.index for chunk in chunks], dtype=np.int32),
-        "finish_reason": strings([each.finish_reason or UNFINISHED for each in details]),
-        "num_output_tokens": np.array([chunk.num_tokens for chunk in chunks], dtype=np.int32),
-    }
-    if all(each.cumulative_logprob is not None for each in details):
-        chosen = [position.logprobs[0] for each in details for position in each.logprobs or []]
-        total = [each.cumulative_logprob for each in details]
-        outputs["output_log_probs"] = np.array(chosen, dtype=np.float32)
-        outputs["cum_log_probs"] = np.array(total, dtype=np.float32)
-        outputs["cumulative_logprob"] = outputs["cum_log_probs"]
+    outputs = {name: _COLUMNS[name](chunks) for name in wanted if name in _COLUMNS}
+    if any(name in _LOGPROBS for name in wanted) and all(
+        chunk.details.cumulative_logprob is not None for chunk in chunks
+    ):
+        outputs.update((name, _LOGPROBS[name](chunks)) for name in wanted if name in _LOGPROBS)
     return outputs
 
 
 def strings(values: list[str]) -> Array:
     """Return a BYTES tensor."""
     return np.array([value.encode("utf-8") for value in values], dtype=object)
+
+
+def _token_ids(chunks: list[Chunk]) -> Array:
+    return unpack_token_ids(b"".join([chunk.token_ids for chunk in chunks]))
+
+
+def _sequence_index(chunks: list[Chunk]) -> Array:
+    return np.array([chunk.index for chunk in chunks], dtype=np.int32)
+
+
+def _finish_reason(chunks: list[Chunk]) -> Array:
+    return strings([chunk.details.finish_reason or UNFINISHED for chunk in chunks])
+
+
+def _num_output_tokens(chunks: list[Chunk]) -> Array:
+    return np.array([chunk.num_tokens for chunk in chunks], dtype=np.int32)
+
+
+def _output_log_probs(chunks: list[Chunk]) -> Array:
+    chosen = [place.logprobs[0] for chunk in chunks for place in chunk.details.logprobs or ()]
+    return np.array(chosen, dtype=np.float32)
+
+
+def _cumulative_logprob(chunks: list[Chunk]) -> Array:
+    return np.array([chunk.details.cumulative_logprob for chunk in chunks], dtype=np.float32)
+
+
+_COLUMNS: dict[str, Callable[[list[Chunk]], Array]] = {
+    "token_ids": _token_ids,
+    "sequence_index": _sequence_index,
+    "finish_reason": _finish_reason,
+    "num_output_tokens": _num_output_tokens,
+}
+_LOGPROBS: dict[str, Callable[[list[Chunk]], Array]] = {
+    "output_log_probs": _output_log_probs,
+    "cum_log_probs": _cumulative_logprob,
+    "cumulative_logprob": _cumulative_logprob,
+}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,14 +25,21 @@ from engine.service.tensors import Tensors
 
 T = TypeVar("T")
 
+_MAX_REPEATED = 256  # tensors that are kept, each in a few hundred bytes of shared memory
+
 
 class Stage:
     """The settings and arguments that one model of the repository was started with."""
 
-    def __init__(self, args: Mapping[str, str]) -> None:
+    def __init__(self, args: Mapping[str, str], repeated: Collection[str] = ()) -> None:
         """Read `args` of `initialize`; logs go to the server's stderr from here on.
 
         The process ends with the server, even if that is killed.
+
+        Args:
+            args: Triton's.
+            repeated: outputs with few different values, whose tensors are kept. One thread alone
+                may make responses then.
         """
         configure_logging()
         end_with_parent()
@@ -40,6 +47,8 @@ class Stage:
         self.log = logging.getLogger(f"trident.{self.model}")
         self._settings = Path(args["model_repository"]).parent / "engine" / "1" / "engine.json"
         config = json.loads(args["model_config"])
+        self._repeated = frozenset(repeated)
+        self._tensors: dict[tuple[str, object], Any] = {}
         self._batched = config["max_batch_size"] > 0
         self._dtypes = {
             output["name"]: pb_utils.triton_string_to_numpy(output["data_type"])
@@ -66,11 +75,27 @@ class Stage:
         """Return `arrays` as output tensors: of the types that the model's configuration declares,
         and with a batch dimension if it has one.
         """
-        typed = {name: a.astype(self._dtypes[name], copy=False) for name, a in arrays.items()}
-        return [
-            pb_utils.Tensor(name, np.expand_dims(array, 0) if self._batched else array)
-            for name, array in typed.items()
-        ]
+        return [self._tensor(name, array) for name, array in arrays.items()]
+
+    def _tensor(self, name: str, array: NDArray[Any]) -> Any:
+        """Return `array` as a tensor; the same one for small values that come again and again.
+
+        To make a tensor and to put it into shared memory takes longer than all else here.
+        """
+        if array.size != 1 or name not in self._repeated:
+            return self._new_tensor(name, array)
+        key = (name, array.item())
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            if len(self._tensors) >= _MAX_REPEATED:
+                self._tensors.clear()
+            tensor = self._tensors[key] = self._new_tensor(name, array)
+        return tensor
+
+    def _new_tensor(self, name: str, array: NDArray[Any]) -> Any:
+        if array.dtype != self._dtypes[name]:
+            array = array.astype(self._dtypes[name])
+        return pb_utils.Tensor(name, array[np.newaxis] if self._batched else array)
 
     def response(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
         """Return a response of `arrays`."""
@@ -78,14 +103,17 @@ class Stage:
 
     def error_response(self, error: Exception) -> Any:
         """Return a response for a client: our errors as they are, others only for the log."""
-        if isinstance(error, TridentError):
-            code, text = error.code, shown(str(error))
-        else:
-            self.log.error("internal error", exc_info=error)
-            code, text = TridentError.code, "internal error"
+        code, text = self.for_client(error)
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(text, getattr(pb_utils.TritonError, code))
         )
+
+    def for_client(self, error: Exception) -> tuple[str, str]:
+        """Return the code and text that a client may see of `error`; what it may not is logged."""
+        if isinstance(error, TridentError):
+            return error.code, shown(str(error))
+        self.log.error("internal error", exc_info=error)
+        return TridentError.code, "internal error"
 
 
 def input_tensors(request: Any) -> Tensors:

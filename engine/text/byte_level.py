@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_rule import TokenTable
 from engine.text.text_search import TextSearch
 from engine.text.tokenizer import Tokenizer
 from engine.text.utf8 import decode_complete, incomplete_end, is_continuation
@@ -21,8 +20,8 @@ class ByteLevelRule:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._bytes = [TokenTable(partial(self._bytes_of, skip=skip)) for skip in (False, True)]
-        self._texts = [TokenTable(partial(self._text_of, skip=skip)) for skip in (False, True)]
+        self._bytes = [cache(partial(self._bytes_of, skip=skip)) for skip in (False, True)]
+        self._texts = [cache(partial(self._text_of, skip=skip)) for skip in (False, True)]
 
     def delta(
         self, window_ids: Sequence[int], new_ids: Sequence[int], final: bool, skip: bool
@@ -38,7 +37,7 @@ class ByteLevelRule:
         for token_id in reversed(ids):
             if _is_synchronised(tail):
                 break
-            if data := self._bytes[skip][token_id]:
+            if data := self._bytes[skip](token_id):
                 window.append(token_id)
                 tail = data + tail
         return window[::-1]
@@ -47,10 +46,10 @@ class ByteLevelRule:
         return self.window(ids, skip)  # no whole character is ever open
 
     def opens(self, token_id: int, skip: bool) -> bool:
-        return _is_synchronised(self._bytes[skip][token_id])
+        return _is_synchronised(self._bytes[skip](token_id))
 
     def whole_text(self, token_id: int) -> bytes | None:
-        return None if self._texts[False][token_id] is None else self._bytes[False][token_id]
+        return None if self._texts[False](token_id) is None else self._bytes[False](token_id)
 
     def scanner(
         self, automaton: StopAutomaton, window_ids: Sequence[int], skip: bool
@@ -63,11 +62,13 @@ class ByteLevelRule:
         return incomplete_end(self._join(window_ids, skip)[-3:])
 
     def _join(self, ids: Sequence[int], skip: bool) -> bytes:
-        return b"".join(map(self._bytes[skip].__getitem__, ids))
+        return b"".join(map(self._bytes[skip], ids))
 
     def _bytes_of(self, token_id: int, skip: bool) -> bytes:
+        if skip:
+            return b"" if token_id in self._tokenizer.special_ids else self._bytes[False](token_id)
         token = self._tokenizer.id_to_token(token_id)
-        if token is None or (skip and token_id in self._tokenizer.special_ids):
+        if token is None:
             return b""
         try:
             return bytes([_BYTE_OF_CHARACTER[character] for character in token])
@@ -77,7 +78,7 @@ class ByteLevelRule:
     def _text_of(self, token_id: int, skip: bool) -> str | None:
         """Return the text of a token of whole characters, None of any other."""
         try:
-            return self._bytes[skip][token_id].decode("utf-8")
+            return self._bytes[skip](token_id).decode("utf-8")
         except UnicodeDecodeError:
             return None
 
@@ -86,13 +87,13 @@ class _ByteLevelScanner:
     def __init__(
         self,
         automaton: StopAutomaton,
-        token_bytes: TokenTable[bytes],
-        texts: TokenTable[str | None],
+        bytes_of: Callable[[int], bytes],
+        text_of: Callable[[int], str | None],
         pending: bytes,
     ) -> None:
         self.search = TextSearch(automaton, prompt_text=pending.decode("utf-8", "replace"))
-        self._bytes = token_bytes
-        self._texts = texts
+        self._bytes = bytes_of
+        self._texts = text_of
         self._pending = pending
 
     @property
@@ -100,9 +101,9 @@ class _ByteLevelScanner:
         return bool(self._pending)
 
     def append(self, token_id: int) -> None:
-        text = None if self._pending else self._texts[token_id]
+        text = None if self._pending else self._texts(token_id)
         if text is None:
-            text, self._pending = decode_complete(self._pending + self._bytes[token_id])
+            text, self._pending = decode_complete(self._pending + self._bytes(token_id))
         self.search.feed(text)
 
     def finish(self) -> None:

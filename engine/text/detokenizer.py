@@ -113,13 +113,14 @@ class Detokenizer:
     def token_flags(self, vocab_size: int) -> TokenFlags:
         """Return what is known of each token of a model; it may know more ids than the tokenizer.
 
-        Takes about a microsecond per token.
+        Takes up to four microseconds per token.
         """
-        rule, ids = self._rule, range(vocab_size)
-        return TokenFlags(
-            np.array([[rule.opens(i, skip) for i in ids] for skip in (False, True)]),
-            byte_sets([rule.whole_text(i) for i in ids]),
-        )
+        ids = range(vocab_size)
+        shown = np.array([self._rule.opens(token_id, False) for token_id in ids])
+        skipped = shown.copy()
+        skipped[[i for i in self.tokenizer.special_ids if i in ids]] = False
+        texts = [self._rule.whole_text(token_id) for token_id in ids]
+        return TokenFlags(np.stack([shown, skipped]), byte_sets(texts))
 
 
 def _text_rule(tokenizer: Tokenizer) -> TextRule:

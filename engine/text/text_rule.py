@@ -7,13 +7,11 @@ short window of ids in place of all previous ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from engine.text.stop_automaton import StopAutomaton
 from engine.text.text_search import TokenScanner
-
-_V = TypeVar("_V")
 
 
 class TextRule(Protocol):
@@ -50,15 +48,3 @@ class TextRule(Protocol):
         self, automaton: StopAutomaton, window_ids: Sequence[int], skip: bool
     ) -> TokenScanner:
         """Return a search for stop strings in the output after a prompt with this window."""
-
-
-class TokenTable(dict[int, _V]):
-    """A figure of each token, computed when it is first asked for. Threads may share it."""
-
-    def __init__(self, compute: Callable[[int], _V]) -> None:
-        super().__init__()
-        self._compute = compute
-
-    def __missing__(self, token_id: int) -> _V:
-        value = self[token_id] = self._compute(token_id)
-        return value

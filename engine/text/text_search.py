@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from itertools import takewhile
 from operator import eq
 from typing import Protocol
@@ -20,17 +19,6 @@ class TextSearch:
         match: the first stop string found.
         is_beginning: the start of the text still needs care (see `__init__`).
     """
-
-    __slots__ = (
-        "_automaton",
-        "_known",
-        "_raw",
-        "_strip",
-        "is_beginning",
-        "length",
-        "match",
-        "state",
-    )
 
     def __init__(
         self,
@@ -59,7 +47,9 @@ class TextSearch:
 
     def copy(self) -> TextSearch:
         """Return an independent search of another text with the same start."""
-        return copy(self)
+        search = TextSearch.__new__(TextSearch)
+        vars(search).update(vars(self))
+        return search
 
     def feed(self, text: str) -> None:
         """Add a piece of text."""

@@ -6,6 +6,7 @@ import itertools
 import json
 import string
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +48,7 @@ class Tokenizer:
             for token_id, token in self._backend.get_added_tokens_decoder().items()
             if token.special
         )
+        self._token_texts = cache(self._decode_token)
         self.decoder_steps = _decoder_steps(self._backend.decoder)
         has_byte_fallback = any(step["type"] == "ByteFallback" for step in self.decoder_steps)
         self.byte_fallback_ids = (
@@ -151,6 +153,9 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token inside a sentence; invalid UTF-8 becomes U+FFFD."""
+        return self._token_texts(token_id)
+
+    def _decode_token(self, token_id: int) -> str:
         token = self.id_to_token(token_id)
         if token is None or self._backend.decoder is None:
             return token or ""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property, partial
 
 from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_rule import TokenTable
 from engine.text.text_search import TextSearch
 from engine.text.tokenizer import Tokenizer
 from engine.text.utf8 import incomplete_end, invalid_start, open_character
@@ -34,12 +33,12 @@ class TokenwiseRule:
         bytes_ = {i: int(token[3:-1], 16) for i, token in tokens.items() if token}  # "<0x0A>"
         shown = {i: byte for i, byte in bytes_.items() if i not in tokenizer.special_ids}
         self._byte_of = [bytes_, shown]  # indexed by skip, like the other tables
-        self._texts = [TokenTable(partial(self._text_of, skip=skip)) for skip in (False, True)]
+        self._texts = [cache(partial(self._text_of, skip=skip)) for skip in (False, True)]
         # Metaspace treats the first of all tokens differently, whether it has text or not.
         self._first_texts = self._texts
         if tokenizer.decoder_steps[0]["type"] == "Metaspace":
             first = self._first_text_of
-            self._first_texts = [TokenTable(partial(first, skip=skip)) for skip in (False, True)]
+            self._first_texts = [cache(partial(first, skip=skip)) for skip in (False, True)]
 
     def delta(
         self, window_ids: Sequence[int], new_ids: Sequence[int], final: bool, skip: bool
@@ -65,11 +64,11 @@ class TokenwiseRule:
         return [*context, *run[len(run) - len(tail) :]]
 
     def opens(self, token_id: int, skip: bool) -> bool:
-        text = self._first_texts[skip][token_id]
+        text = self._first_texts[skip](token_id)
         return text is not None and self._strip(text) != ""
 
     def whole_text(self, token_id: int) -> bytes | None:
-        text = self._texts[False][token_id]
+        text = self._texts[False](token_id)
         if text is not None:
             return text.encode("utf-8")
         return None if token_id in self._byte_of[False] else b""
@@ -97,14 +96,14 @@ class TokenwiseRule:
         return self._strip(self._join(self._first_texts[skip], ids, final, skip))
 
     def _join(
-        self, first_texts: TokenTable[str | None], ids: Sequence[int], final: bool, skip: bool
+        self, first_texts: Callable[[int], str | None], ids: Sequence[int], final: bool, skip: bool
     ) -> str:
         """Return the text of `ids` with nothing stripped; the first is looked up separately."""
         texts, byte_of = first_texts, self._byte_of[skip]
         pieces: list[str] = []
         run = bytearray()
         for token_id in ids:
-            text = texts[token_id]
+            text = texts(token_id)
             if text is not None:
                 if run:
                     pieces.append(_run_text(run))
@@ -128,12 +127,14 @@ class TokenwiseRule:
 
     def _text_of(self, token_id: int, skip: bool) -> str | None:
         """Return the text of a token after others, None if it is a byte or not visible."""
-        if token_id in self._byte_of[False] or not self._tokenizer.is_visible(token_id, skip):
+        if skip:
+            return None if token_id in self._tokenizer.special_ids else self._texts[False](token_id)
+        if token_id in self._byte_of[False] or not self._tokenizer.is_visible(token_id, False):
             return None
         return self._tokenizer.token_text(token_id)
 
     def _first_text_of(self, token_id: int, skip: bool) -> str | None:
-        if self._texts[skip][token_id] is None:
+        if self._texts[skip](token_id) is None:
             return None
         return self._tokenizer.decode([token_id], skip)
 
@@ -149,7 +150,7 @@ class TokenwiseRule:
         start = len(ids)
         run: list[int] = []
         for index in range(len(ids) - 1, -1, -1):
-            if self._texts[skip][ids[index]] is not None:
+            if self._texts[skip](ids[index]) is not None:
                 break
             if ids[index] in self._byte_of[skip]:
                 start = index
@@ -166,7 +167,7 @@ class TokenwiseRule:
         first: list[int] = []
         for index in range(end - 1, -1, -1):
             token_id = ids[index]
-            text = self._texts[skip][token_id]
+            text = self._texts[skip](token_id)
             if text is None and token_id not in self._byte_of[skip]:
                 continue
             if context and text == "":
@@ -185,8 +186,8 @@ class _TokenwiseScanner:
     def __init__(
         self,
         search: TextSearch,
-        texts: TokenTable[str | None],
-        first_texts: TokenTable[str | None],
+        texts: Callable[[int], str | None],
+        first_texts: Callable[[int], str | None],
         byte_of: dict[int, int],
     ) -> None:
         self.search = search
@@ -203,7 +204,7 @@ class _TokenwiseScanner:
         return is_first or self._run is not None or self._pending is None
 
     def append(self, token_id: int) -> None:
-        text = self._texts[token_id]
+        text = self._texts(token_id)
         if text is not None:
             self.finish()
             self._texts = self._later_texts

@@ -10,6 +10,8 @@ def is_continuation(byte: int) -> bool:
 
 def incomplete_end(tail: bytes) -> bytes:
     """Return the bytes of an incomplete character at the end of UTF-8 text; empty if none."""
+    if tail[-1:].isascii():
+        return b""
     for length in range(1, min(3, len(tail)) + 1):
         if not is_continuation(tail[-length]):
             try:

@@ -46,6 +46,7 @@ from kernels.checks import (
     check_device,
     check_dtype,
     check_last_stride,
+    check_output,
     check_shape,
 )
 from kernels.sampling import logit_order
@@ -67,6 +68,7 @@ def sample_tokens(
     positions: Tensor,
     *,
     has_filters: bool = True,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return one token per row of `logits`; each depends only on its row of the arguments.
 
@@ -85,6 +87,7 @@ def sample_tokens(
         positions: int64 [R], index of the sampled token in its request's output.
         has_filters: False if no row that is not greedy has a filter; the result is then the same,
             with one launch less.
+        out: int64 [R], written to and returned; allocated by default.
 
     Returns:
         int64 [R].
@@ -94,9 +97,11 @@ def sample_tokens(
     """
     rows = (temperature, top_k, top_p, min_p, seeds, positions)
     _check(logits, *rows)
+    if out is None:
+        out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    check_output("out", out, (logits.shape[0],), torch.int64, logits.device)
     if not device.runs_triton(logits):
-        return reference(logits, *rows)
-    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+        return out.copy_(reference(logits, *rows))
     _launch(logits, *rows, out, has_filters)
     return out
 

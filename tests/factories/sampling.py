@@ -13,6 +13,7 @@ from engine.core.samples import sampled_tokens
 from engine.core.sampling_constraints import SamplingConstraints
 from engine.core.schedule import Samples, Schedule
 from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
+from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import SamplePlan, Sampler
 
@@ -66,7 +67,7 @@ def run_plan(
     """Sample and read; a slot of -1 has ended."""
     where = torch.tensor(slots, dtype=torch.int32, device=logits.device)
     drawn = sampler.sample(plan, logits, where)
-    sent = SentSamples(plan, drawn.token_ids, torch.zeros_like(where), drawn.logprobs)
+    sent = SentSamples.of(plan, drawn, torch.zeros_like(where), Downloads(logits.device))
     return sampled_tokens(sent.wait())
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine.core.bad_words import BadWords
 from engine.core.request import Request, SampledToken
+from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import Sampler
 from kernels import device
@@ -134,10 +135,10 @@ def test_nothing_waits_for_the_device() -> None:
     for slot, request in zip(slots, requests, strict=True):
         admit(sampler, slot, request)
     where = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
-    logits = randn(len(requests), VOCAB)
+    logits, downloads = randn(len(requests), VOCAB), Downloads(DEVICE)
     for _ in range(2):
         plan = make_plan(sampler, slots, requests)
         with no_waiting():
             drawn = sampler.sample(plan, logits, where)
-            sent = SentSamples(plan, drawn.token_ids, where, drawn.logprobs)
+            sent = SentSamples.of(plan, drawn, where, downloads)
         assert len(sent.wait().token_ids) == len(requests)

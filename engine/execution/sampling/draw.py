@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.execution.sampling.step_arrays import DeviceArrays, Part, StepArrays
+from engine.execution.sampling.step_arrays import Array, DeviceArrays, Part, StepArrays
 from kernels.cpu.draw import draw_tokens
 from kernels.sampling.draw import sample_tokens
 
@@ -51,6 +51,18 @@ class DrawParams:
         filtered = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
         return bool((filtered & (self.temperature > 0)).any())
 
+    def kernel_columns(self) -> tuple[Array, ...]:
+        """Return the arguments of `sample_tokens` after the logits, of its dtypes."""
+        temperature = self.temperature.clip(_COLDEST, _HOTTEST) * (self.temperature > 0)
+        return (
+            temperature.astype(np.float32),
+            self.top_k,
+            self.top_p.astype(np.float32),
+            self.min_p.astype(np.float32),
+            self.seeds.view(np.int64),
+            self.positions,
+        )
+
 
 class Draw(Protocol):
     """A draw that has been planned."""
@@ -65,15 +77,7 @@ class KernelDraw:
     def __init__(self, params: DrawParams, arrays: StepArrays) -> None:
         """Plan it; the parameters are uploaded with `arrays`."""
         self._has_filters = params.has_filters
-        temperature = params.temperature.clip(_COLDEST, _HOTTEST) * (params.temperature > 0)
-        self._parts: tuple[Part, ...] = (
-            arrays.add(temperature.astype(np.float32)),
-            arrays.add(params.top_k),
-            arrays.add(params.top_p.astype(np.float32)),
-            arrays.add(params.min_p.astype(np.float32)),
-            arrays.add(params.seeds.view(np.int64)),
-            arrays.add(params.positions),
-        )
+        self._parts: tuple[Part, ...] = tuple(map(arrays.add, params.kernel_columns()))
 
     def draw(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
         """Do what `Draw.draw` says."""

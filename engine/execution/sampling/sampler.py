@@ -59,7 +59,7 @@ class SamplePlan:
         masks: applied in this order.
         adjustment: biases and penalties.
         counts_output: whether any row has penalties, so that its token is counted.
-        draw: the draw of the tokens.
+        draws: how the tokens are drawn.
         logprobs: of the rows that ask for log-probabilities.
     """
 
@@ -69,8 +69,14 @@ class SamplePlan:
     masks: Sequence[Mask]
     adjustment: BiasAndPenalties | None
     counts_output: bool
-    draw: Draw
+    draws: DrawParams
     logprobs: LogprobsPlan | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tokens are drawn from the logits as they are, and nothing else is done."""
+        special = (self.admissions, self.adjustment, self.logprobs)
+        return special == (None, None, None) and not self.masks
 
 
 class Sampler:
@@ -153,7 +159,7 @@ class Sampler:
             masks=masks,
             adjustment=adjustment,
             counts_output=bool(used & PENALTIES),
-            draw=self._draw(draws, arrays),
+            draws=draws,
             logprobs=logprobs,
         )
 
@@ -166,6 +172,7 @@ class Sampler:
             slots: int32 [R], those of the plan; -1 if the sequence has ended on the device: its
                 token is not counted, and undefined.
         """
+        draw = self._draw(plan.draws, plan.arrays)
         arrays = plan.arrays.upload(logits.device)
         if plan.admissions is not None:
             self._penalty_counts.admit(plan.admissions, arrays)
@@ -174,7 +181,7 @@ class Sampler:
             mask.apply(logits, arrays)
         if plan.adjustment is not None:
             plan.adjustment.apply(logits, self._penalty_counts.counts, arrays)
-        token_ids = plan.draw.draw(logits, arrays)
+        token_ids = draw.draw(logits, arrays)
         if plan.counts_output:
             self._penalty_counts.count(slots, token_ids)
         if plan.logprobs is None or kept is None:

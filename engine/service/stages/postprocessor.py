@@ -20,6 +20,14 @@ from engine.token_ids import unpack_token_ids
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
+Figure = Callable[[RequestStats, int], float]  # of a sequence, and the size of its KV blocks
+_FIGURES: dict[str, Figure] = {
+    "kv_cache_reused_blocks": lambda stats, block_size: stats.num_cached_tokens // block_size,
+    "arrival_time_ns": lambda stats, _: stats.arrival_time * 1e9,
+    "first_scheduled_time_ns": lambda stats, _: stats.first_scheduled_time * 1e9,
+    "first_token_time_ns": lambda stats, _: stats.first_token_time * 1e9,
+    "last_token_time_ns": lambda stats, _: stats.finished_time * 1e9,
+}
 
 _DECODER = msgspec.msgpack.Decoder(DetokenizerInput)
 _NOT_OURS = "detokenizer_input: is for the responses of the engine; call the model ensemble"
@@ -56,25 +64,23 @@ class Postprocessor:
 
         Each has one element per chunk; `output_log_probs` one per token, chunk after chunk.
         """
-        chunks = message.chunks
+        chunks, wanted = message.chunks, message.outputs
         outputs = {
             "text_output": strings(
                 [self._text(chunk, message.skip_special_tokens) for chunk in chunks]
-            )
+            ),
+            **chunk_tensors(chunks, wanted),
         }
-        if "logprobs" in message.outputs:
-            outputs["logprobs"] = strings([self._logprobs(chunk) for chunk in chunks])
-        elif NULL_LOGPROBS in message.outputs:
-            outputs["logprobs"] = strings(["null"] * len(chunks))
-        if "num_input_tokens" in message.outputs:
-            outputs["num_input_tokens"] = np.array([message.num_prompt_tokens], dtype=np.int32)
-        if any(chunk.details.stats is not None for chunk in chunks):
-            outputs.update(self._stats(chunks))
-        outputs.update(chunk_tensors(chunks))
-        wanted = {"text_output", *message.outputs}
-        if NULL_LOGPROBS in wanted:
-            wanted.add("logprobs")
-        return {name: array for name, array in outputs.items() if name in wanted}
+        for name in wanted:
+            if name == "num_input_tokens":
+                outputs[name] = np.array([message.num_prompt_tokens], dtype=np.int32)
+            elif name == "logprobs":
+                outputs[name] = strings([self._logprobs(chunk) for chunk in chunks])
+            elif name == NULL_LOGPROBS:
+                outputs.setdefault("logprobs", strings(["null"] * len(chunks)))
+            elif name in _FIGURES and any(chunk.details.stats is not None for chunk in chunks):
+                outputs[name] = self._figures(chunks, _FIGURES[name])
+        return outputs
 
     def _text(self, chunk: Chunk, skip_special_tokens: bool) -> str:
         return chunk.text_prefix + self._detokenizer.text(
@@ -100,21 +106,11 @@ class Postprocessor:
             for token_id, logprob, rank in entries
         }
 
-    def _stats(self, chunks: list[Chunk]) -> dict[str, Array]:
-        """Return the figures of the sequences that have finished; 0 for others."""
-
-        def column(figure: Callable[[RequestStats], float]) -> Array:
-            stats = [chunk.details.stats for chunk in chunks]
-            values = [0 if each is None else int(figure(each)) for each in stats]
-            return np.array(values, dtype=np.int64)
-
-        return {
-            "kv_cache_reused_blocks": column(lambda s: s.num_cached_tokens // self._block_size),
-            "arrival_time_ns": column(lambda s: s.arrival_time * 1e9),
-            "first_scheduled_time_ns": column(lambda s: s.first_scheduled_time * 1e9),
-            "first_token_time_ns": column(lambda s: s.first_token_time * 1e9),
-            "last_token_time_ns": column(lambda s: s.finished_time * 1e9),
-        }
+    def _figures(self, chunks: list[Chunk], figure: Figure) -> Array:
+        """Return one figure of the sequences that have finished; 0 for others."""
+        stats = [chunk.details.stats for chunk in chunks]
+        values = [0 if each is None else int(figure(each, self._block_size)) for each in stats]
+        return np.array(values, dtype=np.int64)
 
 
 def _decodable(field: str, data: bytes) -> list[int]:

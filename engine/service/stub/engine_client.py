@@ -20,7 +20,6 @@ from engine.errors import (
 )
 from engine.protocol import (
     Abort,
-    Chunk,
     FromEngine,
     Outputs,
     Ready,
@@ -114,9 +113,14 @@ class EngineClient:
         return self._supervisor.process_id
 
     @property
+    def num_in_flight(self) -> int:
+        """Requests that have been submitted and that the process has not ended yet."""
+        return len(self._streams)
+
+    @property
     def health(self) -> Health:
         """The current state."""
-        return structs.replace(self._supervisor.health, num_in_flight=len(self._streams))
+        return structs.replace(self._supervisor.health, num_in_flight=self.num_in_flight)
 
     def check_ready(self) -> None:
         """Raise `EngineDeadError` unless the engine takes requests."""
@@ -152,11 +156,11 @@ class EngineClient:
         It counts in the limits of the queue until the process has reported its end. Unknown and
         finished uids are ignored.
         """
-        with self._lock:  # its sink may know it before it is registered
-            stream = self._streams.get(uid)
-        if stream is not None:
-            self._fail(stream, RequestCancelledError("the request was cancelled"))
-            self._send_abort(stream)
+        self._end(uid, RequestCancelledError("the request was cancelled"))
+
+    def fail(self, uid: int, error: str) -> None:
+        """As `abort`, with `error` as the answer: a later stage cannot go on with the request."""
+        self._end(uid, TridentError(error))
 
     def stop(self, request_id: str) -> int:
         """End the requests of that id early; return how many there were.
@@ -189,8 +193,7 @@ class EngineClient:
         """Hand outputs and errors to the streams that they belong to."""
         match message:
             case Outputs():
-                for uid, chunk in chunks_of(message):
-                    self._take(uid, chunk)
+                self._take(message)
             case RequestFailed(uid, code, text):
                 if (stream := self._pop(uid)) is not None:
                     self._fail(stream, error_of(code, text))
@@ -214,17 +217,21 @@ class EngineClient:
             self._suspects.blame(stream.fingerprint for stream in self._lost)
         self._lost = []
 
-    def _take(self, uid: int, chunk: Chunk) -> None:
-        stream = self._streams.get(uid)
-        if stream is None:
-            return
-        if stream.append(chunk):
-            self._senders.put(stream)
-        if stream.finished:
-            self._pop(stream.uid)
-            if stream.error is None:
-                self._suspects.clear(stream.fingerprint)
-                self._supervisor.succeeded()
+    def _take(self, outputs: Outputs) -> None:
+        """Give each row to its stream, and the streams to the senders all at once."""
+        due: dict[RequestStream, None] = {}
+        for uid, chunk in chunks_of(outputs):
+            stream = self._streams.get(uid)
+            if stream is None:
+                continue
+            if stream.append(chunk):
+                due[stream] = None
+            if stream.finished:
+                self._pop(uid)
+                if stream.error is None:
+                    self._suspects.clear(stream.fingerprint)
+                    self._supervisor.succeeded()
+        self._senders.put(due)
 
     # ---- in any thread ----------------------------------------------------------------------
 
@@ -256,8 +263,16 @@ class EngineClient:
         """Answer with `error`; False if the request has ended already."""
         failed = stream.fail(error)
         if failed:
-            self._senders.put(stream)
+            self._senders.put([stream])
         return failed
+
+    def _end(self, uid: int, error: TridentError) -> None:
+        """Answer with `error`, and have the process stop working on the request."""
+        with self._lock:  # its sink may know it before it is registered
+            stream = self._streams.get(uid)
+        if stream is not None:
+            self._fail(stream, error)
+            self._send_abort(stream)
 
     def _send_abort(self, stream: RequestStream) -> None:
         with self._send_lock:

@@ -39,7 +39,7 @@ class Responder:
         )
         self._client = EngineClient(config, self._metrics, stage.log.info)
         self._metrics.describe_cache(self._client.ready)
-        self._link = EngineEnd(self._client.abort)
+        self._link = EngineEnd(self._client.abort, self._client.fail)
         self._poller = CancelPoller(self._client.abort)
 
     @property
@@ -142,4 +142,6 @@ class Responder:
         if options is None:
             return ClientSink(self._stage, sender, request.requested_output_names(), on_end)
         template = msgspec.structs.replace(template, outputs=options.outputs)
-        return EnsembleSink(self._stage, sender, template, self._link.seal)
+        return EnsembleSink(
+            self._stage, sender, template, self._link.seal, lambda: self._client.num_in_flight
+        )

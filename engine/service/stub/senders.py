@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
-import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from engine.errors import TridentError
 from engine.service.stub.stream import RequestStream
+from engine.service.stub.turn_queue import TurnQueue
 
 log = logging.getLogger("trident.delivery")
 
@@ -23,78 +21,8 @@ NUM_SENDERS = 4
 # faster engine produces meanwhile is coalesced. `trident bench stages` measures it.
 _RESPONSES_PER_CORE_S = 500
 _MOST_RESPONSES_S = 4000  # that the one detokenizer keeps up with
+_TICKS_PER_INTERVAL = 8
 _LEAST_INTERVAL_S = 0.004  # of one stream: 250 responses per second look as smooth as more
-
-
-class TurnQueue:
-    """Streams that wait for a sender, by the time that their next response is due.
-
-    A stream is here once, however often it is put, and never with two senders.
-    """
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._heap: list[tuple[float, int, RequestStream]] = []
-        self._due: dict[RequestStream, float] = {}  # of what waits; other heap entries are stale
-        self._busy: dict[RequestStream, float] = {}  # with a sender; due again then, or never
-        self._order = itertools.count()
-        self._closed = False
-
-    def put(self, stream: RequestStream, due: float) -> None:
-        """Have `stream` taken at `time.monotonic()` second `due`, or earlier if it was put so."""
-        with self._condition:
-            if stream in self._busy:
-                self._busy[stream] = min(due, self._busy[stream])
-            elif due < self._due.get(stream, math.inf):
-                self._push(stream, due)
-
-    def take(self) -> RequestStream | None:
-        """Wait for the next stream that is due; None once closed and empty.
-
-        The caller has it until `done`.
-        """
-        with self._condition:
-            while True:
-                self._drop_stale()
-                if self._heap:
-                    wait_s = self._heap[0][0] - time.monotonic()
-                    if wait_s <= 0 or self._closed:
-                        return self._pop()
-                    self._condition.wait(wait_s)
-                elif self._closed:
-                    return None
-                else:
-                    self._condition.wait()
-
-    def done(self, stream: RequestStream) -> None:
-        """Give `stream` back; it waits again if it was put meanwhile."""
-        with self._condition:
-            due = self._busy.pop(stream)
-            if due < math.inf:
-                self._push(stream, due)
-
-    def close(self) -> None:
-        """Let `take` return what is left without waiting, and then None."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
-
-    def _push(self, stream: RequestStream, due: float) -> None:
-        self._due[stream] = due
-        heapq.heappush(self._heap, (due, next(self._order), stream))
-        self._condition.notify()
-
-    def _pop(self) -> RequestStream:
-        stream = heapq.heappop(self._heap)[2]
-        del self._due[stream]
-        self._busy[stream] = math.inf
-        if self._heap:
-            self._condition.notify()  # for another sender
-        return stream
-
-    def _drop_stale(self) -> None:
-        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
 
 
 class Senders:
@@ -120,9 +48,9 @@ class Senders:
         for thread in self._threads:
             thread.start()
 
-    def put(self, stream: RequestStream) -> None:
-        """Queue `stream` for delivery; returns at once."""
-        self._turns.put(stream, 0.0 if stream.is_urgent else stream.next_due)
+    def put(self, streams: Iterable[RequestStream]) -> None:
+        """Queue `streams` for delivery; returns at once."""
+        self._turns.put((each, 0.0 if each.is_urgent else each.next_due) for each in streams)
 
     def close(self) -> None:
         """Deliver what was put before, then end the threads."""
@@ -131,13 +59,14 @@ class Senders:
             thread.join(timeout=5)
 
     def _run(self) -> None:
-        while (stream := self._turns.take()) is not None:
-            stream.next_due = time.monotonic() + self._interval_s()
-            try:
-                self._deliver(stream)
-            except Exception:  # not of the sink: this thread must go on for the others
-                log.exception("request %d: its end could not be handled", stream.uid)
-            self._turns.done(stream)
+        while streams := self._turns.take():
+            for stream in streams:
+                stream.next_due = self._next_due()
+                try:
+                    self._deliver(stream)
+                except Exception:  # not of the sink: this thread must go on for the others
+                    log.exception("request %d: its end could not be handled", stream.uid)
+            self._turns.done(streams)
 
     def _deliver(self, stream: RequestStream) -> None:
         if stream.answered:
@@ -152,5 +81,12 @@ class Senders:
             self._begun.discard(stream)
             self._on_answered(stream)
 
-    def _interval_s(self) -> float:
-        return max(_LEAST_INTERVAL_S, len(self._begun) / self._responses_per_s)
+    def _next_due(self) -> float:
+        """Return when the next response of a stream is due, whose turn is now.
+
+        Rounded, so that several streams are due together: a thread of each stage is then woken for
+        several responses.
+        """
+        interval_s = max(_LEAST_INTERVAL_S, len(self._begun) / self._responses_per_s)
+        tick_s = interval_s / _TICKS_PER_INTERVAL
+        return round((time.monotonic() + interval_s) / tick_s) * tick_s

@@ -22,8 +22,13 @@ from engine.protocol import Chunk, DetokenizerInput
 from engine.service.outputs import chunk_tensors
 from engine.service.triton import Stage
 
+_ENCODER = msgspec.msgpack.Encoder()
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-CANCEL_CHECK_INTERVAL_S = 0.05  # per request of the ensemble; one check is a round trip
+# A check for cancellation is a round trip between the detokenizer and the server: of all requests
+# of the ensemble together there are so many per second, of each one within these limits.
+_CANCEL_CHECKS_PER_S = 200
+_LEAST_CHECK_INTERVAL_S = 0.05
+_MOST_CHECK_INTERVAL_S = 1.0
 
 
 class EnsembleSink:
@@ -38,26 +43,29 @@ class EnsembleSink:
         sender: Any,
         template: DetokenizerInput,
         seal: Callable[[bytes], bytes],
+        num_in_flight: Callable[[], int],
     ) -> None:
         """Answer through `sender`.
 
         Args:
             template: what all messages share.
             seal: see `engine.service.link`.
+            num_in_flight: how many requests there are.
         """
         self._stage = stage
         self._sender = sender
         self._template = template
         self._seal = seal
-        self._last_check = -math.inf
+        self._num_in_flight = num_in_flight
+        self._next_check = -math.inf
 
     def send(self, chunks: list[Chunk], *, last: bool) -> None:
         """Answer with `chunks`."""
         now = time.monotonic()
-        check = now - self._last_check >= CANCEL_CHECK_INTERVAL_S
+        check = now >= self._next_check
         if check:
-            self._last_check = now
-        self._send(structs.replace(self._template, chunks=chunks, check_cancelled=check), last=last)
+            self._next_check = now + self._check_interval_s()
+        self._send(structs.replace(self._template, chunks=chunks, last=last, check_cancelled=check))
 
     def fail(self, error: TridentError) -> None:
         """Answer with `error`, after the chunks before it; if the client has gone, with the end."""
@@ -66,13 +74,17 @@ class EnsembleSink:
             return
         text = shown(str(error))
         self._send(
-            structs.replace(self._template, error_code=error.code, error_text=text), last=True
+            structs.replace(self._template, last=True, error_code=error.code, error_text=text)
         )
 
-    def _send(self, message: DetokenizerInput, *, last: bool) -> None:
-        data = self._seal(msgspec.msgpack.encode(message))
+    def _send(self, message: DetokenizerInput) -> None:
+        data = self._seal(_ENCODER.encode(message))
         tensors = {"detokenizer_input": np.frombuffer(data, dtype=np.uint8)}
-        send_response(self._stage, self._sender, tensors, last=last)
+        send_response(self._stage, self._sender, tensors, last=message.last)
+
+    def _check_interval_s(self) -> float:
+        interval_s = self._num_in_flight() / _CANCEL_CHECKS_PER_S
+        return min(max(interval_s, _LEAST_CHECK_INTERVAL_S), _MOST_CHECK_INTERVAL_S)
 
 
 class ClientSink:
@@ -96,8 +108,7 @@ class ClientSink:
         """Answer with `chunks`."""
         if last:
             self._on_end()
-        tensors = chunk_tensors(chunks)
-        tensors = {name: array for name, array in tensors.items() if name in self._wanted}
+        tensors = chunk_tensors(chunks, self._wanted)
         send_response(self._stage, self._sender, tensors, last=last)
 
     def fail(self, error: TridentError) -> None:

@@ -12,8 +12,11 @@ if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a co
 
 from engine.errors import error_of
 from engine.service.link import DetokenizerEnd
+from engine.service.outputs import strings
 from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.service.triton import Stage, input_tensors
+
+REPEATED = ("finish_reason", "num_input_tokens", "num_output_tokens", "sequence_index")
 
 
 class TritonPythonModel:
@@ -21,7 +24,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer."""
-        self._stage = Stage(args)
+        self._stage = Stage(args, repeated=REPEATED)
         self._postprocess = self._stage.start(Postprocessor.from_config)
         self._link = DetokenizerEnd()
 
@@ -41,6 +44,15 @@ class TritonPythonModel:
                 self._link.cancel(data, message.uid)
             if message.error_code is not None:
                 raise error_of(message.error_code, message.error_text)
-            return self._stage.response(self._postprocess(message))
         except Exception as error:
             return self._stage.error_response(error)
+        try:
+            return self._stage.response(self._postprocess(message))
+        except Exception as error:
+            if message.last:
+                return self._stage.error_response(error)
+            # An error here would end the ensemble's request before the engine's: the engine sends
+            # it, behind the responses that are on their way.
+            _, text = self._stage.for_client(error)
+            self._link.fail(data, message.uid, text)
+            return self._stage.response({"text_output": strings([""] * len(message.chunks))})

@@ -55,6 +55,23 @@ def test_stages(tmp_path: Path) -> None:
     assert "CPU seconds per 1000 output tokens" in output
 
 
+def test_stages_at_a_set_rate(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    output = _trident(
+        *("stages", "--device=null:20", "--streams=2,8", "--prompt-tokens=20", "--seconds=1"),
+        f"--json={file}",
+    )
+    rows = json.loads(file.read_text())
+    assert [row["streams"] for row in rows] == [2, 8]
+    for row in rows:
+        assert row["intended"] == row["streams"] * 50
+        assert 0 < row["tokens_per_second"] < 1.5 * row["intended"]
+        assert row["gap"][1] >= row["gap"][0] >= 0.005
+        assert set(row["cpu_per_response"]) >= STAGES | {"client"}
+        assert 0 < row["generator_busy"] < 1
+    assert "no model is computed" in output
+
+
 def test_compare(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     script = Path(__file__).parent / "openai_server.py"

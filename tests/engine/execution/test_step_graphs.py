@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.errors import InsufficientMemoryError
 from engine.execution.step_graphs import CudaCapturer, StepGraphs
 from tests.factories.replayed_graphs import ReplayingCapturer
 
@@ -37,7 +36,8 @@ def results(max_num_seqs: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def graphs(forward: Forward) -> StepGraphs:
-    graphs = StepGraphs(forward, ReplayingCapturer(), results=results(6), mixed_sizes=[64])
+    graphs = StepGraphs(forward, results(6), [64])
+    assert len(list(graphs.capture(ReplayingCapturer()))) == graphs.num_graphs
     forward.calls.clear()
     return graphs
 
@@ -68,7 +68,8 @@ def test_the_inputs_of_one_step_do_not_reach_the_next(graphs: StepGraphs, forwar
 
 def test_all_graphs_write_the_same_results(forward: Forward) -> None:
     hidden, slots = results(6)
-    graphs = StepGraphs(forward, ReplayingCapturer(), results=(hidden, slots), mixed_sizes=[64])
+    graphs = StepGraphs(forward, (hidden, slots), [64])
+    list(graphs.capture(ReplayingCapturer()))
     for counts in ([1, 1, 1], [1, 5], [1, 1, 1, 1, 1]):
         found = run(graphs, counts)
         assert found is not None
@@ -81,32 +82,6 @@ def test_all_graphs_write_the_same_results(forward: Forward) -> None:
 def test_a_larger_step_is_not_captured(graphs: StepGraphs, forward: Forward) -> None:
     assert run(graphs, [1, 64]) is None
     assert forward.calls == []
-
-
-def test_progress_is_told(forward: Forward) -> None:
-    told: list[tuple[int, int]] = []
-    StepGraphs(
-        forward,
-        ReplayingCapturer(),
-        results=results(4),
-        mixed_sizes=[64],
-        on_progress=lambda done, total: told.append((done, total)),
-    )
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
-def test_where_no_memory_is_left_the_user_is_told_what_to_change() -> None:
-    def full(
-        slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
-    ) -> tuple[Tensor, Tensor]:
-        if num_decodes == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return slots[:, None].float(), slots.clone()
-
-    with pytest.raises(
-        InsufficientMemoryError, match=r"gpu_memory_utilization: .* 4 CUDA graphs .* enforce_eager"
-    ):
-        StepGraphs(full, ReplayingCapturer(), results=results(4), mixed_sizes=[64])
 
 
 def test_other_threads_may_use_the_gpu_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from engine.service.link import DetokenizerEnd, EngineEnd, ForgedMessageError
 
 NAME = slice(0, 8)
 
-Heard = queue.Queue[int]
+Heard = queue.Queue[int | tuple[int, str]]
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def engine(heard: Heard) -> Iterator[EngineEnd]:
-    end = EngineEnd(heard.put)
+    end = listen(heard)
     yield end
     end.close()
 
@@ -34,6 +34,14 @@ def detokenizer() -> Iterator[DetokenizerEnd]:
     end = DetokenizerEnd()
     yield end
     end.close()
+
+
+def listen(heard: Heard) -> EngineEnd:
+    return EngineEnd(heard.put, lambda uid, error: heard.put((uid, error)))
+
+
+def deaf() -> EngineEnd:
+    return EngineEnd(lambda uid: pytest.fail("not mine"), lambda uid, error: pytest.fail("nor it"))
 
 
 def address_of(engine: EngineEnd) -> bytes:
@@ -83,7 +91,7 @@ def test_a_forged_size_is_refused_before_the_bytes_are_read(
 
 def test_the_key_of_a_new_engine_is_asked_for(detokenizer: DetokenizerEnd) -> None:
     for _ in range(20):  # more reloads than keys are kept
-        engine = EngineEnd(lambda uid: None)
+        engine = deaf()
         message = memoryview(engine.seal(b"x"))
         assert bytes(detokenizer.open(message)) == b"x"
         engine.close()
@@ -91,7 +99,7 @@ def test_the_key_of_a_new_engine_is_asked_for(detokenizer: DetokenizerEnd) -> No
 
 
 def test_an_engine_that_has_gone_is_not_waited_for(heard: Heard) -> None:
-    engine, detokenizer = EngineEnd(heard.put), DetokenizerEnd()
+    engine, detokenizer = listen(heard), DetokenizerEnd()
     message = memoryview(engine.seal(b"x"))
     engine.close()
     with pytest.raises(ForgedMessageError):
@@ -103,7 +111,7 @@ def test_an_engine_that_has_gone_is_not_waited_for(heard: Heard) -> None:
 def test_engines_have_different_names_and_keys(
     engine: EngineEnd, detokenizer: DetokenizerEnd
 ) -> None:
-    other = EngineEnd(lambda uid: None)
+    other = deaf()
     assert other.seal(b"x")[NAME] != engine.seal(b"x")[NAME]
     with pytest.raises(ForgedMessageError):
         detokenizer.open(memoryview(engine.seal(b"x")[NAME] + other.seal(b"x")[8:]))
@@ -113,7 +121,7 @@ def test_engines_have_different_names_and_keys(
 def test_a_cancelled_uid_reaches_the_engine_that_sealed_the_message(
     engine: EngineEnd, detokenizer: DetokenizerEnd, heard: Heard
 ) -> None:
-    other = EngineEnd(lambda uid: pytest.fail("not mine"))
+    other = deaf()
     message = memoryview(engine.seal(b"x"))
     for uid in (0, 1, 2**63 + 5):
         detokenizer.cancel(message, uid)
@@ -121,11 +129,31 @@ def test_a_cancelled_uid_reaches_the_engine_that_sealed_the_message(
     other.close()
 
 
+@pytest.mark.parametrize(
+    "error", ["", "internal error", "käputt\n", "x" * 5000, "ä" * 5000, "\ud800"]
+)
+def test_a_failure_reaches_it_with_the_beginning_of_its_text(
+    engine: EngineEnd, detokenizer: DetokenizerEnd, heard: Heard, error: str
+) -> None:
+    detokenizer.fail(memoryview(engine.seal(b"x")), 2**64 - 1, error)
+    got = heard.get(timeout=5)
+    assert isinstance(got, tuple)
+    uid, text = got
+    assert uid == 2**64 - 1
+    assert text == error.replace("\ud800", "?") or (len(text) > 1000 and text[:-1] in error)
+
+
 def test_other_datagrams_are_ignored(
     engine: EngineEnd, detokenizer: DetokenizerEnd, heard: Heard
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as raw:
-        for data in (b"", b"short", b"much too long for a uid"):
+        for data in (
+            b"",
+            b"short",
+            b"neither a cancellation nor a failure",
+            b"c1234567",
+            b"x" * 5000,
+        ):
             raw.sendto(data, address_of(engine))
     detokenizer.cancel(memoryview(engine.seal(b"")), 9)
     assert heard.get(timeout=5) == 9

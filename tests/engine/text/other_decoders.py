@@ -19,11 +19,12 @@ def metaspace_tokenizer() -> PreTrainedTokenizerFast:
 def few_bytes_tokenizer() -> PreTrainedTokenizerFast:
     """Byte fallback with some bytes only, a token without text, and two spaces lost at the start.
 
-    The token without text ends a run of bytes like any other.
+    The token without text ends a run of bytes like any other. One byte is a special token too, and
+    the ids have holes.
     """
     words = ["<s>", "", "▁", "▁▁", "▁▁▁", "a", "▁the", "é", _UNFINISHED]
     words += [f"<0x{byte:02X}>" for byte in (*"你é🦊".encode(), 0x41, 0xFF)]
-    vocab = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    vocab = {word: i + i // 5 for i, word in enumerate(dict.fromkeys(words))}
     tokenizer = RustTokenizer(models.WordLevel(vocab, "<s>"))
     tokenizer.decoder = decoders.Sequence(
         [
@@ -33,7 +34,7 @@ def few_bytes_tokenizer() -> PreTrainedTokenizerFast:
             decoders.Strip(" ", 2, 0),
         ]
     )
-    tokenizer.add_special_tokens([AddedToken("<s>")])
+    tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("<0xFF>")])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 

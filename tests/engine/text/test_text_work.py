@@ -1,11 +1,15 @@
 """The work for a token is bounded by a constant, whatever the tokens are and however many came.
 
-Counted are the ids that the tokenizer is given, not seconds.
+Counted are the ids that the tokenizer is given and the lines of Python that run, not seconds.
 """
 
+import random
+import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import cycle, islice
+from itertools import cycle, islice, takewhile
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +25,7 @@ from tests.engine.text.strategies import token_ids
 _NUM_TOKENS = 600
 _MOST_IDS = 250  # per token, in the mean
 _MOST_WINDOW = 20  # tokens
+_MOST_LINES = 200  # per token
 
 
 class CountingTokenizer(Tokenizer):
@@ -125,7 +130,7 @@ def test_a_window_is_short_but_for_an_open_run_of_bytes(
     window: list[int] = []
     for token_id in repeated(pattern)[:200]:
         window = detokenizer.next_window(window, [token_id], skip_special_tokens=skip)
-        run = [i for i in window if i in tokenizer.byte_fallback_ids]
+        run = [*takewhile(tokenizer.byte_fallback_ids.__contains__, reversed(window))][::-1]
         try:
             bytes(int(str(tokenizer.id_to_token(i))[1:-1], 16) for i in run).decode()
         except UnicodeDecodeError as error:
@@ -139,3 +144,57 @@ def test_a_prompt_of_one_token_is_looked_at_once(detokenizer: Detokenizer) -> No
         num_ids = count(detokenizer, partial(detokenizer.prompt_window, prompt))
         assert num_ids <= 5 * len(prompt)
         assert len(detokenizer.prompt_window(prompt)) <= _MOST_WINDOW
+
+
+def lines(work: Callable[[], object]) -> int:
+    """Return how many lines of Python `work` runs."""
+    number = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> object:
+        nonlocal number
+        number += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return number
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "few_bytes", "metaspace"])
+def test_no_token_is_much_work_for_the_search(kind: str) -> None:
+    """Not even the one that ends a run of byte-fallback tokens, or the end of the sequence."""
+    detokenizer = Detokenizer(Tokenizer(BUILDERS[kind]()))
+    tokenizer = detokenizer.tokenizer
+    stop = StopAutomaton(["\N{REPLACEMENT CHARACTER}" * 20 + "x", "🦊" * 20 + "x"])
+    emoji = tokenizer.encode("🦊", add_special_tokens=False)[-4:]
+    for pattern in (emoji, [*emoji, 2], emoji[:1], [0], [tokenizer.vocab_size + 1]):
+        checker = StopChecker(detokenizer, [], stop, skip_special_tokens=True)
+        tokens = [*pattern * 10, 5, *pattern * 10, tokenizer.encode("a")[-1], *pattern * 200]
+        for token_id in (*tokens, tokens[-1], 5):
+            checker.append(token_id)  # what is computed once for each token and state
+        checker = StopChecker(detokenizer, [], stop, skip_special_tokens=True)
+        work = [lines(partial(checker.append, token_id)) for token_id in [*tokens, tokens[-1], 5]]
+        assert max(work) <= _MOST_LINES
+        assert lines(checker.finish) <= _MOST_LINES
+
+
+def test_an_automaton_does_not_remember_all_texts() -> None:
+    choose = random.Random(0).choices
+    words = ["".join(choose("ab", k=32)) for _ in range(256)]
+    automaton, other = StopAutomaton(words), StopAutomaton(words)
+    state = other_state = 0
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            text = "".join(choose("abc", k=20))
+            state, _ = automaton.advance(state, text)
+            for character in text:
+                other_state = other.step(other_state, character)
+            assert state == other_state
+        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()

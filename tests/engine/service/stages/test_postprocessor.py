@@ -107,17 +107,18 @@ def test_logprobs_that_nobody_asked_to_compute_are_null() -> None:
 
 
 def test_without_text_the_tokens_come_flat() -> None:
-    outputs = chunk_tensors([out(1, 5, 6, window=[1]), out(0, finish="stop")])
+    wanted = {"token_ids", "num_output_tokens", "sequence_index", "cum_log_probs", "text_output"}
+    outputs = chunk_tensors([out(1, 5, 6, window=[1]), out(0, finish="stop")], wanted)
+    assert set(outputs) == wanted - {"cum_log_probs", "text_output"}
     assert outputs["token_ids"].tolist() == [5, 6]
     assert outputs["token_ids"].dtype == np.int32
     assert outputs["num_output_tokens"].tolist() == [2, 0]
     assert outputs["sequence_index"].tolist() == [1, 0]
-    assert "cum_log_probs" not in outputs
 
 
 @pytest.fixture
 def engine() -> Iterator[EngineEnd]:
-    end = EngineEnd(lambda uid: None)
+    end = EngineEnd(lambda uid: None, lambda uid, error: None)
     yield end
     end.close()
 

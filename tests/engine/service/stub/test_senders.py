@@ -1,12 +1,9 @@
 import threading
 import time
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from engine.errors import EngineDeadError, TridentError
 from engine.protocol import Chunk
-from engine.service.stub.senders import Senders, TurnQueue
+from engine.service.stub.senders import Senders
 from engine.service.stub.stream import NewRequest, RequestStream
 from tests.engine.service.stub.test_stream import Recorder, ids, out
 
@@ -15,60 +12,17 @@ def new_stream(sink: Recorder | None = None) -> RequestStream:
     return RequestStream(1, NewRequest([1], {}), sink or Recorder())
 
 
-@given(dues=st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 0)), min_size=1, max_size=30))
-def test_each_stream_waits_once_and_is_taken_by_its_earliest_time(
-    dues: list[tuple[int, int]],
-) -> None:
-    turns, streams = TurnQueue(), [new_stream() for _ in range(5)]
-    earliest: dict[int, int] = {}
-    for which, due in dues:
-        turns.put(streams[which], due)
-        earliest[which] = min(due, earliest.get(which, due))
-    taken = []
-    turns.close()
-    while (stream := turns.take()) is not None:
-        taken.append(streams.index(stream))
-        turns.done(stream)
-    assert sorted(taken) == sorted(earliest)
-    assert [earliest[which] for which in taken] == sorted(earliest.values())
-
-
-def test_what_is_put_while_a_sender_has_it_waits_again() -> None:
-    turns, stream = TurnQueue(), new_stream()
-    turns.put(stream, 0.0)
-    assert turns.take() is stream
-    turns.put(stream, 0.0)
-    turns.put(stream, 5.0)
-    turns.done(stream)
-    assert turns.take() is stream
-    turns.done(stream)
-    turns.close()
-    assert turns.take() is None
-
-
-def test_a_turn_comes_when_it_is_due_and_an_urgent_one_at_once() -> None:
-    turns, stream, other = TurnQueue(), new_stream(), new_stream()
-    began = time.monotonic()
-    turns.put(stream, began + 0.05)
-    assert turns.take() is stream
-    assert time.monotonic() >= began + 0.05
-    turns.put(other, time.monotonic() + 60)
-    threading.Timer(0.05, turns.put, (other, 0.0)).start()
-    assert turns.take() is other
-    assert time.monotonic() < began + 30
-
-
 def test_tokens_that_come_fast_share_responses_but_the_first_and_last_do_not_wait() -> None:
     sink = Recorder()
     senders, stream = Senders(lambda stream: None), new_stream(sink)
     stream.append(out(0, 0))
-    senders.put(stream)
+    senders.put([stream])
     while not sink.responses:
         time.sleep(0.0001)
     stream.next_due = time.monotonic() + 60  # as if there were very many streams
     for token_id in range(1, 100):
         stream.append(out(0, token_id, finish="length" if token_id == 99 else None))
-        senders.put(stream)
+        senders.put([stream])
     assert sink.ended.wait(5)
     assert [ids(chunks[0]) for chunks in sink.responses] == [[0], list(range(1, 100))]
     senders.close()
@@ -84,14 +38,14 @@ def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> N
     broken_sink = Broken()
     broken = RequestStream(1, NewRequest([1], {}), broken_sink)
     assert broken.append(out(0, 1))
-    senders.put(broken)
+    senders.put([broken])
     sinks = [Recorder() for _ in range(20)]
     streams = [RequestStream(1, NewRequest([1], {}), sink) for sink in sinks]
     for position in range(50):
         for stream in streams:
             finish = "length" if position == 49 else None
             if stream.append(out(0, position, finish=finish)):
-                senders.put(stream)
+                senders.put([stream])
     assert all(sink.ended.wait(5) for sink in sinks)
     senders.close()
     assert answered.count(broken) == 1
@@ -115,10 +69,10 @@ def test_close_ends_a_request_whose_response_was_on_its_way() -> None:
     senders = Senders(lambda stream: None)
     stream = RequestStream(1, NewRequest([1], {}), sink)
     assert stream.append(out(0, 10))
-    senders.put(stream)
+    senders.put([stream])
     assert sending.wait(5)
     stream.fail(EngineDeadError("gone"))
-    senders.put(stream)
+    senders.put([stream])
     threading.Timer(0.1, go_on.set).start()
     senders.close()
     assert str(sink.error) == "gone"

@@ -1,0 +1,112 @@
+"""Sampling as CUDA graphs: the head, the draw and the token scatter in one launch.
+
+For steps whose rows want nothing but a draw: greedy, or with temperature, top-k, top-p and min-p.
+Such a step is the graph of its forward pass followed by one of these. They are apart so that a step
+with masks, penalties, biases or log-probabilities has a captured forward pass too, without a second
+graph of it; and so that a mixed step, few of whose rows may want a token, computes the logits of
+about these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.execution.downloads import Packed
+from engine.execution.graph_sizes import next_size
+from engine.execution.sampling.draw import DrawParams
+from engine.execution.step_graphs import Capturer, Graph
+from kernels.upload import upload_into
+
+_ALIGNMENT = 4  # words: kernels take 16 bytes in one load
+
+
+class SampleRows(Protocol):
+    """Head, draw and scatter of R rows, as `ModelRunner` computes them."""
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        slots: Tensor,
+        columns: Sequence[Tensor],
+        *,
+        has_filters: bool,
+        token_ids: Tensor,
+        finish_reasons: Tensor,
+    ) -> None:
+        """Write the tokens, int64 [R], and finish reasons, int32 [R].
+
+        `columns` are as in `DrawParams.kernel_columns`.
+        """
+
+
+class SampleGraphs:
+    """The graphs of `SampleRows`, by the number of rows, with filters and without."""
+
+    def __init__(self, sample: SampleRows, hidden: Tensor, slots: Tensor, sizes: list[int]) -> None:
+        """Allocate what the graphs for `sizes` read and write.
+
+        Args:
+            sample: is captured.
+            hidden, slots: [S, hidden_size] and [S], which the graphs of forward passes write.
+            sizes: ascending, S at most.
+        """
+        self._sample = sample
+        self._hidden, self._slots = hidden, slots
+        self._sizes = sizes
+        self._graphs: dict[tuple[int, bool], Graph] = {}
+        most = -(-len(slots) // _ALIGNMENT) * _ALIGNMENT
+        self._inputs = torch.zeros(8 * most, dtype=torch.int32, device=slots.device)
+        places = np.cumsum([0, most, most, most, most, 2 * most, 2 * most])
+        dtypes = (*[torch.float32, torch.int32, torch.float32, torch.float32], *[torch.int64] * 2)
+        self._columns = [
+            self._inputs[place:end].view(dtype)
+            for place, end, dtype in zip(places, places[1:], dtypes, strict=False)
+        ]
+        self._starts = places[:-1]
+        words = torch.zeros(3 * most, dtype=torch.int32, device=slots.device)
+        self._results = Packed(words, ((torch.int64, (most,)), (torch.int32, (most,))))
+        self._token_ids = words[: 2 * most].view(torch.int64)
+        self._finish_reasons = words[2 * most :]
+
+    @property
+    def num_graphs(self) -> int:
+        """How many there are."""
+        return 2 * len(self._sizes)
+
+    def capture(self, capturer: Capturer) -> Iterator[None]:
+        """Capture the graphs, and yield after each."""
+        for size in reversed(self._sizes):  # the smaller ones reuse the memory of the largest
+            for has_filters in (True, False):
+                work = partial(
+                    self._sample,
+                    self._hidden[:size],
+                    self._slots[:size],
+                    [column[:size] for column in self._columns],
+                    has_filters=has_filters,
+                    token_ids=self._token_ids[:size],
+                    finish_reasons=self._finish_reasons[:size],
+                )
+                self._graphs[size, has_filters] = capturer.capture(work)
+                yield
+
+    def run(self, params: DrawParams) -> Packed:
+        """Sample for the first rows of the forward pass before.
+
+        Returns:
+            Tokens and finish reasons of as many rows or more, valid until the next step.
+        """
+        size = next_size(self._sizes, len(params.seeds))
+        assert size is not None, "there are at most max_num_seqs rows"
+        words = np.zeros(len(self._inputs), dtype=np.int32)  # padding is greedy, and costs least
+        for start, column in zip(self._starts, params.kernel_columns(), strict=True):
+            values = column.view(np.int32)
+            words[start : start + len(values)] = values
+        upload_into(words, self._inputs)
+        self._graphs[size, params.has_filters].replay()
+        return self._results

@@ -1,0 +1,147 @@
+"""Which graph samples for a step, and what it reads; tests/kernels runs whole engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.errors import InsufficientMemoryError
+from engine.execution.captured_steps import CapturedSteps
+from engine.execution.downloads import Downloads
+from engine.execution.graph_sizes import StepTime, decode_sizes, mixed_sizes, next_size
+from engine.execution.sample_graphs import SampleGraphs
+from engine.execution.sampling.draw import DrawParams
+from tests.factories.replayed_graphs import ReplayingCapturer
+
+NUM_SLOTS = 6
+
+
+class Sampling:
+    """Gives each row the token `10 * slot + position`, and remembers its columns."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool]] = []
+        self.columns: list[list[object]] = []
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        slots: Tensor,
+        columns: Sequence[Tensor],
+        *,
+        has_filters: bool,
+        token_ids: Tensor,
+        finish_reasons: Tensor,
+    ) -> None:
+        assert len(hidden) == len(slots) == len(token_ids) == len(finish_reasons)
+        self.calls.append((len(slots), has_filters))
+        self.columns = [column.tolist() for column in columns]
+        token_ids.copy_(10 * slots + columns[-1])
+        finish_reasons.copy_(slots % 3)
+
+
+@pytest.fixture
+def sampling() -> Sampling:
+    return Sampling()
+
+
+@pytest.fixture
+def graphs(sampling: Sampling) -> SampleGraphs:
+    hidden, slots = torch.zeros(NUM_SLOTS, 2), torch.arange(NUM_SLOTS, dtype=torch.int32)
+    graphs = SampleGraphs(sampling, hidden, slots, [1, 2, 4, 6])
+    capturer = ReplayingCapturer()
+    assert len(list(graphs.capture(capturer))) == len(capturer.graphs) == graphs.num_graphs == 8
+    sampling.calls.clear()
+    return graphs
+
+
+def params(num_rows: int, *, top_k: int = 0) -> DrawParams:
+    numbers = np.arange(num_rows)
+    return DrawParams(
+        temperature=0.5 + numbers,
+        top_k=np.full(num_rows, top_k, dtype=np.int32),
+        top_p=1.0 - 0 * numbers,
+        min_p=0.0 * numbers,
+        seeds=(numbers + 7).astype(np.uint64) << np.uint64(60),
+        positions=numbers + 3,
+    )
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)])
+def test_a_step_takes_the_next_number_of_rows(
+    num_rows: int, size: int, top_k: int, sampling: Sampling, graphs: SampleGraphs
+) -> None:
+    asked = params(num_rows, top_k=top_k)
+    token_ids, finish_reasons = Downloads(torch.device("cpu")).start(graphs.run(asked)).wait()
+    assert sampling.calls == [(size, top_k > 0)]
+    assert token_ids[:num_rows].tolist() == [11 * row + 3 for row in range(num_rows)]
+    assert finish_reasons[:num_rows].tolist() == [row % 3 for row in range(num_rows)]
+    for found, column in zip(sampling.columns, asked.kernel_columns(), strict=True):
+        assert found == [*column.tolist(), *[0] * (size - num_rows)]
+
+
+def test_the_parameters_of_one_step_do_not_reach_the_next(
+    sampling: Sampling, graphs: SampleGraphs
+) -> None:
+    graphs.run(params(4))
+    graphs.run(params(3))
+    assert all(column[3] == 0 for column in sampling.columns)
+
+
+@given(max_num_seqs=st.integers(1, 1200), budget=st.integers(1, 3000), data=st.data())
+def test_no_graph_samples_for_rows_that_its_step_does_not_have(
+    max_num_seqs: int, budget: int, data: st.DataObject
+) -> None:
+    """Slots after the last row of a step are those of an earlier one."""
+    sizes = mixed_sizes(max(budget, max_num_seqs), lambda num_tokens: StepTime(0.0, 0.0))
+    num_rows = data.draw(st.sampled_from([min(size, max_num_seqs) for size in sizes]))
+    size = next_size(decode_sizes(max_num_seqs), data.draw(st.integers(1, num_rows)))
+    assert size is not None
+    assert size <= num_rows
+
+
+class Forward:
+    """The forward pass of a step, for one row of which there may be no memory."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+
+    def __call__(
+        self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
+    ) -> tuple[Tensor, Tensor]:
+        if self.fails and num_decodes == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return slots[:, None].float(), slots.clone()
+
+
+def test_progress_is_told(sampling: Sampling) -> None:
+    told: list[tuple[int, int]] = []
+    CapturedSteps(
+        Forward(fails=False),
+        sampling,
+        ReplayingCapturer(),
+        hidden=torch.zeros(4, 1),
+        mixed_sizes=[64],
+        on_progress=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(done, 10) for done in range(1, 11)]
+
+
+def test_where_no_memory_is_left_the_user_is_told_what_to_change(sampling: Sampling) -> None:
+    with pytest.raises(
+        InsufficientMemoryError, match=r"gpu_memory_utilization: .* 10 CUDA graphs .* enforce_eager"
+    ):
+        CapturedSteps(
+            Forward(fails=True),
+            sampling,
+            ReplayingCapturer(),
+            hidden=torch.zeros(4, 1),
+            mixed_sizes=[64],
+        )

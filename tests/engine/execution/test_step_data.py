@@ -1,0 +1,201 @@
+"""A step is data: a runner in another process computes it from what comes through a pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.core.schedule import SKIPPED, Samples, SamplingBatch, Schedule
+from engine.execution.loading import Runner, load_model
+from engine.execution.pending_step import PendingStep
+from engine.models.model_config import ModelConfig
+from engine.protocol import AddRequest
+from engine.token_ids import pack_token_ids
+
+SETTINGS = {
+    "dtype": "float32",
+    "async_scheduling": True,
+    "block_size": 4,
+    "num_gpu_blocks_override": 26,
+    "swap_space": 2**-12,
+    "max_model_len": 64,
+    "max_num_seqs": 5,
+    "max_num_batched_tokens": 24,
+    "scheduling_policy": "priority",
+}
+SHARED = list(range(50, 90))
+REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
+    (SHARED, {"temperature": 0, "logprobs": 2}),
+    ([*SHARED, 7], {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "seed": 4}),
+    ([1, 2, 3, 4, 5], {"n": 3, "seed": 5, "min_p": 0.02, "logprobs": 0}),
+    ([9] * 9, {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.4}),
+    ([9] * 10, {"temperature": 2.0, "seed": 6, "frequency_penalty": 1.5, "logprobs": 3}),
+    ([11, 12], {"temperature": 1.5, "bad_words": ["a", "the", "b"], "seed": 7}),
+    ([13, 14, 15], {"temperature": 0, "allowed_token_ids": [5, 6, 7, 300], "min_tokens": 6}),
+    ([16], {"logit_bias": {30: 4.0, 31: 4.0, 32: -9.0}, "seed": 8}),
+    ([17] * 6, {"min_tokens": 20, "stop_token_ids": list(range(100, 200)), "seed": 9}),
+    ([19, 20], {"n": 4, "temperature": 3.0, "stop_token_ids": [*range(200, 216)], "seed": 11}),
+    ([18] * 30, {"min_tokens": 20, "stop_token_ids": [3, 4], "temperature": 3.0, "seed": 10}),
+]
+
+
+def settings(checkpoint: Path) -> EngineConfig:
+    return EngineConfig.parse({"model": str(checkpoint), **SETTINGS})
+
+
+def run_steps(checkpoint: Path, pipe: Connection) -> None:
+    """Answer each (schedule, sampling batch) with its samples; end with the pipe."""
+    config = settings(checkpoint)
+    model_config = ModelConfig.from_hf(checkpoint)
+    runner = load_model(config, checkpoint, model_config, lambda text: None).runner
+    pipe.send("ready")
+    try:
+        while True:
+            schedule, sampling = pipe.recv()
+            runner.forward(schedule)
+            pipe.send(runner.sample(sampling).wait())
+    except EOFError:
+        pass
+
+
+@contextmanager
+def other_process(checkpoint: Path) -> Iterator[Connection]:
+    """Yield the pipe to `run_steps` in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=run_steps, args=(checkpoint, theirs))
+    process.start()
+    theirs.close()
+    try:
+        assert mine.recv() == "ready"
+        yield mine
+    finally:
+        mine.close()
+        process.join(20)
+        process.kill()
+
+
+class Recorder:
+    """Passes steps on to `runner`, and keeps them and their samples."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.schedules: list[Schedule] = []
+        self.batches: list[SamplingBatch] = []
+        self.samples: list[Samples] = []
+
+    def forward(self, schedule: Schedule) -> None:
+        self.schedules.append(schedule)
+        self._runner.forward(schedule)
+
+    def sample(self, sampling: SamplingBatch) -> PendingStep:
+        self.batches.append(sampling)
+        step = self._runner.sample(sampling)
+
+        def wait() -> Samples:
+            self.samples.append(step.wait())
+            return self.samples[-1]
+
+        return PendingStep(lambda: Waiting(wait))
+
+
+class Waiting:
+    """Samples that a function waits for."""
+
+    def __init__(self, wait: Any) -> None:
+        self.wait = wait
+
+
+@pytest.fixture(scope="module")
+def steps(checkpoint: Path) -> Recorder:
+    """The steps of an engine that serves all requests, which come one by one."""
+    core = EngineCore(settings(checkpoint))
+    core._runner = recorder = Recorder(core._runner)
+    left = list(enumerate(REQUESTS))
+    while left or core.has_unfinished_requests():
+        if left:
+            uid, (prompt, sampling) = left.pop(0)
+            params = {"max_tokens": 24, "ignore_eos": True, **sampling}
+            priority = -uid  # later ones run first, so that earlier ones are preempted
+            core.add_request(AddRequest(uid, pack_token_ids(prompt), params, priority=priority))
+        core.step()
+    core.check_idle()
+    return recorder
+
+
+def test_another_process_gets_the_same_tokens(steps: Recorder, checkpoint: Path) -> None:
+    with other_process(checkpoint) as pipe:
+        for schedule, sampling, samples in zip(
+            steps.schedules, steps.batches, steps.samples, strict=True
+        ):
+            pipe.send((schedule, sampling))
+            assert_equal(pipe.recv(), samples)
+
+
+def assert_equal(found: Samples, expected: Samples) -> None:
+    assert found.finish_reasons.tolist() == expected.finish_reasons.tolist()
+    valid = expected.finish_reasons != SKIPPED
+    assert found.token_ids[valid].tolist() == expected.token_ids[valid].tolist()
+    assert (found.logprobs is None) == (expected.logprobs is None)
+    if found.logprobs is not None and expected.logprobs is not None:
+        mine, theirs = found.logprobs, expected.logprobs
+        assert mine.rows.tolist() == theirs.rows.tolist()
+        for row, place in enumerate(mine.rows.tolist()):
+            if valid[place]:
+                assert mine.ranks[row] == theirs.ranks[row]
+                assert mine.logprobs[row] == pytest.approx(theirs.logprobs[row], abs=1e-4)
+                num_top = theirs.num_top[row]
+                assert mine.num_top[row] == num_top
+                ids = (found.top_token_ids[row, :num_top].tolist() for found in (mine, theirs))
+                assert len({tuple(each) for each in ids}) == 1
+
+
+def test_these_steps_have_everything_in_them(steps: Recorder) -> None:
+    """What the test above relies on."""
+    schedules, admissions = steps.schedules, [s.admissions for s in steps.schedules]
+    assert any(len(s.swap_out) for s in schedules), "a preempted sequence is swapped out"
+    assert any(len(s.swap_in) for s in schedules), "and comes back"
+    assert any(len(s.copies) for s in schedules), "a shared block is copied"
+    assert any(s.num_decodes not in (0, s.num_rows) for s in schedules), "mixed steps"
+    assert any((~s.wants_token).any() for s in schedules), "chunks of prompts"
+    resumed = [
+        (a.num_prompt_tokens < a.token_ids.lengths) & (a.num_computed_tokens > 0)
+        for a in admissions
+    ]
+    assert any(each.any() for each in resumed)
+    hits = [(a.token_ids.lengths > 40) & (a.num_computed_tokens == 40) for a in admissions]
+    assert any(each.any() for each in hits), "a prefix is found in the cache"
+    assert any(len(b.forbidden_rows) for b in steps.batches)
+    assert any(a.is_constrained.any() for a in admissions)
+    assert any(len(a.bias_values) for a in admissions)
+    assert any((a.frequency_penalty > 0).any() for a in admissions)
+    assert any((s.finish_reasons == SKIPPED).any() for s in steps.samples), "one step ahead"
+    assert {s.logprobs.top_token_ids.shape[1] for s in steps.samples if s.logprobs} >= {0, 2, 3}
+
+
+def test_a_step_holds_arrays_and_numbers_alone(steps: Recorder) -> None:
+    for part in (*steps.schedules, *steps.batches, *steps.samples):
+        assert foreign(part) == []
+
+
+def foreign(value: object, path: str = "") -> list[str]:
+    """Return where there is anything but arrays of numbers, numbers and None."""
+    if is_dataclass(value):
+        return [
+            found
+            for field in fields(value)
+            for found in foreign(getattr(value, field.name), f"{path}.{field.name}")
+        ]
+    if isinstance(value, np.ndarray):
+        return [] if value.dtype.kind in "biuf" else [f"{path}: {value.dtype}"]
+    return [] if value is None or isinstance(value, (bool, int, float)) else [f"{path}: {value!r}"]
