@@ -23,6 +23,7 @@ SERVER = r"curl |(\.venv/bin/)?trident (run|chat|health|serve)\b"
 ELSEWHERE = {
     r"docker ": "tests/docker",
     r"export ": "tests/docker/test_entrypoint.py",
+    r"nsys ": "tests/engine/test_nvtx.py",
     r"client/bench/offline\.sh ": "tests/client/bench/test_offline.py",
     r"TRIDENT_MODEL=\S+ tritonserver ": "tests/server/resilience/test_kill.py",
 }

@@ -15,7 +15,7 @@ from engine.core.output_builder import OutputBuilder
 from engine.core.queue_limits import Load, QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
-from engine.core.schedule import Schedule
+from engine.core.schedule import Samples, Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.errors import CheckpointError, QueueFullError, TridentError
@@ -23,6 +23,7 @@ from engine.execution.loading import load_model, load_null_device
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.models.model_config import ModelConfig
+from engine.nvtx import nvtx_range
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
@@ -160,6 +161,7 @@ class EngineCore:
         """Whether `step` has anything to do."""
         return self.scheduler.has_unfinished_requests() or self._in_flight is not None
 
+    @nvtx_range("step")
     def step(self) -> list[SequenceOutput | RequestFailed]:
         """Launch the next step, and read the oldest one in flight; return the outputs to send.
 
@@ -169,12 +171,16 @@ class EngineCore:
         expired = self._expire()
         if expired:
             return expired  # without waiting for a step
-        schedule = self.scheduler.schedule()
+        schedule = self._schedule()
         launched = self._launch(schedule) if schedule.num_rows else None
         due = launched
         if self._is_ahead:
             due, self._in_flight = self._in_flight, launched
         return [] if due is None else self._read(*due)
+
+    @nvtx_range("schedule")
+    def _schedule(self) -> Schedule:
+        return self.scheduler.schedule()
 
     def _launch(self, schedule: Schedule) -> tuple[PendingStep, int]:
         """Launch a step; the host prepares the sampling while the forward pass runs."""
@@ -184,10 +190,15 @@ class EngineCore:
 
     def _read(self, step: PendingStep, num_tokens: int) -> list[SequenceOutput | RequestFailed]:
         """Wait for the tokens of a step that computed `num_tokens`; return the outputs."""
-        advanced = self.scheduler.update(step.wait())
+        advanced = self._update(step.wait())
         self._recorder.stepped(num_tokens, advanced)
         return self._hand_out(advanced)
 
+    @nvtx_range("update")
+    def _update(self, samples: Samples) -> list[Request]:
+        return self.scheduler.update(samples)
+
+    @nvtx_range("outputs")
     def _hand_out(self, requests: Iterable[Request]) -> list[SequenceOutput | RequestFailed]:
         """Return the outputs of `requests`, and count those that have ended.
 

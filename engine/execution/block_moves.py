@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.core.schedule import Int32s
+from engine.nvtx import nvtx_range
 
 
 class BlockMover(Protocol):
@@ -21,6 +22,7 @@ class BlockMover(Protocol):
         """Copy blocks of the host to blocks of the device."""
 
 
+@nvtx_range("move blocks")
 def move_blocks(
     mover: BlockMover,
     *,

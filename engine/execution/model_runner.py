@@ -37,6 +37,7 @@ from engine.models.batch import Batch
 from engine.models.build import build_model
 from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
 from engine.models.model_config import ModelConfig
+from engine.nvtx import nvtx_range
 from engine.sampling_params import SamplingParams
 from engine.weights import initialise_weights
 from kernels.block_copy import BlockCopier
@@ -45,6 +46,9 @@ from kernels.slot_tables import SlotTables
 from kernels.step_inputs import prepare_inputs
 from kernels.token_scatter import scatter_tokens
 from kernels.upload import upload
+
+_prepare_inputs = nvtx_range("prepare inputs")(prepare_inputs)
+_scatter_tokens = nvtx_range("scatter")(scatter_tokens)
 
 
 class ModelRunner:
@@ -227,12 +231,14 @@ class ModelRunner:
         is_cuda = self.device.type == "cuda"
         return time_step(run, torch.cuda.synchronize if is_cuda else lambda: None)
 
+    @nvtx_range("forward")
     def forward(self, schedule: Schedule) -> None:
         """Launch the forward pass of a step with at least one row, without waiting for it."""
         self._sampler.admit(schedule.admissions)
         hidden = self._queue.submit(partial(self._run_forward, schedule))
         self._launched = LaunchedForward(schedule, hidden)
 
+    @nvtx_range("sample")
     def sample(self, sampling: SamplingBatch) -> PendingStep:
         """Launch the sampling of the step whose forward pass was launched last."""
         assert self._launched is not None
@@ -281,7 +287,7 @@ class ModelRunner:
         num_rows = len(plan.wants_token)
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
         drawn = self._sampler.sample(plan, logits, slots)
-        finish_reasons = scatter_tokens(self._tables, slots, drawn.token_ids)
+        finish_reasons = _scatter_tokens(self._tables, slots, drawn.token_ids)
         return SentSamples.of(plan, drawn, finish_reasons, self._downloads)
 
     def _sample_plainly(
@@ -306,7 +312,7 @@ class ModelRunner:
 
         The slot is -1 where no token is to be sampled.
         """
-        inputs = prepare_inputs(
+        inputs = _prepare_inputs(
             self._tables, slots, query_start_loc, num_tokens, self._config.block_size
         )
         batch = Batch(

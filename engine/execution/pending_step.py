@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.core.schedule import SampledLogprobs, Samples, Schedule
 from engine.execution.downloads import Download, Downloads, pack
 from engine.execution.sampling.sampler import Drawn, SamplePlan
+from engine.nvtx import nvtx_range
 
 
 class ForwardResults(NamedTuple):
@@ -92,6 +93,7 @@ class PendingStep:
 
     launched: Callable[[], Sent]
 
+    @nvtx_range("wait")
     def wait(self) -> Samples:
         """Wait for the step and return its tokens."""
         return self.launched().wait()

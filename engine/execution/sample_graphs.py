@@ -21,6 +21,7 @@ from engine.execution.downloads import Packed
 from engine.execution.graph_sizes import next_size
 from engine.execution.sampling.draw import DrawParams
 from engine.execution.step_graphs import Capturer, Graph
+from engine.nvtx import nvtx_range
 from kernels.upload import upload_into
 
 _ALIGNMENT = 4  # words: kernels take 16 bytes in one load
@@ -95,6 +96,7 @@ class SampleGraphs:
                 self._graphs[size, has_filters] = capturer.capture(work)
                 yield
 
+    @nvtx_range("replay sampling")
     def run(self, params: DrawParams) -> Packed:
         """Sample for the first rows of the forward pass before.
 

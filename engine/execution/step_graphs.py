@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.execution.graph_sizes import decode_sizes, next_size
+from engine.nvtx import nvtx_range
 from kernels.upload import upload_into
 
 
@@ -107,6 +108,7 @@ class StepGraphs:
             self._decode[size] = capturer.capture(self._work(size, starts, size, size))
             yield
 
+    @nvtx_range("replay forward")
     def run(
         self, slots: NDArray[np.int32], query_start_loc: NDArray[np.int32], num_decodes: int
     ) -> tuple[Tensor, Tensor] | None:

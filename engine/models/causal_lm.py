@@ -14,6 +14,7 @@ from engine.layers.rotary import RotaryEmbedding
 from engine.layers.vocabulary import Embedding, LMHead
 from engine.models.batch import Batch
 from engine.models.model_config import ModelConfig
+from engine.nvtx import nvtx_range
 
 
 class DecoderLayer(nn.Module):
@@ -149,6 +150,7 @@ class CausalLM(nn.Module):
         hidden: Tensor = self.model(batch, kv_cache, attention)
         return hidden
 
+    @nvtx_range("head")
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [R, vocab_size] of the `hidden` rows [R, hidden_size].
 

@@ -37,6 +37,7 @@ from engine.execution.sampling.slot_params import (
     SlotParams,
 )
 from engine.execution.sampling.step_arrays import StepArrays
+from engine.nvtx import nvtx_range
 from kernels import cpu
 from kernels import device as devices
 
@@ -163,6 +164,7 @@ class Sampler:
             logprobs=logprobs,
         )
 
+    @nvtx_range("draw")
     def sample(self, plan: SamplePlan, logits: Tensor, slots: Tensor) -> Drawn:
         """Sample according to `plan`, without waiting for the device.
 
