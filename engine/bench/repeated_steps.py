@@ -102,7 +102,8 @@ class RepeatedSteps:
         assert launched is not None
         pending = runner.sample(sampling)
         found = _samples(pending.wait())
-        hidden, slots = (result[: schedule.num_rows] for result in launched.results())
+        hidden, slots, _ = launched.results()
+        hidden, slots = hidden[: schedule.num_rows], slots[: schedule.num_rows]
         # Rows for which no token is sampled are undefined.
         sampled = slots >= 0
         found |= {"slots": slots, "hidden states": _rows(hidden, sampled)}

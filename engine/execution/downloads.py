@@ -99,18 +99,21 @@ class Download:
     def __init__(self, free: list[_Landing], landing: _Landing, packed: Packed) -> None:
         """Return `landing` to `free` after the copy of `packed`."""
         self._free = free
-        self._landing = landing
+        self._landing: _Landing | None = landing
+        self._words = np.empty(0, dtype=np.int32)
         self._num_words = len(packed.words)
         self._layout = packed.layout
 
     def wait(self) -> list[NDArray[Any]]:
-        """Wait for the copy, once; return the tensors as arrays."""
-        self._landing.event.synchronize()
-        words = self._landing.words[: self._num_words].numpy().copy()
-        self._free.append(self._landing)
+        """Wait for the copy; return the tensors as arrays."""
+        if self._landing is not None:
+            self._landing.event.synchronize()
+            self._words = self._landing.words[: self._num_words].numpy().copy()
+            self._free.append(self._landing)
+            self._landing = None
         found, start = [], 0
         for dtype, shape in self._layout:
-            end = start + prod(shape) * dtype.itemsize // words.itemsize
-            found.append(words[start:end].view(_DTYPES[dtype]).reshape(shape))
+            end = start + prod(shape) * dtype.itemsize // self._words.itemsize
+            found.append(self._words[start:end].view(_DTYPES[dtype]).reshape(shape))
             start = end
         return found

@@ -69,7 +69,7 @@ class SentSamples:
         return cls(plan, downloads.start(pack(tensors)))
 
     def wait(self) -> Samples:
-        """Wait for the copy, once; return the samples of the rows that want one."""
+        """Wait for the copy; return the samples of the rows that want one."""
         token_ids, finish_reasons, *found = self._download.wait()
         plan, logprobs = self._plan, None
         rows = np.flatnonzero(plan.wants_token)

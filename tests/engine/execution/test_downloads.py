@@ -39,6 +39,7 @@ def test_what_is_launched_later_does_not_change_them() -> None:
     assert found.tolist() == [0, 1, 2, 3]
     assert second.wait()[0].tolist() == [7] * 4
     assert third.wait()[0].tolist() == [8] * 4
+    assert found.tolist() == first.wait()[0].tolist() == [0, 1, 2, 3]
 
 
 def test_memory_and_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
