@@ -41,7 +41,8 @@ class RepeatedSteps:
 
         def watched(hidden: Tensor) -> Tensor:
             logits = compute_logits(hidden)
-            self._logits = logits.clone()  # sampling overwrites them
+            # Sampling overwrites them. What is captured in a graph shows in the tokens alone.
+            self._logits = logits.clone()
             return logits
 
         runner.model.compute_logits = watched  # type: ignore[method-assign]
@@ -102,8 +103,8 @@ class RepeatedSteps:
         assert launched is not None
         pending = runner.sample(sampling)
         found = _samples(pending.wait())
-        hidden, slots, _ = launched.results()
-        hidden, slots = hidden[: schedule.num_rows], slots[: schedule.num_rows]
+        results = launched.results()
+        hidden, slots = results.hidden[: schedule.num_rows], results.slots[: schedule.num_rows]
         # Rows for which no token is sampled are undefined.
         sampled = slots >= 0
         found |= {"slots": slots, "hidden states": _rows(hidden, sampled)}
