@@ -54,7 +54,7 @@ class EngineAlone:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [str(interpreter_folder() / "python3"), "-m", "client.bench.engine_worker"],
+            [str(interpreter_folder() / "python3"), "-P", "-m", "client.bench.engine_worker"],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

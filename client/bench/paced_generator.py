@@ -23,7 +23,7 @@ class Generator:
     def __init__(self, host: str, port: int, requests: Sequence[bytes]) -> None:
         """Start it."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "client.bench.paced_worker"],
+            [sys.executable, "-P", "-m", "client.bench.paced_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -18,7 +18,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.execution import pending_step
+from engine.execution import null_device, pending_step
 from engine.protocol import AddRequest
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import EngineLoop
@@ -104,6 +104,10 @@ class HostSteps:
         clock.wrap("stats", core._recorder, "stepped", "finished")
         clock.wrap("outputs", core, "_hand_out")
         clock.wrap("other", core, "step")
+        # What the device would do, in no time of the host's.
+        clock.wrap("device", null_device.NullRunner, "_tokens", "_logprobs")
+        if hasattr(null_device, "scatter_tokens"):
+            clock.wrap("device", null_device, "scatter_tokens")
         clock.wrap("add", core, "add_request")
         clock.wrap("send", self._loop, "_step")  # what is left: encoding, and the loop itself
 
@@ -148,6 +152,15 @@ class HostSteps:
         self._encode(to_message() if callable(to_message) else message)
 
 
+def _spare_startup_objects() -> None:
+    """Collect garbage as the engine process does."""
+    try:
+        from engine.service.garbage import spare_startup_objects
+    except ImportError:  # an older checkout, which does nothing about it
+        return
+    spare_startup_objects()
+
+
 def _packed(prompt: list[int]) -> Any:
     """Return `prompt` as `AddRequest` takes it."""
     try:
@@ -162,6 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-num-seqs", type=int, required=True)
     steps = HostSteps(parser.parse_args().max_num_seqs)
+    _spare_startup_objects()
     for line in sys.stdin:
         print(json.dumps(steps.measure(**json.loads(line))), flush=True)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
 from engine.limits import shown
+from engine.service.garbage import spare_startup_objects
 from engine.service.logs import configure_logging
 from engine.service.parameters import decode_parameters
 from engine.service.parent import end_with_parent
@@ -64,12 +65,14 @@ class Stage:
         try:
             config = EngineConfig.load(self._settings)
             configure_logging(config.log_format)
-            return make(config)
+            made = make(config)
         except TridentError as error:
             raise pb_utils.TritonModelException(shown(str(error))) from None
         except Exception as error:
             self.log.exception("start-up failed")
             raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from None
+        spare_startup_objects()
+        return made
 
     def tensors(self, arrays: Mapping[str, NDArray[Any]]) -> list[Any]:
         """Return `arrays` as output tensors: of the types that the model's configuration declares,

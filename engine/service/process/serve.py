@@ -24,6 +24,7 @@ from engine.protocol import (
     ToEngine,
 )
 from engine.service.channel import Channel, ChannelError
+from engine.service.garbage import spare_startup_objects
 from engine.service.logs import configure_logging
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import Core, EngineLoop
@@ -105,6 +106,7 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
         core = start(make_core, first, writer)
         if core is None:
             return 1
+        spare_startup_objects()
         loop = EngineLoop(core, inbox, writer.put)
         heart.loop = loop
         loop.run()

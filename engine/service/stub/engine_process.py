@@ -72,7 +72,8 @@ class EngineProcess:
             with theirs:
                 try:
                     self._process = subprocess.Popen(
-                        [python, "-m", module, "--fd", str(theirs.fileno())],
+                        # -P: no package of the working directory in place of ours.
+                        [python, "-P", "-m", module, "--fd", str(theirs.fileno())],
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
                         env=engine_environment(os.environ),
