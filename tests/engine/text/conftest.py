@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from engine.text.detokenizer import Detokenizer
+from engine.text.detokenizer import Detokenizer, TokenFlags
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.other_decoders import (
     few_bytes_tokenizer,
@@ -26,6 +26,12 @@ BUILDERS = {
 @cache
 def _detokenizer(kind: str) -> Detokenizer:
     return Detokenizer(Tokenizer(BUILDERS[kind]()))
+
+
+@cache
+def token_flags(detokenizer: Detokenizer) -> TokenFlags:
+    """Return the flags of a model that knows three ids more than the tokenizer."""
+    return detokenizer.token_flags(detokenizer.tokenizer.vocab_size + 3)
 
 
 @pytest.fixture(scope="session", params=BUILDERS)

@@ -1,10 +1,14 @@
 """The pieces of text of any chunking join to the full decode."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.text.detokenizer import Detokenizer
+from tests.engine.text.conftest import token_flags
 from tests.engine.text.strategies import chunkings, sequences, token_ids
 
 
@@ -90,6 +94,39 @@ def test_the_incremental_decoder_gives_the_same_text(
     window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
     whole = detokenizer.delta(window, output, final=True, skip_special_tokens=skip)
     assert "".join(pieces) == whole
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@given(data=st.data())
+def test_a_token_that_opens_a_window_is_the_window_of_what_follows(
+    detokenizer: Detokenizer, skip: bool, data: st.DataObject
+) -> None:
+    flags = token_flags(detokenizer)
+    openers = np.flatnonzero(flags.opens_window[int(skip)]).tolist()
+    if not openers:
+        assert any(step["type"] == "WordPiece" for step in detokenizer.tokenizer.decoder_steps)
+        return
+    opener = data.draw(st.sampled_from(openers))
+    before, after = data.draw(token_ids(detokenizer, 4)), data.draw(token_ids(detokenizer, 4))
+    assert detokenizer.next_window(before, [opener], skip_special_tokens=skip) == [opener]
+    decode = partial(detokenizer.delta, skip_special_tokens=skip)
+    parts = decode([], [*before, opener], final=False) + decode([opener], after, final=True)
+    assert parts == detokenizer.tokenizer.decode([*before, opener, *after], skip)
+
+
+def test_nearly_all_tokens_open_a_window(
+    byte_level: Detokenizer, byte_fallback: Detokenizer
+) -> None:
+    for detokenizer in (byte_level, byte_fallback):
+        tokenizer = detokenizer.tokenizer
+        flags = token_flags(detokenizer)
+        assert flags.opens_window.shape == (2, tokenizer.vocab_size + 3)
+        assert not flags.opens_window[1, [*tokenizer.special_ids]].any()
+        assert flags.opens_window[0, [*tokenizer.special_ids]].all()
+        text = tokenizer.encode("The quick brown fox; stop here.")
+        of_text = [i for i in text if i not in tokenizer.byte_fallback_ids]
+        of_text = [i for i in of_text if tokenizer.token_text(i).strip()]
+        assert flags.opens_window[0, of_text].all()
 
 
 @given(data=st.data())

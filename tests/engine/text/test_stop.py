@@ -1,6 +1,5 @@
 """Stop strings: the client's text is the full decode up to the first match, however released."""
 
-from functools import cache
 from itertools import takewhile
 from operator import eq
 from typing import NamedTuple
@@ -9,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.byte_sets import ByteSets
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopChecker
 from engine.text.stop_automaton import StopAutomaton, StopMatch
+from tests.engine.text.conftest import token_flags
 from tests.engine.text.strategies import sequences
 
 
@@ -88,11 +87,6 @@ def stoppings(draw: st.DrawFn, text: str) -> Stopping:
     return Stopping(words, draw(st.sampled_from([0, 0, 2, 5])), draw(st.booleans()))
 
 
-@cache
-def byte_sets(detokenizer: Detokenizer) -> ByteSets:
-    return detokenizer.token_flags(detokenizer.tokenizer.vocab_size + 3).byte_sets
-
-
 @pytest.mark.parametrize("appends", ["all", "watched"])
 @given(data=st.data())
 def test_client_text_is_the_full_decode_cut_at_the_first_match(
@@ -120,7 +114,7 @@ def test_client_text_is_the_full_decode_cut_at_the_first_match(
 
     count = 0
     while count < len(output) and checker.match is None:
-        watched = (byte_sets(detokenizer)[output[count]] & checker.watch).any()
+        watched = (token_flags(detokenizer).byte_sets[output[count]] & checker.watch).any()
         if watched or appends == "all":
             checker.skip(count - checker.num_tokens)
             checker.append(output[count])
@@ -165,7 +159,7 @@ def test_most_tokens_need_no_look_while_nothing_is_held(byte_level: Detokenizer)
 
     def watched(word: str | int) -> bool:
         token_id = word if isinstance(word, int) else tokenizer.encode(word)[0]
-        return bool((byte_sets(byte_level)[token_id] & checker.watch).any())
+        return bool((token_flags(byte_level).byte_sets[token_id] & checker.watch).any())
 
     assert not any(map(watched, ["a", "e", "<|end|>", tokenizer.vocab_size + 1]))
     assert all(map(watched, ["s", "😃"]))  # the second is part of a character
@@ -174,7 +168,7 @@ def test_most_tokens_need_no_look_while_nothing_is_held(byte_level: Detokenizer)
     checker.append(tokenizer.encode("a")[0])
     assert not watched("a")
     none = StopChecker(byte_level, [], StopAutomaton([]))
-    assert not (byte_sets(byte_level) & none.watch).any()
+    assert not (token_flags(byte_level).byte_sets & none.watch).any()
 
 
 def feed(checker: StopChecker, tokens: list[int]) -> list[int]:
