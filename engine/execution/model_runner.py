@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from engine.execution.pending_step import (
     PendingStep,
     SentSamples,
 )
+from engine.execution.sample_graphs import PlainSampling
 from engine.execution.sampling.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import slot_writes
 from engine.execution.step_graphs import Capturer
@@ -41,14 +42,10 @@ from engine.nvtx import nvtx_range
 from engine.sampling_params import SamplingParams
 from engine.weights import initialise_weights
 from kernels.block_copy import BlockCopier
-from kernels.sampling.draw import sample_tokens
 from kernels.slot_tables import SlotTables
-from kernels.step_inputs import prepare_inputs
+from kernels.step_inputs import StepInputs, prepare_inputs
 from kernels.token_scatter import scatter_tokens
 from kernels.upload import upload
-
-_prepare_inputs = nvtx_range("prepare inputs")(prepare_inputs)
-_scatter_tokens = nvtx_range("scatter")(scatter_tokens)
 
 
 class ModelRunner:
@@ -207,7 +204,7 @@ class ModelRunner:
         shape = (self._config.max_num_seqs, self._model_config.hidden_size)
         self._graphs = CapturedSteps(
             self._forward,
-            self._sample_plainly,
+            PlainSampling(self.model, self._tables),
             capturer,
             hidden=torch.zeros(shape, dtype=self._dtype, device=self.device),
             mixed_sizes=self._mixed_sizes,
@@ -287,23 +284,8 @@ class ModelRunner:
         num_rows = len(plan.wants_token)
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
         drawn = self._sampler.sample(plan, logits, slots)
-        finish_reasons = _scatter_tokens(self._tables, slots, drawn.token_ids)
+        finish_reasons = self._scatter_tokens(slots, drawn.token_ids)
         return SentSamples.of(plan, drawn, finish_reasons, self._downloads)
-
-    def _sample_plainly(
-        self,
-        hidden: Tensor,
-        slots: Tensor,
-        columns: Sequence[Tensor],
-        *,
-        has_filters: bool,
-        token_ids: Tensor,
-        finish_reasons: Tensor,
-    ) -> None:
-        """Do what `SampleRows` says."""
-        logits = self.model.compute_logits(hidden)
-        sample_tokens(logits, *columns, has_filters=has_filters, out=token_ids)
-        scatter_tokens(self._tables, slots, token_ids, out=finish_reasons)
 
     def _forward(
         self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
@@ -312,9 +294,7 @@ class ModelRunner:
 
         The slot is -1 where no token is to be sampled.
         """
-        inputs = _prepare_inputs(
-            self._tables, slots, query_start_loc, num_tokens, self._config.block_size
-        )
+        inputs = self._prepare_inputs(slots, query_start_loc, num_tokens)
         batch = Batch(
             token_ids=inputs.token_ids,
             positions=inputs.positions,
@@ -326,3 +306,11 @@ class ModelRunner:
         )
         hidden = self.model(batch, self._kv_cache, self._attention.plan(batch))
         return hidden[inputs.logits_rows], inputs.sample_slots
+
+    @nvtx_range("prepare inputs")
+    def _prepare_inputs(self, slots: Tensor, starts: Tensor, num_tokens: int) -> StepInputs:
+        return prepare_inputs(self._tables, slots, starts, num_tokens, self._config.block_size)
+
+    @nvtx_range("scatter")
+    def _scatter_tokens(self, slots: Tensor, token_ids: Tensor) -> Tensor:
+        return scatter_tokens(self._tables, slots, token_ids)

@@ -21,14 +21,18 @@ from engine.execution.downloads import Packed
 from engine.execution.graph_sizes import next_size
 from engine.execution.sampling.draw import DrawParams
 from engine.execution.step_graphs import Capturer, Graph
+from engine.models.causal_lm import CausalLM
 from engine.nvtx import nvtx_range
+from kernels.sampling.draw import sample_tokens
+from kernels.slot_tables import SlotTables
+from kernels.token_scatter import scatter_tokens
 from kernels.upload import upload_into
 
 _ALIGNMENT = 4  # words: kernels take 16 bytes in one load
 
 
 class SampleRows(Protocol):
-    """Head, draw and scatter of R rows, as `ModelRunner` computes them."""
+    """Head, draw and scatter of R rows."""
 
     def __call__(
         self,
@@ -44,6 +48,30 @@ class SampleRows(Protocol):
 
         `columns` are as in `DrawParams.kernel_columns`.
         """
+
+
+class PlainSampling:
+    """The `SampleRows` of a model."""
+
+    def __init__(self, model: CausalLM, tables: SlotTables) -> None:
+        """Sample for the sequences in `tables`."""
+        self._model = model
+        self._tables = tables
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        slots: Tensor,
+        columns: Sequence[Tensor],
+        *,
+        has_filters: bool,
+        token_ids: Tensor,
+        finish_reasons: Tensor,
+    ) -> None:
+        """Do what `SampleRows` says."""
+        logits = self._model.compute_logits(hidden)
+        sample_tokens(logits, *columns, has_filters=has_filters, out=token_ids)
+        scatter_tokens(self._tables, slots, token_ids, out=finish_reasons)
 
 
 class SampleGraphs:
