@@ -66,6 +66,12 @@ class InsufficientMemoryError(TridentError):
     code: ClassVar[str] = "UNAVAILABLE"
 
 
+class StepOutOfMemoryError(TridentError):
+    """The device had no memory for a step: its requests end, and others go on."""
+
+    code: ClassVar[str] = "INTERNAL"
+
+
 def error_of(code: str, text: str) -> TridentError:
     """Return the exception for an error that another process reported."""
     for kind in (RequestError, UnsupportedError, QueueFullError, RequestCancelledError):

@@ -109,6 +109,11 @@ class BlockCopier:
         """
         self._run(self._host_caches, self._caches, sources, destinations)
 
+    def warm_up(self) -> None:
+        """Launch the kernel of all copies without one, so that it is compiled."""
+        if device.runs_triton(self._caches.caches[0]):
+            _launch(self._caches, self._caches, [[]])
+
     def _run(
         self, read: _Memory, written: _Memory, sources: BlockIds, destinations: BlockIds
     ) -> None:

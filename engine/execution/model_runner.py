@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.core.kv_cache_manager import blocks_for
-from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule, num_sampled_rows
-from engine.core.schedule_builder import AdmissionsBuilder
 from engine.execution.attention import allocate_kv_cache, attention_backend
 from engine.execution.block_moves import move_blocks
 from engine.execution.captured_steps import CapturedSteps
@@ -33,19 +32,22 @@ from engine.execution.sample_graphs import PlainSampling
 from engine.execution.sampling.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import slot_writes
 from engine.execution.step_graphs import Capturer
+from engine.execution.step_memory import with_memory
+from engine.execution.warm_up import warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch
 from engine.models.build import build_model
 from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
 from engine.models.model_config import ModelConfig
 from engine.nvtx import nvtx_range
-from engine.sampling_params import SamplingParams
 from engine.weights import initialise_weights
 from kernels.block_copy import BlockCopier
 from kernels.slot_tables import SlotTables
 from kernels.step_inputs import StepInputs, prepare_inputs
 from kernels.token_scatter import scatter_tokens
 from kernels.upload import upload
+
+T = TypeVar("T")
 
 
 class ModelRunner:
@@ -148,41 +150,23 @@ class ModelRunner:
         return [*caches, self._tables.buffer, *self._sampler.state]
 
     @torch.inference_mode()
-    def run_largest_step(self) -> None:
-        """Run the largest possible step, of padding, to measure its memory.
-
-        Only the null block must be allocated. Includes what the sampler allocates once.
-        """
-        num_rows, num_tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
-        # Every feature that takes memory per token of the vocabulary, so that requests find it.
-        params = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=1)
-        request, admissions = Request(0, [0], params, max_tokens=1, seed=0), AdmissionsBuilder()
-        for slot in range(num_rows):
-            admissions.add(request, slot, 0)
-        self._sampler.admit(admissions.build())
-        slots = np.arange(num_rows, dtype=np.int32)
-        no_pairs = np.zeros(0, dtype=np.int32)
-        plan = self._sampler.plan(slots, 0 * slots, slots >= 0, SamplingBatch(no_pairs, no_pairs))
-        hidden, sample_slots = self._run_padding(num_rows, num_tokens, None)
-        self._sampler.sample(plan, self.model.compute_logits(hidden), sample_slots)
-
-    @torch.inference_mode()
     def run_decode_step(self, num_rows: int) -> None:
         """Run a decode step of padding, to time it without attention."""
         hidden, _ = self._run_padding(num_rows, num_rows, num_rows)
         self.model.compute_logits(hidden)
 
-    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run steps of padding: the largest one, and one of each kind that has its own kernels, so
-        that none is compiled while requests wait. Only the null block must be allocated."""
-        self.run_largest_step()
-        for num_tokens in (2, self._config.max_num_batched_tokens):  # small and large tiles
-            self._run_padding(1, num_tokens, None)
-        num_rows = 1
-        while num_rows < self._config.max_num_seqs:  # splits are planned by powers of two
-            num_rows = min(2 * num_rows, self._config.max_num_seqs)
-            self._run_padding(num_rows, num_rows, num_rows)
+        """Run the largest step, and launch all other kernels that requests can reach.
+
+        No kernel is compiled while requests wait then. Only the null block must be allocated; no
+        sequence may have a slot.
+        """
+        for step in warm_up_steps(self._config, self._tables.max_model_len):
+            self.forward(step)
+            first = np.zeros(1, dtype=np.int32)
+            self.sample(SamplingBatch(forbidden_rows=first, forbidden_token_ids=first)).wait()
+        self._block_copier.warm_up()
+        self._sampler.free_penalty_counts()
 
     def _run_padding(
         self, num_rows: int, num_tokens: int, num_decodes: int | None
@@ -230,14 +214,24 @@ class ModelRunner:
 
     @nvtx_range("forward")
     def forward(self, schedule: Schedule) -> None:
-        """Launch the forward pass of a step with at least one row, without waiting for it."""
+        """Launch the forward pass of a step with at least one row, without waiting for it.
+
+        Raises:
+            StepOutOfMemoryError: the device has no memory for it. On a GPU that is known here, and
+                in `sample`; where steps run on another thread, when they are read. Other sequences
+                than those of the step are unharmed, and steps in flight go on.
+        """
         self._sampler.admit(schedule.admissions)
-        hidden = self._queue.submit(partial(self._run_forward, schedule))
+        hidden = self._submit(schedule, partial(self._run_forward, schedule))
         self._launched = LaunchedForward(schedule, hidden)
 
     @nvtx_range("sample")
     def sample(self, sampling: SamplingBatch) -> PendingStep:
-        """Launch the sampling of the step whose forward pass was launched last."""
+        """Launch the sampling of the step whose forward pass was launched last.
+
+        Raises:
+            StepOutOfMemoryError: as from `forward`.
+        """
         assert self._launched is not None
         forward, self._launched = self._launched, None
         schedule = forward.schedule
@@ -248,7 +242,11 @@ class ModelRunner:
             schedule.wants_token[:num_rows],
             sampling,
         )
-        return PendingStep(self._queue.submit(partial(self._run_sample, forward, plan)))
+        return PendingStep(self._submit(schedule, partial(self._run_sample, forward, plan)))
+
+    def _submit(self, schedule: Schedule, work: Callable[[], T]) -> Callable[[], T]:
+        """Queue a part of a step; `StepOutOfMemoryError` says that there is no memory for it."""
+        return self._queue.submit(partial(with_memory, schedule, self.device, work))
 
     @torch.inference_mode()
     def _run_forward(self, schedule: Schedule) -> ForwardResults:

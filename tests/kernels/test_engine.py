@@ -96,7 +96,7 @@ def test_in_captured_steps(checkpoint: GreedyCheckpoint) -> None:
     )
     capturer = ReplayingCapturer()
     if device.INTERPRETED:
-        llm._core._runner.run_largest_step()
+        llm._core._runner.warm_up()
         llm._core._runner.capture_graphs(capturer, lambda done, total: None)
     checkpoint.check(llm.generate(checkpoint.prompts, checkpoint.sampling, use_tqdm=False), llm)
     if device.INTERPRETED:

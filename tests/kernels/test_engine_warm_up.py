@@ -1,8 +1,8 @@
-"""Warm-up runs all kernels that steps use, so that no request waits for compilation on a GPU."""
+"""Warm-up launches all kernels that steps use: no request waits for compilation on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,53 @@ import pytest
 pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
-from engine import SamplingParams
-from kernels import device, paged_prefill, split_plan
+from engine import LLM, SamplingParams
+from kernels import device
 from tests.factories.greedy import GreedyCheckpoint
+from tests.factories.replayed_graphs import ReplayingCapturer
+from tests.kernels.kernel_forms import Form, launched_kernels, recorded_forms
 from tests.kernels.support import DEVICE
 
+# Launched by no model of those that are supported.
+UNUSED = {"layer_norm._kernel"}
+
 MAX_TOKENS = 3
+SETTINGS: dict[str, Any] = {
+    "dtype": "float16",  # in float32 all prefill tiles are equal
+    "block_size": 16,
+    "max_model_len": 160,
+    "max_num_seqs": 18,
+    "max_num_batched_tokens": 160,
+    "swap_space": 2**-6,
+}
+# What changes the numbers and shapes that a kernel gets.
+SAMPLING: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 32, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.1, "n": 2},
+    {"logprobs": 0},
+    {"logprobs": 1},
+    {"logprobs": 16},
+    {"logprobs": 20, "presence_penalty": 0.5},
+    {"repetition_penalty": 1.3, "max_tokens": 20},
+    {"frequency_penalty": 0.3, "logit_bias": {3: 1.0}},
+    {"logit_bias": dict.fromkeys(range(300), 1.0)},
+    {"allowed_token_ids": (5,)},
+    {"allowed_token_ids": tuple(range(300)), "logprobs": 2},
+    {"bad_words": ["e", "the"]},
+    {"min_tokens": 2, "stop_token_ids": (7, 8)},
+    {"stop_token_ids": tuple(range(40, 80))},
+)
+
+
+@pytest.fixture(autouse=True)
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the number of SMs: the interpreter runs all programs in turn."""
+    if device.INTERPRETED:
+        limits = replace(device.HOPPER, num_sms=2)
+        monkeypatch.setattr(device, "limits", lambda where: limits)
 
 
 @pytest.fixture(scope="module")
@@ -24,51 +65,68 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
     return GreedyCheckpoint(
         tmp_path_factory.mktemp("llama"),
         "LlamaForCausalLM",
-        lengths=(130, *(2,) * 16, 33),
-        max_tokens=MAX_TOKENS,
+        lengths=(130, 2, 33, 1, 15, 14),
+        max_tokens=1,
         num_hidden_layers=1,
         head_dim=32,
         max_position_embeddings=256,
     )
 
 
-@pytest.mark.skipif(not device.INTERPRETED, reason="pretends to be another GPU")
-def test_warm_up_compiles_every_tile_size(
-    checkpoint: GreedyCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = replace(device.HOPPER, num_sms=2)
-    monkeypatch.setattr(device, "limits", lambda where: limits)
-    seen: set[tuple[Any, ...]] = set()
-    for module in (paged_prefill, split_plan):
-        monkeypatch.setattr(module, "settings", _recorded(module.settings, seen))
+def start(checkpoint: GreedyCheckpoint, settings: dict[str, Any], *, captured: bool) -> LLM:
+    """Return an engine that has done all that one on a GPU does before it serves."""
+    llm = checkpoint.llm(DEVICE, **settings, enforce_eager=not captured)
+    if device.INTERPRETED:
+        runner = llm._core._runner
+        runner.warm_up()
+        if captured:
+            runner.capture_graphs(ReplayingCapturer(), lambda done, total: None)
+    return llm
 
-    llm = checkpoint.llm(
-        DEVICE,
-        dtype="float16",  # in float32 all prefill tiles are equal
-        block_size=16,
-        max_model_len=160,
-        max_num_seqs=18,
-        max_num_batched_tokens=160,
-        enable_prefix_caching=False,
+
+def params(each: dict[str, Any]) -> SamplingParams:
+    return SamplingParams.parse(
+        {"temperature": 0, "max_tokens": MAX_TOKENS, "ignore_eos": True, **each}
     )
-    seen.clear()
-    llm._core._runner.warm_up()
-    warm = set(seen)
-    seen.clear()
-    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    # First a long prompt alone, then many short ones with a long one.
-    for prompts in (checkpoint.prompts[:1], checkpoint.prompts[1:]):
-        llm.generate(prompts, params, use_tqdm=False)
-    assert len(seen) == 4, "small and large tiles, few and many rows"
-    assert seen == warm
 
 
-def _recorded(
-    settings: Callable[..., dict[str, int]], seen: set[tuple[Any, ...]]
-) -> Callable[..., dict[str, int]]:
-    def recorded(*args: Any) -> dict[str, int]:
-        found = settings(*args)
-        seen.add((settings.__module__, *found.items()))
-        return found
+def test_no_request_needs_a_kernel_in_another_form(checkpoint: GreedyCheckpoint) -> None:
+    with recorded_forms() as warm:
+        llm = start(checkpoint, SETTINGS, captured=False)
+    # A new kernel that models may launch must be launched by the warm-up too.
+    assert {name for name, *_ in warm} == launched_kernels() - UNUSED
+    draw = random.Random(0)
+    with recorded_forms() as found:
+        # A long prompt alone, then each of the parameters alone, then many at once.
+        llm.generate(checkpoint.prompts[:1], params({}), use_tqdm=False)
+        for each in SAMPLING:
+            alone = params({**each, "max_tokens": 1, "min_tokens": 0})
+            llm.generate(checkpoint.prompts[1:2], alone, use_tqdm=False)
+        prompts = draw.choices(checkpoint.prompts[1:], k=18)
+        llm.generate(prompts, [params(draw.choice(SAMPLING)) for _ in prompts], use_tqdm=False)
+    check_forms(found, warm)
 
-    return recorded
+
+def test_nor_do_captured_steps_chunks_and_swaps(checkpoint: GreedyCheckpoint) -> None:
+    settings = {
+        **SETTINGS,
+        "max_model_len": 48,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+        "num_gpu_blocks_override": 1 + 4,
+        "long_prefill_token_threshold": 8,
+    }
+    with recorded_forms() as warm:
+        llm = start(checkpoint, settings, captured=True)
+    with recorded_forms() as found:
+        prompts = checkpoint.prompts[-2:]
+        longer = [params({"max_tokens": 20, **each}) for each in (SAMPLING[8], SAMPLING[3])]
+        outputs = llm.generate(prompts, longer, use_tqdm=False)
+    check_forms(found, warm)
+    assert any(output.metrics.num_preemptions for output in outputs)
+
+
+def check_forms(found: dict[Form, str], warm: dict[Form, str]) -> None:
+    """Assert that all forms of `found` are in `warm`."""
+    new = [text for form, text in found.items() if form not in warm]
+    assert not new, "\n".join(new)

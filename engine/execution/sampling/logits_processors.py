@@ -202,6 +202,11 @@ class PenaltyCounts:
         mark_prompt(self.counts, arrays[admissions.slots], arrays[admissions.start_loc], prompts)
         self.count(arrays[admissions.output_slots], arrays[admissions.outputs])
 
+    def free(self) -> None:
+        """Free the counts of all slots; the next admission allocates them again."""
+        table = self.counts.output_counts
+        self.counts = TokenCounts.allocate(1, table.shape[1], table.device)
+
     def count(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count `token_ids` [N] for `slots`, int32 [N]; a slot of -1 is skipped."""
         count_output(self.counts, slots, token_ids)

@@ -190,6 +190,10 @@ class Sampler:
             return Drawn(token_ids, None)
         return Drawn(token_ids, plan.logprobs.compute(kept, token_ids, arrays))
 
+    def free_penalty_counts(self) -> None:
+        """Free what the first sequence with penalties has allocated; no such sequence may run."""
+        self._penalty_counts.free()
+
     def _draw(self, params: DrawParams, arrays: StepArrays) -> Draw:
         if devices.has_triton(self._device):
             return KernelDraw(params, arrays)

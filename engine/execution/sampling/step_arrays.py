@@ -47,7 +47,8 @@ class StepArrays:
 
     def upload(self, device: torch.device) -> DeviceArrays:
         """Upload all arrays to `device` on the current stream, without waiting."""
-        buffer = np.zeros(self._size, dtype=np.int32)
+        # Never empty: a view of no values as int64 needs a stride.
+        buffer = np.zeros(max(self._size, _ALIGNMENT), dtype=np.int32)
         for start, words in self._arrays:
             buffer[start : start + len(words)] = words
         return DeviceArrays(upload(buffer, device))

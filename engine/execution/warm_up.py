@@ -1,0 +1,85 @@
+"""The steps that an engine runs before it serves: they launch every kernel that requests can reach.
+
+A kernel is compiled, and its code loaded, at its first launch: no request waits for either. Each
+step admits sequences whose blocks are all the null block, so nothing else need be allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from engine.core.kv_cache_manager import blocks_for
+from engine.core.request import Request
+from engine.core.schedule import Schedule
+from engine.core.schedule_builder import AdmissionsBuilder, BlockWritesBuilder
+from engine.execution.device_defaults import ResolvedConfig
+from engine.sampling_params import SamplingParams
+
+_PLAIN = SamplingParams(temperature=0)
+
+
+def largest_step(config: ResolvedConfig, max_model_len: int) -> Schedule:
+    """Return the step that takes the most memory: as many tokens and rows as there may be.
+
+    Each row uses every feature of sampling that takes memory per token of the vocabulary.
+    """
+    num_rows = config.max_num_seqs
+    num_tokens = min(config.max_num_batched_tokens, num_rows * max_model_len)
+    lengths = np.diff(np.linspace(0, num_tokens, num_rows + 1).astype(int))
+    params = SamplingParams(
+        temperature=1.0,
+        top_k=2,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        logit_bias={0: 1.0},
+        allowed_token_ids=(0,),
+        min_tokens=1,
+        stop_token_ids=(0,),
+        logprobs=config.max_logprobs,
+    )
+    return padding_step(lengths.tolist(), params, config.block_size)
+
+
+def warm_up_steps(config: ResolvedConfig, max_model_len: int) -> Iterator[Schedule]:
+    """Yield steps that launch the kernels in all forms that a step can reach; the largest first."""
+    yield largest_step(config, max_model_len)
+    most = config.max_num_batched_tokens
+    yield padding_step([min(2, max_model_len)], _PLAIN, config.block_size)  # small prefill tiles
+    long = [max_model_len] * (most // max_model_len) + [most % max_model_len]
+    long = [length for length in long if length][: config.max_num_seqs]
+    yield padding_step(long, SamplingParams(temperature=1.0, logprobs=0), config.block_size)
+    num_rows = 1
+    while num_rows < config.max_num_seqs:  # the splits of decode rows are planned by powers of two
+        num_rows = min(2 * num_rows, config.max_num_seqs)
+        yield padding_step([1] * num_rows, _PLAIN, config.block_size)
+
+
+def padding_step(lengths: Sequence[int], params: SamplingParams, block_size: int) -> Schedule:
+    """Return a step that computes prompts of `lengths` tokens in the first slots, in any order.
+
+    All their tokens are token 0, and all their blocks the null block.
+    """
+    lengths = sorted(lengths)
+    admissions, blocks = AdmissionsBuilder(), BlockWritesBuilder()
+    for slot, length in enumerate(lengths):
+        request = Request(0, [0] * length, params, max_tokens=2, seed=0)
+        admissions.add(request, slot, 0)
+        blocks.add(slot, 0, [0] * blocks_for(length, block_size))
+    no_pairs = np.zeros((0, 2), dtype=np.int32)
+    return Schedule(
+        slots=np.arange(len(lengths), dtype=np.int32),
+        num_tokens=np.array(lengths, dtype=np.int32),
+        wants_token=np.ones(len(lengths), dtype=np.bool_),
+        num_output_tokens=np.zeros(len(lengths), dtype=np.int32),
+        num_decodes=lengths.count(1),
+        admissions=admissions.build(),
+        block_writes=blocks.build(),
+        swap_out=no_pairs,
+        copies=no_pairs,
+        swap_in=no_pairs,
+    )
