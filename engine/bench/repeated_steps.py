@@ -50,7 +50,7 @@ class RepeatedSteps:
     @torch.inference_mode()
     def clear(self) -> None:
         """Zero all that steps change on the device."""
-        for tensor in self._runner.state:
+        for tensor in self._runner.state.values():
             tensor.zero_()
 
     def take_differences(self) -> list[str]:
@@ -73,17 +73,17 @@ class RepeatedSteps:
         if self.repeats == 1:
             return self._run(sampling)[0]
         self._count()
-        before = [tensor.clone() for tensor in self._runner.state]
+        before = {name: tensor.clone() for name, tensor in self._runner.state.items()}
         if self._runner._graphs is not None:
             with self._without_graphs():
                 self._compare("kernel by kernel", sampling, before)
         return self._compare("as served", sampling, before)
 
-    def _compare(self, form: str, sampling: SamplingBatch, before: list[Tensor]) -> PendingStep:
+    def _compare(self, form: str, sampling: SamplingBatch, before: Results) -> PendingStep:
         expected: Results = {}
         for repeat in range(self.repeats):
-            for tensor, value in zip(self._runner.state, before, strict=True):
-                tensor.copy_(value)
+            for name, tensor in self._runner.state.items():
+                tensor.copy_(before[name])
             if self._stress is not None and repeat % 2:
                 self._stress.begin()
             pending, found = self._run(sampling)
@@ -110,7 +110,7 @@ class RepeatedSteps:
         found |= {"slots": slots, "hidden states": _rows(hidden, sampled)}
         if self._logits is not None:
             found["logits"] = _rows(self._logits, sampled[: len(self._logits)])
-        return pending, found | {f"state {i}": tensor for i, tensor in enumerate(runner.state)}
+        return pending, found | runner.state
 
     def _count(self) -> None:
         schedule = self._schedule

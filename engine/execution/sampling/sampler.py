@@ -103,9 +103,9 @@ class Sampler:
         self._penalty_counts = PenaltyCounts(num_slots, vocab_size, device)
 
     @property
-    def state(self) -> tuple[Tensor, ...]:
-        """The tensors on the device that `sample` changes."""
-        return tuple(self._penalty_counts.counts)
+    def state(self) -> dict[str, Tensor]:
+        """The tensors on the device that `sample` changes, by name."""
+        return self._penalty_counts.counts._asdict()
 
     def admit(self, admissions: Admissions) -> None:
         """Give slots to sequences: new ones, or ones that resume after a preemption.

@@ -16,7 +16,6 @@ from engine.bench.parts import Group
 from engine.bench.replays import ReplaySession
 from engine.bench.workload import SMALL
 from engine.core.schedule import Schedule
-from engine.execution import model_runner
 
 CPU = torch.device("cpu")
 GROUPS = replays.groups(60, SMALL, tiny=True)
@@ -112,19 +111,20 @@ def _check_found(session: ReplaySession, *names: str) -> None:
     assert any(line.startswith(f"{label}:{episode}:{step}: as served, run") for line in again)
 
 
-def test_a_race_in_the_scatter_is_found(
+def test_a_race_in_the_slot_tables_is_found(
     session: ReplaySession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race, scatter = Race(17), model_runner.scatter_tokens
+    race, runner = Race(17), session.steps._runner
+    run_sample = runner._run_sample
 
-    def racing(tables: Any, slots: Tensor, token_ids: Tensor) -> Tensor:
-        reasons = scatter(tables, slots, token_ids)
+    def racing(*args: Any) -> Any:
+        sent = run_sample(*args)
         if race.strikes():
-            tables.num_tokens[slots.max()] += 1
-        return reasons
+            runner._tables.num_tokens[-1] += 1
+        return sent
 
-    monkeypatch.setattr(model_runner, "scatter_tokens", racing)
-    _check_found(session, "state")
+    monkeypatch.setattr(runner, "_run_sample", racing)
+    _check_found(session, "slot tables")
 
 
 def test_a_race_in_the_kv_cache_is_found_before_it_changes_a_token(
@@ -140,7 +140,7 @@ def test_a_race_in_the_kv_cache_is_found_before_it_changes_a_token(
         return results
 
     monkeypatch.setattr(runner, "_run_forward", racing)
-    _check_found(session, "as served, run 2 of 2: state 0")
+    _check_found(session, "as served, run 2 of 2: keys of layer 0")
 
 
 def test_a_race_in_the_last_bit_of_a_hidden_state_is_found(
