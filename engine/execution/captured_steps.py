@@ -12,6 +12,7 @@ from engine.errors import InsufficientMemoryError
 from engine.execution.graph_sizes import decode_sizes
 from engine.execution.sample_graphs import SampleGraphs, SampleRows
 from engine.execution.step_graphs import Capturer, Rows, StepGraphs
+from kernels.slot_tables import SlotTables
 
 
 class CapturedSteps:
@@ -27,6 +28,7 @@ class CapturedSteps:
         forward: Rows,
         sample: SampleRows,
         capturer: Capturer,
+        tables: SlotTables,
         *,
         hidden: Tensor,
         mixed_sizes: list[int],
@@ -36,6 +38,7 @@ class CapturedSteps:
 
         Args:
             forward, sample: are captured.
+            tables: hold the rows of a step.
             hidden: [max_num_seqs, hidden_size], for the last hidden state of each row.
             mixed_sizes: numbers of tokens of mixed steps, ascending.
 
@@ -43,7 +46,7 @@ class CapturedSteps:
             InsufficientMemoryError: the device has no memory left for them.
         """
         slots = torch.full((len(hidden),), -1, dtype=torch.int32, device=hidden.device)
-        self.forward = StepGraphs(forward, (hidden, slots), mixed_sizes)
+        self.forward = StepGraphs(forward, tables, (hidden, slots), mixed_sizes)
         # The same sizes as of decode steps: no graph samples for rows that its step does not have.
         self.sampling = SampleGraphs(sample, hidden, slots, decode_sizes(len(hidden)))
         total = self.forward.num_graphs + self.sampling.num_graphs

@@ -45,7 +45,6 @@ from kernels.block_copy import BlockCopier
 from kernels.slot_tables import SlotTables
 from kernels.step_inputs import StepInputs, prepare_inputs
 from kernels.token_scatter import scatter_tokens
-from kernels.upload import upload
 
 T = TypeVar("T")
 
@@ -195,6 +194,7 @@ class ModelRunner:
             self._forward,
             PlainSampling(self.model, self._tables),
             capturer,
+            self._tables,
             hidden=torch.zeros(shape, dtype=self._dtype, device=self.device),
             mixed_sizes=self._mixed_sizes,
             on_progress=on_progress,
@@ -261,21 +261,18 @@ class ModelRunner:
             copies=schedule.copies,
             swap_in=schedule.swap_in,
         )
-        slot_writes(schedule, self._tables).apply()
-        query_start_loc = np.zeros(schedule.num_rows + 1, dtype=np.int32)
-        np.cumsum(schedule.num_tokens, out=query_start_loc[1:])
+        num_rows, num_tokens = schedule.num_rows, schedule.total_num_tokens
+        captured = None
         if self._graphs is not None:
-            replayed = self._graphs.forward.run(
-                schedule.slots, query_start_loc, schedule.num_decodes
-            )
-            if replayed is not None:
-                return ForwardResults(*replayed, in_graph=True)
-        results = self._forward(
-            upload(schedule.slots, self.device),
-            upload(query_start_loc, self.device),
-            int(query_start_loc[-1]),
-            schedule.num_decodes,
-        )
+            captured = self._graphs.forward.find(num_rows, num_tokens, schedule.num_decodes)
+        if captured is not None:
+            num_rows = captured.num_rows
+        slot_writes(schedule, self._tables, num_rows).apply()
+        if captured is not None:
+            return ForwardResults(*captured.run(), in_graph=True)
+        slots = self._tables.step_slots[:num_rows]
+        query_start_loc = self._tables.query_start_loc[: num_rows + 1]
+        results = self._forward(slots, query_start_loc, num_tokens, schedule.num_decodes)
         return ForwardResults(*results, in_graph=False)
 
     @torch.inference_mode()

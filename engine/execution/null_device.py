@@ -87,7 +87,7 @@ class NullRunner:
         """Launch the forward pass of a step with at least one row, without waiting for it."""
         self._sampler.admit(schedule.admissions)
         self._seeds[schedule.admissions.slots] = schedule.admissions.seeds
-        slot_writes(schedule, self._tables).apply()
+        slot_writes(schedule, self._tables, schedule.num_rows).apply()
         self._schedule = schedule
 
     def sample(self, sampling: SamplingBatch) -> PendingStep:

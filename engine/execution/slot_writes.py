@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.core.schedule import Schedule
-from kernels.slot_tables import SlotTables, SlotWrites
+from kernels.slot_tables import SlotTables
+from kernels.slot_writes import SlotWrites
 
 
-def slot_writes(schedule: Schedule, tables: SlotTables) -> SlotWrites:
-    """Return the changes of `tables` that `schedule` asks for."""
+def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWrites:
+    """Return the changes of `tables` that `schedule` asks for, with `num_rows` rows in the step.
+
+    The rows after those of the schedule are padding, with the slot -1 and no tokens.
+    """
     writes, admissions, blocks = SlotWrites(tables), schedule.admissions, schedule.block_writes
-    for item, slot in enumerate(admissions.slots.tolist()):
+    if len(admissions.slots):
         writes.admit(
-            slot,
-            token_ids=admissions.token_ids[item],
-            num_prompt_tokens=int(admissions.num_prompt_tokens[item]),
-            num_computed_tokens=int(admissions.num_computed_tokens[item]),
-            min_tokens=int(admissions.min_tokens[item]),
-            max_tokens=int(admissions.max_tokens[item]),
-            stop_token_ids=admissions.stop_token_ids[item],
-            block_ids=(),
+            admissions.slots,
+            start_loc=admissions.token_ids.start_loc,
+            token_ids=admissions.token_ids.values,
+            num_prompt_tokens=admissions.num_prompt_tokens,
+            num_computed_tokens=admissions.num_computed_tokens,
+            min_tokens=admissions.min_tokens,
+            max_tokens=admissions.max_tokens,
+            stop_token_ids=admissions.stop_token_ids,
+            top_k=admissions.top_k,
+            temperature=admissions.temperature,
+            top_p=admissions.top_p,
+            min_p=admissions.min_p,
+            repetition_penalty=admissions.repetition_penalty,
+            presence_penalty=admissions.presence_penalty,
+            frequency_penalty=admissions.frequency_penalty,
+            seeds=admissions.seeds,
         )
-    for item, slot in enumerate(blocks.slots.tolist()):
-        writes.set_blocks(slot, int(blocks.starts[item]), blocks.block_ids[item])
+    ids = blocks.block_ids
+    writes.set_lists("block_tables", blocks.slots, blocks.starts, ids.start_loc, ids.values)
+    slots = np.full(num_rows, -1, dtype=np.int32)
+    slots[: schedule.num_rows] = schedule.slots
+    query_start_loc = np.full(num_rows + 1, schedule.total_num_tokens, dtype=np.int32)
+    query_start_loc[0] = 0
+    np.cumsum(schedule.num_tokens, out=query_start_loc[1 : schedule.num_rows + 1])
+    writes.set_step(slots, query_start_loc)
     return writes

@@ -10,16 +10,15 @@ kernel: they keep the device busy for longer than the launches take.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.execution.graph_sizes import decode_sizes, next_size
 from engine.nvtx import nvtx_range
-from kernels.upload import upload_into
+from kernels.slot_tables import SlotTables
 
 
 class Rows(Protocol):
@@ -62,33 +61,59 @@ class CudaCapturer:
         return graph
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A forward pass of a certain size.
+
+    Attributes:
+        num_rows: how many rows it has, padding included.
+        results: what the forward pass returns, for these rows.
+    """
+
+    num_rows: int
+    graph: Graph
+    results: tuple[Tensor, Tensor]
+
+    @nvtx_range("replay forward")
+    def run(self) -> tuple[Tensor, Tensor]:
+        """Run the rows that the slot tables hold; the results are valid until the next step."""
+        self.graph.replay()
+        return self.results
+
+
 class StepGraphs:
     """The graphs of one model, by the size of the step.
 
-    They all read the same inputs and write the same results, so that none keeps tensors of its own.
+    They all read their rows from the slot tables and write the same results, so that none keeps
+    tensors of its own.
     """
 
     def __init__(
-        self, forward: Rows, results: tuple[Tensor, Tensor], mixed_sizes: list[int]
+        self,
+        forward: Rows,
+        tables: SlotTables,
+        results: tuple[Tensor, Tensor],
+        mixed_sizes: list[int],
     ) -> None:
-        """Allocate what the graphs read.
+        """Prepare the capture.
 
         Args:
             forward: is captured.
+            tables: hold the rows of a step, as `step_slots` and `query_start_loc`.
             results: what it returns, for `max_num_seqs` rows: the graphs write it there.
             mixed_sizes: numbers of tokens of mixed steps, ascending.
         """
         self._forward = forward
         self._results = results
         self._max_num_seqs, device = len(results[1]), results[1].device
-        # Slots [S], then query_start_loc [S + 1] of mixed steps.
-        self._inputs = torch.zeros(2 * self._max_num_seqs + 1, dtype=torch.int32, device=device)
-        self._inputs[: self._max_num_seqs] = -1
+        tables.step_slots.fill_(-1)
+        tables.query_start_loc.zero_()
+        self._tables = tables
         self._decode_starts = torch.arange(self._max_num_seqs + 1, dtype=torch.int32, device=device)
         self._decode_sizes = decode_sizes(self._max_num_seqs)
         self._mixed_sizes = mixed_sizes
-        self._mixed: dict[int, Graph] = {}
-        self._decode: dict[int, Graph] = {}
+        self._mixed: dict[int, CapturedStep] = {}
+        self._decode: dict[int, CapturedStep] = {}
 
     @property
     def num_graphs(self) -> int:
@@ -100,55 +125,37 @@ class StepGraphs:
         # The largest first: the smaller ones reuse its memory in the pool.
         for size in reversed(self._mixed_sizes):
             num_rows = min(size, self._max_num_seqs)
-            starts = self._inputs[self._max_num_seqs :][: num_rows + 1]
-            self._mixed[size] = capturer.capture(self._work(num_rows, starts, size, None))
+            starts = self._tables.query_start_loc[: num_rows + 1]
+            self._mixed[size] = self._capture(capturer, num_rows, starts, size, None)
             yield
         for size in reversed(self._decode_sizes):
             starts = self._decode_starts[: size + 1]
-            self._decode[size] = capturer.capture(self._work(size, starts, size, size))
+            self._decode[size] = self._capture(capturer, size, starts, size, size)
             yield
 
-    @nvtx_range("replay forward")
-    def run(
-        self, slots: NDArray[np.int32], query_start_loc: NDArray[np.int32], num_decodes: int
-    ) -> tuple[Tensor, Tensor] | None:
-        """Run a step; return the results of `forward`, valid until the next step.
-
-        Rows after those of the step are padding. None if the step is too large for any graph.
-        """
-        num_rows, num_tokens = len(slots), int(query_start_loc[-1])
+    def find(self, num_rows: int, num_tokens: int, num_decodes: int) -> CapturedStep | None:
+        """Return the graph for a step of this size; None if it is too large for any."""
         if num_rows == num_decodes:
             size = next_size(self._decode_sizes, num_rows)
             assert size is not None
-            upload_into(_padded(slots, size, -1), self._inputs[:size])
-            return self._replay(self._decode[size], size)
+            return self._decode[size]
         size = next_size(self._mixed_sizes, num_tokens)
-        if size is None:
-            return None
-        most = self._max_num_seqs
-        starts = _padded(query_start_loc, most + 1, num_tokens)
-        upload_into(np.concatenate([_padded(slots, most, -1), starts]), self._inputs)
-        return self._replay(self._mixed[size], min(size, most))
+        return None if size is None else self._mixed[size]
 
-    def _replay(self, graph: Graph, num_rows: int) -> tuple[Tensor, Tensor]:
-        graph.replay()
-        hidden, slots = self._results
-        return hidden[:num_rows], slots[:num_rows]
-
-    def _work(
-        self, num_rows: int, starts: Tensor, num_tokens: int, num_decodes: int | None
-    ) -> Callable[[], None]:
-        slots = self._inputs[:num_rows]
+    def _capture(
+        self,
+        capturer: Capturer,
+        num_rows: int,
+        starts: Tensor,
+        num_tokens: int,
+        num_decodes: int | None,
+    ) -> CapturedStep:
+        slots = self._tables.step_slots[:num_rows]
+        results = self._results[0][:num_rows], self._results[1][:num_rows]
 
         def work() -> None:
             found = self._forward(slots, starts, num_tokens, num_decodes)
-            for result, values in zip(self._results, found, strict=True):
-                result[:num_rows].copy_(values)
+            for result, values in zip(results, found, strict=True):
+                result.copy_(values)
 
-        return work
-
-
-def _padded(values: NDArray[np.int32], size: int, padding: int) -> NDArray[np.int32]:
-    out = np.full(size, padding, dtype=np.int32)
-    out[: len(values)] = values
-    return out
+        return CapturedStep(num_rows, capturer.capture(work), results)

@@ -1,10 +1,12 @@
 import pytest
 import torch
 
-from kernels.slot_tables import SlotTables, SlotWrites
+from kernels.slot_tables import SlotTables
+from kernels.slot_writes import SlotWrites
 from kernels.step_inputs import StepInputs, prepare_inputs
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
+from tests.kernels.slot_cases import admit
 
 META = torch.device("meta")
 
@@ -45,7 +47,8 @@ def test_every_number_of_rows_and_tokens_runs_the_same_code() -> None:
 @each_gpu
 def test_writes_to_the_tables(gpu: str) -> None:
     writes = SlotWrites(slot_tables(4096, 16))
-    writes.admit(
+    admit(
+        writes,
         3,
         token_ids=range(1500),
         num_prompt_tokens=1500,
@@ -54,5 +57,6 @@ def test_writes_to_the_tables(gpu: str) -> None:
         max_tokens=100,
         stop_token_ids=[2],
         block_ids=range(1, 96),
+        width=8,
     )
     check(compile_call(gpu, writes.apply))

@@ -11,11 +11,23 @@ from torch import Tensor
 from engine.core.request import Request, SampledToken
 from engine.core.samples import sampled_tokens
 from engine.core.sampling_constraints import SamplingConstraints
-from engine.core.schedule import Samples, Schedule
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples, Schedule
 from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import SamplePlan, Sampler
+from kernels.slot_tables import SlotTables
+
+
+def make_tables(num_slots: int, *, max_model_len: int = 64, device: str = "cpu") -> SlotTables:
+    """Return tables for sequences of one block."""
+    return SlotTables.allocate(
+        num_slots,
+        max_model_len=max_model_len,
+        max_blocks=1,
+        max_stop_token_ids=MAX_STOP_TOKEN_IDS,
+        device=torch.device(device),
+    )
 
 
 def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:

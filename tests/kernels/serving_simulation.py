@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.slot_tables import RUNNING, STOP, SlotTables, SlotWrites
+from kernels.slot_tables import RUNNING, STOP, SlotTables
+from kernels.slot_writes import SlotWrites
 from kernels.step_inputs import StepInputs, prepare_inputs
 from kernels.token_scatter import SKIPPED, scatter_tokens
 from tests.kernels.simulated_sequence import VOCAB, Sequence, next_token
+from tests.kernels.slot_cases import admit, set_blocks
 from tests.kernels.support import DEVICE
 
 NUM_SLOTS = 4
@@ -115,7 +117,8 @@ class Host:
             block = sequence.block_ids[i // self.block_size]
             self.cache[block * self.block_size + i % self.block_size] = token_id
         self.running.append(sequence)
-        writes.admit(
+        admit(
+            writes,
             sequence.slot,
             token_ids=sequence.token_ids,
             num_prompt_tokens=len(sequence.prompt),
@@ -124,6 +127,7 @@ class Host:
             max_tokens=sequence.max_tokens,
             stop_token_ids=sequence.stop_token_ids,
             block_ids=sequence.block_ids,
+            width=MAX_STOP_TOKEN_IDS,
         )
 
     def _take_blocks(self, sequence: Sequence, num_tokens: int) -> list[int]:
@@ -137,7 +141,7 @@ class Host:
         sequence.num_computed_tokens += num_tokens
         begin = len(sequence.block_ids)
         taken = self._take_blocks(sequence, sequence.num_computed_tokens)
-        writes.set_blocks(sequence.slot, begin, taken)
+        set_blocks(writes, sequence.slot, begin, taken)
         samples = sequence.num_computed_tokens == sequence.num_expected_tokens
         # The host knows the last token's index, and schedules nothing beyond it.
         if (

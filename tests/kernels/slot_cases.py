@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
+from kernels.slot_writes import SlotWrites
 from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros
 
@@ -54,6 +58,43 @@ def random_tables(
     )
     found.buffer.copy_(tables.buffer)
     return found
+
+
+def admit(
+    writes: SlotWrites,
+    slot: int,
+    *,
+    token_ids: Sequence[int],
+    num_prompt_tokens: int,
+    num_computed_tokens: int,
+    min_tokens: int,
+    max_tokens: int,
+    stop_token_ids: Sequence[int],
+    block_ids: Sequence[int],
+    width: int = 4,
+) -> None:
+    """Admit one sequence; `width` is that of the table of stop tokens."""
+    array = partial(np.array, dtype=np.int32)
+    slots = array([slot])
+    stops = [*stop_token_ids, *[-1] * (width - len(stop_token_ids))]
+    writes.admit(
+        slots,
+        start_loc=array([0, len(token_ids)]),
+        token_ids=array(token_ids),
+        num_prompt_tokens=array([num_prompt_tokens]),
+        num_computed_tokens=array([num_computed_tokens]),
+        min_tokens=array([min_tokens]),
+        max_tokens=array([max_tokens]),
+        stop_token_ids=array([stops]),
+    )
+    set_blocks(writes, slot, 0, block_ids)
+
+
+def set_blocks(writes: SlotWrites, slot: int, start: int, block_ids: Sequence[int]) -> None:
+    """Set the block table of one slot from entry `start` on."""
+    array = partial(np.array, dtype=np.int32)
+    ends = array([0, len(block_ids)])
+    writes.set_lists("block_tables", array([slot]), array([start]), ends, array(block_ids))
 
 
 def vast_tables(monkeypatch: pytest.MonkeyPatch) -> SlotTables:

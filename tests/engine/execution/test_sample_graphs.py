@@ -18,6 +18,7 @@ from engine.execution.graph_sizes import StepTime, decode_sizes, mixed_sizes, ne
 from engine.execution.sample_graphs import SampleGraphs
 from engine.execution.sampling.draw import DrawParams
 from tests.factories.replayed_graphs import ReplayingCapturer
+from tests.factories.sampling import make_tables
 
 NUM_SLOTS = 6
 
@@ -127,6 +128,7 @@ def test_progress_is_told(sampling: Sampling) -> None:
         Forward(fails=False),
         sampling,
         ReplayingCapturer(),
+        make_tables(4),
         hidden=torch.zeros(4, 1),
         mixed_sizes=[64],
         on_progress=lambda done, total: told.append((done, total)),
@@ -142,6 +144,7 @@ def test_where_no_memory_is_left_the_user_is_told_what_to_change(sampling: Sampl
             Forward(fails=True),
             sampling,
             ReplayingCapturer(),
+            make_tables(4),
             hidden=torch.zeros(4, 1),
             mixed_sizes=[64],
         )

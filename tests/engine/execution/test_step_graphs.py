@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from engine.core.schedule_builder import ScheduleBuilder
+from engine.execution.slot_writes import slot_writes
 from engine.execution.step_graphs import CudaCapturer, StepGraphs
 from tests.factories.replayed_graphs import ReplayingCapturer
+from tests.factories.sampling import make_tables
 
 
 class Forward:
@@ -36,16 +40,22 @@ def results(max_num_seqs: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def graphs(forward: Forward) -> StepGraphs:
-    graphs = StepGraphs(forward, results(6), [64])
+    graphs = StepGraphs(forward, make_tables(6), results(6), [64])
     assert len(list(graphs.capture(ReplayingCapturer()))) == graphs.num_graphs
     forward.calls.clear()
     return graphs
 
 
 def run(graphs: StepGraphs, counts: list[int]) -> tuple[Tensor, Tensor] | None:
+    captured = graphs.find(len(counts), sum(counts), counts.count(1))
+    if captured is None:
+        return None
     slots = np.arange(len(counts), dtype=np.int32)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return graphs.run(slots, starts, counts.count(1))
+    schedule = replace(
+        ScheduleBuilder().build(), slots=slots, num_tokens=np.array(counts, dtype=np.int32)
+    )
+    slot_writes(schedule, graphs._tables, captured.num_rows).apply()
+    return captured.run()
 
 
 def test_a_decode_step_takes_the_next_number_of_rows(graphs: StepGraphs, forward: Forward) -> None:
@@ -68,7 +78,7 @@ def test_the_inputs_of_one_step_do_not_reach_the_next(graphs: StepGraphs, forwar
 
 def test_all_graphs_write_the_same_results(forward: Forward) -> None:
     hidden, slots = results(6)
-    graphs = StepGraphs(forward, (hidden, slots), [64])
+    graphs = StepGraphs(forward, make_tables(6), (hidden, slots), [64])
     list(graphs.capture(ReplayingCapturer()))
     for counts in ([1, 1, 1], [1, 5], [1, 1, 1, 1, 1]):
         found = run(graphs, counts)
