@@ -16,7 +16,7 @@ from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, TridentError
 from engine.limits import check_cache_salt
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
-from engine.protocol import AddRequest, RequestFailed, SequenceOutput, TokenLogprobs
+from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text import chat_template
 from engine.token_ids import pack_token_ids
@@ -128,9 +128,10 @@ class LLM:
         try:
             with _progress(sum(p.n for p in params), enabled=show_progress) as advance:
                 while self._core.has_unfinished_requests():
-                    for output in self._core.step():
-                        if isinstance(output, RequestFailed):
-                            raise TridentError(f"prompt {uids.index(output.uid)}: {output.message}")
+                    outputs = self._core.step()
+                    for failed in outputs.failures:
+                        raise TridentError(f"prompt {uids.index(failed.uid)}: {failed.message}")
+                    for output in outputs.rows():
                         finished[output.uid].append(output)
                         advance()
         except BaseException:

@@ -194,3 +194,6 @@ def _details(output: SequenceOutput) -> OutputDetails:
         cumulative_logprob=output.cumulative_logprob,
         stats=output.stats,
     )
+
+
+NO_OUTPUTS = StepOutputs.of([])

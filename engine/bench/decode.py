@@ -59,7 +59,7 @@ class Decode(TimedPart):
             for prompt in prompts([length] * self.batch, self.shape.vocab, seed=self.batch)
         }
         while waiting:
-            waiting -= {output.uid for output in session.core.step()}
+            waiting -= {*session.core.step().uids.tolist()}
         self._steps(session, before)
         context = sum(each.num_tokens for each in session.core.scheduler.running) / self.batch
         clock = WaitClock()

@@ -13,7 +13,7 @@ from engine.bench.shapes import Shape
 from engine.bench.workload import Workload
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.protocol import AddRequest, RequestFailed, SequenceOutput
+from engine.protocol import AddRequest, SequenceOutput
 from engine.token_ids import pack_token_ids
 
 _UNBOUNDED = 2**31
@@ -78,9 +78,10 @@ class EngineDriver:
             RuntimeError: the engine failed a request.
         """
         while self.core.has_unfinished_requests():
-            for output in self.core.step():
-                if isinstance(output, RequestFailed):
-                    raise RuntimeError(f"request {output.uid} failed: {output.message}")
+            outputs = self.core.step()
+            for failed in outputs.failures:
+                raise RuntimeError(f"request {failed.uid} failed: {failed.message}")
+            for output in outputs.rows():
                 on_output(output)
             if time.time() > self.deadline:
                 raise TimeoutError("no time was left to end it")

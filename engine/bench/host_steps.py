@@ -102,7 +102,7 @@ class HostSteps:
         clock.wrap("read, update", pending_step.PendingStep, "wait")
         clock.wrap("read, update", core.scheduler, "update")
         clock.wrap("stats", core._recorder, "stepped", "finished")
-        clock.wrap("outputs", core, "_hand_out")
+        clock.wrap("outputs", core, "_outputs_of", "_hand_out")
         clock.wrap("other", core, "step")
         # What the device would do, in no time of the host's.
         clock.wrap("device", null_device.NullRunner, "_tokens", "_logprobs")

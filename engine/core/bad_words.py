@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class BadWords:
     """The `bad_words` of a request as token sequences."""
@@ -18,10 +21,10 @@ class BadWords:
             else:
                 self._always.append(last)
 
-    def forbidden(self, token_ids: Sequence[int], num_prompt_tokens: int) -> list[int]:
+    def forbidden(self, token_ids: NDArray[np.int32], num_prompt_tokens: int) -> list[int]:
         """Return the last token of each word whose other tokens have just been produced."""
         return self._always + [
             last
-            for head, last in self._after.get(token_ids[-1], ())
-            if token_ids[max(num_prompt_tokens, len(token_ids) - len(head)) :] == head
+            for head, last in self._after.get(int(token_ids[-1]), ())
+            if token_ids[max(num_prompt_tokens, len(token_ids) - len(head)) :].tolist() == head
         ]

@@ -18,6 +18,7 @@ from engine.core.request_factory import RequestFactory
 from engine.core.schedule import Samples, Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
+from engine.core.token_reader import Advanced
 from engine.errors import CheckpointError, QueueFullError, TridentError
 from engine.execution.loading import load_model, load_null_device
 from engine.execution.pending_step import PendingStep
@@ -25,6 +26,7 @@ from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.models.model_config import ModelConfig
 from engine.nvtx import nvtx_range
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
+from engine.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -60,8 +62,6 @@ class EngineCore:
                     f"vocab_size {model_config.vocab_size}"
                 )
         self.detokenizer = Detokenizer(self.tokenizer)
-        self._outputs = OutputBuilder(self.detokenizer, stream_interval=config.stream_interval)
-
         if step_s is None:
             loaded = load_model(config, checkpoint, model_config, on_progress)
         else:
@@ -71,8 +71,8 @@ class EngineCore:
         plan, self.config = loaded.kv_cache, loaded.config
         self._runner = loaded.runner
         self._is_ahead = loaded.is_ahead
-        # The step that is launched and not read yet, and the number of tokens that it computes.
-        self._in_flight: tuple[PendingStep, int] | None = None
+        self._in_flight: tuple[PendingStep, int] | None = None  # launched, and not read yet
+        token_flags = self.detokenizer.token_flags(model_config.vocab_size)
         self.scheduler = Scheduler(
             KVCacheManager(
                 plan.num_blocks,
@@ -85,6 +85,14 @@ class EngineCore:
             enable_chunked_prefill=config.enable_chunked_prefill,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
+            max_model_len=plan.max_model_len,
+            token_bytes=token_flags.byte_sets,
+        )
+        self._outputs = OutputBuilder(
+            self.detokenizer,
+            token_flags.opens_window,
+            self.scheduler.slots,
+            stream_interval=config.stream_interval,
         )
         self._deadlines = Deadlines(self.scheduler.unfinished)
         self._queue_limits = QueueLimits.of(
@@ -126,7 +134,7 @@ class EngineCore:
             siblings[0],
             Load(len(siblings), siblings[0].num_prompt_tokens),
             self._queue_limits,
-            len(self.scheduler.free_slots),
+            len(self.scheduler.slots.free),
         )
         timeouts = [t for t in (message.timeout_s, self.config.request_timeout_s) if t is not None]
         self.scheduler.add(siblings)
@@ -150,7 +158,7 @@ class EngineCore:
         )
         return RequestFailed(uid, QueueFullError.code, text)
 
-    def abort(self, uid: int) -> list[SequenceOutput | RequestFailed]:
+    def abort(self, uid: int) -> StepOutputs:
         """End a request and free its blocks at once; return the last outputs of its sequences.
 
         Unknown uids are ignored.
@@ -162,7 +170,7 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests() or self._in_flight is not None
 
     @nvtx_range("step")
-    def step(self) -> list[SequenceOutput | RequestFailed]:
+    def step(self) -> StepOutputs:
         """Launch the next step, and read the oldest one in flight; return the outputs to send.
 
         A request whose data makes its decoding or its outputs fail ends alone, with a
@@ -176,7 +184,7 @@ class EngineCore:
         due = launched
         if self._is_ahead:
             due, self._in_flight = self._in_flight, launched
-        return [] if due is None else self._read(*due)
+        return NO_OUTPUTS if due is None else self._read(*due)
 
     @nvtx_range("schedule")
     def _schedule(self) -> Schedule:
@@ -188,18 +196,23 @@ class EngineCore:
         pending = self._runner.sample(self.scheduler.constraints.batch(schedule))
         return pending, schedule.total_num_tokens
 
-    def _read(self, step: PendingStep, num_tokens: int) -> list[SequenceOutput | RequestFailed]:
+    def _read(self, step: PendingStep, num_tokens: int) -> StepOutputs:
         """Wait for the tokens of a step that computed `num_tokens`; return the outputs."""
         advanced = self._update(step.wait())
         self._recorder.stepped(num_tokens, advanced)
-        return self._hand_out(advanced)
+        return self._outputs_of(advanced)
 
     @nvtx_range("update")
-    def _update(self, samples: Samples) -> list[Request]:
+    def _update(self, samples: Samples) -> Advanced:
         return self.scheduler.update(samples)
 
     @nvtx_range("outputs")
-    def _hand_out(self, requests: Iterable[Request]) -> list[SequenceOutput | RequestFailed]:
+    def _outputs_of(self, advanced: Advanced) -> StepOutputs:
+        rows, others = self._outputs.build_rows(advanced.slots)
+        others += advanced.examined
+        return StepOutputs.concatenated([rows, self._hand_out(others)]) if others else rows
+
+    def _hand_out(self, requests: Iterable[Request]) -> StepOutputs:
         """Return the outputs of `requests`, and count those that have ended.
 
         A request that has failed, or whose outputs cannot be built, is aborted with its siblings.
@@ -225,7 +238,7 @@ class EngineCore:
                 self._recorder.finished(sibling)
             message = str(error) if isinstance(error, TridentError) else "internal error"
             outputs.append(RequestFailed(uid, TridentError.code, message))
-        return outputs
+        return StepOutputs.of(outputs)
 
     def take_stats(self) -> Stats:
         """Return the counters since the last call, and the gauges now."""
@@ -239,10 +252,7 @@ class EngineCore:
         """Assert that no block is lost and no reference is left over, by a scan of all blocks."""
         check_integrity(self.scheduler)
 
-    def _expire(self) -> list[SequenceOutput | RequestFailed]:
+    def _expire(self) -> StepOutputs:
         """Abort the requests whose deadline has passed."""
-        return [
-            output
-            for uid in self._deadlines.expired(time.monotonic())
-            for output in self.abort(uid)
-        ]
+        outputs = [self.abort(uid) for uid in self._deadlines.expired(time.monotonic())]
+        return StepOutputs.concatenated(outputs) if outputs else NO_OUTPUTS

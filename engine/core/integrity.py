@@ -13,7 +13,7 @@ def check_idle(scheduler: Scheduler) -> None:
     """
     assert not any((scheduler.unfinished, scheduler.running, scheduler.waiting))
     assert scheduler.waiting.queued_load == Load()
-    assert len(scheduler.free_slots) == scheduler.max_num_seqs
+    assert len(scheduler.slots.free) == scheduler.max_num_seqs
     scheduler.kv_cache.check_idle()
 
 
@@ -25,11 +25,8 @@ def check_integrity(scheduler: Scheduler) -> None:
     running, waiting = scheduler.running, scheduler.waiting
     assert running == sorted(running, key=scheduler.rank)
     waiting.check_integrity()
-    slots = [request.slot for request in running] + scheduler.free_slots
-    assert None not in slots
-    assert set(slots) == set(range(scheduler.max_num_seqs))
-    assert len(slots) == scheduler.max_num_seqs
     assert all(request.slot is None for request in waiting)
+    scheduler.slots.check_integrity(running, scheduler.kv_cache.block_size)
     sequences = [*running, *waiting]
     scheduler.kv_cache.check_integrity(sequences)
     sequences += [fork for request in sequences for fork in request.forks]

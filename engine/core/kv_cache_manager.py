@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from typing import NamedTuple
 
 from engine.core.block_pool import BlockPool
@@ -140,13 +139,13 @@ class KVCacheManager:
         )
         return [i for i in places if self.pool.ref_count(block_ids[i]) > 1]
 
-    def commit(self, request: Request) -> None:
-        """Enter the full blocks of a request in the prefix cache.
+    def commit(self, request: Request, num_tokens: int) -> None:
+        """Enter the full blocks among the first `num_tokens` tokens in the prefix cache.
 
-        A block with an unread token waits until the token has been read: its content, or whether
-        the token was computed at all, is unknown before.
+        They must be known and computed, or the next step to run computes them. A sampled token is
+        computed only if it is not the last of its sequence.
         """
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        num_full = num_tokens // self.block_size
         if num_full <= request.kv.num_committed_blocks or not self.enable_prefix_caching:
             return
         for i in range(request.kv.num_committed_blocks, num_full):
@@ -210,7 +209,7 @@ class KVCacheManager:
         hashes, size = request.kv.block_hashes, self.block_size
         for i in range(len(hashes), place + 1):
             parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)
-            tokens = array("q", request.token_ids[i * size : (i + 1) * size]).tobytes()
+            tokens = request.tokens[i * size : (i + 1) * size].tobytes()
             hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
         return hashes[place]
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.core.request import Request
+from engine.core.slot_states import SlotStates
 from engine.protocol import RequestStats, SequenceOutput
+from engine.step_outputs import StepOutputs
 from engine.text.detokenizer import Detokenizer
 
 _WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new one
@@ -15,39 +20,85 @@ _MAX_WINDOW = 16  # tokens; a window up to this length is not shortened
 class OutputBuilder:
     """Releases tokens in chunks, each with a window of earlier tokens to decode it."""
 
-    def __init__(self, detokenizer: Detokenizer, *, stream_interval: int) -> None:
-        """Build chunks of `stream_interval` tokens; the first has one, the last the rest."""
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        opens_window: NDArray[np.bool_],
+        states: SlotStates,
+        *,
+        stream_interval: int,
+    ) -> None:
+        """Build chunks of `stream_interval` tokens; the first has one, the last the rest.
+
+        Args:
+            detokenizer: knows the windows.
+            opens_window: as in `TokenFlags`.
+            states: of the running sequences.
+            stream_interval: as in `EngineConfig`.
+        """
         self._detokenizer = detokenizer
+        self._opens_window = opens_window
+        self._states = states
         self._stream_interval = stream_interval
+
+    def build_rows(self, slots: NDArray[np.int32]) -> tuple[StepOutputs, list[Request]]:
+        """Return the outputs that are due of running sequences with nothing but tokens to tell.
+
+        Their window is the token before. The few sequences with another are returned, for `build`.
+        """
+        states = self._states
+        slots = slots[states.is_streamed[slots]]
+        others = [states.owner(slot) for slot in slots[states.has_window[slots]].tolist()]
+        starts = states.num_prompt_tokens[slots] + states.num_released_tokens[slots]
+        num_new = states.num_tokens[slots] - starts
+        is_first = states.num_released_tokens[slots] == 0
+        is_due = (num_new >= self._stream_interval) | (is_first & (num_new > 0))
+        is_due &= ~states.has_window[slots]
+        slots, starts, num_new = slots[is_due], starts[is_due], num_new[is_due]
+        outputs = StepOutputs(
+            uids=states.uid[slots],
+            indexes=states.index[slots],
+            num_tokens=num_new,
+            num_window_tokens=np.ones_like(num_new),
+            token_ids=_gather(states.token_ids, slots, starts, num_new),
+            window_ids=states.token_ids[slots, starts - 1],
+        )
+        states.num_released_tokens[slots] += num_new
+        last = states.token_ids[slots, starts + num_new - 1]
+        opens_window = self._opens_window[states.skips_special_tokens[slots], last]
+        for i in np.flatnonzero(~opens_window).tolist():
+            window = states.token_ids[slots[i], starts[i] - 1 : starts[i] + num_new[i]]
+            self._set_window(states.owner(slots[i]), window.tolist())
+        return outputs, others
 
     def build(self, request: Request) -> SequenceOutput | None:
         """Return the output of `request` that is due, or None; never None when it has ended."""
         end = request.num_releasable_tokens
-        num_new = end - request.output.num_released_tokens
-        if request.finish is None and num_new < self._interval(request):
+        if request.finish is None and end - request.num_released_tokens < self._interval(request):
             return None
         return self._release(request, end)
 
     def _interval(self, request: Request) -> int:
         """Return how many tokens a chunk must have."""
-        if request.output.num_released_tokens == 0:
+        if request.num_released_tokens == 0:
             return 1  # the first token goes out at once
         # Each chunk carries the window, which is long in a run of byte-fallback tokens: their text
         # is held back until the run ends. This keeps the sum of all windows linear in the tokens.
         return max(self._stream_interval, len(request.output.window_ids) // _WINDOW_PER_TOKEN)
 
     def _release(self, request: Request, end: int) -> SequenceOutput:
-        state, finish = request.output, request.finish
-        start, state.num_released_tokens = state.num_released_tokens, end
-        begin = request.num_prompt_tokens
-        new_ids = request.token_ids[begin + start : begin + end]
-        window_ids = state.window_ids
+        output, finish = request.output, request.finish
+        start = request.num_prompt_tokens + request.num_released_tokens
+        token_ids = request.token_ids
+        new_ids = token_ids[start : request.num_prompt_tokens + end].tolist()
+        window_ids = output.window_ids or token_ids[start - 1 : start].tolist()
+        request.num_released_tokens = end
         if finish is None:
-            state.window_ids = self._next_window(request, new_ids)
+            self._set_window(request, self._window_after(request, window_ids, new_ids))
         logprobs = None
         if request.sampling_params.logprobs is not None:
-            logprobs = state.logprobs[: end - start]
-            del state.logprobs[: end - start]
+            logprobs = output.logprobs[: len(new_ids)]
+            del output.logprobs[: len(new_ids)]
         return SequenceOutput(
             uid=request.uid,
             index=request.index,
@@ -57,19 +108,38 @@ class OutputBuilder:
             stop_reason=finish and finish.stop_reason,
             text_cut=0 if finish is None else finish.text_cut,
             logprobs=logprobs,
-            cumulative_logprob=None if logprobs is None else state.cumulative_logprob,
+            cumulative_logprob=None if logprobs is None else output.cumulative_logprob,
             stats=None if finish is None else _stats(request),
             omit_stop_token=finish is not None and finish.omit_stop_token,
         )
 
-    def _next_window(self, request: Request, new_ids: list[int]) -> list[int]:
-        """Return the window after `new_ids`; a short one is not reduced."""
-        window_ids = request.output.window_ids
+    def _window_after(
+        self, request: Request, window_ids: list[int], new_ids: list[int]
+    ) -> list[int]:
+        """Return the window after `new_ids`, as in `RequestOutput`; a short one is not reduced."""
+        skip = request.sampling_params.skip_special_tokens
+        if new_ids and self._opens_window[int(skip), new_ids[-1]]:
+            return []
         if len(window_ids) + len(new_ids) <= _MAX_WINDOW:
             return window_ids + new_ids
-        return self._detokenizer.next_window(
-            window_ids, new_ids, skip_special_tokens=request.sampling_params.skip_special_tokens
-        )
+        return self._detokenizer.next_window(window_ids, new_ids, skip_special_tokens=skip)
+
+    def _set_window(self, request: Request, window_ids: list[int]) -> None:
+        request.output.window_ids = window_ids
+        if request.slot is not None:
+            self._states.has_window[request.slot] = bool(window_ids)
+
+
+def _gather(
+    table: NDArray[np.int32],
+    rows: NDArray[np.int32],
+    starts: NDArray[np.int32],
+    counts: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """Return `counts[i]` values of `table[rows[i]]` from `starts[i]` on, one after the other."""
+    ends = np.cumsum(counts)
+    column = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
+    return table[np.repeat(rows, counts), column]
 
 
 def _stats(request: Request) -> RequestStats:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.core.kv_cache_manager import KVCacheManager, blocks_for
 from engine.core.request import Request
+from engine.core.slot_states import SlotStates
 
 
 class Admitted(NamedTuple):
@@ -53,21 +56,36 @@ class PromptAdmission:
     def __init__(
         self,
         kv_cache: KVCacheManager,
+        states: SlotStates,
         *,
         max_num_batched_tokens: int,
         enable_chunked_prefill: bool,
         long_prefill_token_threshold: int,
     ) -> None:
-        """Admit to `kv_cache`; the limits are those of `EngineConfig`."""
+        """Admit beside the sequences in `states`; the limits are those of `EngineConfig`."""
         self._kv_cache = kv_cache
+        self._states = states
         self._enable_chunked_prefill = enable_chunked_prefill
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._threshold = long_prefill_token_threshold
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         # Hashes of the blocks that running prefills complete next; None: not looked up yet.
         self._computing: set[bytes] | None = None
         self._blocked: _Blocked | None = None
 
-    def chunk(self, num_tokens: int, budget: int) -> int:
+    def chunks(self, num_left: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return how many of their tokens the running sequences compute in a step.
+
+        One token is reserved for each, so that a long prefill never stalls a decode.
+        """
+        num_new = np.ones_like(num_left)
+        num_spare = self._max_num_batched_tokens - len(num_left)
+        for place in np.flatnonzero(num_left > 1).tolist():
+            num_new[place] = self._chunk(int(num_left[place]), 1 + num_spare)
+            num_spare -= int(num_new[place]) - 1
+        return num_new
+
+    def _chunk(self, num_tokens: int, budget: int) -> int:
         """Return how many of `num_tokens` one request may compute in a step."""
         if num_tokens == 1:
             return 1
@@ -81,11 +99,10 @@ class PromptAdmission:
         """Consider the refused request again."""
         self._blocked = None
 
-    def consider(
-        self, request: Request, running: Sequence[Request], budget: int
-    ) -> Admitted | Refused:
+    def consider(self, request: Request, budget: int) -> Admitted | Refused:
         """Decide on the first waiting request, for a step that has `budget` tokens left."""
-        if running and self._is_blocked(request, budget):
+        running = self._states.in_use()
+        if len(running) and self._is_blocked(request, budget):
             return Refused.BLOCKED
         prefix = self._kv_cache.find_prefix(request)
         missing_hash = self._kv_cache.missing_hash(request, prefix)
@@ -93,7 +110,7 @@ class PromptAdmission:
             return Refused.PASSED_OVER
         start = self._num_available_tokens(request, prefix)
         num_left = request.num_tokens - start
-        num_tokens = self.chunk(num_left, budget)
+        num_tokens = self._chunk(num_left, budget)
         if num_tokens < num_left and not self._enable_chunked_prefill:
             self._blocked = _Blocked(request, missing_hash, num_left)
             return Refused.NO_BUDGET
@@ -108,9 +125,12 @@ class PromptAdmission:
         if self._computing is not None and content_hash is not None:
             self._computing.add(content_hash)
 
-    def _is_computed_by(self, running: Sequence[Request], missing_hash: bytes) -> bool:
+    def _is_computed_by(self, running: NDArray[np.int32], missing_hash: bytes) -> bool:
         if self._computing is None:
-            hashes = map(self._kv_cache.computing_hash, running)
+            states, size = self._states, self._kv_cache.block_size
+            num_full = states.num_tokens[running] // size
+            prefills = running[states.num_computed_tokens[running] // size < num_full]
+            hashes = (self._kv_cache.computing_hash(states.owner(slot)) for slot in prefills)
             self._computing = {each for each in hashes if each is not None}
         return missing_hash in self._computing
 
@@ -130,7 +150,7 @@ class PromptAdmission:
         return max(len(prefix) * self._kv_cache.block_size, request.kv.num_swapped_tokens)
 
     def _has_room(
-        self, request: Request, prefix: list[int], num_left: int, running: Sequence[Request]
+        self, request: Request, prefix: list[int], num_left: int, running: NDArray[np.int32]
     ) -> bool:
         """Whether there are free blocks for all tokens of `request`, and a reserve.
 
@@ -139,20 +159,14 @@ class PromptAdmission:
         """
         num_missing = self._kv_cache.num_missing_blocks(request, prefix)
         num_spare = self._kv_cache.pool.num_free - num_missing
-        if not running:
+        if not len(running):
             return num_spare >= 0
-        size = self._kv_cache.block_size
+        states, size = self._states, self._kv_cache.block_size
         num_steps = max(size, -(-num_left // self._max_chunk))
-        if num_spare >= (len(running) + 1) * (num_steps // size + 2):
-            return True  # an upper bound fits, the usual case
-        reserve = self._growth(request, blocks_for(request.num_tokens, size), num_steps)
-        reserve += sum(self._growth(each, len(each.kv.block_ids), num_steps) for each in running)
-        return num_spare >= reserve
-
-    def _growth(self, request: Request, num_blocks: int, num_steps: int) -> int:
-        """Return how many blocks a sequence needs beside its `num_blocks` within `num_steps`."""
-        num_tokens = min(
-            request.num_tokens + request.num_unread_tokens + num_steps,
-            request.max_num_tokens - 1,  # the last token of a sequence is never computed
-        )
-        return max(0, blocks_for(num_tokens, self._kv_cache.block_size) - num_blocks)
+        num_tokens = states.num_tokens[running] + states.num_unread_tokens[running]
+        # The last token of a sequence is never computed.
+        ends = np.minimum(num_tokens + num_steps, states.max_num_tokens[running] - 1)
+        grown = -(-ends // size) - states.capacity[running] // size
+        end = min(request.num_tokens + num_steps, request.max_num_tokens - 1)
+        own = blocks_for(end, size) - blocks_for(request.num_tokens, size)
+        return num_spare >= max(0, own) + int(np.maximum(grown, 0).sum())

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.core.bad_words import BadWords
+from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.stop import StopChecker
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-
-class SampledToken(NamedTuple):
-    """The token sampled for one sequence."""
-
-    token_id: int
-    logprob: float
-    logprobs: TokenLogprobs | None = None  # if the request asked for them
+# Places in `Request.counters`.
+TOKENS, COMPUTED, UNREAD, RELEASED = range(4)
+NUM_COUNTERS = 4
 
 
 class Finish(NamedTuple):
@@ -71,19 +71,18 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The part of a sequence that was released to the client, and the state to release more.
+    """What the output of a sequence needs beside its tokens.
 
     Attributes:
-        window_ids: tokens before the next ones, the context needed to decode these.
+        window_ids: tokens before the next ones to release, the context needed to decode these;
+            empty if that is only the last token before them.
         stop_checker: if the request has stop strings.
-        num_released_tokens: output tokens released to the client.
         logprobs: of the output tokens not released yet, if the request asked for them.
-        cumulative_logprob: sum over all output tokens.
+        cumulative_logprob: sum over all output tokens, if it did.
     """
 
     window_ids: list[int]
     stop_checker: StopChecker | None = None
-    num_released_tokens: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
 
@@ -92,15 +91,15 @@ class Request:
     """One sequence: its tokens, how far they are computed, and its state by owner.
 
     There is no prefill or decode phase: the scheduler advances `num_computed_tokens` up to
-    `num_tokens`, plus tokens that a step in flight samples. Only the scheduler writes
-    `num_computed_tokens`, `num_unread_tokens`, `slot` and `forks`; the KV cache manager writes
-    `kv`; `output` changes as tokens are appended and released.
+    `num_tokens`, plus tokens that a step in flight samples. While the sequence runs, `counters` and
+    `tokens` are views of its slot in `SlotStates`, where a step changes them for all rows at once.
+    Only the scheduler assigns `slot` and `forks`; the KV cache manager writes `kv`.
     """
 
     def __init__(
         self,
         uid: int,
-        prompt_token_ids: list[int],
+        prompt_token_ids: NDArray[np.int32],
         sampling_params: SamplingParams,
         *,
         max_tokens: int,
@@ -119,7 +118,7 @@ class Request:
 
         Args:
             uid: names the request that the sequence belongs to.
-            prompt_token_ids: not copied until the sequence runs, so that siblings share it.
+            prompt_token_ids: [P], not copied until the sequence runs, so that siblings share it.
             max_tokens: output tokens at most, already limited by the context length.
             seed: of this sequence's random draws.
             stop_token_ids: tokens that end it, including the model's end-of-sequence ids.
@@ -140,12 +139,12 @@ class Request:
         self.stream = stream
         self.bad_words = bad_words
 
-        self.token_ids = prompt_token_ids  # prompt, then output
-        self.num_prompt_tokens = len(self.token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + max_tokens  # of prompt and output
-        self.num_computed_tokens = 0  # in the KV cache, when the steps in flight are over
-        self.num_unread_tokens = 0  # sampled by steps in flight: on the device, not in token_ids
-        self.slot: int | None = None  # while it runs: its row in the tables of the device
+        self.tokens = prompt_token_ids  # prompt, then output, then unused
+        self.counters = np.zeros(NUM_COUNTERS, dtype=np.int32)
+        self.counters[TOKENS] = self.num_prompt_tokens
+        self.slot: int | None = None  # while it runs: its row in the tables of host and device
         self.forks: list[Request] = []  # siblings that wait for this one's prompt KV
 
         self.num_cached_tokens = 0
@@ -162,50 +161,94 @@ class Request:
         return self.finish and self.finish.reason
 
     @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Prompt and output tokens so far, without the unread ones: a view."""
+        return self.tokens[: self.counters[TOKENS]]
+
+    @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens so far, without the unread ones."""
-        return len(self.token_ids)
+        """Length of `token_ids`."""
+        return int(self.counters[TOKENS])
 
     @property
     def num_output_tokens(self) -> int:
         """Output tokens so far, without the unread ones."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens in the KV cache, when the steps in flight are over."""
+        return int(self.counters[COMPUTED])
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        self.counters[COMPUTED] = value
+
+    @property
+    def num_unread_tokens(self) -> int:
+        """Tokens sampled by steps in flight: on the device, not in `token_ids`."""
+        return int(self.counters[UNREAD])
+
+    @num_unread_tokens.setter
+    def num_unread_tokens(self, value: int) -> None:
+        self.counters[UNREAD] = value
+
+    @property
+    def num_released_tokens(self) -> int:
+        """Output tokens released to the client."""
+        return int(self.counters[RELEASED])
+
+    @num_released_tokens.setter
+    def num_released_tokens(self, value: int) -> None:
+        self.counters[RELEASED] = value
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still to be computed before the next one can be sampled."""
-        return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens
+        return self.num_tokens + self.num_unread_tokens - self.num_computed_tokens
 
     @property
-    def must_be_read(self) -> bool:
-        """Whether the token in flight must be read before the next step of the sequence.
-
-        Because it may be the last one, or because the host takes part in choosing the next.
-        """
-        return self.num_unread_tokens > 0 and (
-            len(self.token_ids) + self.num_unread_tokens >= self.max_num_tokens
-            or self.bad_words is not None
+    def is_watched(self) -> bool:
+        """Whether the host looks at each token, for more than the device and stop strings."""
+        return (
+            self.sampling_params.logprobs is not None
+            or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
         )
 
     def mark_scheduled(self) -> None:
         """Record the first time that the sequence runs, and its hits in the prefix cache."""
         self.times.first_scheduled = time.monotonic()
-        self.token_ids = list(self.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, self.num_computed_tokens)
 
-    def append(self, sampled: SampledToken) -> None:
-        """Add a sampled token, and set `finish` if the sequence ends with it.
+    def append(self, token_id: int) -> None:
+        """Add a token that was sampled, for a sequence without a slot."""
+        assert self.slot is None
+        self.tokens = np.append(self.token_ids, np.int32(token_id))
+        self.counters[TOKENS] += 1
 
-        May raise any error of the tokenizer's decoder; then `fail` ends the request.
+    def examine(
+        self, token_id: int, ended: FinishReason | None, logprobs: TokenLogprobs | None
+    ) -> None:
+        """Look at the newest token, and set `finish` if the sequence ends with it.
+
+        Args:
+            token_id: the last of `token_ids`.
+            ended: "stop" or "length" if the device has ended the sequence with it.
+            logprobs: those of the token, if the request asked for them.
+
+        Raises:
+            Exception: any error of the tokenizer's decoder; then `fail` ends the request.
         """
         assert self.finish is None
-        self.token_ids.append(sampled.token_id)
-        self.output.cumulative_logprob += sampled.logprob
-        if sampled.logprobs is not None:
-            self.output.logprobs.append(sampled.logprobs)
-        if self.times.first_token is None:
-            self.times.first_token = time.monotonic()
-        self.finish = self._finish_with(sampled.token_id)
+        if logprobs is not None:
+            self.output.logprobs.append(logprobs)
+            self.output.cumulative_logprob += logprobs.logprobs[0]
+        # The device does not know all stop tokens if there are many.
+        if token_id in self.stop_token_ids and (
+            self.num_output_tokens > self.sampling_params.min_tokens
+        ):
+            ended = "stop"
+        self.finish = self._finish_with(token_id, ended)
 
     def abort(self) -> None:
         """End the sequence. Text that was held back is not searched for stop strings."""
@@ -216,28 +259,25 @@ class Request:
         """End the sequence because of `error`, which its own data caused."""
         self.finish = Finish("error", error=error)
 
-    def _finish_with(self, token_id: int) -> Finish | None:
+    def _finish_with(self, token_id: int, ended: FinishReason | None) -> Finish | None:
         """Return how the sequence ends with its newest token; None if it continues.
 
         Stop strings take precedence: the text of a stop token comes after all other text.
         """
         checker = self.output.stop_checker
-        is_stop_token = (
-            token_id in self.stop_token_ids
-            and self.num_output_tokens > self.sampling_params.min_tokens
-        )
-        omit_stop_token = is_stop_token and not self.sampling_params.include_stop_str_in_output
-        is_last = is_stop_token or len(self.token_ids) >= self.max_num_tokens
+        keeps_stop = self.sampling_params.include_stop_str_in_output
+        omit_stop_token = ended == "stop" and not keeps_stop
         if checker is not None:
             if not omit_stop_token:
+                checker.skip(self.num_output_tokens - 1 - checker.num_tokens)
                 checker.append(token_id)
-            if is_last or checker.match is not None:
+            if ended is not None or checker.match is not None:
                 text_cut = checker.finish()  # text that was held back may complete a stop string
                 if checker.match is not None:
                     return Finish("stop", checker.match.stop, text_cut, omit_stop_token)
-        if is_stop_token:
+        if ended == "stop":
             return Finish("stop", token_id, omit_stop_token=omit_stop_token)
-        return Finish("length") if is_last else None
+        return ended and Finish(ended)
 
     @property
     def num_releasable_tokens(self) -> int:

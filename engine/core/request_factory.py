@@ -61,9 +61,8 @@ class RequestFactory:
             RequestError: naming the field that does not suit the model, and the limit.
         """
         params = SamplingParams.parse(message.sampling_params)
-        prompt_ids = unpack_token_ids(message.prompt_token_ids, "input_ids")
-        self._check(prompt_ids, params)
-        prompt = prompt_ids.tolist()
+        prompt = unpack_token_ids(message.prompt_token_ids, "input_ids")
+        self._check(prompt, params)
         if message.cache_salt:
             check_cache_salt(message.cache_salt)
         # Refused rather than raised to the limit, so that the client knows.
@@ -94,7 +93,7 @@ class RequestFactory:
                 stream=message.stream,
                 stop_checker=self._stop_checker(window, params) if params.stop else None,
                 bad_words=bad_words,
-                window_ids=window,
+                window_ids=window if window != prompt[-1:].tolist() else (),
             )
             for index in range(params.n)
         ]

@@ -19,6 +19,7 @@ from engine.core.schedule import (
     Ragged,
     Schedule,
 )
+from engine.core.slot_states import SlotStates
 
 # Bounds of the temperature: beyond them, float32 would give 0 and infinity.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-37, 1e37
@@ -95,50 +96,44 @@ class BlockWritesBuilder:
         return BlockWrites(_int32(self._slots), _int32(self._starts), ragged(self._block_ids))
 
 
-class ScheduledRow(NamedTuple):  # quickly made, for each row of each step
-    """The last of the tokens of `request` that are counted as computed take part in the step."""
+class Rows(NamedTuple):
+    """Rows of a step, [B] each, as in `Schedule`; `starts`: positions of their first tokens."""
 
-    request: Request
-    num_tokens: int
-    wants_token: bool
+    slots: Int32s
+    starts: Int32s
+    num_tokens: Int32s
+    wants_token: NDArray[np.bool_]
 
 
 class ScheduleBuilder:
     """Collects the rows and block moves of a step.
 
+    Requests admitted in the same step can share the blocks that it fills: in every layer, the KV of
+    all tokens of a step is written before any is read.
+
     Attributes:
-        rows: the sequences that take part.
-        admissions: those that get a slot.
-        block_writes: changes of their block tables.
-        swap_out, copies, swap_in: blocks to move before the step.
+        num_tokens: of all rows.
+        admissions: sequences that get a slot.
+        block_writes: changes of block tables.
+        copies, swap_in: blocks to move before the step.
     """
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self.rows: list[ScheduledRow] = []
+    def __init__(self, states: SlotStates) -> None:
+        """Start a step of the sequences in `states`."""
+        self._states = states
+        self._parts: list[Rows] = []
+        self.num_tokens = 0
         self.admissions = AdmissionsBuilder()
         self.block_writes = BlockWritesBuilder()
-        self.swap_out: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
         self.swap_in: list[BlockCopy] = []
 
-    @property
-    def is_decode(self) -> bool:
-        """Whether each row computes only its newest token, and has no forks that wait for it."""
-        return all(
-            row.num_tokens == 1 and row.wants_token and not row.request.forks for row in self.rows
-        )
-
-    def sort_rows(self) -> list[ScheduledRow]:
-        """Put the rows in the order of `Schedule`, and return them."""
-        self.rows.sort(key=lambda row: (row.num_tokens > 1, not row.wants_token))
-        return self.rows
-
-    def admit(self, request: Request, num_computed_tokens: int) -> None:
-        """Write `request` with all its blocks to the slot that it has got."""
+    def admit(self, request: Request, num_tokens: int) -> None:
+        """Add the next tokens of `request`, which has got a slot, with all that is known of it."""
         assert request.slot is not None
-        self.admissions.add(request, request.slot, num_computed_tokens)
+        self.admissions.add(request, request.slot, request.num_computed_tokens)
         self.write_blocks(request, 0)
+        self.add(_int32([request.slot]), _int32([num_tokens]))
 
     def write_blocks(self, request: Request, start: int) -> None:
         """Write the block table of `request` to its slot, from entry `start` on."""
@@ -146,21 +141,50 @@ class ScheduleBuilder:
             assert request.slot is not None
             self.block_writes.add(request.slot, start, request.kv.block_ids[start:])
 
-    def build(self) -> Schedule:
-        """Return the schedule of the sorted rows."""
-        requests = [row.request for row in self.rows]
-        num_tokens = _int32([row.num_tokens for row in self.rows])
+    def add(self, slots: Int32s, num_tokens: Int32s) -> None:
+        """Add the next tokens of sequences, [N] each, and count them as computed."""
+        states = self._states
+        starts = states.num_computed_tokens[slots]
+        ends = starts + num_tokens
+        wants_token = ends == states.num_tokens[slots] + states.num_unread_tokens[slots]
+        states.num_computed_tokens[slots] = ends
+        states.num_unread_tokens[slots] += wants_token
+        self._parts.append(Rows(slots, starts, num_tokens, wants_token))
+        self.num_tokens += int(num_tokens.sum())
+
+    def rows(self) -> Rows:
+        """Return all rows, in the order of `Schedule`."""
+        rows = self._parts[0]
+        if len(self._parts) > 1:
+            rows = Rows(
+                np.concatenate([part.slots for part in self._parts]),
+                np.concatenate([part.starts for part in self._parts]),
+                np.concatenate([part.num_tokens for part in self._parts]),
+                np.concatenate([part.wants_token for part in self._parts]),
+            )
+        group = 2 * (rows.num_tokens > 1) + ~rows.wants_token
+        if not group.any():
+            return rows
+        order = np.argsort(group, kind="stable")
+        return Rows(
+            rows.slots[order],
+            rows.starts[order],
+            rows.num_tokens[order],
+            rows.wants_token[order],
+        )
+
+    def build(self, rows: Rows, swap_out: Sequence[BlockCopy]) -> Schedule:
+        """Return the schedule of `rows`."""
+        ends = rows.starts + rows.num_tokens
         return Schedule(
-            slots=_int32([request.slot for request in requests]),
-            num_tokens=num_tokens,
-            wants_token=np.array([row.wants_token for row in self.rows], dtype=np.bool_),
-            num_output_tokens=_int32(
-                [r.num_computed_tokens - r.num_prompt_tokens for r in requests]
-            ),
-            num_decodes=int(np.searchsorted(num_tokens, 2)),
+            slots=rows.slots,
+            num_tokens=rows.num_tokens,
+            wants_token=rows.wants_token,
+            num_output_tokens=ends - self._states.num_prompt_tokens[rows.slots],
+            num_decodes=int(np.searchsorted(rows.num_tokens, 2)),
             admissions=self.admissions.build(),
             block_writes=self.block_writes.build(),
-            swap_out=_block_pairs(self.swap_out),
+            swap_out=_block_pairs(swap_out),
             copies=_block_pairs(self.copies),
             swap_in=_block_pairs(self.swap_in),
         )

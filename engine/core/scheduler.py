@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from collections.abc import Sequence
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.prompt_admission import Admitted, PromptAdmission, Refused
 from engine.core.ranked_queue import Rank
 from engine.core.request import Request
-from engine.core.samples import sampled_tokens
 from engine.core.sampling_constraints import SamplingConstraints
 from engine.core.schedule import Samples, Schedule
-from engine.core.schedule_builder import ScheduleBuilder, ScheduledRow
+from engine.core.schedule_builder import ScheduleBuilder
+from engine.core.slot_states import FREE, SlotStates
+from engine.core.token_reader import Advanced, TokenReader
 from engine.core.waiting_queues import WaitingQueues
+from engine.text.byte_sets import ByteSets
 
 _MAX_PASSED_OVER = 8  # requests per step: each is looked up in the prefix cache again
 
@@ -38,8 +42,7 @@ class Scheduler:
         waiting: sequences that do not run.
         running: sequences that take part in each step, in policy order.
         unfinished: uid -> index -> sequence, including forks that have not started.
-        free_slots: rows of the device's tables without a running sequence.
-        constraints: what the host forbids running sequences.
+        slots: what the host knows of the sequences in `running`.
     """
 
     def __init__(
@@ -48,18 +51,27 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        max_model_len: int,
+        token_bytes: ByteSets,
         enable_chunked_prefill: bool = True,
         long_prefill_token_threshold: int = 0,
         policy: Literal["fcfs", "priority"] = "fcfs",
     ) -> None:
-        """Schedule on `kv_cache`; the limits are those of `EngineConfig`."""
+        """Schedule on `kv_cache`; the limits are those of `EngineConfig`.
+
+        `token_bytes` is `TokenFlags.byte_sets`.
+        """
         assert max_num_batched_tokens >= max_num_seqs
         self.kv_cache = kv_cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policy = policy
+        self.slots = SlotStates(max_num_seqs, max_model_len)
+        self._reader = TokenReader(self.slots, kv_cache, token_bytes)
+        self.constraints = SamplingConstraints()
         self._admission = PromptAdmission(
             kv_cache,
+            self.slots,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
             long_prefill_token_threshold=long_prefill_token_threshold,
@@ -70,12 +82,10 @@ class Scheduler:
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # those of them found
         self.unfinished: dict[int, dict[int, Request]] = {}
-        self.free_slots = list(reversed(range(max_num_seqs)))
+        self._running_slots: NDArray[np.int32] | None = None  # of `running`, if it is unchanged
+        self._parents: list[Request] = []  # running sequences that others wait to be forked from
         # What the next step swaps out: block of the host -> block of the device.
         self._swap_out: dict[int, int] = {}
-        # The sequences that get a token in each step in flight, in the order of its rows.
-        self._in_flight: deque[list[Request]] = deque()
-        self.constraints = SamplingConstraints()
 
     def rank(self, request: Request) -> Rank:
         """Smaller runs earlier. uids grow with arrival, so a preempted request resumes first."""
@@ -96,49 +106,49 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step and allocate the blocks for them.
 
-        There is no row if all running sequences must be read first, or there is nothing to do.
+        There is no row if all running sequences must be read first, or if there is nothing to do.
         """
-        step = ScheduleBuilder()
+        step = ScheduleBuilder(self.slots)
         num_preemptions = self.num_preemptions
-        budget = self._advance_running(step)
+        self._advance_running(step)
         # An admission right after a preemption would take the freed blocks again.
         if self.num_preemptions == num_preemptions:
-            self._admit(step, budget)
+            self._admit(step)
             assert self.running or not self.waiting, "a request that can never fit was let in"
-        if not step.is_decode:
-            for row in step.sort_rows():
-                self._fork(row.request)
-        if step.rows:
-            step.swap_out.extend(map(BlockCopy, self._swap_out.values(), self._swap_out))
+        self._fork_parents()
+        rows = step.rows()
+        swap_out: list[BlockCopy] = []
+        if len(rows.slots):
+            swap_out = [BlockCopy(block, host) for host, block in self._swap_out.items()]
             self._swap_out.clear()
-            self._in_flight.append([row.request for row in step.rows if row.wants_token])
-        return step.build()
+            self._reader.launch(rows.slots[rows.wants_token])
+        return step.build(rows, swap_out)
 
-    def _advance_running(self, step: ScheduleBuilder) -> int:
-        """Schedule the next tokens of the running requests; return the budget that is left."""
-        budget = self.max_num_batched_tokens
-        place = 0
-        while place < len(self.running):
-            request = self.running[place]
-            place += 1
-            if request.must_be_read:
-                continue
-            # One token is reserved for each running request after this one, so that a long prefill
-            # never stalls a decode.
-            reserved = len(self.running) - place
-            num_tokens = self._admission.chunk(request.num_uncomputed_tokens, budget - reserved)
-            num_blocks = len(request.kv.block_ids)
-            copies = self._allocate_or_preempt(request, num_tokens)
-            if copies is None:
-                break  # the request was itself the last one, and is preempted
-            step.copies.extend(copies)
-            self._add_row(step, request, num_tokens)
-            step.write_blocks(request, 0 if copies else num_blocks)
-            budget -= num_tokens
-        return budget
+    def _advance_running(self, step: ScheduleBuilder) -> None:
+        """Schedule the next tokens of the running sequences, all rows at once.
 
-    def _admit(self, step: ScheduleBuilder, budget: int) -> None:
-        """Admit waiting sequences, in policy order, while slots, blocks and `budget` last.
+        Only those that need a block, or compute more than one token, are looked at one by one.
+        """
+        states = self.slots
+        if self._running_slots is None:
+            self._running_slots = np.array([each.slot for each in self.running], dtype=np.int32)
+        slots, num_left = states.ready(self._running_slots)
+        num_new = self._admission.chunks(num_left)
+        ends = states.num_computed_tokens[slots] + num_new
+        needs_block = (ends > states.capacity[slots]) | states.shares_tail[slots]
+        for place in np.flatnonzero(needs_block).tolist():
+            # The last ones of the step may have been preempted for those before them.
+            if (request := states.requests[slots[place]]) is not None:
+                self._allocate_or_preempt(request, int(num_new[place]), step)
+        runs = states.serial[slots] != FREE
+        slots, num_new = slots[runs], num_new[runs]
+        step.add(slots, num_new)
+        for slot in slots[num_new > 1].tolist():
+            request = states.owner(slot)
+            self.kv_cache.commit(request, request.num_computed_tokens)
+
+    def _admit(self, step: ScheduleBuilder) -> None:
+        """Admit waiting sequences, in policy order, while slots, blocks and the budget last.
 
         One with a prefix that a running one is about to compute is passed over until then: its
         blocks are then a hit in the prefix cache.
@@ -148,15 +158,14 @@ class Scheduler:
         passed_over: list[Request] = []
         self._admission.begin()
         while (
-            budget > 0
-            and len(self.running) < self.max_num_seqs
+            (budget := self.max_num_batched_tokens - step.num_tokens) > 0
+            and self.slots.free
             and len(passed_over) < _MAX_PASSED_OVER
             and (request := self.waiting.head) is not None
         ):
-            answer = self._admission.consider(request, self.running, budget)
+            answer = self._admission.consider(request, budget)
             if isinstance(answer, Admitted):
                 self._run(request, answer, step)
-                budget -= answer.num_tokens
             elif answer is Refused.PASSED_OVER:
                 self.waiting.discard(request)
                 passed_over.append(request)
@@ -181,35 +190,35 @@ class Scheduler:
             request.mark_scheduled()
         step.copies.extend(copies)
         step.swap_in.extend(self.kv_cache.swap_in(request, len(admitted.prefix)))
-        request.slot = self.free_slots.pop()
-        step.admit(request, admitted.start)
-        self.constraints.add(request.slot, request)
-        self._add_row(step, request, admitted.num_tokens)
+        slot = self.slots.assign(request)
+        self.slots.capacity[slot] = len(request.kv.block_ids) * self.kv_cache.block_size
+        self.constraints.add(slot, request)
+        step.admit(request, admitted.num_tokens)
+        self.kv_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)
+        self._running_slots = None
+        if request.forks:
+            self._parents.append(request)
         self._admission.runs(request)
 
-    def _add_row(self, step: ScheduleBuilder, request: Request, num_tokens: int) -> None:
-        """Add the next tokens of `request` to the step, and count them as computed.
-
-        Others admitted in this step can share blocks that it fills: a layer writes all KV first.
-        """
-        wants_token = num_tokens == request.num_uncomputed_tokens
-        request.num_computed_tokens += num_tokens
-        request.num_unread_tokens += wants_token
-        step.rows.append(ScheduledRow(request, num_tokens, wants_token))
-        if num_tokens > 1:
-            self.kv_cache.commit(request)
-
-    def _allocate_or_preempt(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
-        """Return the copies to make before the step; None if `request` itself was preempted."""
+    def _allocate_or_preempt(
+        self, request: Request, num_tokens: int, step: ScheduleBuilder
+    ) -> None:
+        """Allocate blocks for the next tokens of a running request, or preempt it."""
+        num_blocks = len(request.kv.block_ids)
         while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
             if self._reclaim_from_forks():
                 continue
             victim = self.running.pop()
             self._preempt(victim)
             if victim is request:
-                return None
-        return copies
+                return
+        assert request.slot is not None
+        block_ids = request.kv.block_ids
+        step.copies.extend(copies)
+        step.write_blocks(request, 0 if copies else num_blocks)
+        self.slots.capacity[request.slot] = len(block_ids) * self.kv_cache.block_size
+        self.slots.shares_tail[request.slot] = False
 
     def _preempt(self, victim: Request) -> None:
         # Carried out before the next step that has a row, possibly a later one.
@@ -220,6 +229,12 @@ class Scheduler:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(victim)
+
+    def _free_slot(self, request: Request) -> None:
+        assert request.slot is not None
+        self.constraints.discard(request.slot)
+        self._reader.release_slot(request)
+        self._running_slots = None
 
     def _reclaim_from_forks(self) -> bool:
         """Free the blocks of the last waiting fork that has some; False if none has."""
@@ -236,41 +251,31 @@ class Scheduler:
         request.num_computed_tokens = 0
         self._admission.blocks_were_freed()
 
-    def _free_slot(self, request: Request) -> None:
-        assert request.slot is not None
-        self.constraints.discard(request.slot)
-        self.free_slots.append(request.slot)
-        request.slot = None
-
-    def update(self, samples: Samples) -> list[Request]:
-        """Read the tokens of the oldest step in flight; return the sequences that go on or end."""
-        advanced = []
-        for request, token in zip(self._in_flight.popleft(), sampled_tokens(samples), strict=True):
-            request.num_unread_tokens -= 1
-            if request.finish_reason is not None:
-                continue
-            self.kv_cache.commit(request)  # the token's own KV is computed only if it is not last
-            try:
-                request.append(token)
-            except Exception as error:  # the stop search runs the tokenizer on the request's data
-                request.fail(error)
-            advanced.append(request)
-        self._retire([request for request in advanced if request.finish_reason is not None])
-        return advanced
-
-    def _fork(self, parent: Request) -> None:
-        """Queue the siblings with the blocks of the prompt, if it is computed.
+    def _fork_parents(self) -> None:
+        """Queue the siblings of sequences whose prompt is computed, with the blocks of the prompt.
 
         Each recomputes the prompt's last token, to sample its own first token from its logits.
         """
-        if parent.num_computed_tokens < parent.num_prompt_tokens:
-            return
-        for child in parent.forks:
-            self.kv_cache.fork(parent, child, parent.num_prompt_tokens)
-            child.num_computed_tokens = parent.num_prompt_tokens - 1
-            child.num_cached_tokens = parent.num_cached_tokens
-            self.waiting.push(child)
-        parent.forks = []
+        for parent in self._parents:
+            if parent.slot is None or parent.num_computed_tokens < parent.num_prompt_tokens:
+                continue
+            for child in parent.forks:
+                self.kv_cache.fork(parent, child, parent.num_prompt_tokens)
+                child.num_computed_tokens = parent.num_prompt_tokens - 1
+                child.num_cached_tokens = parent.num_cached_tokens
+                self.waiting.push(child)
+            self.slots.shares_tail[parent.slot] = True
+            parent.forks = []
+        self._parents = [each for each in self._parents if each.forks and each.slot is not None]
+
+    def update(self, samples: Samples) -> Advanced:
+        """Read the tokens of the oldest step that has not been read; return who got one.
+
+        Finished and failed requests are freed and removed from the queues.
+        """
+        advanced = self._reader.read(samples)
+        self._retire(advanced.finished)
+        return advanced
 
     def abort(self, uid: int) -> list[Request]:
         """End all sequences of a request and free their blocks; return them."""
@@ -296,4 +301,4 @@ class Scheduler:
             del siblings[request.index]
             if not siblings:
                 del self.unfinished[request.uid]
-        self.running = [request for request in self.running if request.finish_reason is None]
+        self.running = [request for request in self.running if request.finish is None]

@@ -5,13 +5,16 @@ They count sequences, like vLLM's, with vLLM's names and buckets. Imports no tor
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.core.token_reader import Advanced
 from engine.protocol import HistogramDelta, Stats
 
 _LATENCY_BOUNDS = (
@@ -59,6 +62,14 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
+    def observe_all(self, values: NDArray[np.float64]) -> None:
+        """Add an observation of each of `values`."""
+        if len(values):
+            places = np.searchsorted(self._bounds, values)
+            for place, count in enumerate(np.bincount(places).tolist()):
+                self._counts[place] += count
+            self._sum += float(values.sum())
+
     def take(self) -> HistogramDelta | None:
         """Return the observations and reset; None if there were none."""
         if not any(self._counts):
@@ -91,21 +102,15 @@ class StatsRecorder:
             "request_params_max_tokens", first.max_tokens if max_tokens is None else max_tokens
         )
 
-    def stepped(self, num_tokens: int, advanced: Iterable[Request]) -> None:
-        """Count a step that computed `num_tokens` and gave each of `advanced` one token."""
-        now = time.monotonic()
-        waits: dict[float, int] = {}  # tokens of this step by the time of the previous token
-        for request in advanced:
-            last = request.times.last_token
-            if request.num_output_tokens == 1:
-                self._num_prompt_tokens += request.num_prompt_tokens
-                self._observe("time_to_first_token_seconds", now - request.times.arrival)
-            else:
-                waits[last] = waits.get(last, 0) + 1
-            request.times.last_token = now
-            self._num_generation_tokens += 1
-        for last_token_time, count in waits.items():
-            self._observe("inter_token_latency_seconds", now - last_token_time, count)
+    def stepped(self, num_tokens: int, advanced: Advanced) -> None:
+        """Count a step that computed `num_tokens`, and the tokens that it gave."""
+        for request in advanced.begun:
+            assert request.times.first_token is not None
+            self._num_prompt_tokens += request.num_prompt_tokens
+            wait_s = request.times.first_token - request.times.arrival
+            self._observe("time_to_first_token_seconds", wait_s)
+        self._num_generation_tokens += len(advanced.begun) + len(advanced.token_gaps_s)
+        self._histograms["inter_token_latency_seconds"].observe_all(advanced.token_gaps_s)
         self._observe("iteration_tokens_total", num_tokens)
 
     def finished(self, request: Request) -> None:

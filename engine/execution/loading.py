@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,9 +109,7 @@ def load_model(
     def capture(what: str) -> None:
         if device.type == "cuda" and not config.enforce_eager:
             text = what + " CUDA graphs {bar} {done} of {total}"
-            begin = time.perf_counter()
-            summary = runner.capture_graphs(CudaCapturer(), in_tenths(on_progress, text))
-            on_progress(f"{summary} ({what} them took {time.perf_counter() - begin:.1f} s)")
+            runner.capture_graphs(CudaCapturer(), in_tenths(on_progress, text))
 
     profile = None
     if before is not None:

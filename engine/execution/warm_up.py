@@ -67,7 +67,7 @@ def padding_step(lengths: Sequence[int], params: SamplingParams, block_size: int
     lengths = sorted(lengths)
     admissions, blocks = AdmissionsBuilder(), BlockWritesBuilder()
     for slot, length in enumerate(lengths):
-        request = Request(0, [0] * length, params, max_tokens=2, seed=0)
+        request = Request(0, np.zeros(length, dtype=np.int32), params, max_tokens=2, seed=0)
         admissions.add(request, slot, 0)
         blocks.add(slot, 0, [0] * blocks_for(length, block_size))
     no_pairs = np.zeros((0, 2), dtype=np.int32)

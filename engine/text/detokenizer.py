@@ -95,13 +95,16 @@ class Detokenizer:
         return self._rule.window([*window_ids, *new_ids], skip_special_tokens)
 
     def prompt_window(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self, prompt_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool = True
     ) -> list[int]:
         """Return the few last ids of a prompt that are needed to decode its output.
 
         All their text is final, except a character that the prompt leaves incomplete.
         """
-        return self._rule.prompt_window(prompt_ids, skip_special_tokens)
+        if len(prompt_ids) and self._rule.opens(int(prompt_ids[-1]), skip_special_tokens):
+            return [int(prompt_ids[-1])]
+        ids = prompt_ids.tolist() if isinstance(prompt_ids, np.ndarray) else prompt_ids
+        return self._rule.prompt_window(ids, skip_special_tokens)
 
     def scanner(
         self, automaton: StopAutomaton, prompt_ids: Sequence[int], *, skip_special_tokens: bool

@@ -19,9 +19,7 @@ from engine.core.request import Request
 from engine.core.schedule import LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
 from engine.core.scheduler import Scheduler
 from engine.execution.block_moves import move_blocks
-from tests.factories.requests import SEEDS_PER_REQUEST
-
-VOCAB = 50
+from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB
 
 
 def chain(token_ids: Sequence[int]) -> bytes:
@@ -124,22 +122,23 @@ class PagedOracle:
         return self.scheduler.has_unfinished_requests() or bool(self.in_flight)
 
     def step(self) -> list[Request]:
+        """Run a step; return the sequences that have ended."""
         schedule = self.scheduler.schedule()
         assert schedule.total_num_tokens <= self.scheduler.max_num_batched_tokens
         if schedule.num_rows:
             self.in_flight.append(self.execute(schedule))
-        advanced = []
+        finished: list[Request] = []
         while len(self.in_flight) > (self.num_ahead if schedule.num_rows else 0):
-            advanced += self.scheduler.update(self.in_flight.popleft())
+            finished += self.scheduler.update(self.in_flight.popleft()).finished
         check_integrity(self.scheduler)
-        return advanced
+        return finished
 
     def run(self, max_steps: int = 2000) -> list[Request]:
         finished = []
         for _ in range(max_steps):
             if not self.has_work():
                 return finished
-            finished += [r for r in self.step() if r.finish_reason is not None]
+            finished += self.step()
         raise AssertionError("the scheduler makes no progress")
 
     def execute(self, schedule: Schedule) -> Samples:

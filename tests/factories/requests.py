@@ -1,14 +1,18 @@
 """Requests and schedulers for tests, with small defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.sampling_params import SamplingParams
+from engine.text.byte_sets import ALL_BYTES
 from engine.text.stop import StopMatch
 
 SEEDS_PER_REQUEST = 1024
+VOCAB = 50  # of the models that these requests run on
 
 
 def make_request(
@@ -25,7 +29,7 @@ def make_request(
     params = SamplingParams.parse({"max_tokens": max_tokens, **sampling})
     return Request(
         uid,
-        list(prompt),
+        np.asarray(prompt, dtype=np.int32),
         params,
         max_tokens=max_tokens,
         seed=SEEDS_PER_REQUEST * uid + index,
@@ -34,6 +38,12 @@ def make_request(
         cache_salt=cache_salt,
         stop_token_ids=stop_token_ids,
     )
+
+
+def append_tokens(request: Request, token_ids: Iterable[int]) -> None:
+    """Add output tokens to a sequence that has no slot."""
+    for token_id in token_ids:
+        request.append(token_id)
 
 
 def make_scheduler(
@@ -47,6 +57,7 @@ def make_scheduler(
     long_prefill_token_threshold: int = 0,
     policy: str = "fcfs",
     num_host_blocks: int = 0,
+    max_model_len: int = 256,
 ) -> Scheduler:
     cache = KVCacheManager(
         num_blocks,
@@ -61,6 +72,8 @@ def make_scheduler(
         enable_chunked_prefill=enable_chunked_prefill,
         long_prefill_token_threshold=long_prefill_token_threshold,
         policy=policy,  # type: ignore[arg-type]
+        max_model_len=max_model_len,
+        token_bytes=np.tile(ALL_BYTES, (VOCAB, 1)),
     )
 
 
@@ -77,8 +90,15 @@ class StopString:
     def __init__(self, token_id: int) -> None:
         self.token_id = token_id
         self.match: StopMatch | None = None
+        self.num_tokens = 0
+        self.num_held_tokens = 0
+        self.watch = ALL_BYTES
+
+    def skip(self, num_tokens: int) -> None:
+        assert num_tokens == 0
 
     def append(self, token_id: int) -> None:
+        self.num_tokens += 1
         if token_id == self.token_id:
             self.match = StopMatch("stop", 0, 4)
 

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.request import Request, SampledToken
-from engine.core.samples import sampled_tokens
+from engine.core.request import Request
+from engine.core.sampled_logprobs import token_logprobs
 from engine.core.sampling_constraints import SamplingConstraints
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples, Schedule
-from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
+from engine.core.schedule_builder import AdmissionsBuilder, Rows, ScheduleBuilder
+from engine.core.slot_states import SlotStates
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import SamplePlan, Sampler
+from engine.protocol import TokenLogprobs
 from kernels.slot_tables import SlotTables
+
+_NONE = np.zeros(0, dtype=np.int32)
+NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE.astype(np.bool_))
+
+
+class SampledToken(NamedTuple):
+    """A token with its log-probability, 0 if the request did not ask for it."""
+
+    token_id: int
+    logprob: float
+    logprobs: TokenLogprobs | None
 
 
 def make_tables(num_slots: int, *, max_model_len: int = 64, device: str = "cpu") -> SlotTables:
@@ -56,7 +70,7 @@ def make_plan(
     constraints = SamplingConstraints()
     for slot, request in zip(slots, requests, strict=True):
         constraints.add(slot, request)
-    empty = ScheduleBuilder().build()
+    empty = ScheduleBuilder(SlotStates(1, 1)).build(NO_ROWS, ())
     schedule = Schedule(
         slots=rows,
         num_tokens=np.ones_like(rows),
@@ -80,7 +94,12 @@ def run_plan(
     where = torch.tensor(slots, dtype=torch.int32, device=logits.device)
     drawn = sampler.sample(plan, logits, where)
     sent = SentSamples.of(plan, drawn, torch.zeros_like(where), Downloads(logits.device))
-    return sampled_tokens(sent.wait())
+    samples = sent.wait()
+    found = [token_logprobs(samples, row) for row in range(len(samples.token_ids))]
+    return [
+        SampledToken(token_id, 0.0 if logprobs is None else logprobs.logprobs[0], logprobs)
+        for token_id, logprobs in zip(samples.token_ids.tolist(), found, strict=True)
+    ]
 
 
 def samples_of(token_ids: Sequence[int]) -> Samples:

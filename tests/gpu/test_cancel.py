@@ -13,6 +13,7 @@ from engine.core.engine_core import EngineCore
 from engine.protocol import AddRequest, SequenceOutput
 from engine.token_ids import pack_token_ids
 from tests.factories.greedy import SHARED_GPU, GreedyCheckpoint
+from tests.factories.outputs import listed
 
 MAX_TOKENS = 24
 SETTINGS = {"block_size": 16, "max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 32}
@@ -63,13 +64,13 @@ def test_others_are_answered_as_if_it_had_never_been(
                 ended[sequence] = output.finish_reason
 
     for _ in range(steps):
-        take(core.step())
+        take(listed(core.step()))
     running = {uid for uid in cancelled if (uid, 0) not in ended}
     for uid in sorted(running):
-        take(core.abort(uid))
+        take(listed(core.abort(uid)))
         core.check_integrity()
     while core.has_unfinished_requests():
-        take(core.step())
+        take(listed(core.step()))
     core.check_integrity()
     pool = core.scheduler.kv_cache.pool
     assert pool.num_free == pool.num_usable

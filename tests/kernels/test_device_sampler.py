@@ -11,13 +11,13 @@ pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine.core.bad_words import BadWords
-from engine.core.request import Request, SampledToken
+from engine.core.request import Request
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import Sampler
 from kernels import device
 from tests.factories.requests import make_request
-from tests.factories.sampling import admit, make_plan, run_plan, sample_requests
+from tests.factories.sampling import SampledToken, admit, make_plan, run_plan, sample_requests
 from tests.kernels.no_waiting import no_waiting
 from tests.kernels.support import DEVICE, randn
 

@@ -12,6 +12,7 @@ from engine.core.engine_core import EngineCore
 from engine.errors import CheckpointError, ConfigError, QueueFullError, RequestError
 from engine.protocol import AddRequest, SequenceOutput
 from engine.token_ids import pack_token_ids
+from tests.factories.outputs import listed
 
 MakeCore = Callable[..., EngineCore]
 
@@ -30,7 +31,7 @@ def request(uid: int, max_tokens: int = 9, **fields: object) -> AddRequest:
 def run(core: EngineCore) -> list[SequenceOutput]:
     outputs = []
     while core.has_unfinished_requests():
-        outputs += core.step()
+        outputs += listed(core.step())
     core.check_integrity()
     return outputs
 
@@ -108,7 +109,7 @@ def test_a_deadline_is_answered_before_the_next_step(make_core: MakeCore, uid: i
         )
     core.step()
     time.sleep(max(0.0, begin + 0.21 - time.monotonic()))
-    (output,) = core.step()
+    (output,) = listed(core.step())
     assert (output.uid, output.finish_reason) == (uid, "abort")
     other = 3 - uid
     core.abort(other)
@@ -211,7 +212,7 @@ def test_logprobs_are_kept_until_they_are_handed_out(make_core: MakeCore) -> Non
     (sequence,) = core.scheduler.waiting.queued
     outputs = []
     while core.has_unfinished_requests():
-        outputs += core.step()
+        outputs += listed(core.step())
         assert len(sequence.output.logprobs) < 3
     for output in outputs:
         assert output.logprobs is not None

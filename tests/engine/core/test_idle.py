@@ -70,7 +70,7 @@ def test_the_idle_check_notices_every_kind_of_loss() -> None:
     losses: list[tuple[Callable[[], object], Callable[[Any], object]]] = [
         (lambda: pool.allocate(1), pool.release),
         (lambda: host_pool.allocate(1), host_pool.release),
-        (lambda: [scheduler.free_slots.pop()], scheduler.free_slots.extend),
+        (lambda: [scheduler.slots.free.pop()], scheduler.slots.free.extend),
         (lambda: scheduler.running.append(make_request(9, [1])), lambda _: scheduler.running.pop()),
         (lambda: scheduler.add([make_request(9, [1])]), lambda _: scheduler.abort(9)),
     ]

@@ -1,7 +1,7 @@
 from array import array
 
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
-from engine.core.request import Request, SampledToken
+from engine.core.request import Request
 from tests.factories.requests import make_request, reuse_prefix
 
 
@@ -9,7 +9,7 @@ def compute(cache: KVCacheManager, request: Request, num_tokens: int) -> list[Bl
     copies = cache.allocate(request, num_tokens)
     if copies is not None:
         request.num_computed_tokens += num_tokens
-        cache.commit(request)
+        cache.commit(request, min(request.num_computed_tokens, request.num_tokens))
     return copies
 
 
@@ -47,7 +47,7 @@ def test_no_salt_stands_for_a_block_that_is_known() -> None:
     cache = KVCacheManager(10, 4, enable_prefix_caching=True)
     first, second = [1, 2, 3, 4], [5, 6, 7, 8]
     compute(cache, make_request(1, first + second), 8)
-    forged = array("q", first).tobytes().decode()
+    forged = array("i", first).tobytes().decode()
     assert reuse_prefix(cache, make_request(2, [*second, 9], cache_salt=forged)) == 0
 
 
@@ -100,6 +100,6 @@ def test_a_block_with_an_unread_token_is_findable_once_it_has_been_read() -> Non
     compute(cache, request, 1)  # of the token that the step before samples
     assert reuse_prefix(cache, make_request(2, range(5))) == 0
     request.num_unread_tokens = 0
-    request.append(SampledToken(3, 0.0))
-    cache.commit(request)
+    request.append(3)
+    cache.commit(request, min(request.num_computed_tokens, request.num_tokens))
     assert reuse_prefix(cache, make_request(3, range(5))) == 4

@@ -18,6 +18,7 @@ from engine.core.schedule import Schedule
 from engine.execution.model_runner import ModelRunner
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.token_ids import pack_token_ids
+from tests.factories.outputs import listed
 
 VOCAB = 400
 _uids = count()
@@ -102,8 +103,8 @@ def serve(
                 )
             if with_cancels and arrival.cancel == step:
                 for uid in [uid for uid, known in places.items() if known == place]:
-                    take(core.abort(uid))
-        take(core.step())
+                    take(listed(core.abort(uid)))
+        take(listed(core.step()))
         core.check_integrity()
         step += 1
     pool = core.scheduler.kv_cache.pool
@@ -208,7 +209,7 @@ def test_a_step_is_launched_before_the_one_before_is_read(
     )
     num_tokens = []
     while core.has_unfinished_requests():
-        num_tokens.append(sum(len(output.token_ids) for output in core.step()))
+        num_tokens.append(sum(len(output.token_ids) for output in listed(core.step())))
     # Nothing can be read of the first step, and nothing is launched with the last read.
     assert num_tokens == [0, 1, 1, 1, 1, 1]
     assert len(launched) == 5
@@ -224,6 +225,6 @@ def test_a_failing_step_is_reported_when_it_is_read(
 
     monkeypatch.setattr(core._runner.model, "compute_logits", fail)
     core.add_request(AddRequest(next(_uids), pack_token_ids([1, 2, 3]), {"max_tokens": 5}))
-    assert core.step() == []
+    assert listed(core.step()) == []
     with pytest.raises(RuntimeError, match="the device is gone"):
         core.step()

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.output_builder import OutputBuilder
-from engine.core.request import Request, SampledToken
+from engine.core.request import Request
+from engine.core.slot_states import SlotStates
 from engine.protocol import SequenceOutput
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
@@ -58,7 +60,7 @@ def answer(
     )
     request = Request(
         1,
-        [*prompt],
+        np.array(prompt, dtype=np.int32),
         params,
         max_tokens=max_tokens or len(tokens) + 1,
         seed=0,
@@ -66,10 +68,14 @@ def answer(
         stop_checker=checker if params.stop else None,
         window_ids=window,
     )
-    builder = OutputBuilder(detokenizer, stream_interval=stream_interval)
+    opens_window = detokenizer.token_flags(detokenizer.tokenizer.vocab_size + 3).opens_window
+    states = SlotStates(1, 1)
+    builder = OutputBuilder(detokenizer, opens_window, states, stream_interval=stream_interval)
     outputs = []
     for token_id in tokens:
-        request.append(SampledToken(token_id, 0.0))
+        request.append(token_id)
+        ended = token_id in stop_token_ids or request.num_output_tokens == request.max_tokens
+        request.examine(token_id, "length" if ended else None, None)  # a stop token is found
         if (output := builder.build(request)) is not None:
             outputs.append(output)
         if request.finish is not None:
@@ -166,7 +172,7 @@ def test_a_stop_string_cuts_the_text_however_the_sequence_ended(
     finish = got.request.finish
     if finish is None:
         return
-    shown = got.request.token_ids[len(prompt) :]
+    shown = got.request.token_ids[len(prompt) :].tolist()
     shown = shown[:-1] if finish.omit_stop_token else shown
     text = detokenizer.delta(window, shown, final=True, skip_special_tokens=skip)
     assert [i for output in got.outputs for i in output.token_ids][: len(shown)] == shown

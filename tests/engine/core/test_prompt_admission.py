@@ -16,7 +16,7 @@ from tests.factories.requests import make_request, make_scheduler
 def check_output(request: Request) -> None:
     prompt = request.token_ids[: request.num_prompt_tokens]
     expected = expected_output(prompt, request.max_tokens, request.index)
-    assert request.token_ids[len(prompt) :] == expected
+    assert request.token_ids[len(prompt) :].tolist() == expected
 
 
 def count_lookups(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:

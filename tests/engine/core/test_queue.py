@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
 from engine.core.integrity import check_integrity
 from engine.core.queue_limits import Load, QueueLimits
-from engine.core.request import Request, SampledToken
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFullError
 from tests.factories.paged_oracle import PagedOracle, expected_output
@@ -66,20 +67,21 @@ def test_256_sequences_finish_on_a_tiny_cache() -> None:
     scheduler.add(group)
     assert len(PagedOracle(scheduler).run()) == 256
     for request in group:
-        assert request.token_ids[9:] == expected_output(prompt, 3, request.index)
+        assert request.token_ids[9:].tolist() == expected_output(prompt, 3, request.index)
     assert scheduler.kv_cache.pool.num_free == scheduler.kv_cache.pool.num_usable
 
 
 def test_siblings_share_the_prompt_until_they_run() -> None:
-    prompt = list(range(9))
-    group = [make_request(1, [], index=i) for i in range(3)]
-    for request in group:
-        request.token_ids = prompt
-    group[0].mark_scheduled()
-    group[0].append(SampledToken(5, 0.0))
-    assert group[0].token_ids == [*range(9), 5]
-    assert group[1].token_ids is prompt
-    assert prompt == list(range(9))
+    prompt = np.arange(9, dtype=np.int32)
+    group = [make_request(1, prompt, index=i) for i in range(3)]
+    assert all(np.shares_memory(request.token_ids, prompt) for request in group)
+    scheduler = make_scheduler()
+    scheduler.add(group)
+    PagedOracle(scheduler).step()
+    assert group[0].num_tokens == 10
+    assert not np.shares_memory(group[0].token_ids, prompt)
+    assert np.shares_memory(group[1].token_ids, prompt)
+    assert prompt.tolist() == list(range(9))
 
 
 EVENTS = st.lists(

@@ -8,11 +8,14 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
+from engine.core.output_builder import OutputBuilder
 from engine.core.request import Request
 from engine.protocol import AddRequest, RequestFailed, SequenceOutput
+from engine.text.byte_sets import ALL_BYTES
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 from tests.engine.text.other_decoders import panicking_tokenizer
+from tests.factories.outputs import listed
 from tests.factories.tokenizers import save_tokenizer
 
 MakeCore = Callable[..., EngineCore]
@@ -47,7 +50,7 @@ def plain(uid: int, **fields: object) -> AddRequest:
 def run(core: EngineCore) -> list[SequenceOutput | RequestFailed]:
     produced = []
     while core.has_unfinished_requests():
-        produced += core.step()
+        produced += listed(core.step())
     core.check_integrity()
     assert core.scheduler.kv_cache.pool.num_free == core.scheduler.kv_cache.pool.num_usable
     return produced
@@ -69,8 +72,8 @@ def test_an_abort_before_the_first_token_is_never_a_stop_string(
     core = make_core(max_num_batched_tokens=16, max_num_seqs=2)
     core.add_request(stopping_at_replacement(1, open_prompt, n=2))
     for _ in range(num_steps):
-        assert core.step() == []
-    outputs = core.abort(1)
+        assert listed(core.step()) == []
+    outputs = listed(core.abort(1))
     assert len(outputs) == 2
     for output in outputs:
         assert isinstance(output, SequenceOutput)
@@ -116,7 +119,7 @@ def test_an_abort_is_never_promoted_by_text_that_was_held_back(
     (sequence,) = core.scheduler.waiting.queued
     while sequence.num_output_tokens == 0:
         core.step()
-    (aborted,) = core.abort(2)
+    (aborted,) = listed(core.abort(2))
     assert isinstance(aborted, SequenceOutput)
     assert (aborted.finish_reason, aborted.stop_reason) == ("abort", None)
     assert aborted.text_cut == 0
@@ -158,6 +161,10 @@ class BrokenStopChecker:
     match = None
     num_held_tokens = 0
     num_tokens = 0
+    watch = ALL_BYTES
+
+    def skip(self, num_tokens: int) -> None:
+        assert num_tokens == 0
 
     def append(self, token_id: int) -> None:
         self.num_tokens += 1
@@ -184,12 +191,23 @@ def test_a_request_whose_text_cannot_be_made_fails_alone(make_core: MakeCore, n:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_request_whose_output_cannot_be_built_fails_alone(make_core: MakeCore, n: int) -> None:
+def test_a_request_whose_output_cannot_be_built_fails_alone(
+    make_core: MakeCore, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
     core = make_core()
     core.add_request(plain(1, n=n))
     (first,) = core.scheduler.waiting.queued
     core.add_request(plain(2))
-    first.output.window_ids = None  # type: ignore[assignment]
+    first.output.window_ids = [5, 6]  # else it is part of the columns, where nothing can fail
+
+    window_after = OutputBuilder._window_after
+
+    def broken(self: OutputBuilder, request: Request, *window: list[int]) -> list[int]:
+        if request.uid == 1:
+            raise ValueError("this decoder is broken")
+        return window_after(self, request, *window)
+
+    monkeypatch.setattr(OutputBuilder, "_window_after", broken)
     produced = run(core)
     (failed,) = [each for each in produced if isinstance(each, RequestFailed)]
     assert (failed.uid, failed.message) == (1, "internal error")
@@ -212,7 +230,7 @@ def test_a_request_that_cannot_be_aborted_in_order_is_gone_all_the_same(
         core.step()
     with monkeypatch.context() as patch:
         patch.setattr("engine.core.output_builder.OutputBuilder.build", broken)
-        assert core.abort(1) == [RequestFailed(1, "INTERNAL", "internal error")]
+        assert listed(core.abort(1)) == [RequestFailed(1, "INTERNAL", "internal error")]
     assert tokens(run(core), 1) == []
 
 

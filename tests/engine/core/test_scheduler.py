@@ -72,7 +72,7 @@ def test_the_last_one_is_preempted_and_finishes_all_the_same() -> None:
     assert scheduler.num_preemptions > 0
     assert first.num_preemptions == 0
     assert second.num_preemptions > 0
-    assert second.token_ids[7:] == expected_output(range(20, 27), 8)
+    assert second.token_ids[7:].tolist() == expected_output(range(20, 27), 8)
 
 
 def test_priority_goes_first_and_is_preempted_last() -> None:
@@ -96,7 +96,7 @@ def test_samples_share_the_prompt_blocks() -> None:
     assert used == 3 + 4
     oracle.run()
     for request in group:
-        assert request.token_ids[14:] == expected_output(prompt, 3, request.index)
+        assert request.token_ids[14:].tolist() == expected_output(prompt, 3, request.index)
 
 
 def test_abort_frees_at_once_whatever_the_state() -> None:
@@ -131,7 +131,7 @@ def test_a_sequence_ends_by_stop_token_or_length(reason: str) -> None:
     scheduler.add([request])
     PagedOracle(scheduler).run()
     assert request.finish_reason == reason
-    assert request.token_ids[5:] == output[: 3 if reason == "stop" else 4]
+    assert request.token_ids[5:].tolist() == output[: 3 if reason == "stop" else 4]
 
 
 @pytest.mark.parametrize("num_ahead", [0, 1])
@@ -160,7 +160,7 @@ def test_one_step_ahead_only_the_last_step_is_wasted() -> None:
     for request in (by_length, by_token, by_string):
         scheduler.add([request])
     oracle.run()
-    assert [r.token_ids[5:] for r in (by_length, by_token, by_string)] == [
+    assert [r.token_ids[5:].tolist() for r in (by_length, by_token, by_string)] == [
         output,
         output[: 1 + output.index(output[3])],
         output[: 1 + output.index(output[2])],
@@ -190,4 +190,4 @@ def test_one_step_ahead_a_token_is_never_in_flight_twice_where_the_host_must_rea
             scheduler.update(oracle.in_flight.popleft())
     # It runs in every second step, and keeps nobody else waiting.
     assert steps[:9] == [[1, 2], [2]] * 4 + [[1, 2]]
-    assert bound.token_ids[5:] == expected_output(range(5), 5)
+    assert bound.token_ids[5:].tolist() == expected_output(range(5), 5)

@@ -60,7 +60,7 @@ class Engine:
         num_tokens = schedule.total_num_tokens
         advanced = self.scheduler.update(self.oracle.execute(schedule))
         self.recorder.stepped(num_tokens, advanced)
-        for request in advanced:
+        for request in advanced.finished:
             self.recorder.finished(request)
         self.num_computed += num_tokens
 

@@ -10,7 +10,7 @@ from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from tests.factories.paged_oracle import PagedOracle, expected_output
-from tests.factories.requests import make_request, make_scheduler, reuse_prefix
+from tests.factories.requests import append_tokens, make_request, make_scheduler, reuse_prefix
 
 PROMPTS = (range(7), range(20, 27))
 MAX_TOKENS = 8
@@ -37,7 +37,9 @@ def run_until_preemption(oracle: PagedOracle) -> None:
 
 def check_outputs(requests: Sequence[Request]) -> None:
     for request, prompt in zip(requests, PROMPTS, strict=True):
-        assert request.token_ids[request.num_prompt_tokens :] == expected_output(prompt, MAX_TOKENS)
+        assert request.token_ids[request.num_prompt_tokens :].tolist() == expected_output(
+            prompt, MAX_TOKENS
+        )
 
 
 @pytest.mark.parametrize("num_ahead", [0, 1])
@@ -97,7 +99,7 @@ def test_abort_frees_what_is_swapped_out(num_ahead: int) -> None:
     assert scheduler.kv_cache.host_pool.num_free == 4
     check_integrity(scheduler)
     oracle.run()
-    assert requests[0].token_ids[7:] == expected_output(PROMPTS[0], MAX_TOKENS)
+    assert requests[0].token_ids[7:].tolist() == expected_output(PROMPTS[0], MAX_TOKENS)
     check_idle(scheduler)
 
 
@@ -150,7 +152,7 @@ def test_a_step_without_rows_leaves_its_swaps_to_the_next() -> None:
     oracle.run()
     for request in requests:
         prompt = request.token_ids[: request.num_prompt_tokens]
-        assert request.token_ids[len(prompt) :] == expected_output(prompt, 8)
+        assert request.token_ids[len(prompt) :].tolist() == expected_output(prompt, 8)
     assert oracle.num_computed_tokens == sum(r.num_tokens - 1 for r in requests)
     check_idle(scheduler)
 
@@ -160,7 +162,7 @@ def make_swapped(num_tokens: int, **settings: bool) -> tuple[KVCacheManager, Req
     request = make_request(1, range(num_tokens + 1))
     assert cache.allocate(request, num_tokens) is not None
     request.num_computed_tokens = num_tokens
-    cache.commit(request)
+    cache.commit(request, request.num_computed_tokens)
     block_ids = list(request.kv.block_ids)
     swaps = cache.swap_out(request)
     assert swaps is not None
@@ -206,11 +208,11 @@ def test_what_the_prefix_cache_has_lost_is_swapped_in() -> None:
 
 def test_a_prefix_that_others_have_computed_further_is_taken_instead() -> None:
     cache, request = make_swapped(5)
-    request.token_ids += range(6, 14)
+    append_tokens(request, range(6, 14))
     other = make_request(2, request.token_ids)
     cache.allocate(other, 13)
     other.num_computed_tokens = 13
-    cache.commit(other)
+    cache.commit(other, other.num_computed_tokens)
     assert reuse_prefix(cache, request) == 12
     request.num_computed_tokens = 12
     assert cache.allocate(request, 1) is not None

@@ -15,6 +15,7 @@ from engine.llm import LLM
 from engine.protocol import AddRequest, SequenceOutput
 from engine.sampling_params import SamplingParams
 from engine.token_ids import pack_token_ids
+from tests.factories.outputs import listed
 
 
 def make_core(checkpoint: Path, device: str = "null", **settings: Any) -> EngineCore:
@@ -28,7 +29,7 @@ def add(uid: int, prompt: list[int], params: dict[str, Any]) -> AddRequest:
 def run(core: EngineCore) -> dict[int, list[SequenceOutput]]:
     outputs: dict[int, list[SequenceOutput]] = {}
     while core.has_unfinished_requests():
-        for output in core.step():
+        for output in listed(core.step()):
             assert isinstance(output, SequenceOutput)
             outputs.setdefault(output.uid, []).append(output)
     core.check_integrity()

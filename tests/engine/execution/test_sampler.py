@@ -6,7 +6,7 @@ import torch
 
 from engine.core.bad_words import BadWords
 from engine.core.request import Request
-from tests.factories.requests import make_request
+from tests.factories.requests import append_tokens, make_request
 from tests.factories.sampling import sample_requests
 
 VOCAB = 32
@@ -28,7 +28,7 @@ def choose(row: torch.Tensor, request: Request) -> int:
 
 
 def output(request: Request, *token_ids: int) -> Request:
-    request.token_ids.extend(token_ids)
+    append_tokens(request, token_ids)
     return request
 
 

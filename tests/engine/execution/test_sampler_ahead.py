@@ -14,7 +14,7 @@ from engine.core.request import Request
 from engine.execution.sampling import step_arrays
 from engine.execution.sampling.draw import uniform_numbers
 from engine.execution.sampling.sampler import Sampler
-from tests.factories.requests import make_request
+from tests.factories.requests import append_tokens, make_request
 from tests.factories.sampling import admit, make_plan, run_plan, sample_requests
 
 VOCAB = 32
@@ -65,7 +65,7 @@ def test_draws_are_those_of_a_host_that_has_seen_all() -> None:
     ahead = [run_plan(sampler, plan, logits.clone(), [0])[0] for plan in plans]
     for token in ahead:
         assert sample_requests(logits.clone(), [request]) == [token]
-        request.append(token)
+        request.append(token.token_id)
     assert len({token.token_id for token in ahead}) > 3
 
 
@@ -75,7 +75,7 @@ def test_bad_words_need_a_host_that_has_seen_all() -> None:
     admit(sampler, 0, request)
     for expected in (3, 4, 3, 4):
         assert step(sampler, {0: request}) == [expected]
-        request.token_ids.append(expected)
+        append_tokens(request, [expected])
     with pytest.raises(AssertionError):
         make_plan(sampler, [0], [request], ahead=1)
 
@@ -83,7 +83,7 @@ def test_bad_words_need_a_host_that_has_seen_all() -> None:
 def test_a_preempted_sequence_with_bad_words_is_computed_again_in_pieces() -> None:
     sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], temperature=0)
     request.bad_words = BadWords([[3, 3]])
-    request.token_ids += [3, 4, 3]
+    append_tokens(request, [3, 4, 3])
     admit(sampler, 0, request)
     for ahead in (-3, -1):
         step(sampler, {0: request}, ahead=ahead, idle=[0])
@@ -94,7 +94,7 @@ def test_a_bad_word_is_not_begun_by_the_prompt() -> None:
     request = make_request(1, [9, 3], temperature=0)
     request.bad_words = BadWords([[3, 3], [9, 3, 4]])
     assert sample_requests(falling()[None], [request])[0].token_id == 3
-    request.token_ids.append(3)
+    append_tokens(request, [3])
     request.bad_words = BadWords([[3, 3, 3], [3, 3]])
     assert sample_requests(falling()[None], [request])[0].token_id == 4
 
@@ -115,7 +115,7 @@ def test_a_slot_forgets_who_had_it() -> None:
 def test_the_last_of_several_admissions_counts() -> None:
     sampler = Sampler(1, VOCAB, CPU)
     said = make_request(1, [8], **PENALISED)
-    said.token_ids += [3, 3]
+    append_tokens(said, [3, 3])
     for last, expected in ((make_request(2, [8], **PENALISED), 3), (said, 4)):
         for request in (said, make_request(3, [8], temperature=0), last):
             admit(sampler, 0, request)
@@ -129,7 +129,7 @@ def test_the_last_of_several_admissions_counts() -> None:
 def test_a_plan_stands_when_its_slot_is_given_away() -> None:
     sampler = Sampler(1, VOCAB, CPU)
     before = make_request(1, [8], **PENALISED, allowed_token_ids=[4, 5], logit_bias={5: 1.0})
-    before.token_ids += [5, 5]
+    append_tokens(before, [5, 5])
     after = make_request(2, [8], temperature=0)
     admit(sampler, 0, before)
     old = make_plan(sampler, [0], [before])
@@ -153,7 +153,7 @@ def test_a_preempted_sequence_comes_back_with_its_counts() -> None:
     sampler, request = Sampler(2, VOCAB, CPU), make_request(1, [8], **PENALISED)
     admit(sampler, 0, request)
     assert step(sampler, {0: request}) == [3]
-    request.token_ids.append(3)
+    append_tokens(request, [3])
     for slot in (0, 1, 1):  # its own, or another; nothing is counted twice
         admit(sampler, slot, request)
     assert step(sampler, {1: request}) == [3]
@@ -162,7 +162,7 @@ def test_a_preempted_sequence_comes_back_with_its_counts() -> None:
 
 def test_admissions_before_a_step_that_draws_nothing() -> None:
     sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], **PENALISED)
-    request.token_ids += [3, 3]
+    append_tokens(request, [3, 3])
     admit(sampler, 0, request)
     assert run_plan(sampler, make_plan(sampler, [], []), torch.zeros(0, VOCAB), []) == []
     assert step(sampler, {0: request}) == [4]
@@ -215,7 +215,7 @@ def wishing(uid: int, output: Sequence[int]) -> Request:
     bad_words = sampling.pop("bad_words", ())
     request = make_request(uid, [1, 2, 3], max_tokens=20, **sampling)
     request.bad_words = BadWords(bad_words) if bad_words else None
-    request.token_ids += output
+    append_tokens(request, output)
     return request
 
 

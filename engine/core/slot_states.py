@@ -1,0 +1,155 @@
+"""SlotStates: the host's mirror of the running sequences, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.request import (
+    COMPUTED,
+    NUM_COUNTERS,
+    RELEASED,
+    TOKENS,
+    UNREAD,
+    Request,
+)
+
+FREE = 0
+
+
+class SlotStates:
+    """One entry per slot in each column; the entries of free slots are meaningless.
+
+    While a sequence has a slot, `request.counters` and `request.tokens` are views of its entries:
+    there is one copy of each number, and both a step over all rows and the code for one request
+    change it.
+
+    Attributes:
+        token_ids: int32 [S, max_model_len], prompt, then output as far as it has been read.
+        num_tokens, num_computed_tokens, num_unread_tokens, num_released_tokens: int32 [S], as the
+            attributes of `Request`.
+        num_prompt_tokens, max_num_tokens: int32 [S], as the attributes of `Request`.
+        capacity: int32 [S], tokens that the blocks of the sequence hold.
+        has_window: bool [S], the context needed to decode the next tokens to release is kept in
+            `request.output.window_ids`; else it is the token before them.
+        serial: int64 [S], another number each time that a slot is assigned; `FREE` if free.
+        uid: int64 [S].
+        index: int32 [S].
+        shares_tail: bool [S], other sequences may share the block that is written next.
+        host_chooses: bool [S], the host takes part in choosing each token.
+        is_watched: bool [S], as `Request.is_watched`.
+        watched_bytes: uint64 [S, 4], as `StopChecker.watch`.
+        skips_special_tokens: int32 [S], 1 if special tokens are left out of the text.
+        is_streamed: bool [S], outputs are due before the end.
+        last_token_time: float64 [S], by `time.monotonic()`; 0 before the first token.
+        requests: the sequence in each slot, or None.
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int) -> None:
+        """Start with all slots free. Pages of `token_ids` take memory when they are written."""
+        self.token_ids = np.zeros((num_slots, max_model_len), dtype=np.int32)
+        self._counters = np.zeros((NUM_COUNTERS, num_slots), dtype=np.int32)
+        self.num_tokens = self._counters[TOKENS]
+        self.num_computed_tokens = self._counters[COMPUTED]
+        self.num_unread_tokens = self._counters[UNREAD]
+        self.num_released_tokens = self._counters[RELEASED]
+        self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.max_num_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.capacity = np.zeros(num_slots, dtype=np.int32)
+        self.serial = np.full(num_slots, FREE, dtype=np.int64)
+        self.uid = np.zeros(num_slots, dtype=np.int64)
+        self.index = np.zeros(num_slots, dtype=np.int32)
+        self.shares_tail = np.zeros(num_slots, dtype=np.bool_)
+        self.host_chooses = np.zeros(num_slots, dtype=np.bool_)
+        self.is_watched = np.zeros(num_slots, dtype=np.bool_)
+        self.watched_bytes = np.zeros((num_slots, 4), dtype=np.uint64)
+        self.has_window = np.zeros(num_slots, dtype=np.bool_)
+        self.skips_special_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.is_streamed = np.zeros(num_slots, dtype=np.bool_)
+        self.last_token_time = np.zeros(num_slots, dtype=np.float64)
+        self.requests: list[Request | None] = [None] * num_slots
+        self.free = list(reversed(range(num_slots)))
+        self._last_serial = FREE
+
+    def assign(self, request: Request) -> int:
+        """Give a free slot to `request`, and return it."""
+        assert request.slot is None
+        slot = self.free.pop()
+        self._last_serial += 1
+        self.serial[slot] = self._last_serial
+        self.requests[slot] = request
+        self._counters[:, slot] = request.counters
+        request.counters = self._counters[:, slot]
+        self.token_ids[slot, : request.num_tokens] = request.token_ids
+        request.tokens = self.token_ids[slot]
+        self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        self.max_num_tokens[slot] = request.max_num_tokens
+        self.uid[slot] = request.uid
+        self.index[slot] = request.index
+        self.shares_tail[slot] = False
+        self.host_chooses[slot] = request.bad_words is not None
+        self.is_watched[slot] = request.is_watched
+        checker = request.output.stop_checker
+        self.watched_bytes[slot] = 0 if checker is None else checker.watch
+        self.has_window[slot] = bool(request.output.window_ids)
+        self.skips_special_tokens[slot] = request.sampling_params.skip_special_tokens
+        self.is_streamed[slot] = request.stream
+        self.last_token_time[slot] = request.times.last_token
+        request.slot = slot
+        return slot
+
+    def release(self, request: Request) -> int:
+        """Free the slot of `request`, which keeps its own copy of its state; return its serial."""
+        slot = request.slot
+        assert slot is not None
+        serial = int(self.serial[slot])
+        request.tokens = request.token_ids.copy()
+        request.counters = request.counters.copy()
+        request.times.last_token = float(self.last_token_time[slot])
+        request.slot = None
+        self.serial[slot] = FREE
+        self.requests[slot] = None
+        self.free.append(slot)
+        return serial
+
+    def owner(self, slot: int) -> Request:
+        """Return the sequence in `slot`, which is not free."""
+        request = self.requests[slot]
+        assert request is not None
+        return request
+
+    def in_use(self) -> NDArray[np.int32]:
+        """Return the slots of all running sequences, ascending."""
+        return np.flatnonzero(self.serial).astype(np.int32)
+
+    def ready(self, slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return those of `slots` that the next step can advance, and the tokens they have left.
+
+        The others have a token in flight that must be read before, because it may be the last one
+        or because the host takes part in choosing the next.
+        """
+        num_unread = self.num_unread_tokens[slots]
+        num_tokens = self.num_tokens[slots] + num_unread
+        may_end = num_tokens >= self.max_num_tokens[slots]
+        is_ready = (num_unread == 0) | ~(may_end | self.host_chooses[slots])
+        slots = slots[is_ready]
+        return slots, num_tokens[is_ready] - self.num_computed_tokens[slots]
+
+    def check_integrity(self, running: Sequence[Request], block_size: int) -> None:
+        """Assert that each of `running` has a slot of its own with what is known of it."""
+        slots = [request.slot for request in running if request.slot is not None]
+        assert len(slots) == len(running)
+        assert sorted([*slots, *self.free]) == list(range(len(self.serial)))
+        assert sorted(slots) == self.in_use().tolist()
+        for request in running:
+            slot = request.slot
+            assert slot is not None
+            assert self.requests[slot] is request
+            assert np.shares_memory(request.counters, self._counters)
+            assert np.shares_memory(request.tokens, self.token_ids[slot])
+            assert self.capacity[slot] == len(request.kv.block_ids) * block_size
+            assert request.num_computed_tokens <= self.capacity[slot]
+            assert self.uid[slot] == request.uid
+            assert self.max_num_tokens[slot] == request.max_num_tokens

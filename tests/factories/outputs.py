@@ -1,0 +1,9 @@
+"""The outputs of a step as a list of objects."""
+
+from engine.protocol import RequestFailed, SequenceOutput
+from engine.step_outputs import StepOutputs
+
+
+def listed(outputs: StepOutputs) -> list[SequenceOutput | RequestFailed]:
+    """Return the rows of `outputs`, then its failures."""
+    return [*outputs.rows(), *outputs.failures]
