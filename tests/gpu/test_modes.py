@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -37,6 +38,15 @@ SAMPLING = (
     {"temperature": 1.0, "seed": 10, "allowed_token_ids": (5, 6, 7, 8), "max_tokens": 17},
     {"temperature": 0, "bad_words": ["e", "the"], "stop": ["a", "b", "c"]},
 )
+# Nothing but draws: head, draw and scatter are in graphs too.
+DRAWS = (
+    {"temperature": 0},
+    {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "seed": 7},
+    {"temperature": 0, "stop_token_ids": tuple(range(100, 200))},
+    {"temperature": 1.3, "min_p": 0.02, "seed": 8},
+    {"temperature": 1.0, "n": 3, "seed": 9},
+    {"temperature": 0.8, "seed": 10, "max_tokens": 17},
+)
 
 Found = list[list[tuple[list[int], str, object]]]
 
@@ -55,15 +65,31 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
     )
 
 
-@pytest.fixture(scope="module", params=[ROOMY, TIGHT], ids=["roomy", "tight"])
-def memory(request: pytest.FixtureRequest) -> dict[str, Any]:
-    settings: dict[str, Any] = request.param
-    return settings
+@dataclass(frozen=True)
+class Load:
+    """Memory of the engine, and what the requests ask for in turn."""
+
+    settings: dict[str, Any]
+    sampling: tuple[dict[str, Any], ...]
+
+
+LOADS = {
+    "roomy": Load(ROOMY, SAMPLING),
+    "tight": Load(TIGHT, SAMPLING),
+    "draws": Load(ROOMY, DRAWS),
+    "draws, tight": Load(TIGHT, DRAWS),
+}
+
+
+@pytest.fixture(scope="module", params=LOADS.values(), ids=LOADS.keys())
+def load(request: pytest.FixtureRequest) -> Load:
+    load: Load = request.param
+    return load
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: GreedyCheckpoint, memory: dict[str, Any], device: torch.device) -> Found:
-    found = answers(checkpoint, device, {**memory, **PLAIN})
+def expected(checkpoint: GreedyCheckpoint, load: Load, device: torch.device) -> Found:
+    found = answers(checkpoint, device, load, PLAIN)
     reasons = [reason for outputs in found for _, reason, _ in outputs]
     assert {"stop", "length"} == set(reasons), "the requests do not do what they are for"
     return found
@@ -73,24 +99,29 @@ def expected(checkpoint: GreedyCheckpoint, memory: dict[str, Any], device: torch
 def test_answers_do_not_depend_on(
     mode: str,
     checkpoint: GreedyCheckpoint,
-    memory: dict[str, Any],
+    load: Load,
     device: torch.device,
     expected: Found,
 ) -> None:
-    assert answers(checkpoint, device, {**memory, **MODES[mode]}) == expected
+    assert answers(checkpoint, device, load, MODES[mode]) == expected
 
 
-def answers(checkpoint: GreedyCheckpoint, device: torch.device, settings: dict[str, Any]) -> Found:
+def answers(
+    checkpoint: GreedyCheckpoint, device: torch.device, load: Load, mode: dict[str, Any]
+) -> Found:
     """Return tokens, finish reason and stop reason of each sequence of each request."""
-    llm = checkpoint.llm(device, **settings)
+    llm = checkpoint.llm(device, **load.settings, **mode)
+    sampling = load.sampling
     params = [
-        SamplingParams.parse({"max_tokens": MAX_TOKENS, "ignore_eos": True, **SAMPLING[i % 8]})
+        SamplingParams.parse(
+            {"max_tokens": MAX_TOKENS, "ignore_eos": True, **sampling[i % len(sampling)]}
+        )
         for i in range(len(checkpoint.prompts))
     ]
     outputs = llm.generate(checkpoint.prompts, params, use_tqdm=False)
     check_blocks(llm)
     preemptions = sum(output.metrics.num_preemptions for output in outputs)
-    assert bool(preemptions) == ("num_gpu_blocks_override" in settings)
+    assert bool(preemptions) == ("num_gpu_blocks_override" in load.settings)
     return [_sequences(output) for output in outputs]
 
 
