@@ -94,6 +94,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     block_size: int
     max_num_seqs: int
     description: str  # one line: model, dtype, device, KV cache size, limits of a step
+    runs_on_host: bool = True  # the processors of this machine compute the model
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -251,6 +252,7 @@ class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     last: bool = False  # no other response of the request follows
     # Ask Triton whether the client cancelled: a round trip, so not with every response.
     check_cancelled: bool = False
+    sent_at: Seconds = 0.0  # of `time.monotonic()`
     num_prompt_tokens: Int32 = 0
     skip_special_tokens: bool = True
     outputs: list[str] = []  # as in `ResponseOptions`

@@ -63,6 +63,7 @@ class LoadedModel:
         num_host_blocks: blocks for preempted sequences on the host.
         is_ahead: whether a step is launched before the previous one is read (async scheduling).
         description: model, dtype, device, KV cache size and limits of a step, for the log.
+        runs_on_host: whether the processors of this machine compute the model.
     """
 
     config: ResolvedConfig
@@ -71,6 +72,7 @@ class LoadedModel:
     num_host_blocks: int
     is_ahead: bool
     description: str
+    runs_on_host: bool
 
 
 def load_model(
@@ -146,7 +148,8 @@ def load_model(
         plan,
         f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}",
     )
-    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
+    on_host = device.type == "cpu"
+    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description, on_host)
 
 
 def load_null_device(
@@ -181,7 +184,7 @@ def load_null_device(
     log.warning("%s; for benchmarks only", warning)
     is_ahead = config.async_scheduling is not False
     description = f"{warning}; {_description(config, model_config, 'null', plan, 'no memory')}"
-    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
+    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description, False)
 
 
 def _description(

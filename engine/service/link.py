@@ -34,8 +34,8 @@ _MAC_BYTES = 16
 _KEY_BYTES = 32
 _SIZE = struct.Struct("<Q")
 _HEADER_BYTES = _NAME_BYTES + 2 * _MAC_BYTES
-_NEWS = struct.Struct("<cQ")  # what has happened, and the uid of the request
-_CANCELLED, _FAILED = b"c", b"f"
+_NEWS = struct.Struct("<cQ")  # what it is about; the uid of a request, or microseconds
+_CANCELLED, _FAILED, _TRANSIT = b"c", b"f", b"t"
 _NEWS_BYTES = 2048  # of one datagram, with the text of an error
 _KEY_REQUEST = b"key?"
 _KEY_TIMEOUT_S = 5.0
@@ -52,16 +52,21 @@ class EngineEnd:
     """The engine stub's end: seals messages, and hears of requests that end in the detokenizer.
 
     `on_cancel` is called with the uid of each request whose client has gone, `on_failure` with that
-    of each that the detokenizer cannot answer and why; both in a thread of the link's own.
+    of each that the detokenizer cannot answer and why, `on_transit` with the seconds that messages
+    take to get there; all in a thread of the link's own.
     """
 
     def __init__(
-        self, on_cancel: Callable[[int], None], on_failure: Callable[[int, str], None]
+        self,
+        on_cancel: Callable[[int], None],
+        on_failure: Callable[[int, str], None],
+        on_transit: Callable[[float], None],
     ) -> None:
         self._name = secrets.token_bytes(_NAME_BYTES)
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._on_cancel = on_cancel
         self._on_failure = on_failure
+        self._on_transit = on_transit
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(_address(self._name))
@@ -90,11 +95,13 @@ class EngineEnd:
                 with contextlib.suppress(OSError):  # it has gone
                     self._socket.sendto(self._key, sender)
             elif len(data) >= _NEWS.size:
-                what, uid = _NEWS.unpack_from(data)
+                what, number = _NEWS.unpack_from(data)
                 if what == _CANCELLED:
-                    self._on_cancel(uid)
+                    self._on_cancel(number)
                 elif what == _FAILED:
-                    self._on_failure(uid, data[_NEWS.size :].decode("utf-8", "replace"))
+                    self._on_failure(number, data[_NEWS.size :].decode("utf-8", "replace"))
+                elif what == _TRANSIT:
+                    self._on_transit(number / 1e6)
 
 
 class DetokenizerEnd:
@@ -134,14 +141,18 @@ class DetokenizerEnd:
         text = error.encode("utf-8", "replace")[: _NEWS_BYTES - _NEWS.size]
         self._tell(message, _FAILED, uid, text)
 
+    def tell_transit(self, message: memoryview, seconds: float) -> None:
+        """Tell it how long messages take from it to here."""
+        self._tell(message, _TRANSIT, round(seconds * 1e6))
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
 
-    def _tell(self, message: memoryview, what: bytes, uid: int, text: bytes = b"") -> None:
+    def _tell(self, message: memoryview, what: bytes, number: int, text: bytes = b"") -> None:
         address = _address(bytes(message[:_NAME_BYTES]))
         with contextlib.suppress(OSError):
-            self._socket.sendto(_NEWS.pack(what, uid) + text, address)
+            self._socket.sendto(_NEWS.pack(what, number) + text, address)
 
     def _key(self, name: bytes) -> bytes:
         key = self._keys.get(name)

@@ -29,6 +29,7 @@ from engine.protocol import (
 from engine.service.channel import ChannelError
 from engine.service.stub.admission import Admission
 from engine.service.stub.engine_process import MODULE, Death
+from engine.service.stub.pace import Pace
 from engine.service.stub.request_log import log_end
 from engine.service.stub.senders import Senders
 from engine.service.stub.stream import NewRequest, RequestStream, ResponseSink, chunks_of
@@ -113,6 +114,11 @@ class EngineClient:
         return self._supervisor.process_id
 
     @property
+    def pace(self) -> Pace:
+        """How often streams are answered."""
+        return self._senders.pace
+
+    @property
     def num_in_flight(self) -> int:
         """Requests that have been submitted and that the process has not ended yet."""
         return len(self._streams)
@@ -185,6 +191,7 @@ class EngineClient:
         with self._lock:
             self._ready = ready
             self._admission = Admission(self._config, ready)
+        self.pace.set_limit(runs_on_host=ready.runs_on_host)
         self._observer.engine_up(True)
         if is_restart:
             self._observer.engine_restarted()

@@ -39,7 +39,7 @@ class Responder:
         )
         self._client = EngineClient(config, self._metrics, stage.log.info)
         self._metrics.describe_cache(self._client.ready)
-        self._link = EngineEnd(self._client.abort, self._client.fail)
+        self._link = EngineEnd(self._client.abort, self._client.fail, self._client.pace.on_transit)
         self._poller = CancelPoller(self._client.abort)
 
     @property

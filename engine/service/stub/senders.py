@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 
 from engine.errors import TridentError
+from engine.service.stub.pace import Pace
 from engine.service.stub.stream import RequestStream
 from engine.service.stub.turn_queue import TurnQueue
 
@@ -16,29 +16,24 @@ log = logging.getLogger("trident.delivery")
 
 NUM_SENDERS = 4
 
-# A response costs about half a millisecond of processor time, over the server, the stages and the
-# client, however many tokens it carries. At this rate they take a quarter of each core; what a
-# faster engine produces meanwhile is coalesced. `trident bench stages` measures it.
-_RESPONSES_PER_CORE_S = 500
-_MOST_RESPONSES_S = 4000  # that the one detokenizer keeps up with
 _TICKS_PER_INTERVAL = 8
-_LEAST_INTERVAL_S = 0.004  # of one stream: 250 responses per second look as smooth as more
 
 
 class Senders:
     """A few threads that deliver responses.
 
     A slow consumer delays no other request: its outputs meanwhile are coalesced into one response.
-    The first and the last response of a request are sent at once. Those between keep an interval
-    that grows with the number of streams, so that responses never take the processor from the
-    engine; it adds no delay if steps take longer.
+    The first and the last response of a request are sent at once. Those between keep an interval,
+    which adds no delay if steps take longer.
+
+    Attributes:
+        pace: the interval.
     """
 
     def __init__(self, on_answered: Callable[[RequestStream], None]) -> None:
         """`on_answered` is called after a request's last response, in a sender's thread."""
         self._on_answered = on_answered
-        num_cores = len(os.sched_getaffinity(0))
-        self._responses_per_s = min(_RESPONSES_PER_CORE_S * num_cores, _MOST_RESPONSES_S)
+        self.pace = Pace()
         self._begun: set[RequestStream] = set()  # answered at least once, and not for the last time
         self._turns = TurnQueue()
         self._threads = [
@@ -87,6 +82,6 @@ class Senders:
         Rounded, so that several streams are due together: a thread of each stage is then woken for
         several responses.
         """
-        interval_s = max(_LEAST_INTERVAL_S, len(self._begun) / self._responses_per_s)
+        interval_s = self.pace.interval_s(len(self._begun))
         tick_s = interval_s / _TICKS_PER_INTERVAL
         return round((time.monotonic() + interval_s) / tick_s) * tick_s

@@ -65,7 +65,11 @@ class EnsembleSink:
         check = now >= self._next_check
         if check:
             self._next_check = now + self._check_interval_s()
-        self._send(structs.replace(self._template, chunks=chunks, last=last, check_cancelled=check))
+        self._send(
+            structs.replace(
+                self._template, chunks=chunks, last=last, check_cancelled=check, sent_at=now
+            )
+        )
 
     def fail(self, error: TridentError) -> None:
         """Answer with `error`, after the chunks before it; if the client has gone, with the end."""
@@ -73,9 +77,14 @@ class EnsembleSink:
             self._sender.send(flags=FINAL)
             return
         text = shown(str(error))
-        self._send(
-            structs.replace(self._template, last=True, error_code=error.code, error_text=text)
+        error_alone = structs.replace(
+            self._template,
+            last=True,
+            sent_at=time.monotonic(),
+            error_code=error.code,
+            error_text=text,
         )
+        self._send(error_alone)
 
     def _send(self, message: DetokenizerInput) -> None:
         data = self._seal(_ENCODER.encode(message))

@@ -3,6 +3,7 @@
 # ruff: noqa: E402 (imports of ours need the path first)
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.errors import error_of
 from engine.service.link import DetokenizerEnd
 from engine.service.outputs import strings
 from engine.service.stages.postprocessor import Postprocessor, decode_message
+from engine.service.stages.transit import TransitMeter
 from engine.service.triton import Stage, input_tensors
 
 REPEATED = ("finish_reason", "num_input_tokens", "num_output_tokens", "sequence_index")
@@ -27,6 +29,7 @@ class TritonPythonModel:
         self._stage = Stage(args, repeated=REPEATED)
         self._postprocess = self._stage.start(Postprocessor.from_config)
         self._link = DetokenizerEnd()
+        self._transit = TransitMeter()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request with text."""
@@ -40,6 +43,9 @@ class TritonPythonModel:
         try:
             data = memoryview(input_tensors(request)["detokenizer_input"].reshape(-1))
             message = decode_message(data, self._link)
+            transit_s = self._transit.add(message.sent_at, time.monotonic())
+            if transit_s is not None:
+                self._link.tell_transit(data, transit_s)
             if message.check_cancelled and request.is_cancelled():
                 self._link.cancel(data, message.uid)
             if message.error_code is not None:

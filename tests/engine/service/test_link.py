@@ -14,7 +14,7 @@ from engine.service.link import DetokenizerEnd, EngineEnd, ForgedMessageError
 
 NAME = slice(0, 8)
 
-Heard = queue.Queue[int | tuple[int, str]]
+Heard = queue.Queue[int | float | tuple[int, str]]
 
 
 @pytest.fixture
@@ -37,11 +37,16 @@ def detokenizer() -> Iterator[DetokenizerEnd]:
 
 
 def listen(heard: Heard) -> EngineEnd:
-    return EngineEnd(heard.put, lambda uid, error: heard.put((uid, error)))
+    return EngineEnd(
+        heard.put, lambda uid, error: heard.put((uid, error)), lambda seconds: heard.put(seconds)
+    )
 
 
 def deaf() -> EngineEnd:
-    return EngineEnd(lambda uid: pytest.fail("not mine"), lambda uid, error: pytest.fail("nor it"))
+    def fail(*news: object) -> None:
+        pytest.fail(f"not mine: {news}")
+
+    return EngineEnd(fail, fail, fail)
 
 
 def address_of(engine: EngineEnd) -> bytes:
@@ -141,6 +146,13 @@ def test_a_failure_reaches_it_with_the_beginning_of_its_text(
     uid, text = got
     assert uid == 2**64 - 1
     assert text == error.replace("\ud800", "?") or (len(text) > 1000 and text[:-1] in error)
+
+
+def test_the_time_that_messages_take_reaches_it(
+    engine: EngineEnd, detokenizer: DetokenizerEnd, heard: Heard
+) -> None:
+    detokenizer.tell_transit(memoryview(engine.seal(b"x")), 0.0125)
+    assert heard.get(timeout=5) == 0.0125
 
 
 def test_other_datagrams_are_ignored(
