@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from kernels.bench import runner, table
 from kernels.bench.case import Case
 from kernels.bench.testing import Outcome
 
+KINDS = ("decode", "mixed", "prefill")
 _SHOWN = 6  # failures shown per suite; failures.txt has all
 
 
@@ -110,12 +112,12 @@ class Report:
                 yield f"FAILED {name}: and {len(found.failures) - _SHOWN} more"
 
     def _replays(self) -> dict[str, int]:
-        """Return the number of replayed steps and of those with different results."""
-        found = [each for each in self.figures.values() if "replays" in each]
-        return {
-            "replays": sum(each["replays"] for each in found),
-            "unequal": sum(len(each["unequal"]) for each in found),
-        }
+        """Return the number of replayed steps, of those with different results, and by kind."""
+        count: Counter[str] = Counter(replays=0, unequal=0)
+        for each in self.figures.values():
+            if "replays" in each:
+                count.update(replays=each["replays"], unequal=len(each["unequal"]), **each["kinds"])
+        return dict(count)
 
     def _replay_lines(self) -> Iterator[str]:
         count = self._replays()
@@ -145,7 +147,10 @@ class Report:
             tests.add(found)
         count = self._replays()
         yield f"Ceilings: {', '.join(known)}. Tests: {tests}."
-        yield f"Steps replayed: {count['replays']:,}, with other bits: {count['unequal']}."
+        kinds = [f"{count[kind]:,} {kind}" for kind in KINDS if kind in count]
+        kinds_text = f" ({', '.join(kinds)})" if kinds else ""
+        unequal = count["unequal"]
+        yield f"Steps replayed: {count['replays']:,}{kinds_text}, with other bits: {unequal}."
         parts = list(self._part_rows())
         cases = self._measured_cases()
         if parts:

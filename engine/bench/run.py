@@ -138,9 +138,10 @@ class Run:
         """Return the commands that compile the kernels of later parts, for `compiling`."""
         only = self._options.only
         found: list[tuple[list[str], list[str]]] = []
-        groups = self._replays if "replays" in only else []
-        groups = [*groups, *(g for g in self._groups if g.session == "engine" and "engine" in only)]
-        found += [(self._worker(group), []) for group in groups]
+        groups = [group for group in self._groups if group.session == "engine"]
+        by_model = {group.shape.label: group for group in self._replays}
+        groups = [*by_model.values(), *groups]
+        found += [(self._worker(group), []) for group in groups if group.session in only]
         if "kernels" in only:
             for operation in OPERATIONS:
                 found.append((list(runner.WORKER), [case.key for case in operation.cases()]))

@@ -17,7 +17,6 @@ from transformers import (
     ContinuousBatchingConfig,
     GenerationConfig,
 )
-from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from engine.bench.offline import Offline
 from engine.bench.part import Figures
@@ -71,6 +70,9 @@ class TransformersPeer:
             TimeoutError: it takes too long.
             RuntimeError: a request failed.
         """
+        # Takes more than a second, which only the processes that call this should spend.
+        from transformers.generation.continuous_batching.utils import WorkloadHints
+
         settings = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         manager = self._model.continuous_batching_context_manager(
             generation_config=settings,

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from engine.errors import InsufficientMemoryError
-from engine.execution.graph_sizes import decode_sizes
+from engine.execution.graph_sizes import StepTime, decode_sizes, mixed_sizes, time_step
+from engine.execution.padding import run_padding
 from engine.execution.sample_graphs import SampleGraphs, SampleRows
 from engine.execution.step_graphs import Capturer, Rows, StepGraphs
 from kernels.slot_tables import SlotTables
+
+
+def measured_mixed_sizes(
+    forward: Rows, max_num_seqs: int, max_num_batched_tokens: int, device: torch.device
+) -> list[int]:
+    """Return the `mixed_sizes` of a model, from the times of its steps without attention."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def time_mixed_step(num_tokens: int) -> StepTime:
+        num_rows = min(num_tokens, max_num_seqs)
+        run = partial(run_padding, forward, num_rows, num_tokens, None, device)
+        return time_step(run, synchronize)
+
+    return mixed_sizes(max_num_batched_tokens, time_mixed_step)
 
 
 class CapturedSteps:
@@ -49,7 +65,8 @@ class CapturedSteps:
         self.forward = StepGraphs(forward, tables, (hidden, slots), mixed_sizes)
         # The same sizes as of decode steps: no graph samples for rows that its step does not have.
         self.sampling = SampleGraphs(sample, hidden, slots, decode_sizes(len(hidden)))
-        total = self.forward.num_graphs + self.sampling.num_graphs
+        self._num_rows, self._num_tokens = len(hidden), mixed_sizes[-1]
+        self._total = total = self.forward.num_graphs + self.sampling.num_graphs
         captures = chain(self.forward.capture(capturer), self.sampling.capture(capturer))
         try:
             for done, _ in enumerate(captures, 1):
@@ -59,3 +76,11 @@ class CapturedSteps:
                 f"gpu_memory_utilization: no memory is left for {total} CUDA graphs beside the KV "
                 "cache; lower it, or set enforce_eager to do without them"
             ) from None
+
+    @property
+    def summary(self) -> str:
+        """What is captured, as text for the user."""
+        return (
+            f"{self._total} CUDA graphs serve steps of up to {self._num_rows:,} sequences, and of "
+            f"up to {self._num_tokens:,} tokens with prompts among them"
+        )

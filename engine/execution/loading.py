@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -111,7 +112,9 @@ def load_model(
     def capture(what: str) -> None:
         if device.type == "cuda" and not config.enforce_eager:
             text = what + " CUDA graphs {bar} {done} of {total}"
-            runner.capture_graphs(CudaCapturer(), in_tenths(on_progress, text))
+            begin = time.perf_counter()
+            summary = runner.capture_graphs(CudaCapturer(), in_tenths(on_progress, text))
+            on_progress(f"{summary} ({what} them took {time.perf_counter() - begin:.1f} s)")
 
     profile = None
     if before is not None:

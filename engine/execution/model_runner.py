@@ -15,13 +15,13 @@ from engine.core.kv_cache_manager import blocks_for
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule, num_sampled_rows
 from engine.execution.attention import allocate_kv_cache, attention_backend
 from engine.execution.block_moves import move_blocks
-from engine.execution.captured_steps import CapturedSteps
+from engine.execution.captured_steps import CapturedSteps, measured_mixed_sizes
 from engine.execution.device_defaults import ResolvedConfig
 from engine.execution.device_queue import DeviceQueue
 from engine.execution.downloads import Downloads
-from engine.execution.graph_sizes import StepTime, mixed_sizes, time_step
 from engine.execution.host_cache import allocate_host_cache
 from engine.execution.kv_cache_plan import kv_cache_dtype, require_room_for_weights
+from engine.execution.padding import run_padding
 from engine.execution.pending_step import (
     ForwardResults,
     LaunchedForward,
@@ -29,7 +29,7 @@ from engine.execution.pending_step import (
     SentSamples,
 )
 from engine.execution.sample_graphs import PlainSampling
-from engine.execution.sampling.sampler import SamplePlan, Sampler
+from engine.execution.sampling.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import slot_writes
 from engine.execution.step_graphs import Capturer
 from engine.execution.step_memory import with_memory
@@ -156,7 +156,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run_decode_step(self, num_rows: int) -> None:
         """Run a decode step of padding, to time it without attention."""
-        hidden, _ = self._run_padding(num_rows, num_rows, num_rows)
+        hidden, _ = run_padding(self._forward, num_rows, num_rows, num_rows, self.device)
         self.model.compute_logits(hidden)
 
     def warm_up(self) -> None:
@@ -172,17 +172,9 @@ class ModelRunner:
         self._block_copier.warm_up()
         self._sampler.free_penalty_counts()
 
-    def _run_padding(
-        self, num_rows: int, num_tokens: int, num_decodes: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """Run the forward pass of a step of padding, with equally many tokens in each row."""
-        nobody = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
-        starts = torch.linspace(0, num_tokens, num_rows + 1).int().to(self.device)
-        return self._forward(nobody, starts, num_tokens, num_decodes)
-
     @torch.inference_mode()
-    def capture_graphs(self, capturer: Capturer, on_progress: Callable[[int, int], None]) -> None:
-        """Capture steps of few tokens; the KV cache must be allocated.
+    def capture_graphs(self, capturer: Capturer, on_progress: Callable[[int, int], None]) -> str:
+        """Capture steps of few tokens, and say of how many; the KV cache must be allocated.
 
         `on_progress` is called with (captured, total).
 
@@ -199,6 +191,7 @@ class ModelRunner:
             mixed_sizes=self._mixed_sizes,
             on_progress=on_progress,
         )
+        return self._graphs.summary
 
     def drop_graphs(self) -> None:
         """Free the graphs and their memory."""
@@ -208,14 +201,10 @@ class ModelRunner:
     @cached_property
     def _mixed_sizes(self) -> list[int]:
         """Numbers of tokens of mixed steps with a graph; measured once."""
-        return mixed_sizes(self._config.max_num_batched_tokens, self._time_mixed_step)
-
-    def _time_mixed_step(self, num_tokens: int) -> StepTime:
-        """Measure a step of padding, without attention, launched kernel by kernel."""
-        num_rows = min(num_tokens, self._config.max_num_seqs)
-        run = partial(self._run_padding, num_rows, num_tokens, None)
-        is_cuda = self.device.type == "cuda"
-        return time_step(run, torch.cuda.synchronize if is_cuda else lambda: None)
+        config = self._config
+        return measured_mixed_sizes(
+            self._forward, config.max_num_seqs, config.max_num_batched_tokens, self.device
+        )
 
     @nvtx_range("forward")
     def forward(self, schedule: Schedule) -> None:
@@ -239,8 +228,7 @@ class ModelRunner:
         """
         assert self._launched is not None
         forward, self._launched = self._launched, None
-        schedule = forward.schedule
-        num_rows = num_sampled_rows(schedule)
+        schedule, num_rows = forward.schedule, num_sampled_rows(forward.schedule)
         plan = self._sampler.plan(
             schedule.slots[:num_rows],
             schedule.num_output_tokens[:num_rows],
@@ -278,14 +266,11 @@ class ModelRunner:
     @torch.inference_mode()
     def _run_sample(self, forward: LaunchedForward, plan: SamplePlan) -> SentSamples:
         hidden, slots, in_graph = forward.results()
-        if in_graph and plan.is_plain:
-            assert self._graphs is not None
+        if self._graphs is not None and in_graph and plan.is_plain:
             return SentSamples(plan, self._downloads.start(self._graphs.sampling.run(plan.draws)))
         num_rows = len(plan.wants_token)
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
-        drawn = self._sampler.sample(plan, logits, slots)
-        finish_reasons = self._scatter_tokens(slots, drawn.token_ids)
-        return SentSamples.of(plan, drawn, finish_reasons, self._downloads)
+        return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots)
 
     def _forward(
         self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
@@ -312,5 +297,6 @@ class ModelRunner:
         return prepare_inputs(self._tables, slots, starts, num_tokens, self._config.block_size)
 
     @nvtx_range("scatter")
-    def _scatter_tokens(self, slots: Tensor, token_ids: Tensor) -> Tensor:
-        return scatter_tokens(self._tables, slots, token_ids)
+    def _scatter(self, plan: SamplePlan, drawn: Drawn, slots: Tensor) -> SentSamples:
+        finish_reasons = scatter_tokens(self._tables, slots, drawn.token_ids)
+        return SentSamples.of(plan, drawn, finish_reasons, self._downloads)

@@ -25,7 +25,13 @@ CEILINGS: dict[str, float | None] = {
 GREEN = Outcome(passed=2)
 RED = Outcome(passed=2, failed=1, failures=[("test_x", "1 != 2")], details=["a traceback"])
 DECODE = {"status": "measured", "context": 1024.0, "host_seconds": 0.00035, "steps": 48}
-REPLAYS = {"status": "measured", "replays": 250, "unequal": [], "seconds": 1.0}
+REPLAYS = {
+    "status": "measured",
+    "replays": 250,
+    "unequal": [],
+    "kinds": {"decode": 150, "mixed": 100},
+    "seconds": 1.0,
+}
 MACHINE = {"date": "2026-01-01", "gpu": "NVIDIA H200", "settings": None}
 
 
@@ -93,7 +99,7 @@ def test_what_was_measured_how_stands_above_the_tables(tmp_path: Path) -> None:
     assert "date 2026-01-01, gpu NVIDIA H200." in lines
     tests = "Tests: 4 passed, 1 failed, 0 skipped."
     assert f"Ceilings: copy_gb_s 4300, bf16_tflop_s 790. {tests}" in lines
-    assert "Steps replayed: 250, with other bits: 0." in lines
+    assert "Steps replayed: 250 (150 decode, 100 mixed), with other bits: 0." in lines
     assert "WARNING: the engine may compute something else" in lines
     assert "FAILED gpu cancel: test_x: 1 != 2" in lines
 
@@ -137,7 +143,7 @@ def test_faults(
 ) -> None:
     found = report(tmp_path, figures, tests=tests)
     assert bool(found.faulty) is faulty
-    assert any("UNEQUAL" in line for line in found.lines()) is ("x" in str(figures.values()))
+    assert any("UNEQUAL" in line for line in found.lines()) is ("gqa:1:2" in str(figures))
 
 
 def test_a_tiny_model_is_not_judged(tmp_path: Path) -> None:

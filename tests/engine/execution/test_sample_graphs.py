@@ -122,9 +122,9 @@ class Forward:
         return slots[:, None].float(), slots.clone()
 
 
-def test_progress_is_told(sampling: Sampling) -> None:
+def test_progress_and_what_is_captured_are_told(sampling: Sampling) -> None:
     told: list[tuple[int, int]] = []
-    CapturedSteps(
+    captured = CapturedSteps(
         Forward(fails=False),
         sampling,
         ReplayingCapturer(),
@@ -134,6 +134,7 @@ def test_progress_is_told(sampling: Sampling) -> None:
         on_progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(done, 10) for done in range(1, 11)]
+    assert captured.summary.startswith("10 CUDA graphs serve steps of up to 4 sequences, and of up")
 
 
 def test_where_no_memory_is_left_the_user_is_told_what_to_change(sampling: Sampling) -> None:
