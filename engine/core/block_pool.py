@@ -110,6 +110,13 @@ class BlockPool:
             self._hash_of[block_id] = content_hash
             self._block_of[content_hash] = block_id
 
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Remove blocks in use from the content index: what they hold is not what was entered."""
+        for block_id in block_ids:
+            assert self._ref_counts[block_id] > 0
+            if self._hash_of[block_id] is not None:
+                self._evict(block_id)
+
     def check_idle(self) -> None:
         """Assert, by counters alone, that no block is in use."""
         assert self.num_free == self.num_usable, f"{self.num_usable - self.num_free} blocks lost"

@@ -19,7 +19,7 @@ from engine.core.schedule import Samples, Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.core.token_reader import Advanced
-from engine.errors import CheckpointError, QueueFullError, TridentError
+from engine.errors import CheckpointError, QueueFullError, StepOutOfMemoryError, TridentError
 from engine.execution.loading import load_model, load_null_device
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
@@ -175,17 +175,26 @@ class EngineCore:
         """Launch the next step, and read the oldest one in flight; return the outputs to send.
 
         A request whose data makes its decoding or its outputs fail ends alone, with a
-        `RequestFailed` as the last output for its uid.
+        `RequestFailed` as the last output for its uid. So do the requests of a step for which the
+        device has no memory.
         """
         expired = self._expire()
         if expired:
             return expired  # without waiting for a step
         schedule = self._schedule()
-        launched = self._launch(schedule) if schedule.num_rows else None
+        launched, failures = None, NO_OUTPUTS
+        if schedule.num_rows:
+            try:
+                launched = self._launch(schedule)
+            except StepOutOfMemoryError as error:
+                failures = self._cancel(schedule, str(error))
         due = launched
         if self._is_ahead:
             due, self._in_flight = self._in_flight, launched
-        return NO_OUTPUTS if due is None else self._read(*due)
+        if due is None:
+            return failures
+        outputs = self._read(*due)
+        return StepOutputs.concatenated([failures, outputs]) if failures else outputs
 
     @nvtx_range("schedule")
     def _schedule(self) -> Schedule:
@@ -196,6 +205,17 @@ class EngineCore:
         self._runner.forward(schedule)
         pending = self._runner.sample(self.scheduler.constraints.batch(schedule))
         return pending, schedule.total_num_tokens
+
+    def _cancel(self, schedule: Schedule, error: str) -> StepOutputs:
+        """End the requests of a step that could not be launched."""
+        uids = sorted(self.scheduler.cancel(schedule))
+        log.error("step failed", extra={"fields": {"error": error, "uids": uids}})
+        for uid in uids:
+            for sibling in self.scheduler.abort(uid):
+                self._recorder.finished(sibling)
+        return StepOutputs.of(
+            [RequestFailed(uid, StepOutOfMemoryError.code, error) for uid in uids]
+        )
 
     def _read(self, step: PendingStep, num_tokens: int) -> StepOutputs:
         """Wait for the tokens of a step that computed `num_tokens`; return the outputs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from engine.core.block_pool import BlockPool
@@ -194,6 +195,24 @@ class KVCacheManager:
         self.host_pool.release(request.kv.host_block_ids)
         request.kv.host_block_ids = []
         request.kv.num_swapped_tokens = 0
+
+    def lose(
+        self, requests: Iterable[Request], host_block_ids: Iterable[int], others: Iterable[Request]
+    ) -> None:
+        """Forget KV that was to be written by a step that has not been carried out.
+
+        Args:
+            requests: those of the step. Their blocks are found in the prefix cache since the step
+                was scheduled, and must not be.
+            host_block_ids: blocks of the host that it was to write. The requests among `others`
+                whose KV that was compute it again.
+        """
+        for request in requests:
+            self.pool.forget(request.kv.block_ids)
+        unwritten = set(host_block_ids)
+        for request in others:
+            if not unwritten.isdisjoint(request.kv.host_block_ids):
+                self.discard_swapped(request)
 
     def free(self, request: Request) -> None:
         """Free all blocks of a request; its tail is evicted first, its prefix last."""

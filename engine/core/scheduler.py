@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -276,6 +277,17 @@ class Scheduler:
         advanced = self._reader.read(samples)
         self._retire(advanced.finished)
         return advanced
+
+    def cancel(self, schedule: Schedule) -> set[int]:
+        """Take back the newest schedule, of which an unknown part has been carried out.
+
+        Returns the uids of its sequences, which must be aborted: their KV is lost.
+        """
+        self._reader.cancel()
+        lost = [self.slots.owner(slot) for slot in schedule.slots.tolist()]
+        everyone = chain.from_iterable(each.values() for each in self.unfinished.values())
+        self.kv_cache.lose(lost, schedule.swap_out[:, 1].tolist(), everyone)
+        return {request.uid for request in lost}
 
     def abort(self, uid: int) -> list[Request]:
         """End all sequences of a request and free their blocks; return them."""

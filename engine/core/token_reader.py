@@ -61,6 +61,11 @@ class TokenReader:
         """Note a step in which `slots` sample a token, [R] in the order of its rows."""
         self._in_flight.append((slots, self._states.serial[slots]))
 
+    def cancel(self) -> None:
+        """Forget the newest step, which is never read; its sequences still have their slots."""
+        slots, _ = self._in_flight.pop()
+        self._states.num_unread_tokens[slots] -= 1
+
     def release_slot(self, request: Request) -> None:
         """Free the slot of `request`, which may have tokens in flight."""
         serial = self._states.release(request)
