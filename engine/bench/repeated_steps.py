@@ -27,11 +27,13 @@ class RepeatedSteps:
     Attributes:
         repeats: runs of the next steps as they are served, and as many kernel by kernel; 1: none
             is compared.
+        num_steps: run since the last `clear`, each counted once.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         """Run the steps of `runner`, which must have none in flight."""
         self.repeats = 1
+        self.num_steps = 0
         self._runner = runner
         self._differences: list[str] = []
         self._kinds: Counter[str] = Counter()
@@ -49,7 +51,8 @@ class RepeatedSteps:
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Zero all that steps change on the device."""
+        """Zero all that steps change on the device, and the number of steps."""
+        self.num_steps = 0
         for tensor in self._runner.state.values():
             tensor.zero_()
 
@@ -70,6 +73,7 @@ class RepeatedSteps:
     @torch.inference_mode()
     def sample(self, sampling: SamplingBatch) -> PendingStep:
         """Run the step, repeatedly from the same state; return the last run."""
+        self.num_steps += 1
         if self.repeats == 1:
             return self._run(sampling)[0]
         self._count()

@@ -28,7 +28,7 @@ from engine.bench.checkpoint import write_checkpoint
 from engine.bench.part import Figures, Part
 from engine.bench.parts import Group
 from engine.bench.repeated_steps import RepeatedSteps
-from engine.bench.replay_models import models
+from engine.bench.replay_models import ReplayModel, models
 from engine.bench.shapes import Shape
 from engine.bench.workload import FULL, Workload
 from engine.config import EngineConfig
@@ -43,6 +43,7 @@ _EPISODES = 10  # in a part
 _PROCESSES = 2  # per model
 _AGAIN = 100  # runs of a step that is replayed by its seed
 _ARRIVAL, _CANCEL = 0.35, 0.1  # probabilities per step
+_SHARED = 0.3  # of a prompt that it begins as another one
 _OUTPUTS = (1, 2, 5, 20, 60)  # tokens
 _SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -62,7 +63,7 @@ class Replays(Part):
     """The episodes of one model from `first` on.
 
     Attributes:
-        count: episodes of `steps` steps each.
+        count: episodes, of `steps` replayed steps each.
     """
 
     first: int
@@ -80,11 +81,12 @@ class Replays(Part):
         unequal: list[str] = []
         for episode in range(self.first, self.first + self.count):
             unequal += session.episode(episode, self.steps)
+        kinds = session.steps.take_kinds()
         return {
-            "replays": self.count * self.steps,
+            "replays": sum(kinds.values()),
             "unequal": unequal,
             "seconds": time.perf_counter() - start,
-            "kinds": session.steps.take_kinds(),
+            "kinds": kinds,
         }
 
 
@@ -138,54 +140,73 @@ class ReplaySession:
         Returns:
             The seed of each step with results that differ, and which of them do.
         """
-        core, model = self._core, self._model
+        core, steps, label = self._core, self.steps, self._model.label
         vars(core).update(self._copy(self._pristine))
-        self.steps.clear()
-        draw = random.Random(f"{model.label}:{episode}")
-        uid, unequal = 0, []
-        for step in range(num_steps):
-            new = draw.randint(1, model.requests) if not step else draw.random() < _ARRIVAL
-            while new or not core.has_unfinished_requests():
-                core.add_request(self._request(uid, draw))
-                uid += 1
-                new = max(new - 1, 0)
-            if step and draw.random() < _CANCEL:
-                core.abort(draw.randrange(uid))
-            if again is None:
-                self.steps.repeats = 2
-            else:
-                self.steps.repeats = _AGAIN if step == again else 1
+        steps.clear()
+        requests = _Requests(random.Random(f"{label}:{episode}"), self._model, self._vocab)
+        unequal: list[str] = []
+        while (step := steps.num_steps) < num_steps:
+            for request in requests.arriving(first=step == 0):
+                core.add_request(request)
+            if (uid := requests.cancelled()) is not None:
+                core.abort(uid)
+            if not core.has_unfinished_requests():
+                core.add_request(requests.next())
+            steps.repeats = 2 if again is None else _AGAIN if step == again else 1
+            try:
+                core.step()
+                core.check_integrity()
+            except Exception as error:
+                raise RuntimeError(f"{label}:{episode}:{step}: {error!r}") from error
+            unequal += [f"{label}:{episode}:{step}: {text}" for text in steps.take_differences()]
+        steps.repeats = 1
+        for uid in list(core.scheduler.unfinished):
+            core.abort(uid)
+        while core.has_unfinished_requests():
             core.step()
-            core.check_integrity()
-            differences = self.steps.take_differences()
-            unequal += [f"{model.label}:{episode}:{step}: {text}" for text in differences]
-        self.steps.repeats = 1
-        self._finish()
         return unequal
 
     def clear(self) -> None:
         """Do nothing: each episode starts afresh."""
 
-    def _finish(self) -> None:
-        """Abort all requests, and read the step in flight."""
-        for uid in list(self._core.scheduler.unfinished):
-            self._core.abort(uid)
-        while self._core.has_unfinished_requests():
-            self._core.step()
+    def _copy(self, state: dict[str, Any]) -> dict[str, Any]:
+        return copy.deepcopy(state, {id(shared): shared for shared in self._shared})
 
-    def _request(self, uid: int, draw: random.Random) -> AddRequest:
-        length = round(self._model.longest ** draw.random())
-        prompt = [draw.randrange(self._vocab) for _ in range(length)]
+
+class _Requests:
+    """The random requests of an episode."""
+
+    def __init__(self, draw: random.Random, model: ReplayModel, vocab: int) -> None:
+        self._draw, self._model, self._vocab = draw, model, vocab
+        self._prompts: list[list[int]] = []
+
+    def arriving(self, *, first: bool) -> list[AddRequest]:
+        """Return the requests that arrive before a step, of which the first one has most."""
+        draw = self._draw
+        count = draw.randint(1, self._model.requests) if first else draw.random() < _ARRIVAL
+        return [self.next() for _ in range(count)]
+
+    def cancelled(self) -> int | None:
+        """Return the uid of a request to be cancelled, which may have ended, or None."""
+        draw = self._draw
+        return draw.randint(1, len(self._prompts)) if draw.random() < _CANCEL else None
+
+    def next(self) -> AddRequest:
+        """Return a request; some begin as an earlier one, and find its blocks in the cache."""
+        draw = self._draw
+        prompt = draw.choices(range(self._vocab), k=round(self._model.longest ** draw.random()))
+        if self._prompts and draw.random() < _SHARED:
+            shared = draw.choice(self._prompts)
+            shared = shared[: draw.randint(0, len(shared))]
+            prompt = (shared + prompt)[: self._model.longest]
+        self._prompts.append(prompt)
         params = {
             "max_tokens": draw.choice(_OUTPUTS),
             "seed": draw.randrange(2**32),
             "ignore_eos": True,
             **draw.choice(_SAMPLING),
         }
-        return AddRequest(uid, pack_token_ids(prompt), params)
-
-    def _copy(self, state: dict[str, Any]) -> dict[str, Any]:
-        return copy.deepcopy(state, {id(shared): shared for shared in self._shared})
+        return AddRequest(len(self._prompts), pack_token_ids(prompt), params)
 
 
 def groups(num_replays: int, workload: Workload, *, tiny: bool) -> list[Group]:
