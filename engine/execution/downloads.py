@@ -57,10 +57,23 @@ class _NoEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """Memory on the host for one copy at a time, and the event after it."""
+    """Memory on the host for one copy at a time, and the event after it.
+
+    Attributes:
+        words: int32, pinned where there is a GPU.
+        array: the same memory.
+    """
 
     words: Tensor
+    array: NDArray[np.int32]
     event: Event
+
+
+class Download(Protocol):
+    """Results on their way to the host."""
+
+    def wait(self) -> list[NDArray[Any]]:
+        """Wait for them; return them as arrays."""
 
 
 class Downloads:
@@ -71,49 +84,60 @@ class Downloads:
         self._is_cuda = device.type == "cuda"
         self._free: list[_Landing] = []
 
-    def start(self, packed: Packed) -> Download:
-        """Copy `packed` behind the work launched so far, without waiting for it.
+    def start(self, tensors: Sequence[Tensor]) -> Download:
+        """Copy tensors that are not written again, behind the work launched so far.
 
-        Its words may be overwritten by work that is launched later.
+        Does not wait for it. Tensors of 8 bytes per element must come first.
         """
-        landing = self._landing(len(packed.words))
-        landing.words[: len(packed.words)].copy_(packed.words, non_blocking=True)
+        return self.copy(pack(tensors)) if self._is_cuda else _OnHost(tensors)
+
+    def copy(self, packed: Packed) -> Download:
+        """Copy `packed`, whose words may be overwritten by work that is launched later."""
+        num_words = len(packed.words)
+        landing = self._landing(num_words)
+        words = landing.words
+        if len(words) > num_words:
+            words = words[:num_words]
+        words.copy_(packed.words, non_blocking=True)
         landing.event.record()
-        return Download(self._free, landing, packed)
+        return _Copy(self._free, landing, packed)
 
     def _landing(self, num_words: int) -> _Landing:
         if self._free and len((landing := self._free.pop()).words) >= num_words:
             return landing
-        # A power of two: the next results may be somewhat larger.
-        size = 1 << max(num_words - 1, 0).bit_length()
-        words = torch.empty(size, dtype=torch.int32, pin_memory=self._is_cuda)
+        words = torch.empty(num_words, dtype=torch.int32, pin_memory=self._is_cuda)
         event: Event = _NoEvent()
         if self._is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return _Landing(words, event)
+        return _Landing(words, words.numpy(), event)
 
 
-class Download:
-    """A copy to the host."""
+class _OnHost:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
 
+    def wait(self) -> list[NDArray[Any]]:
+        return [tensor.numpy() for tensor in self._tensors]
+
+
+class _Copy:
     def __init__(self, free: list[_Landing], landing: _Landing, packed: Packed) -> None:
         """Return `landing` to `free` after the copy of `packed`."""
         self._free = free
         self._landing: _Landing | None = landing
-        self._words = np.empty(0, dtype=np.int32)
         self._num_words = len(packed.words)
         self._layout = packed.layout
+        self._arrays: list[NDArray[Any]] = []
 
     def wait(self) -> list[NDArray[Any]]:
-        """Wait for the copy; return the tensors as arrays."""
         if self._landing is not None:
             self._landing.event.synchronize()
-            self._words = self._landing.words[: self._num_words].numpy().copy()
+            words = self._landing.array[: self._num_words].copy()
             self._free.append(self._landing)
             self._landing = None
-        found, start = [], 0
-        for dtype, shape in self._layout:
-            end = start + prod(shape) * dtype.itemsize // self._words.itemsize
-            found.append(self._words[start:end].view(_DTYPES[dtype]).reshape(shape))
-            start = end
-        return found
+            start = 0
+            for dtype, shape in self._layout:
+                end = start + prod(shape) * dtype.itemsize // words.itemsize
+                self._arrays.append(words[start:end].view(_DTYPES[dtype]).reshape(shape))
+                start = end
+        return self._arrays

@@ -267,7 +267,7 @@ class ModelRunner:
     def _run_sample(self, forward: LaunchedForward, plan: SamplePlan) -> SentSamples:
         hidden, slots, in_graph = forward.results()
         if self._graphs is not None and in_graph and plan.is_plain:
-            return SentSamples(plan, self._downloads.start(self._graphs.sampling.run(plan.draws)))
+            return SentSamples(plan, self._downloads.copy(self._graphs.sampling.run(plan.draws)))
         num_rows = len(plan.wants_token)
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
         return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots)

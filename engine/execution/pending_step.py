@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.core.schedule import SampledLogprobs, Samples, Schedule
-from engine.execution.downloads import Download, Downloads, pack
+from engine.execution.downloads import Download, Downloads
 from engine.execution.sampling.sampler import Drawn, SamplePlan
 from engine.nvtx import nvtx_range
 
@@ -66,7 +66,7 @@ class SentSamples:
             found = drawn.logprobs
             tensors += [found.chosen, found.ranks.int(), found.top_token_ids.int()]
             tensors.append(found.top_logprobs)
-        return cls(plan, downloads.start(pack(tensors)))
+        return cls(plan, downloads.start(tensors))
 
     def wait(self) -> Samples:
         """Wait for the copy; return the samples of the rows that want one."""

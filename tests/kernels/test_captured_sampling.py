@@ -91,7 +91,7 @@ def test_a_replay_is_bitwise_what_the_kernels_do_one_by_one() -> None:
         columns = [torch.from_numpy(column).to(DEVICE) for column in asked.kernel_columns()]
         token_ids = sample_tokens(logits, *columns)
         reasons = scatter_tokens(expected, slots[:num_rows], token_ids)
-        in_flight.append((downloads.start(graphs.run(asked)), token_ids, reasons))
+        in_flight.append((downloads.copy(graphs.run(asked)), token_ids, reasons))
     for download, token_ids, reasons in in_flight:
         found_ids, found_reasons = download.wait()
         assert found_ids[: len(token_ids)].tolist() == token_ids.tolist()

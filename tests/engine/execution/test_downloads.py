@@ -12,14 +12,16 @@ from engine.execution.downloads import Downloads, pack
 CPU = torch.device("cpu")
 
 
-def test_tensors_come_back_as_they_were() -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_tensors_come_back_as_they_were(packed: bool) -> None:
     tensors = [
         torch.tensor([2**40, -1]),
         torch.tensor([3, -4, 5], dtype=torch.int32),
         torch.tensor([[0.5, -1.0], [2.0, torch.inf]]),
         torch.empty(0, 3, dtype=torch.float32),
     ]
-    found = Downloads(CPU).start(pack(tensors)).wait()
+    downloads = Downloads(CPU)
+    found = (downloads.copy(pack(tensors)) if packed else downloads.start(tensors)).wait()
     for array, tensor in zip(found, tensors, strict=True):
         assert array.dtype == tensor.numpy().dtype
         np.testing.assert_array_equal(array, tensor.numpy())
@@ -30,12 +32,12 @@ def test_what_is_launched_later_does_not_change_them() -> None:
     downloads = Downloads(CPU)
     words = torch.arange(4, dtype=torch.int32)
     packed = pack([words])._replace(words=words)
-    first = downloads.start(packed)
+    first = downloads.copy(packed)
     words.fill_(7)
-    second = downloads.start(packed)
+    second = downloads.copy(packed)
     (found,) = first.wait()
     words.fill_(8)
-    third = downloads.start(packed)
+    third = downloads.copy(packed)
     assert found.tolist() == [0, 1, 2, 3]
     assert second.wait()[0].tolist() == [7] * 4
     assert third.wait()[0].tolist() == [8] * 4
@@ -55,8 +57,8 @@ def test_memory_and_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> No
     downloads = Downloads(CPU)
     in_flight = None
     for size in (1, 100, 90, *[100] * 50):
-        launched = downloads.start(pack([torch.zeros(size)]))
+        launched = downloads.copy(pack([torch.zeros(size)]))
         if in_flight is not None:
             in_flight.wait()
         in_flight = launched
-    assert sizes == [1, 128, 128]
+    assert sizes == [1, 100, 90, 100]

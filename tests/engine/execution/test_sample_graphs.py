@@ -80,7 +80,7 @@ def test_a_step_takes_the_next_number_of_rows(
     num_rows: int, size: int, top_k: int, sampling: Sampling, graphs: SampleGraphs
 ) -> None:
     asked = params(num_rows, top_k=top_k)
-    token_ids, finish_reasons = Downloads(torch.device("cpu")).start(graphs.run(asked)).wait()
+    token_ids, finish_reasons = Downloads(torch.device("cpu")).copy(graphs.run(asked)).wait()
     assert sampling.calls == [(size, top_k > 0)]
     assert token_ids[:num_rows].tolist() == [11 * row + 3 for row in range(num_rows)]
     assert finish_reasons[:num_rows].tolist() == [row % 3 for row in range(num_rows)]
