@@ -80,8 +80,7 @@ class BlockCopier:
         Every source is read before any destination is written.
 
         Args:
-            sources, destinations: block ids of equal length, no destination twice; tensors are
-                int64 [N] on the CPU.
+            sources, destinations: as many of each, no destination twice; tensors: int64 on the CPU.
 
         Raises:
             ValueError: an argument has a wrong shape, dtype, length or device, an id is out of

@@ -160,10 +160,9 @@ class ModelRunner:
         self.model.compute_logits(hidden)
 
     def warm_up(self) -> None:
-        """Run the largest step, and launch all other kernels that requests can reach.
+        """Run the largest step, and launch all kernels that requests can reach, to compile them.
 
-        No kernel is compiled while requests wait then. Only the null block must be allocated; no
-        sequence may have a slot.
+        Only the null block must be allocated, and no sequence may have a slot.
         """
         for step in warm_up_steps(self._config, self._tables.max_model_len):
             self.forward(step)
