@@ -29,7 +29,7 @@ from engine.bench.replays import ReplaySession
 from engine.bench.shapes import SHAPES, TINY, Shape
 from engine.bench.transformers_peer import TransformersPeer
 from engine.bench.workload import FULL, SMALL, Workload
-from kernels.bench.worker import MARK, usable
+from kernels.bench.worker import first_line, say, usable
 
 Session = EngineDriver | TransformersPeer | ReplaySession
 _SESSIONS: dict[str, type[Session]] = {
@@ -72,7 +72,7 @@ def measure(
             session = _session(group, Path(folder), device, deadline)
         except Exception as error:
             for part in parts:
-                say({"case": part.key, "status": "failed", "reason": _line(error)})
+                say({"case": part.key, "status": "failed", "reason": first_line(error)})
             return
         for part in parts:
             if time.time() > deadline:
@@ -95,7 +95,7 @@ def _figures(part: Part, session: Session) -> Figures:
     except Exception as error:
         with suppress(Exception):  # the next part will fail and report it
             session.clear()
-        return {"status": "failed", "reason": _line(error)}
+        return {"status": "failed", "reason": first_line(error)}
     return {"status": "measured", **figures}
 
 
@@ -118,16 +118,6 @@ def compile_kernels(group: Group, device: torch.device) -> None:
             session.episode(0)
 
 
-def _line(error: Exception) -> str:
-    """Return the first line of an error, with its type."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
-
-
-def _say(message: dict[str, Any]) -> None:
-    print(MARK + json.dumps(message), flush=True)
-
-
 def main() -> None:
     """Serve one request."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -145,8 +135,8 @@ def main() -> None:
         compile_kernels(group, device)
         return
     if request["ceilings"] and group.session == "engine":
-        _say({"ceilings": ceilings.measure(device)})
-    measure(group, request["cases"], device, request["deadline"], _say)
+        say({"ceilings": ceilings.measure(device)})
+    measure(group, request["cases"], device, request["deadline"], say)
 
 
 if __name__ == "__main__":

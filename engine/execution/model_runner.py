@@ -145,13 +145,9 @@ class ModelRunner:
     @property
     def state(self) -> dict[str, Tensor]:
         """The tensors on the device that steps change, by name."""
-        layers = enumerate(self._kv_cache)
-        caches = {
-            f"{name} of layer {i}": cache
-            for i, layer in layers
-            for name, cache in (("keys", layer.key), ("values", layer.value))
-        }
-        return {**caches, "slot tables": self._tables.buffer, **self._sampler.state}
+        caches = [cache for layer in self._kv_cache for cache in layer]
+        named = {f"KV cache {i}": cache for i, cache in enumerate(caches)}
+        return {**named, "slot tables": self._tables.buffer, **self._sampler.state}
 
     @torch.inference_mode()
     def run_decode_step(self, num_rows: int) -> None:

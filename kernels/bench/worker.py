@@ -53,9 +53,9 @@ class Bench:
         try:
             return self._measure(case)
         except torch.OutOfMemoryError as error:
-            return {"status": "skipped", "reason": _line(error)}
+            return {"status": "skipped", "reason": first_line(error)}
         except Exception as error:
-            return {"status": "failed", "reason": _line(error)}
+            return {"status": "failed", "reason": first_line(error)}
         finally:
             _release(self._device)
 
@@ -84,7 +84,7 @@ class Bench:
                 return {"differs": difference}
             return {"micros": self._watch.micros(call, graph=work.graph)}
         except Exception as error:
-            return {"reason": _line(error)}
+            return {"reason": first_line(error)}
 
     def _compiled(self, work: Work, call: Call, ours: tuple[Tensor, ...]) -> dict[str, Any]:
         if self._compile_seconds <= 0:
@@ -158,26 +158,27 @@ def serve(request: dict[str, Any], device: torch.device, *, tiny: bool = False) 
     if isinstance(watch, timing.Stopwatch):
         gc.freeze()  # each graph capture runs the garbage collector
         if request["ceilings"]:
-            _say({"ceilings": timing.ceilings(watch)})
+            say({"ceilings": timing.ceilings(watch)})
         bench = Bench(watch, device, Multiprocessor.of(device))
     for key in request["cases"]:
         if time.time() > request["deadline"]:
-            _say({"case": key, "status": "left out", "reason": "no time was left"})
+            say({"case": key, "status": "left out", "reason": "no time was left"})
             continue
-        _say({"begins": key})
-        _say({"case": key, **bench.measure(cases[key])})
+        say({"begins": key})
+        say({"case": key, **bench.measure(cases[key])})
         if not usable():
             sys.exit("the GPU is of no use to this process any more")
 
 
-def _say(message: dict[str, Any]) -> None:
+def say(message: dict[str, Any]) -> None:
+    """Send a message to `kernels.bench.runner`."""
     print(MARK + json.dumps(message), flush=True)
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error, with its type."""
     text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200] if text else ''}"
+    return f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def test_a_race_in_the_kv_cache_is_found_before_it_changes_a_token(
         return results
 
     monkeypatch.setattr(runner, "_run_forward", racing)
-    _check_found(session, "as served, run 2 of 2: keys of layer 0")
+    _check_found(session, "as served, run 2 of 2: KV cache 0")
 
 
 def test_a_race_in_the_last_bit_of_a_hidden_state_is_found(

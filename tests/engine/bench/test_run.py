@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -215,3 +217,12 @@ def test_kernels_of_later_parts_are_compiled_during_the_tests(tmp_path: Path) ->
     assert sum(" replays " in command for command in commands) == 4
     assert sum("tiny engine" in command for command in commands) == 1
     assert sum("kernels.bench.worker" in command for command in commands) == len(OPERATIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["tiny engine", "fp8 replays 0"])
+def test_a_worker_that_only_compiles_measures_nothing(group: str) -> None:
+    command = [sys.executable, "-m", "engine.bench.worker", group, "--tiny", "--replays", "20"]
+    request = json.dumps({"cases": [], "compile_only": True})
+    done = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
