@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 
 
 class ResolvedConfig(EngineConfig):
@@ -28,6 +29,7 @@ class StepLimits(NamedTuple):
 CPU_LIMITS = StepLimits(64, 2048)
 GPU_LIMITS = StepLimits(256, 2048)
 LARGE_GPU_LIMITS = StepLimits(256, 8192)
+_MOST_SEQS = 4096  # one program of a GPU plans attention for all decode rows of a step
 _LARGE = 70 * 2**30  # bytes; one of "80 GB" has somewhat less than 80 GiB
 # An A100 of 80 GB is not among them: vLLM measured that steps of 8,192 tokens make it slower.
 _FAST_CAPABILITY = (9, 0)
@@ -38,6 +40,9 @@ def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
 
     Where only one of the two limits is set, the default of the other one gives way:
     `max_num_batched_tokens` is never below `max_num_seqs`.
+
+    Raises:
+        ConfigError: the kernels of `device` do not serve as many sequences.
     """
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     default = _step_limits(device)
@@ -45,6 +50,8 @@ def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
         seqs = min(default.max_num_seqs, tokens or default.max_num_batched_tokens)
     if tokens is None:
         tokens = max(default.max_num_batched_tokens, seqs)
+    if device.type == "cuda" and seqs > _MOST_SEQS:
+        raise ConfigError(f"max_num_seqs: must be at most {_MOST_SEQS} on a GPU (got {seqs})")
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     return ResolvedConfig.model_validate(config.model_dump(exclude_unset=True) | limits)
 

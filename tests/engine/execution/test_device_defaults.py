@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.execution.device_defaults import (
     CPU_LIMITS,
     GPU_LIMITS,
@@ -52,6 +53,18 @@ def test_a_gpu_decides_by_memory_and_generation(
 
 def test_large_gpus_run_256_sequences_and_8192_tokens() -> None:
     assert (CPU_LIMITS, GPU_LIMITS, LARGE_GPU_LIMITS) == ((64, 2048), (256, 2048), (256, 8192))
+
+
+def test_more_sequences_than_the_kernels_of_a_gpu_serve_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    properties = SimpleNamespace(total_memory=H100[0] * MIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: H100[1])
+    assert resolve(EngineConfig.parse({"max_num_seqs": 4096}), CUDA).max_num_seqs == 4096
+    with pytest.raises(ConfigError, match=r"^max_num_seqs: must be at most 4096 on a GPU \(got 40"):
+        resolve(EngineConfig.parse({"max_num_seqs": 4097}), CUDA)
+    assert resolve(EngineConfig.parse({"max_num_seqs": 4097}), CPU).max_num_seqs == 4097
 
 
 def test_other_settings_stay_as_they_are() -> None:
