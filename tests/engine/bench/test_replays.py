@@ -16,6 +16,7 @@ from engine.bench.parts import Group
 from engine.bench.replays import ReplaySession
 from engine.bench.workload import SMALL
 from engine.core.schedule import Schedule
+from tests.factories.replayed_graphs import ReplayedGraph, ReplayingCapturer
 
 CPU = torch.device("cpu")
 GROUPS = replays.groups(60, SMALL, tiny=True)
@@ -164,3 +165,24 @@ def test_one_seed_is_replayed_by_the_command(capsys: pytest.CaptureFixture[str])
 
     assert main(["--tiny", "--replay", "vocab:3:2"]) == 0
     assert capsys.readouterr().out == "vocab:3:2: 100 runs gave the same bits\n"
+
+
+def test_a_race_in_a_graph_is_found_where_the_same_kernels_alone_have_none(
+    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, capturer = session.steps._runner, ReplayingCapturer()
+    with torch.inference_mode():
+        runner.capture_graphs(capturer, lambda done, total: None)
+    assert session.episode(0) == []
+    assert sum(capturer.num_replays) > 2 * replays.STEPS
+    race, replay = Race(29), ReplayedGraph.replay
+
+    def racing(graph: ReplayedGraph) -> None:
+        replay(graph)
+        if race.strikes():
+            runner._kv_cache[1].value.view(torch.int16)[-1, -1, -1, -1] ^= 1
+
+    monkeypatch.setattr(ReplayedGraph, "replay", racing)
+    unequal = [line for episode in range(3) for line in session.episode(episode)]
+    assert unequal
+    assert all("as served, run 2 of 2: KV cache 3" in line for line in unequal)
