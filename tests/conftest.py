@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 # How long an example takes says something about the machine, not about the code.
 settings.register_profile("trident", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("episodes", settings.get_profile("trident"), max_examples=10_000)
 settings.load_profile("trident")
 
 # Background jobs of a script are started with SIGINT ignored, and hand that on to their children.

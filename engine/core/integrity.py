@@ -26,7 +26,7 @@ def check_integrity(scheduler: Scheduler) -> None:
     assert running == sorted(running, key=scheduler.rank)
     waiting.check_integrity()
     assert all(request.slot is None for request in waiting)
-    scheduler.slots.check_integrity(running, scheduler.kv_cache.block_size)
+    scheduler.slots.check_integrity(running)
     sequences = [*running, *waiting]
     scheduler.kv_cache.check_integrity(sequences)
     sequences += [fork for request in sequences for fork in request.forks]

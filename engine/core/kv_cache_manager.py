@@ -96,7 +96,8 @@ class KVCacheManager:
         """
         num_blocks = blocks_for(request.num_tokens, self.block_size)
         if request.kv.block_ids:
-            copied = self._shared_blocks(request, request.num_tokens)
+            start, end = request.num_computed_tokens, request.num_tokens
+            copied = self._shared_blocks(request.kv.block_ids, start, end)
             return num_blocks - len(request.kv.block_ids) + len(copied)
         revived = sum(self.pool.ref_count(block_id) == 0 for block_id in prefix)
         return num_blocks - len(prefix) + revived
@@ -115,8 +116,9 @@ class KVCacheManager:
         change, if the pool has too few blocks.
         """
         block_ids = request.kv.block_ids
-        end = request.num_computed_tokens + num_new_tokens
-        shared = self._shared_blocks(request, end)
+        start = request.num_computed_tokens
+        end = start + num_new_tokens
+        shared = self._shared_blocks(block_ids, start, end)
         num_missing = max(0, blocks_for(end, self.block_size) - len(block_ids))
         if not num_missing and not shared:
             return []
@@ -132,12 +134,10 @@ class KVCacheManager:
             block_ids[i] = destination
         return copies
 
-    def _shared_blocks(self, request: Request, end: int) -> list[int]:
-        """Return the places in its block table of shared blocks that are written up to `end`."""
-        block_ids, size = request.kv.block_ids, self.block_size
-        places = range(
-            request.num_computed_tokens // size, min(len(block_ids), blocks_for(end, size))
-        )
+    def _shared_blocks(self, block_ids: list[int], start: int, end: int) -> list[int]:
+        """Return the places of shared blocks that the tokens `start` to `end` are written to."""
+        size = self.block_size
+        places = range(start // size, min(len(block_ids), blocks_for(end, size)))
         return [i for i in places if self.pool.ref_count(block_ids[i]) > 1]
 
     def commit(self, request: Request, num_tokens: int) -> None:

@@ -67,7 +67,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policy = policy
-        self.slots = SlotStates(max_num_seqs, max_model_len)
+        self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
         self._reader = TokenReader(self.slots, kv_cache, token_bytes)
         self.constraints = SamplingConstraints()
         self._admission = PromptAdmission(
@@ -192,7 +192,6 @@ class Scheduler:
         step.copies.extend(copies)
         step.swap_in.extend(self.kv_cache.swap_in(request, len(admitted.prefix)))
         slot = self.slots.assign(request)
-        self.slots.capacity[slot] = len(request.kv.block_ids) * self.kv_cache.block_size
         self.constraints.add(slot, request)
         step.admit(request, admitted.num_tokens)
         self.kv_cache.commit(request, request.num_computed_tokens)
@@ -214,12 +213,9 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return
-        assert request.slot is not None
-        block_ids = request.kv.block_ids
         step.copies.extend(copies)
         step.write_blocks(request, 0 if copies else num_blocks)
-        self.slots.capacity[request.slot] = len(block_ids) * self.kv_cache.block_size
-        self.slots.shares_tail[request.slot] = False
+        self.slots.set_blocks(request)
 
     def _preempt(self, victim: Request) -> None:
         # Carried out before the next step that has a row, possibly a later one.

@@ -47,9 +47,10 @@ class SlotStates:
         requests: the sequence in each slot, or None.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int) -> None:
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
         """Start with all slots free. Pages of `token_ids` take memory when they are written."""
         self.token_ids = np.zeros((num_slots, max_model_len), dtype=np.int32)
+        self._block_size = block_size
         self._counters = np.zeros((NUM_COUNTERS, num_slots), dtype=np.int32)
         self.num_tokens = self._counters[TOKENS]
         self.num_computed_tokens = self._counters[COMPUTED]
@@ -88,7 +89,6 @@ class SlotStates:
         self.max_num_tokens[slot] = request.max_num_tokens
         self.uid[slot] = request.uid
         self.index[slot] = request.index
-        self.shares_tail[slot] = False
         self.host_chooses[slot] = request.bad_words is not None
         self.is_watched[slot] = request.is_watched
         checker = request.output.stop_checker
@@ -98,7 +98,14 @@ class SlotStates:
         self.is_streamed[slot] = request.stream
         self.last_token_time[slot] = request.times.last_token
         request.slot = slot
+        self.set_blocks(request)
         return slot
+
+    def set_blocks(self, request: Request) -> None:
+        """Note that the running `request` has got blocks, to which it may write its next tokens."""
+        assert request.slot is not None
+        self.capacity[request.slot] = len(request.kv.block_ids) * self._block_size
+        self.shares_tail[request.slot] = False
 
     def release(self, request: Request) -> int:
         """Free the slot of `request`, which keeps its own copy of its state; return its serial."""
@@ -137,7 +144,7 @@ class SlotStates:
         slots = slots[is_ready]
         return slots, num_tokens[is_ready] - self.num_computed_tokens[slots]
 
-    def check_integrity(self, running: Sequence[Request], block_size: int) -> None:
+    def check_integrity(self, running: Sequence[Request]) -> None:
         """Assert that each of `running` has a slot of its own with what is known of it."""
         slots = [request.slot for request in running if request.slot is not None]
         assert len(slots) == len(running)
@@ -149,7 +156,7 @@ class SlotStates:
             assert self.requests[slot] is request
             assert np.shares_memory(request.counters, self._counters)
             assert np.shares_memory(request.tokens, self.token_ids[slot])
-            assert self.capacity[slot] == len(request.kv.block_ids) * block_size
+            assert self.capacity[slot] == len(request.kv.block_ids) * self._block_size
             assert request.num_computed_tokens <= self.capacity[slot]
             assert self.uid[slot] == request.uid
             assert self.max_num_tokens[slot] == request.max_num_tokens

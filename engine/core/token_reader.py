@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from engine.core.request import Finish, FinishReason, Request
 from engine.core.sampled_logprobs import token_logprobs
 from engine.core.schedule import RUNNING, Samples
 from engine.core.slot_states import SlotStates
+from engine.protocol import TokenLogprobs
 from engine.text.byte_sets import ByteSets
 
 # By what the device says of a row: its sequence goes on, or why it has ended.
@@ -95,11 +97,12 @@ class TokenReader:
         advanced = Advanced(here[~is_examined], token_gaps_s=gaps)
         for slot in here[is_first].tolist():
             self._begin(states.owner(slot), now, advanced)
-        for i in np.flatnonzero(is_examined).tolist():
-            request = states.owner(here[i])
-            self._examine(request, int(rows[i]), samples)
+        examined, logprobs = np.flatnonzero(is_examined), token_logprobs(samples)
+        for slot, row in zip(here[examined].tolist(), rows[examined].tolist(), strict=True):
+            request = states.owner(slot)
+            _examine(request, samples, row, logprobs)
             if request.output.stop_checker is not None:
-                states.watched_bytes[here[i]] = request.output.stop_checker.watch
+                states.watched_bytes[slot] = request.output.stop_checker.watch
             advanced.examined.append(request)
         if len(rows) < len(slots):
             self._read_without_slot(serials, samples, now, advanced)
@@ -125,22 +128,12 @@ class TokenReader:
                 gap = now - request.times.last_token
                 advanced.token_gaps_s = np.append(advanced.token_gaps_s, gap)
             request.times.last_token = now
-            self._examine(request, row, samples)
+            _examine(request, samples, row, token_logprobs(samples))
             advanced.examined.append(request)
 
     def _begin(self, request: Request, now: float, advanced: Advanced) -> None:
         request.times.first_token = now
         advanced.begun.append(request)
-
-    def _examine(self, request: Request, row: int, samples: Samples) -> None:
-        try:
-            request.examine(
-                int(samples.token_ids[row]),
-                _FINISH_REASONS[samples.finish_reasons[row]],
-                token_logprobs(samples, row),
-            )
-        except Exception as error:  # the stop search runs on the request's data
-            request.finish = Finish("error", error=error)
 
     def _commit(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Enter the blocks in the prefix cache that are full with the tokens known so far."""
@@ -148,3 +141,17 @@ class TokenReader:
             is_full = num_tokens % self._kv_cache.block_size == 0
             for i in np.flatnonzero(is_full).tolist():
                 self._kv_cache.commit(self._states.owner(slots[i]), int(num_tokens[i]))
+
+
+def _examine(
+    request: Request, samples: Samples, row: int, logprobs: Mapping[int, TokenLogprobs]
+) -> None:
+    """Look at the token of `row`, the newest of `request`."""
+    try:
+        request.examine(
+            int(samples.token_ids[row]),
+            _FINISH_REASONS[samples.finish_reasons[row]],
+            logprobs.get(row),
+        )
+    except Exception as error:  # the stop search runs on the request's data
+        request.finish = Finish("error", error=error)

@@ -70,7 +70,7 @@ def make_plan(
     constraints = SamplingConstraints()
     for slot, request in zip(slots, requests, strict=True):
         constraints.add(slot, request)
-    empty = ScheduleBuilder(SlotStates(1, 1)).build(NO_ROWS, ())
+    empty = ScheduleBuilder(SlotStates(1, 1, 1)).build(NO_ROWS, ())
     schedule = Schedule(
         slots=rows,
         num_tokens=np.ones_like(rows),
@@ -95,10 +95,10 @@ def run_plan(
     drawn = sampler.sample(plan, logits, where)
     sent = SentSamples.of(plan, drawn, torch.zeros_like(where), Downloads(logits.device))
     samples = sent.wait()
-    found = [token_logprobs(samples, row) for row in range(len(samples.token_ids))]
+    found = token_logprobs(samples)
     return [
-        SampledToken(token_id, 0.0 if logprobs is None else logprobs.logprobs[0], logprobs)
-        for token_id, logprobs in zip(samples.token_ids.tolist(), found, strict=True)
+        SampledToken(token_id, found[row].logprobs[0] if row in found else 0.0, found.get(row))
+        for row, token_id in enumerate(samples.token_ids.tolist())
     ]
 
 

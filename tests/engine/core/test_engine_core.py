@@ -15,6 +15,7 @@ from engine.token_ids import pack_token_ids
 from tests.factories.outputs import listed
 
 MakeCore = Callable[..., EngineCore]
+SHORT = pack_token_ids([5, 6])
 
 
 @pytest.fixture(params=[False, True], ids=["step-by-step", "one-step-ahead"])
@@ -79,10 +80,10 @@ def test_a_full_queue_refuses_the_next_one_only(make_core: MakeCore) -> None:
 
 def test_each_sequence_of_a_request_counts_as_waiting(make_core: MakeCore) -> None:
     core = make_core(max_num_seqs=2, max_num_queued_reqs=4)
-    core.add_request(AddRequest(1, pack_token_ids([5, 6]), {"max_tokens": 2, "n": 4}))
+    core.add_request(AddRequest(1, SHORT, {"max_tokens": 2, "n": 4}))
     with pytest.raises(QueueFullError, match="Maximum queue size of 4 requests"):
-        core.add_request(AddRequest(2, pack_token_ids([5, 6]), {"max_tokens": 2, "n": 3}))
-    core.add_request(AddRequest(3, pack_token_ids([5, 6]), {"max_tokens": 2, "n": 2}))
+        core.add_request(AddRequest(2, SHORT, {"max_tokens": 2, "n": 3}))
+    core.add_request(AddRequest(3, SHORT, {"max_tokens": 2, "n": 2}))
     assert {output.uid for output in run(core)} == {1, 3}
 
 
@@ -104,9 +105,7 @@ def test_a_deadline_is_answered_before_the_next_step(make_core: MakeCore, uid: i
     begin = time.monotonic()
     for each in (1, 2):
         late = {"arrival_time": begin - 9.8, "timeout_s": 10.0} if each == uid else {}
-        core.add_request(
-            AddRequest(each, pack_token_ids([5, 6]), {"max_tokens": 99, "ignore_eos": True}, **late)
-        )
+        core.add_request(AddRequest(each, SHORT, {"max_tokens": 99, "ignore_eos": True}, **late))
     core.step()
     time.sleep(max(0.0, begin + 0.21 - time.monotonic()))
     (output,) = listed(core.step())
@@ -126,7 +125,7 @@ def test_the_timeout_of_the_settings_holds_for_all_and_none_may_exceed_it(
         core.add_request(
             AddRequest(
                 uid,
-                pack_token_ids([5, 6]),
+                SHORT,
                 {"max_tokens": 4, "ignore_eos": True},
                 arrival_time=arrival - age,
                 timeout_s=timeout_s,
@@ -140,7 +139,7 @@ def test_a_deadline_ends_what_waits_and_what_runs(make_core: MakeCore) -> None:
     core = make_core(max_num_seqs=1)
     params = {"max_tokens": 100, "ignore_eos": True}
     for uid in (1, 2):
-        core.add_request(AddRequest(uid, pack_token_ids([5, 6]), params, timeout_s=0.2))
+        core.add_request(AddRequest(uid, SHORT, params, timeout_s=0.2))
     core.add_request(request(3))
     core.step()
     time.sleep(0.25)
@@ -161,9 +160,8 @@ def test_statistics_of_a_request(make_core: MakeCore) -> None:
     core = make_core(block_size=4)
     prompt = list(range(10, 30))
     for uid in (1, 2):
-        core.add_request(
-            AddRequest(uid, pack_token_ids(prompt), {"max_tokens": 3, "ignore_eos": True})
-        )
+        params = {"max_tokens": 3, "ignore_eos": True}
+        core.add_request(AddRequest(uid, pack_token_ids(prompt), params))
         (stats,) = [output.stats for output in run(core) if output.stats is not None]
         assert (stats.num_prompt_tokens, stats.num_output_tokens) == (20, 3)
         assert stats.num_cached_tokens == (16 if uid == 2 else 0)
@@ -195,11 +193,7 @@ def test_equal_prompts_of_one_step_share_blocks_and_answer_alike(make_core: Make
 def test_tokens_without_text_leave_the_window_short(make_core: MakeCore) -> None:
     core = make_core()
     core.add_request(
-        AddRequest(
-            1,
-            pack_token_ids([9]),
-            {"max_tokens": 120, "allowed_token_ids": [1], "ignore_eos": True},
-        )
+        AddRequest(1, SHORT, {"max_tokens": 120, "allowed_token_ids": [1], "ignore_eos": True})
     )
     outputs = run(core)
     assert [len(output.token_ids) for output in outputs] == [1] * 120

@@ -158,7 +158,7 @@ _ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=max(40, settings.default.max_examples // 10))  # type: ignore[union-attr]
 @given(arrivals=_ARRIVALS)
 def test_every_token_is_that_of_the_synchronous_loop(
     cores: tuple[EngineCore, EngineCore], arrivals: list[Arrival]

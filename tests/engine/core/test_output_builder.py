@@ -69,7 +69,7 @@ def answer(
         window_ids=window,
     )
     opens_window = detokenizer.token_flags(detokenizer.tokenizer.vocab_size + 3).opens_window
-    states = SlotStates(1, 1)
+    states = SlotStates(1, 1, 1)
     builder = OutputBuilder(detokenizer, opens_window, states, stream_interval=stream_interval)
     outputs = []
     for token_id in tokens:

@@ -1,6 +1,6 @@
 """Whatever else is scheduled, each request gets the tokens that it gets alone."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.bad_words import BadWords
@@ -26,7 +26,6 @@ _ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     arrivals=_ARRIVALS,
     num_blocks=st.integers(12, 40),
