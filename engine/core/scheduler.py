@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.fork_parents import ForkParents
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.prompt_admission import Admitted, PromptAdmission, Refused
 from engine.core.ranked_queue import Rank
@@ -84,7 +85,7 @@ class Scheduler:
         self.num_prefix_hits = 0  # those of them found
         self.unfinished: dict[int, dict[int, Request]] = {}
         self._running_slots: NDArray[np.int32] | None = None  # of `running`, if it is unchanged
-        self._parents: list[Request] = []  # running sequences that others wait to be forked from
+        self._parents = ForkParents(kv_cache, self.slots, self.waiting)
         # What the next step swaps out: block of the host -> block of the device.
         self._swap_out: dict[int, int] = {}
 
@@ -116,7 +117,7 @@ class Scheduler:
         if self.num_preemptions == num_preemptions:
             self._admit(step)
             assert self.running or not self.waiting, "a request that can never fit was let in"
-        self._fork_parents()
+        self._parents.fork()
         rows = step.rows()
         swap_out: list[BlockCopy] = []
         if len(rows.slots):
@@ -197,8 +198,7 @@ class Scheduler:
         self.kv_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)
         self._running_slots = None
-        if request.forks:
-            self._parents.append(request)
+        self._parents.add(request)
         self._admission.runs(request)
 
     def _allocate_or_preempt(
@@ -247,23 +247,6 @@ class Scheduler:
         self.kv_cache.free(request)
         request.num_computed_tokens = 0
         self._admission.blocks_were_freed()
-
-    def _fork_parents(self) -> None:
-        """Queue the siblings of sequences whose prompt is computed, with the blocks of the prompt.
-
-        Each recomputes the prompt's last token, to sample its own first token from its logits.
-        """
-        for parent in self._parents:
-            if parent.slot is None or parent.num_computed_tokens < parent.num_prompt_tokens:
-                continue
-            for child in parent.forks:
-                self.kv_cache.fork(parent, child, parent.num_prompt_tokens)
-                child.num_computed_tokens = parent.num_prompt_tokens - 1
-                child.num_cached_tokens = parent.num_cached_tokens
-                self.waiting.push(child)
-            self.slots.shares_tail[parent.slot] = True
-            parent.forks = []
-        self._parents = [each for each in self._parents if each.forks and each.slot is not None]
 
     def update(self, samples: Samples) -> Advanced:
         """Read the tokens of the oldest step that has not been read; return who got one.
