@@ -94,7 +94,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     block_size: int
     max_num_seqs: int
     description: str  # one line: model, dtype, device, KV cache size, limits of a step
-    runs_on_host: bool = True  # the processors of this machine compute the model
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -118,7 +118,6 @@ class EngineCore:
             block_size=plan.block_size,
             max_num_seqs=loaded.config.max_num_seqs,
             description=loaded.description,
-            runs_on_host=loaded.runs_on_host,
         )
 
     def add_request(self, message: AddRequest) -> list[RequestFailed]:

@@ -64,7 +64,6 @@ class LoadedModel:
         num_host_blocks: blocks for preempted sequences on the host.
         is_ahead: whether a step is launched before the previous one is read (async scheduling).
         description: model, dtype, device, KV cache size and limits of a step, for the log.
-        runs_on_host: whether the processors of this machine compute the model.
     """
 
     config: ResolvedConfig
@@ -73,7 +72,6 @@ class LoadedModel:
     num_host_blocks: int
     is_ahead: bool
     description: str
-    runs_on_host: bool
 
 
 def load_model(
@@ -151,8 +149,7 @@ def load_model(
         plan,
         f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}",
     )
-    on_host = device.type == "cpu"
-    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description, on_host)
+    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
 
 
 def load_null_device(
@@ -187,7 +184,7 @@ def load_null_device(
     log.warning("%s; for benchmarks only", warning)
     is_ahead = config.async_scheduling is not False
     description = f"{warning}; {_description(config, model_config, 'null', plan, 'no memory')}"
-    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description, False)
+    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
 
 
 def _description(

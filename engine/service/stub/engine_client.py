@@ -191,7 +191,6 @@ class EngineClient:
         with self._lock:
             self._ready = ready
             self._admission = Admission(self._config, ready)
-        self.pace.set_limit(runs_on_host=ready.runs_on_host)
         self._observer.engine_up(True)
         if is_restart:
             self._observer.engine_restarted()

@@ -1,51 +1,156 @@
-"""Pace: how often a stream is answered, by what the stages behind the engine stub can carry."""
+"""Pace: how often a stream gets a response, by what a response costs the server on this machine."""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-# A response costs 0.6 to 0.7 ms of processor time over the server and the stages, however many
-# tokens it carries. At these rates all of them take a third of each core, or most of it where the
-# cores compute no model; what the engine produces meanwhile is coalesced. `trident bench stages`
-# measures it.
-_RESPONSES_PER_CORE_S = 500
-_RESPONSES_PER_FREE_CORE_S = 1200
-_MOST_RESPONSES_S = 4000  # that the one detokenizer keeps up with
-_LEAST_RESPONSES_S = 100
+import psutil
 
+# Share of the cores that responses may take. They begin with the least, which they have even where
+# the engine could use every core, and get more while cores are idle.
+_LEAST_SHARE, _MOST_SHARE = 0.25, 0.75
+_IDLE, _BUSY = 0.15, 0.05  # idle share of the cores above which they get more, and below which less
+_STEP = 1.25
+
+_SHARE_OF_ONE = 0.8  # of one core: what the busiest stub, a single thread of Python, may take
 _LEAST_INTERVAL_S = 0.004  # of one stream: 250 responses per second look as smooth as more
-_MOST_INTERVAL_S = 1.0  # a token waits no longer, however many streams there are
+_MOST_INTERVAL_S = 1.0  # a reader takes a longer pause for a fault
+_MEASURING_S = 1.0
+_LEAST_RESPONSES = 100  # that a measurement needs: below, the processes' other work counts
+_GUESS_S = 0.5e-3  # cost of a response before it has been measured
+_SMOOTHING = 0.5  # weight of the newest measurement
+_BOUNDS_S = (0.05e-3, 5e-3)
 
-_MOST_TRANSIT_S = 0.02  # from the stub to the detokenizer; longer, and messages wait in a queue
+# From the stub to the detokenizer. Longer, and messages wait in a queue of Triton's without limit:
+# the stages are slower than measured, or other programs use the cores.
+_MOST_TRANSIT_S = 0.02
 _SLOWER, _FASTER = 0.85, 1.1
+_LEAST_THROTTLE = 0.1
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """CPU seconds so far.
+
+    Attributes:
+        server: of tritonserver itself.
+        stubs: of its models, by process id.
+        idle: of the cores that this process may use.
+    """
+
+    server: float
+    stubs: Mapping[int, float]
+    idle: float
+
+
+class ServerProcesses:
+    """The server, which has started this stub, and the stubs of its models."""
+
+    def __init__(self) -> None:
+        """Look for no other process yet: they may not have been started."""
+        self._server = psutil.Process(os.getppid())
+        self._stubs: list[psutil.Process] = []
+
+    def times(self) -> StageTimes:
+        """Return the CPU times so far; none of stubs if one has just ended."""
+        try:
+            if not self._stubs:
+                self._stubs = self._server.children()
+            stubs = {each.pid: _seconds(each) for each in self._stubs}
+            return StageTimes(_seconds(self._server), stubs, _idle_seconds())
+        except psutil.Error:  # a model has been loaded again, or all ends
+            self._stubs = []
+            return StageTimes(0.0, {}, 0.0)
 
 
 class Pace:
-    """The rate of responses of all streams together.
+    """The interval between two responses of a stream, when many streams share the stages.
 
-    It falls while messages wait before the detokenizer, in a queue of Triton's that has no limit:
-    the stages are slower then, or other programs use the cores. Otherwise it rises to a limit, so
-    that responses never take the processor from the engine. For any thread.
+    What the engine produces meanwhile goes into one response: under load a response carries more
+    tokens, and no queue grows behind it. Responses get the cores that are idle beside the engine,
+    and a quarter of them where none is; less while messages wait before the detokenizer. A token
+    waits for one interval at most: 1 s, or longer where there are more streams than the busiest
+    stub, on one core, answers in that time.
+    Thread-safe.
     """
 
-    def __init__(self) -> None:
-        self._limit = 0.0
-        self.responses_per_s = 0.0
-        self.set_limit(runs_on_host=True)
+    def __init__(
+        self,
+        times: Callable[[], StageTimes],
+        *,
+        num_cores: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Measure the cost of responses from the CPU `times`."""
+        self._share = _LEAST_SHARE
+        self._throttle = 1.0
+        self._times = times
+        self._num_cores = num_cores
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._num_responses = 0  # since the measurement began
+        self._began = clock()
+        self._before = StageTimes(0.0, {}, 0.0)
+        # Seconds per response, of all processes together and of the busiest stub.
+        self._cost, self._stub_cost = _GUESS_S, _GUESS_S / 2
 
-    def set_limit(self, *, runs_on_host: bool) -> None:
-        """Begin at the limit; `runs_on_host` as in `engine.protocol.Ready`."""
-        per_core = _RESPONSES_PER_CORE_S if runs_on_host else _RESPONSES_PER_FREE_CORE_S
-        num_cores = len(os.sched_getaffinity(0))
-        self.responses_per_s = self._limit = float(min(per_core * num_cores, _MOST_RESPONSES_S))
+    def count_response(self) -> None:
+        """Count a response that has been sent, and measure once in a while."""
+        with self._lock:
+            self._num_responses += 1
+            now = self._clock()
+            if now - self._began < _MEASURING_S:
+                return
+            num_responses, self._num_responses = self._num_responses, 0
+            before, self._before = self._before, self._times()
+            seconds, self._began = now - self._began, now
+            if num_responses >= _LEAST_RESPONSES:
+                self._learn(before, self._before, num_responses, seconds)
 
     def on_transit(self, least_s: float) -> None:
         """Take the least time that a message took to the detokenizer, over the last moments."""
         if least_s > _MOST_TRANSIT_S:
-            self.responses_per_s = max(self.responses_per_s * _SLOWER, _LEAST_RESPONSES_S)
+            self._throttle = max(self._throttle * _SLOWER, _LEAST_THROTTLE)
         else:
-            self.responses_per_s = min(self.responses_per_s * _FASTER, self._limit)
+            self._throttle = min(self._throttle * _FASTER, 1.0)
 
     def interval_s(self, num_streams: int) -> float:
-        """Return the time between two responses of one of `num_streams` streams."""
-        return min(max(num_streams / self.responses_per_s, _LEAST_INTERVAL_S), _MOST_INTERVAL_S)
+        """Return the seconds between two responses of each of `num_streams`."""
+        wanted = num_streams * self._cost / (self._throttle * self._share * self._num_cores)
+        needed = num_streams * self._stub_cost / _SHARE_OF_ONE
+        return max(_LEAST_INTERVAL_S, needed, min(wanted, _MOST_INTERVAL_S))
+
+    def _learn(
+        self, before: StageTimes, after: StageTimes, num_responses: int, seconds: float
+    ) -> None:
+        if before.stubs.keys() != after.stubs.keys() or not after.stubs:
+            return
+        stubs = [after.stubs[pid] - before.stubs[pid] for pid in after.stubs]
+        total = after.server - before.server + sum(stubs)
+        self._cost = _smoothed(self._cost, total / num_responses)
+        self._stub_cost = _smoothed(self._stub_cost, max(stubs) / num_responses)
+        idle = (after.idle - before.idle) / (seconds * self._num_cores)
+        if idle > _IDLE:
+            self._share = min(_STEP * self._share, _MOST_SHARE)
+        elif idle < _BUSY:
+            self._share = max(self._share / _STEP, _LEAST_SHARE)
+
+
+def _smoothed(old: float, new: float) -> float:
+    low, high = _BOUNDS_S
+    return (1 - _SMOOTHING) * old + _SMOOTHING * min(max(new, low), high)
+
+
+def _seconds(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return float(used.user + used.system)
+
+
+def _idle_seconds() -> float:
+    cores = os.sched_getaffinity(0)
+    times = psutil.cpu_times(percpu=True)
+    return sum(each.idle for core, each in enumerate(times) if core in cores)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 
 from engine.errors import TridentError
-from engine.service.stub.pace import Pace
+from engine.service.stub.pace import Pace, ServerProcesses
 from engine.service.stub.stream import RequestStream
 from engine.service.stub.turn_queue import TurnQueue
 
@@ -23,17 +24,18 @@ class Senders:
     """A few threads that deliver responses.
 
     A slow consumer delays no other request: its outputs meanwhile are coalesced into one response.
-    The first and the last response of a request are sent at once. Those between keep an interval,
-    which adds no delay if steps take longer.
+    The first and the last response of a request are sent at once. Those between keep the interval
+    of `pace`, which adds no delay if steps take longer.
 
     Attributes:
-        pace: the interval.
+        pace: how often a stream is answered.
     """
 
     def __init__(self, on_answered: Callable[[RequestStream], None]) -> None:
         """`on_answered` is called after a request's last response, in a sender's thread."""
         self._on_answered = on_answered
-        self.pace = Pace()
+        num_cores = len(os.sched_getaffinity(0))
+        self.pace = Pace(ServerProcesses().times, num_cores=num_cores)
         self._begun: set[RequestStream] = set()  # answered at least once, and not for the last time
         self._turns = TurnQueue()
         self._threads = [
@@ -72,6 +74,7 @@ class Senders:
         except Exception:
             log.exception("request %d: its response could not be sent", stream.uid)
             stream.abandon(TridentError("internal error"))
+        self.pace.count_response()
         if stream.answered:
             self._begun.discard(stream)
             self._on_answered(stream)

@@ -1,65 +1,129 @@
-import os
+"""How often streams get a response: by what responses cost, and within bounds."""
+
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.service.stages.transit import TransitMeter
-from engine.service.stub.pace import Pace
+from engine.service.stub.pace import Pace, StageTimes
 
-IN_TIME, LATE = 0.001, 0.5
+
+class Machine:
+    """A clock and the CPU times of a server with two stubs."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.server = 7.0
+        self.stubs = {11: 3.0, 12: 5.0}
+        self.idle = 900.0
+        self.pace = Pace(self.times, num_cores=2, clock=lambda: self.now)
+
+    def times(self) -> StageTimes:
+        return StageTimes(self.server, dict(self.stubs), self.idle)
+
+    def run(
+        self,
+        seconds: int,
+        rate: int = 1000,
+        *,
+        server: float = 0.2e-3,
+        stubs: tuple[float, float] = (0.05e-3, 0.15e-3),
+        idle: float = 0.0,
+    ) -> None:
+        """Send `rate` responses per second at these costs; `idle` is the share of both cores."""
+        for _ in range(seconds * rate):
+            self.now += 1 / rate
+            self.idle += 2 * idle / rate
+            self.server += server
+            for pid, cost in zip(self.stubs, stubs, strict=True):
+                self.stubs[pid] += cost
+            self.pace.count_response()
 
 
 @pytest.fixture
-def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
-    return Pace()
+def machine() -> Machine:
+    return Machine()
 
 
-def test_the_interval_grows_with_the_streams_up_to_a_bound(pace: Pace) -> None:
-    assert pace.interval_s(1) == 0.004
-    assert pace.interval_s(64) == 0.064
-    assert pace.interval_s(256) == 0.256
-    assert pace.interval_s(100_000) == 1.0
+def test_before_a_measurement_a_guess_holds(machine: Machine) -> None:
+    assert machine.pace.interval_s(1) == 0.004
+    assert machine.pace.interval_s(100) == pytest.approx(0.1)  # 500 per core and second
 
 
-def test_cores_that_compute_no_model_carry_more(
-    pace: Pace, monkeypatch: pytest.MonkeyPatch
+def test_what_responses_cost_sets_the_interval(machine: Machine) -> None:
+    machine.run(12)  # 0.4 ms each: half a core carries 1,250 per second
+    assert machine.pace.interval_s(64) == pytest.approx(64 / 1250, rel=0.01)
+    machine.run(12, server=0.1e-3, stubs=(0.05e-3, 0.05e-3))
+    assert machine.pace.interval_s(64) == pytest.approx(64 / 2500, rel=0.01)
+
+
+def test_responses_take_what_is_idle_and_give_it_back(machine: Machine) -> None:
+    machine.run(12, idle=0.5)  # 1.5 cores
+    assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / 1.5, rel=0.01)
+    machine.run(5, idle=0.1)  # neither idle nor busy
+    assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / 1.5, rel=0.01)
+    machine.run(12, idle=0.01)
+    assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / 0.5, rel=0.01)
+
+
+def test_a_token_waits_no_longer_than_the_bound_unless_one_stub_is_full(machine: Machine) -> None:
+    machine.run(12)
+    assert machine.pace.interval_s(2000) == 1.0
+    # One stub carries 0.8 / 0.15 ms responses per second, whatever the number of cores.
+    assert machine.pace.interval_s(9000) == pytest.approx(9000 * 0.15e-3 / 0.8, rel=0.01)
+
+
+def test_few_responses_tell_nothing(machine: Machine) -> None:
+    machine.run(30, 50, server=10e-3, stubs=(1e-3, 1e-3))
+    assert machine.pace.interval_s(100) == pytest.approx(0.1)
+
+
+def test_a_stub_that_is_started_again_is_no_measurement(machine: Machine) -> None:
+    machine.run(12)
+    before = machine.pace.interval_s(64)
+    machine.stubs = {11: 900.0, 13: 0.0}
+    machine.run(1)
+    assert machine.pace.interval_s(64) == pytest.approx(before)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 1)] * 4), max_size=5), st.integers(0, 10**5))
+def test_the_interval_is_within_its_bounds_and_grows_with_the_streams(
+    measured: list[tuple[float, float, float, float]], num_streams: int
 ) -> None:
-    pace.set_limit(runs_on_host=False)
-    assert pace.responses_per_s == 2400
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(64))
-    pace.set_limit(runs_on_host=False)
-    assert pace.responses_per_s == 4000
+    machine = Machine()
+    for server, first, second, idle in measured:
+        machine.run(1, 101, server=server, stubs=(first, second), idle=idle)
+    interval_s = machine.pace.interval_s(num_streams)
+    assert 0.004 <= interval_s <= max(1.0, num_streams * 5e-3 / 0.8)
+    assert machine.pace.interval_s(num_streams + 1) >= interval_s
 
 
-def test_messages_that_wait_slow_it_down_until_they_do_not(pace: Pace) -> None:
-    rates = []
+def test_messages_that_wait_slow_it_down_until_they_do_not(machine: Machine) -> None:
+    before = machine.pace.interval_s(64)
+    intervals = []
     for _ in range(10):
-        pace.on_transit(LATE)
-        rates.append(pace.responses_per_s)
-    assert rates == sorted(rates, reverse=True)
-    assert rates[-1] < 250  # after a second
+        machine.pace.on_transit(0.5)
+        intervals.append(machine.pace.interval_s(64))
+    assert intervals == sorted(intervals)
+    assert intervals[-1] > 4 * before  # after a second
+    for _ in range(1000):
+        machine.pace.on_transit(1e9)
+    assert machine.pace.interval_s(64) <= 1.0
     for _ in range(30):
-        pace.on_transit(IN_TIME)
-    assert pace.responses_per_s == 1000
+        machine.pace.on_transit(0.001)
+    assert machine.pace.interval_s(64) == before
 
 
-@given(st.lists(st.floats(0, 1e12)))
-def test_its_rate_stays_within_its_limits(transits: list[float]) -> None:
-    pace = Pace()
-    limit = pace.responses_per_s
-    for transit in transits:
-        pace.on_transit(transit)
-        assert 100 <= pace.responses_per_s <= limit
-
-
-def test_the_meter_tells_the_least_time_of_each_window() -> None:
-    meter = TransitMeter()
-    assert meter.add(9.9, 10.0) is None
-    assert meter.add(9.98, 10.05) is None
-    assert meter.add(10.0, 10.09) is None
-    assert meter.add(10.19, 10.2) == pytest.approx(0.07)
-    assert meter.add(50.0, 50.3) == pytest.approx(0.01)
-    assert meter.add(60.0, 50.31) is None  # clocks of a forged message
-    assert meter.add(50.39, 50.5) == 0.0
+def test_the_processes_are_the_server_and_its_children() -> None:
+    """Of the processes that a server starts, each is a stub."""
+    code = (
+        "import os, time; from engine.service.stub.pace import ServerProcesses\n"
+        "until = time.process_time() + 0.1\n"
+        "while time.process_time() < until: pass\n"
+        "times = ServerProcesses().times()\n"
+        "assert times.server > 0 and times.stubs[os.getpid()] > 0.09 and times.idle > 0"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
