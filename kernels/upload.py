@@ -18,11 +18,3 @@ def upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device) 
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def upload_into(values: NDArray[np.int32] | NDArray[np.int64], out: Tensor) -> None:
-    """Copy `values` to `out`, of the same dtype and length, as `upload` does."""
-    tensor = torch.from_numpy(values)
-    if out.is_cuda:
-        tensor = tensor.pin_memory()
-    out.copy_(tensor, non_blocking=True)

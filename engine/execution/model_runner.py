@@ -107,7 +107,6 @@ class ModelRunner:
             on_progress=on_progress,
         )
         convert_weights(self.model, config.quantization)
-        self._sampler = Sampler(config.max_num_seqs, model_config.vocab_size, device)
         self._tables = SlotTables.allocate(
             config.max_num_seqs,
             max_model_len=max_model_len,
@@ -115,6 +114,7 @@ class ModelRunner:
             max_stop_token_ids=MAX_STOP_TOKEN_IDS,
             device=device,
         )
+        self._sampler = Sampler(self._tables, model_config.vocab_size)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one."""
@@ -261,9 +261,10 @@ class ModelRunner:
     @torch.inference_mode()
     def _run_sample(self, forward: LaunchedForward, plan: SamplePlan) -> SentSamples:
         hidden, slots, in_graph = forward.results()
-        if self._graphs is not None and in_graph and plan.is_plain:
-            return SentSamples(plan, self._downloads.copy(self._graphs.sampling.run(plan.draws)))
         num_rows = len(plan.wants_token)
+        if self._graphs is not None and in_graph and plan.is_plain:
+            packed = self._graphs.sampling.run(num_rows, has_filters=plan.has_filters)
+            return SentSamples(plan, self._downloads.copy(packed))
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
         return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots)
 

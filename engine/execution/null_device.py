@@ -33,8 +33,6 @@ from kernels.slot_tables import SlotTables
 from kernels.token_scatter import scatter_tokens
 
 _CPU = torch.device("cpu")
-# Plans are those of a device with Triton's kernels; nothing is allocated on this one.
-_META = torch.device("meta")
 
 
 class NullSamples:
@@ -74,7 +72,6 @@ class NullRunner:
         self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
-        self._sampler = Sampler(config.max_num_seqs, model_config.vocab_size, _META)
         self._tables = SlotTables.allocate(
             config.max_num_seqs,
             max_model_len=max_model_len,
@@ -82,6 +79,7 @@ class NullRunner:
             max_stop_token_ids=MAX_STOP_TOKEN_IDS,
             device=_CPU,
         )
+        self._sampler = Sampler(self._tables, model_config.vocab_size)
 
     def forward(self, schedule: Schedule) -> None:
         """Launch the forward pass of a step with at least one row, without waiting for it."""

@@ -9,24 +9,21 @@ about these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.execution.downloads import Packed
 from engine.execution.graph_sizes import next_size
-from engine.execution.sampling.draw import DrawParams
+from engine.execution.sampling.draw import draw
 from engine.execution.step_graphs import Capturer, Graph
 from engine.models.causal_lm import CausalLM
 from engine.nvtx import nvtx_range
-from kernels.sampling.draw import sample_tokens
 from kernels.slot_tables import SlotTables
 from kernels.token_scatter import scatter_tokens
-from kernels.upload import upload_into
 
 _ALIGNMENT = 4  # words: kernels take 16 bytes in one load
 
@@ -38,16 +35,12 @@ class SampleRows(Protocol):
         self,
         hidden: Tensor,
         slots: Tensor,
-        columns: Sequence[Tensor],
         *,
         has_filters: bool,
         token_ids: Tensor,
         finish_reasons: Tensor,
     ) -> None:
-        """Write the tokens, int64 [R], and finish reasons, int32 [R].
-
-        `columns` are as in `DrawParams.kernel_columns`.
-        """
+        """Write the tokens, int64 [R], and finish reasons, int32 [R]."""
 
 
 class PlainSampling:
@@ -62,7 +55,6 @@ class PlainSampling:
         self,
         hidden: Tensor,
         slots: Tensor,
-        columns: Sequence[Tensor],
         *,
         has_filters: bool,
         token_ids: Tensor,
@@ -70,7 +62,7 @@ class PlainSampling:
     ) -> None:
         """Do what `SampleRows` says."""
         logits = self._model.compute_logits(hidden)
-        sample_tokens(logits, *columns, has_filters=has_filters, out=token_ids)
+        draw(logits, self._tables, slots, has_filters=has_filters, out=token_ids)
         scatter_tokens(self._tables, slots, token_ids, out=finish_reasons)
 
 
@@ -90,14 +82,6 @@ class SampleGraphs:
         self._sizes = sizes
         self._graphs: dict[tuple[int, bool], Graph] = {}
         most = -(-len(slots) // _ALIGNMENT) * _ALIGNMENT
-        self._inputs = torch.zeros(8 * most, dtype=torch.int32, device=slots.device)
-        places = np.cumsum([0, most, most, most, most, 2 * most, 2 * most])
-        dtypes = (*[torch.float32, torch.int32, torch.float32, torch.float32], *[torch.int64] * 2)
-        self._columns = [
-            self._inputs[place:end].view(dtype)
-            for place, end, dtype in zip(places, places[1:], dtypes, strict=False)
-        ]
-        self._starts = places[:-1]
         words = torch.zeros(3 * most, dtype=torch.int32, device=slots.device)
         self._results = Packed(words, ((torch.int64, (most,)), (torch.int32, (most,))))
         self._token_ids = words[: 2 * most].view(torch.int64)
@@ -116,7 +100,6 @@ class SampleGraphs:
                     self._sample,
                     self._hidden[:size],
                     self._slots[:size],
-                    [column[:size] for column in self._columns],
                     has_filters=has_filters,
                     token_ids=self._token_ids[:size],
                     finish_reasons=self._finish_reasons[:size],
@@ -125,18 +108,13 @@ class SampleGraphs:
                 yield
 
     @nvtx_range("replay sampling")
-    def run(self, params: DrawParams) -> Packed:
+    def run(self, num_rows: int, *, has_filters: bool) -> Packed:
         """Sample for the first rows of the forward pass before.
 
         Returns:
             Tokens and finish reasons of as many rows or more, valid until the next step.
         """
-        size = next_size(self._sizes, len(params.seeds))
+        size = next_size(self._sizes, num_rows)
         assert size is not None, "there are at most max_num_seqs rows"
-        words = np.zeros(len(self._inputs), dtype=np.int32)  # padding is greedy, and costs least
-        for start, column in zip(self._starts, params.kernel_columns(), strict=True):
-            values = column.view(np.int32)
-            words[start : start + len(values)] = values
-        upload_into(words, self._inputs)
-        self._graphs[size, params.has_filters].replay()
+        self._graphs[size, has_filters].replay()
         return self._results

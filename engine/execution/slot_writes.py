@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.core.schedule import Schedule
+from engine.core.schedule import Admissions, Schedule
 from kernels.slot_tables import SlotTables
 from kernels.slot_writes import SlotWrites
 
@@ -14,7 +14,21 @@ def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWr
 
     The rows after those of the schedule are padding, with the slot -1 and no tokens.
     """
-    writes, admissions, blocks = SlotWrites(tables), schedule.admissions, schedule.block_writes
+    writes, blocks = SlotWrites(tables), schedule.block_writes
+    write_admissions(schedule.admissions, writes)
+    ids = blocks.block_ids
+    writes.set_lists("block_tables", blocks.slots, blocks.starts, ids.start_loc, ids.values)
+    slots = np.full(num_rows, -1, dtype=np.int32)
+    slots[: schedule.num_rows] = schedule.slots
+    query_start_loc = np.full(num_rows + 1, schedule.total_num_tokens, dtype=np.int32)
+    query_start_loc[0] = 0
+    np.cumsum(schedule.num_tokens, out=query_start_loc[1 : schedule.num_rows + 1])
+    writes.set_step(slots, query_start_loc)
+    return writes
+
+
+def write_admissions(admissions: Admissions, writes: SlotWrites) -> None:
+    """Add the sequences that get a slot to `writes`, without their blocks."""
     if len(admissions.slots):
         writes.admit(
             admissions.slots,
@@ -34,12 +48,3 @@ def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWr
             frequency_penalty=admissions.frequency_penalty,
             seeds=admissions.seeds,
         )
-    ids = blocks.block_ids
-    writes.set_lists("block_tables", blocks.slots, blocks.starts, ids.start_loc, ids.values)
-    slots = np.full(num_rows, -1, dtype=np.int32)
-    slots[: schedule.num_rows] = schedule.slots
-    query_start_loc = np.full(num_rows + 1, schedule.total_num_tokens, dtype=np.int32)
-    query_start_loc[0] = 0
-    np.cumsum(schedule.num_tokens, out=query_start_loc[1 : schedule.num_rows + 1])
-    writes.set_step(slots, query_start_loc)
-    return writes

@@ -65,12 +65,14 @@ def sample_tokens(
     top_p: Tensor,
     min_p: Tensor,
     seeds: Tensor,
-    positions: Tensor,
+    num_tokens: Tensor,
+    num_prompt_tokens: Tensor,
     *,
+    slots: Tensor | None = None,
     has_filters: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return one token per row of `logits`; each depends only on its row of the arguments.
+    """Return one token per row of `logits`; each depends only on its row and its slot.
 
     The filters are applied in turn to the tokens sorted by descending logit and ascending index:
     the first top_k stay; of these, those with at least min_p of the largest probability; of these,
@@ -79,12 +81,15 @@ def sample_tokens(
 
     Args:
         logits: float32 [R, V]; rows may be strided. Not changed.
-        temperature: float32 [R]; 0 takes the first of the largest logits.
-        top_k: int32 [R]; 0 keeps every token.
-        top_p: float32 [R]; 1 keeps every token. The first token stays even at 0.
-        min_p: float32 [R] in [0, 1]; 0 keeps every token.
-        seeds: int64 [R], the bits of each request's uint64 seed.
-        positions: int64 [R], index of the sampled token in its request's output.
+        temperature: float32 [S]; 0 takes the first of the largest logits.
+        top_k: int32 [S]; 0 keeps every token.
+        top_p: float32 [S]; 1 keeps every token. The first token stays even at 0.
+        min_p: float32 [S] in [0, 1]; 0 keeps every token.
+        seeds: int64 [S], the bits of each request's uint64 seed.
+        num_tokens, num_prompt_tokens: int32 [S]; their difference is the index of the sampled token
+            in its request's output, which determines its random numbers together with the seed.
+        slots: int32 [R], where the parameters of each row are; -1 gives the token 0. By default
+            those of row i are in slot i.
         has_filters: False if no row that is not greedy has a filter; the result is then the same,
             with one launch less.
         out: int64 [R], written to and returned; allocated by default.
@@ -95,14 +100,17 @@ def sample_tokens(
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
     """
-    rows = (temperature, top_k, top_p, min_p, seeds, positions)
-    _check(logits, *rows)
+    params = (temperature, top_k, top_p, min_p, seeds, num_tokens, num_prompt_tokens)
+    num_slots = len(logits) if slots is None else len(temperature)
+    if slots is None:
+        slots = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
+    _check(logits, slots, num_slots, *params)
     if out is None:
         out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     check_output("out", out, (logits.shape[0],), torch.int64, logits.device)
     if not device.runs_triton(logits):
-        return out.copy_(reference(logits, *rows))
-    _launch(logits, *rows, out, has_filters)
+        return out.copy_(reference(logits, *params, slots=slots))
+    _launch(logits, slots, params, out, has_filters)
     return out
 
 
@@ -113,9 +121,30 @@ def reference(
     top_p: Tensor,
     min_p: Tensor,
     seeds: Tensor,
-    positions: Tensor,
+    num_tokens: Tensor,
+    num_prompt_tokens: Tensor,
+    *,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Return the same tokens by sorting, in float64 and with the same random numbers."""
+    positions = (num_tokens - num_prompt_tokens).long()
+    columns: tuple[Tensor, ...] = (temperature, top_k, top_p, min_p, seeds, positions)
+    if slots is not None:
+        idle = slots < 0
+        columns = tuple(column[slots.long().clamp(min=0)] for column in columns)
+        return torch.where(idle, 0, _reference(logits, *columns))
+    return _reference(logits, *columns)
+
+
+def _reference(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
     vocab = logits.shape[1]
     values, order = (
         logit_order.reference(logits).double().sort(dim=-1, descending=True, stable=True)
@@ -168,15 +197,7 @@ def settings(vocab: int) -> Settings:
 
 
 def _launch(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    out: Tensor,
-    has_filters: bool,
+    logits: Tensor, slots: Tensor, rows: tuple[Tensor, ...], out: Tensor, has_filters: bool
 ) -> None:
     num_rows, vocab = logits.shape
     if not num_rows:
@@ -189,7 +210,9 @@ def _launch(
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(num_rows, *shape, dtype=dtype, device=logits.device)
 
+    temperature, top_k, top_p, min_p, seeds, num_tokens, num_prompt_tokens = rows
     params = {
+        "slots_ptr": slots,
         "temperature_ptr": temperature,
         "top_k_ptr": top_k,
         "top_p_ptr": top_p,
@@ -201,7 +224,8 @@ def _launch(
         "logits_ptr": logits,
         "row_stride": logits.stride(0),
         "seeds_ptr": seeds,
-        "positions_ptr": positions,
+        "num_tokens_ptr": num_tokens,
+        "num_prompt_tokens_ptr": num_prompt_tokens,
         "peaks_ptr": new(torch.float32, num_chunks),
         "winners_ptr": new(torch.int32, num_chunks),
         "masses_ptr": new(torch.int64, num_chunks),
@@ -241,16 +265,23 @@ def _launch(
     )
 
 
-def _check(logits: Tensor, *rows: Tensor) -> None:
+def _check(logits: Tensor, slots: Tensor, num_slots: int, *params: Tensor) -> None:
     check_dtype("logits", logits, torch.float32)
     check_shape("logits", logits, (None, None))
     if not 0 < logits.shape[1] <= _MAX_VOCAB:
         raise ValueError(f"logits: rows must have 1 to {_MAX_VOCAB} values (got {logits.shape[1]})")
     check_last_stride("logits", logits)
-    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
-    dtypes = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int64)
-    for name, row, dtype in zip(names, rows, dtypes, strict=True):
-        check_dtype(name, row, dtype)
-        check_shape(name, row, (logits.shape[0],))
-        check_device(name, row, logits.device)
-        check_contiguous(name, row)
+    ints, floats, longs = torch.int32, torch.float32, torch.int64
+    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "num_tokens", "num_prompt_tokens")
+    dtypes = (floats, ints, floats, floats, longs, ints, ints)
+    for name, column, dtype, shape in (
+        ("slots", slots, ints, (logits.shape[0],)),
+        *(
+            (name, column, dtype, (num_slots,))
+            for name, column, dtype in zip(names, params, dtypes, strict=True)
+        ),
+    ):
+        check_dtype(name, column, dtype)
+        check_shape(name, column, shape)
+        check_device(name, column, logits.device)
+        check_contiguous(name, column)

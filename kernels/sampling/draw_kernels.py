@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.sampling.draw_list import cut_after, mass_within, winner_within
-from kernels.sampling.draw_rules import inverse_temperature, mass, rules_of, weight
+from kernels.sampling.draw_rules import inverse_temperature, mass, numbers_of, rules_of, weight
 from kernels.sampling.logit_order import LOWEST_KEY, cleaned, first_of, from_key, to_key
 from kernels.sampling.philox import tile_exponentials, token_exponentials
 
@@ -17,12 +17,14 @@ from kernels.sampling.philox import tile_exponentials, token_exponentials
 @triton.jit
 def scan_kernel(
     logits_ptr,
+    slots_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
     seeds_ptr,
-    positions_ptr,
+    num_tokens_ptr,
+    num_prompt_tokens_ptr,
     peaks_ptr,
     winners_ptr,
     masses_ptr,
@@ -39,6 +41,9 @@ def scan_kernel(
     filtered rows the maximum of each group and, with top_p alone, the mass of the chunk.
     """
     i_chunk, i_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots_ptr + i_row).to(tl.int64)
+    if slot < 0:
+        return
     i_out = i_row * tl.num_programs(0) + i_chunk
     o_groups = i_chunk * GROUPS + tl.arange(0, GROUPS)
     o_tokens = o_groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -48,7 +53,7 @@ def scan_kernel(
     tl.store(peaks_ptr + i_out, peak)
 
     temperature, top_k, _, min_p, filtered = rules_of(
-        i_row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab
+        slot, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab
     )
     rate = inverse_temperature(temperature)
     if filtered:
@@ -58,7 +63,7 @@ def scan_kernel(
             tl.store(masses_ptr + i_out, tl.sum(mass(weight(b_logits, peak, rate))))
     elif temperature > 0.0:
         o_quads = o_groups[:, None] * (GROUP // 4) + tl.arange(0, GROUP // 4)[None, :]
-        seed, position = tl.load(seeds_ptr + i_row), tl.load(positions_ptr + i_row)
+        seed, position = numbers_of(slot, seeds_ptr, num_tokens_ptr, num_prompt_tokens_ptr)
         b_times = tile_exponentials(seed, position, o_quads, GROUPS, GROUP)
         b_scores = weight(b_logits, peak, rate) / b_times
         tl.store(winners_ptr + i_out, first_of(o_tokens, b_scores, tl.max(b_scores)))
@@ -69,6 +74,7 @@ def scan_kernel(
 @triton.jit
 def shortlist_kernel(
     maxima_ptr,
+    slots_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -88,8 +94,11 @@ def shortlist_kernel(
     that min_p keeps, and the bound drops none.
     """
     i_row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + i_row).to(tl.int64)
+    if slot < 0:
+        return
     temperature, top_k, _, min_p, filtered = rules_of(
-        i_row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab
+        slot, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab
     )
     if filtered:
         o = tl.arange(0, BLOCK)
@@ -129,12 +138,14 @@ def _bound(b_maxima, m, peak, num_groups, wanted):
 @triton.jit
 def draw_kernel(
     logits_ptr,
+    slots_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
     seeds_ptr,
-    positions_ptr,
+    num_tokens_ptr,
+    num_prompt_tokens_ptr,
     peaks_ptr,
     winners_ptr,
     masses_ptr,
@@ -152,12 +163,16 @@ def draw_kernel(
 ):
     """Draw a row's token: from its list if it is filtered, otherwise among its chunks' winners."""
     i_row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + i_row).to(tl.int64)
+    if slot < 0:
+        tl.store(out_ptr + i_row, slot * 0)
+        return
     p_logits = logits_ptr + i_row * row_stride
     temperature, top_k, top_p, min_p, filtered = rules_of(
-        i_row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab
+        slot, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab
     )
     rate = inverse_temperature(temperature)
-    seed, position = tl.load(seeds_ptr + i_row), tl.load(positions_ptr + i_row)
+    seed, position = numbers_of(slot, seeds_ptr, num_tokens_ptr, num_prompt_tokens_ptr)
     o_chunks = tl.arange(0, CHUNKS)
     m_chunks = o_chunks < num_chunks
     o_chunks += i_row * num_chunks

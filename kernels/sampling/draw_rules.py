@@ -13,17 +13,24 @@ _COLDEST, _HOTTEST = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
 
 
 @triton.jit
-def rules_of(i_row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab):
-    """Return a row's temperature, top_k (0 if it keeps all), top_p, min_p, and if it is filtered.
+def rules_of(slot, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab):
+    """Return a slot's temperature, top_k (0 if it keeps all), top_p, min_p, and if it is filtered.
 
-    A row is filtered if a filter can drop a token and it is not greedy (temperature 0).
+    It is filtered if a filter can drop a token and it is not greedy (temperature 0).
     """
-    temperature = tl.load(temperature_ptr + i_row)
-    top_k = tl.load(top_k_ptr + i_row)
+    temperature = tl.load(temperature_ptr + slot)
+    top_k = tl.load(top_k_ptr + slot)
     top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
-    top_p, min_p = tl.load(top_p_ptr + i_row), tl.load(min_p_ptr + i_row)
+    top_p, min_p = tl.load(top_p_ptr + slot), tl.load(min_p_ptr + slot)
     filtered = (temperature > 0.0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0))
     return temperature, top_k, top_p, min_p, filtered
+
+
+@triton.jit
+def numbers_of(slot, seeds_ptr, num_tokens_ptr, num_prompt_tokens_ptr):
+    """Return the seed and the position that determine the random numbers of a slot's next token."""
+    position = tl.load(num_tokens_ptr + slot) - tl.load(num_prompt_tokens_ptr + slot)
+    return tl.load(seeds_ptr + slot), position.to(tl.int64)
 
 
 @triton.jit

@@ -32,8 +32,8 @@ def _longs(*shape: int) -> Tensor:
 
 
 def _draw(vocab: int) -> tuple[Tensor, ...]:
-    floats, longs = _floats(ROWS), _longs(ROWS)
-    return _floats(ROWS, vocab), floats, _ints(ROWS), floats, floats, longs, longs
+    floats, ints = _floats(ROWS), _ints(ROWS)
+    return _floats(ROWS, vocab), floats, ints, floats, floats, _longs(ROWS), ints, ints
 
 
 @each_gpu

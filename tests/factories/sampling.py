@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,17 +13,23 @@ from torch import Tensor
 from engine.core.request import Request
 from engine.core.sampled_logprobs import token_logprobs
 from engine.core.sampling_constraints import SamplingConstraints
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples, Schedule
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples
 from engine.core.schedule_builder import AdmissionsBuilder, Rows, ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import SamplePlan, Sampler
+from engine.execution.slot_writes import write_admissions
 from engine.protocol import TokenLogprobs
 from kernels.slot_tables import SlotTables
+from kernels.slot_writes import SlotWrites
+from kernels.token_scatter import scatter_tokens
+
+CPU = torch.device("cpu")
 
 _NONE = np.zeros(0, dtype=np.int32)
 NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE.astype(np.bool_))
+EMPTY = ScheduleBuilder(SlotStates(1, 1, 1)).build(NO_ROWS, ())
 
 
 class SampledToken(NamedTuple):
@@ -33,20 +40,24 @@ class SampledToken(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
-def make_tables(num_slots: int, *, max_model_len: int = 64, device: str = "cpu") -> SlotTables:
+def make_tables(
+    num_slots: int, *, max_model_len: int = 64, device: torch.device = CPU
+) -> SlotTables:
     """Return tables for sequences of one block."""
     return SlotTables.allocate(
         num_slots,
         max_model_len=max_model_len,
         max_blocks=1,
         max_stop_token_ids=MAX_STOP_TOKEN_IDS,
-        device=torch.device(device),
+        device=device,
     )
 
 
 def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
     """Return a token of each request, from a new sampler."""
-    sampler = Sampler(len(requests), logits.shape[1], logits.device)
+    max_model_len = max((request.num_tokens for request in requests), default=0) + 1
+    tables = make_tables(len(requests), max_model_len=max_model_len, device=logits.device)
+    sampler = Sampler(tables, logits.shape[1])
     slots = range(len(requests))
     for slot, request in zip(slots, requests, strict=True):
         admit(sampler, slot, request)
@@ -57,6 +68,9 @@ def admit(sampler: Sampler, slot: int, request: Request) -> None:
     """Give `slot` to `request`."""
     admissions = AdmissionsBuilder()
     admissions.add(request, slot, 0)
+    writes = SlotWrites(sampler._tables)
+    write_admissions(admissions.build(), writes)
+    writes.apply()
     sampler.admit(admissions.build())
 
 
@@ -70,19 +84,7 @@ def make_plan(
     constraints = SamplingConstraints()
     for slot, request in zip(slots, requests, strict=True):
         constraints.add(slot, request)
-    empty = ScheduleBuilder(SlotStates(1, 1, 1)).build(NO_ROWS, ())
-    schedule = Schedule(
-        slots=rows,
-        num_tokens=np.ones_like(rows),
-        wants_token=wants_token,
-        num_output_tokens=counts,
-        num_decodes=len(rows),
-        admissions=empty.admissions,
-        block_writes=empty.block_writes,
-        swap_out=empty.swap_out,
-        copies=empty.copies,
-        swap_in=empty.swap_in,
-    )
+    schedule = replace(EMPTY, slots=rows, wants_token=wants_token, num_output_tokens=counts)
     return sampler.plan(rows, counts, wants_token, constraints.batch(schedule))
 
 
@@ -93,7 +95,8 @@ def run_plan(
     """Sample and read; a slot of -1 has ended."""
     where = torch.tensor(slots, dtype=torch.int32, device=logits.device)
     drawn = sampler.sample(plan, logits, where)
-    sent = SentSamples.of(plan, drawn, torch.zeros_like(where), Downloads(logits.device))
+    reasons = scatter_tokens(sampler._tables, where, drawn.token_ids)
+    sent = SentSamples.of(plan, drawn, reasons, Downloads(logits.device))
     samples = sent.wait()
     found = token_logprobs(samples)
     return [

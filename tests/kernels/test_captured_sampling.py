@@ -19,10 +19,10 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 from engine import SamplingParams
 from engine.execution.downloads import Downloads
 from engine.execution.sample_graphs import PlainSampling, SampleGraphs
-from engine.execution.sampling.draw import DrawParams
+from engine.execution.sampling.draw import draw
 from engine.execution.step_graphs import Capturer, CudaCapturer
 from kernels import device
-from kernels.sampling.draw import sample_tokens
+from kernels.slot_tables import SlotTables
 from kernels.token_scatter import scatter_tokens
 from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
@@ -55,16 +55,17 @@ class Head:
         return hidden @ self.weight
 
 
-def params(num_rows: int, step: int, *, filters: bool) -> DrawParams:
+def set_params(tables: SlotTables, step: int, *, filters: bool) -> None:
     rng = np.random.default_rng(step)
-    return DrawParams(
-        temperature=rng.choice([0.0, 0.7, 1.3], num_rows),
-        top_k=rng.choice([0, 5, 50], num_rows).astype(np.int32) * filters,
-        top_p=np.where(filters, rng.choice([0.5, 0.9, 1.0], num_rows), 1.0),
-        min_p=rng.choice([0.0, 0.05], num_rows) * filters,
-        seeds=rng.integers(0, 2**64, num_rows, dtype=np.uint64),
-        positions=rng.integers(0, 100, num_rows),
-    )
+
+    def column(values: Any, table: Tensor) -> None:
+        table.copy_(torch.from_numpy(np.asarray(values)).to(table.dtype))
+
+    column(rng.choice([0.0, 0.7, 1.3], NUM_SLOTS), tables.temperature)
+    column(rng.choice([0, 5, 50], NUM_SLOTS) * filters, tables.top_k)
+    column(np.where(filters, rng.choice([0.5, 0.9, 1.0], NUM_SLOTS), 1.0), tables.top_p)
+    column(rng.choice([0.0, 0.05], NUM_SLOTS) * filters, tables.min_p)
+    column(rng.integers(-(2**63), 2**63, NUM_SLOTS), tables.seeds)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -80,7 +81,9 @@ def test_a_replay_is_bitwise_what_the_kernels_do_one_by_one() -> None:
     downloads, in_flight = Downloads(DEVICE), []
     for step in range(8):
         num_rows = 1 + step % NUM_SLOTS
-        asked = params(num_rows, step, filters=step % 3 == 0)
+        has_filters = step % 3 == 0
+        set_params(tables, step, filters=has_filters)
+        set_params(expected, step, filters=has_filters)
         hidden.copy_(randn(NUM_SLOTS, HIDDEN, seed=step))
         slots.fill_(-1)
         order = np.random.default_rng(step).permutation(NUM_SLOTS)[:num_rows].astype(np.int32)
@@ -88,10 +91,10 @@ def test_a_replay_is_bitwise_what_the_kernels_do_one_by_one() -> None:
         # Padded to the same size: a product may differ in its last bits with the number of rows.
         size = min(size for size in (1, 2, 4, 6) if size >= num_rows)
         logits = head.compute_logits(hidden[:size])[:num_rows]
-        columns = [torch.from_numpy(column).to(DEVICE) for column in asked.kernel_columns()]
-        token_ids = sample_tokens(logits, *columns)
+        token_ids = draw(logits, expected, slots[:num_rows], has_filters=True)
         reasons = scatter_tokens(expected, slots[:num_rows], token_ids)
-        in_flight.append((downloads.copy(graphs.run(asked)), token_ids, reasons))
+        packed = graphs.run(num_rows, has_filters=has_filters)
+        in_flight.append((downloads.copy(packed), token_ids, reasons))
     for download, token_ids, reasons in in_flight:
         found_ids, found_reasons = download.wait()
         assert found_ids[: len(token_ids)].tolist() == token_ids.tolist()

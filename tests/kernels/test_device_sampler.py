@@ -16,8 +16,15 @@ from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
 from engine.execution.sampling.sampler import Sampler
 from kernels import device
-from tests.factories.requests import make_request
-from tests.factories.sampling import SampledToken, admit, make_plan, run_plan, sample_requests
+from tests.factories.requests import append_tokens, make_request
+from tests.factories.sampling import (
+    SampledToken,
+    admit,
+    make_plan,
+    make_tables,
+    run_plan,
+    sample_requests,
+)
 from tests.kernels.no_waiting import no_waiting
 from tests.kernels.support import DEVICE, randn
 
@@ -49,8 +56,7 @@ def _request(uid: int, sampling: dict[str, Any]) -> Request:
         stop_token_ids=frozenset({2}),
         **{"temperature": 0, **sampling},
     )
-    for token_id in (uid, 6, uid, 90):
-        request.append(token_id)
+    append_tokens(request, [uid, 6, uid, 90])
     return request
 
 
@@ -63,10 +69,7 @@ def test_all_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
     requests[0].bad_words = BadWords([[90, 17], [3]])
     logits = randn(len(requests), VOCAB) * 3
-    # As from a head that is padded; its padding tokens would be the most likely ones.
-    padded = torch.full((len(requests), 128), 1e9, device=DEVICE)
-    padded[:, :VOCAB] = logits
-    found = sample_requests(padded[:, :VOCAB], requests)
+    found = sample_requests(logits.clone(), requests)
     monkeypatch.setattr(device, "has_triton", lambda where: False)
     expected = sample_requests(logits.cpu(), requests)
     for name, one, other in zip(SAMPLING, found, expected, strict=True):
@@ -106,7 +109,7 @@ def _serve(steps: int) -> list[list[SampledToken]]:
         {},
     ]
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(kinds)]
-    sampler = Sampler(len(kinds) + 1, VOCAB, DEVICE)
+    sampler = Sampler(make_tables(len(kinds) + 1, device=DEVICE), VOCAB)
     slots = [4, 0, 5, 1, 3]
     for slot, request in zip(slots, requests, strict=True):
         admit(sampler, slot, request)
@@ -135,7 +138,10 @@ def test_steps_ahead_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_waits_for_the_device() -> None:
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
     requests[0].bad_words = BadWords([[90, 17], [3]])
-    sampler, slots = Sampler(len(requests), VOCAB, DEVICE), list(range(len(requests)))
+    sampler, slots = (
+        Sampler(make_tables(len(requests), device=DEVICE), VOCAB),
+        list(range(len(requests))),
+    )
     for slot, request in zip(slots, requests, strict=True):
         admit(sampler, slot, request)
     where = torch.tensor(slots, dtype=torch.int32, device=DEVICE)

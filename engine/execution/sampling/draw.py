@@ -6,20 +6,19 @@ has not been built. Both CPU forms draw the same tokens from the same random num
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.execution.sampling.step_arrays import Array, DeviceArrays, Part, StepArrays
+from kernels import cpu
+from kernels import device as devices
 from kernels.cpu.draw import draw_tokens
 from kernels.sampling.draw import sample_tokens
+from kernels.slot_tables import SlotTables
 
-# Bounds of the temperature: beyond them, float32 would give 0 and infinity.
-_COLDEST, _HOTTEST = 1e-37, 1e37
 _FEW = 512  # most likely tokens that are filtered before a whole row is sorted
 
 # Philox-4x64-10.
@@ -29,115 +28,73 @@ _ROUNDS = 10
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
-class DrawParams:
-    """How the tokens of R rows are drawn; [R] each.
+def draw(
+    logits: Tensor,
+    tables: SlotTables,
+    slots: Tensor,
+    *,
+    has_filters: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return a token per row, int64 [R], by the parameters of its slot.
 
-    Attributes:
-        temperature, top_k, top_p, min_p: as in `SamplingParams`; 0, 0, 1 and 0 are neutral.
-        seeds, positions: a row's seed and its number of output tokens determine its random number.
+    Args:
+        logits: float32 [R, V]; not changed.
+        slots: int32 [R]; a row with -1 gets the token 0.
+        has_filters: False if no row that is not greedy has top_k, top_p or min_p.
+        out: int64 [R], written to and returned; allocated by default.
     """
-
-    temperature: NDArray[np.float64]
-    top_k: NDArray[np.int32]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    seeds: NDArray[np.uint64]
-    positions: NDArray[np.int64]
-
-    @property
-    def has_filters(self) -> bool:
-        """Whether a filter may drop a token of a row that is not greedy."""
-        filtered = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
-        return bool((filtered & (self.temperature > 0)).any())
-
-    def kernel_columns(self) -> tuple[Array, ...]:
-        """Return the arguments of `sample_tokens` after the logits, of its dtypes."""
-        temperature = self.temperature.clip(_COLDEST, _HOTTEST) * (self.temperature > 0)
-        return (
-            temperature.astype(np.float32),
-            self.top_k,
-            self.top_p.astype(np.float32),
-            self.min_p.astype(np.float32),
-            self.seeds.view(np.int64),
-            self.positions,
+    if devices.has_triton(logits.device):
+        return sample_tokens(
+            logits,
+            tables.temperature,
+            tables.top_k,
+            tables.top_p,
+            tables.min_p,
+            tables.seeds,
+            tables.num_tokens,
+            tables.num_prompt_tokens,
+            slots=slots,
+            has_filters=has_filters,
+            out=out,
         )
+    rows = slots.long().clamp(min=0)
+    temperature = torch.where(slots >= 0, tables.temperature[rows], 0.0).double()
+    uniform = torch.zeros_like(temperature)
+    if temperature.any():
+        positions = tables.num_tokens[rows] - tables.num_prompt_tokens[rows]
+        seeds = tables.seeds[rows].numpy().view(np.uint64)
+        uniform = torch.from_numpy(uniform_numbers(seeds, positions.numpy()))
+    filters = (tables.top_k[rows], tables.top_p[rows].double(), tables.min_p[rows].double())
+    form = draw_with_torch if cpu.operations(logits) is None else draw_tokens
+    token_ids = form(logits, temperature, *filters, uniform).masked_fill_(slots < 0, 0)
+    return token_ids if out is None else out.copy_(token_ids)
 
 
-class Draw(Protocol):
-    """A draw that has been planned."""
-
-    def draw(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
-        """Return a token per row, int64 [R]; `logits`, float32 [R, V], are not changed."""
-
-
-class KernelDraw:
-    """A draw by our kernels in the Triton language."""
-
-    def __init__(self, params: DrawParams, arrays: StepArrays) -> None:
-        """Plan it; the parameters are uploaded with `arrays`."""
-        self._has_filters = params.has_filters
-        self._parts: tuple[Part, ...] = tuple(map(arrays.add, params.kernel_columns()))
-
-    def draw(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
-        """Do what `Draw.draw` says."""
-        columns = (arrays[part] for part in self._parts)
-        return sample_tokens(logits, *columns, has_filters=self._has_filters)
-
-
-class CpuDraw:
-    """A draw by our kernel in C++; the same tokens as `TorchDraw`, from the same random numbers."""
-
-    def __init__(self, params: DrawParams) -> None:
-        """Plan it, with the random numbers."""
-        uniform = np.zeros_like(params.temperature)
-        if params.temperature.any():
-            uniform = uniform_numbers(params.seeds, params.positions)
-        columns = (params.temperature, params.top_k, params.top_p, params.min_p, uniform)
-        self._columns = [torch.from_numpy(column) for column in columns]
-
-    def draw(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
-        """Do what `Draw.draw` says."""
-        return draw_tokens(logits, *self._columns)
-
-
-class TorchDraw:
-    """A draw by torch's operations, in float64; greedy rows take the argmax alone."""
-
-    def __init__(self, params: DrawParams) -> None:
-        """Plan it, with the random numbers."""
-        drawn = np.flatnonzero(params.temperature > 0)
-        self._drawn = torch.from_numpy(drawn)
-        if not len(drawn):
-            return
-        top_k, top_p, min_p = params.top_k[drawn], params.top_p[drawn], params.min_p[drawn]
-        filtered = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
-        self._temperature = _column(params.temperature[drawn])
-        self._uniform = _column(uniform_numbers(params.seeds[drawn], params.positions[drawn]))
-        self._filtered = torch.from_numpy(filtered)
-        self._filter = TorchFilter(*(_column(values[filtered]) for values in (top_k, top_p, min_p)))
-
-    def draw(self, logits: Tensor, arrays: DeviceArrays) -> Tensor:
-        """Do what `Draw.draw` says."""
-        if 0 < len(self._drawn) == len(logits):
-            return self._draw(logits)
-        token_ids = logits.argmax(dim=-1)
-        if len(self._drawn):
-            token_ids[self._drawn] = self._draw(logits[self._drawn])
+def draw_with_torch(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniform: Tensor,
+) -> Tensor:
+    """Do what `draw_tokens` does, in float64; greedy rows take the argmax alone."""
+    drawn = temperature.nonzero()[:, 0]
+    token_ids = logits.argmax(dim=-1)
+    if not len(drawn):
         return token_ids
-
-    def _draw(self, logits: Tensor) -> Tensor:
-        # No temperature is rounded to 0 in float64, and none overflows below a maximum of 0.
-        logits = logits.double()
-        colder = (logits - logits.amax(dim=-1, keepdim=True)) / self._temperature
-        probs = torch.softmax(colder, dim=-1)
-        if len(self._filtered):
-            probs[self._filtered] = self._filter.apply(probs[self._filtered])
-        return _invert(probs, self._uniform)
-
-
-def _column(values: NDArray[np.float64] | NDArray[np.int32]) -> Tensor:
-    return torch.from_numpy(values)[:, None]
+    logits = logits[drawn].double()
+    # No temperature is rounded to 0 in float64, and none overflows below a maximum of 0.
+    colder = (logits - logits.amax(dim=-1, keepdim=True)) / temperature[drawn, None]
+    probs = torch.softmax(colder, dim=-1)
+    columns = (top_k[drawn, None], top_p[drawn, None], min_p[drawn, None])
+    filtered = ((columns[0] > 0) | (columns[1] < 1) | (columns[2] > 0)).nonzero()[:, 0]
+    if len(filtered):
+        filters = TorchFilter(*(column[filtered] for column in columns))
+        probs[filtered] = filters.apply(probs[filtered])
+    token_ids[drawn] = _invert(probs, uniform[drawn, None])
+    return token_ids
 
 
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
@@ -211,7 +168,7 @@ def _back(probs: Tensor, ranked: Tensor, token_ids: Tensor, kept: Tensor) -> Ten
     return torch.zeros_like(probs).scatter_(-1, token_ids, ranked.masked_fill(~kept, 0.0))
 
 
-def uniform_numbers(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+def uniform_numbers(seeds: NDArray[np.uint64], positions: NDArray[np.int32]) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each seed and position, [R] each.
 
     They equal `np.random.Generator(np.random.Philox(key=seed, counter=position)).random()`, whose
@@ -222,7 +179,7 @@ def uniform_numbers(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> 
     # Words 0 and 2 of the counter in one array, 1 and 3 in the other. NumPy increments the counter
     # before it draws.
     even = np.zeros((2, len(seeds)), dtype=np.uint64)
-    even[0] = positions + 1
+    even[0] = positions.astype(np.uint64) + np.uint64(1)
     odd = np.zeros_like(even)
     key = np.zeros_like(even)
     key[0] = seeds

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.schedule import Admissions, Int32s, SamplingBatch
-from engine.execution.sampling.draw import CpuDraw, Draw, DrawParams, KernelDraw, TorchDraw
+from engine.execution.sampling.draw import draw
 from engine.execution.sampling.logits_processors import (
     AllowedTokensMask,
     BadWordsMask,
@@ -31,6 +30,7 @@ from engine.execution.sampling.logprobs import Logprobs, LogprobsPlan
 from engine.execution.sampling.slot_params import (
     ALLOWED,
     BIAS,
+    FILTERS,
     LOGPROBS,
     MIN_TOKENS,
     PENALTIES,
@@ -38,8 +38,7 @@ from engine.execution.sampling.slot_params import (
 )
 from engine.execution.sampling.step_arrays import StepArrays
 from engine.nvtx import nvtx_range
-from kernels import cpu
-from kernels import device as devices
+from kernels.slot_tables import SlotTables
 
 
 class Drawn(NamedTuple):
@@ -60,7 +59,7 @@ class SamplePlan:
         masks: applied in this order.
         adjustment: biases and penalties.
         counts_output: whether any row has penalties, so that its token is counted.
-        draws: how the tokens are drawn.
+        has_filters: whether any row has top_k, top_p or min_p.
         logprobs: of the rows that ask for log-probabilities.
     """
 
@@ -70,7 +69,7 @@ class SamplePlan:
     masks: Sequence[Mask]
     adjustment: BiasAndPenalties | None
     counts_output: bool
-    draws: DrawParams
+    has_filters: bool
     logprobs: LogprobsPlan | None
 
     @property
@@ -91,16 +90,16 @@ class Sampler:
     thread.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        """Serve up to `num_slots` sequences at a time, whose logits will be on `device`.
+    def __init__(self, tables: SlotTables, vocab_size: int) -> None:
+        """Sample for the sequences in `tables`, from logits on their device.
 
         The first sequence with penalties allocates 4 bytes there per slot and vocabulary token.
         """
-        self._device = device
-        self._has_cpu_kernels = cpu.operations(torch.empty(0, device=device)) is not None
-        self._params = SlotParams(num_slots, vocab_size)
+        self._tables = tables
+        self._params = SlotParams(tables.num_slots, vocab_size)
         self._admitted: dict[int, TokenHistory] = {}  # since the last plan, those with penalties
-        self._penalty_counts = PenaltyCounts(num_slots, vocab_size, device)
+        device = tables.buffer.device
+        self._penalty_counts = PenaltyCounts(tables.num_slots, vocab_size, device)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -152,7 +151,6 @@ class Sampler:
         rows = np.flatnonzero((features & LOGPROBS != 0) & wants_token)
         if len(rows):
             logprobs = LogprobsPlan(rows, params.num_top_logprobs[slots[rows]], arrays)
-        draws = params.draws(slots, num_output_tokens.astype(np.int64))
         return SamplePlan(
             wants_token=wants_token,
             arrays=arrays,
@@ -160,7 +158,7 @@ class Sampler:
             masks=masks,
             adjustment=adjustment,
             counts_output=bool(used & PENALTIES),
-            draws=draws,
+            has_filters=bool(used & FILTERS),
             logprobs=logprobs,
         )
 
@@ -174,7 +172,6 @@ class Sampler:
             slots: int32 [R], those of the plan; -1 if the sequence has ended on the device: its
                 token is not counted, and undefined.
         """
-        draw = self._draw(plan.draws, plan.arrays)
         arrays = plan.arrays.upload(logits.device)
         if plan.admissions is not None:
             self._penalty_counts.admit(plan.admissions, arrays)
@@ -183,7 +180,7 @@ class Sampler:
             mask.apply(logits, arrays)
         if plan.adjustment is not None:
             plan.adjustment.apply(logits, self._penalty_counts.counts, arrays)
-        token_ids = draw.draw(logits, arrays)
+        token_ids = draw(logits, self._tables, slots, has_filters=plan.has_filters)
         if plan.counts_output:
             self._penalty_counts.count(slots, token_ids)
         if plan.logprobs is None or kept is None:
@@ -193,11 +190,6 @@ class Sampler:
     def free_penalty_counts(self) -> None:
         """Free what the first sequence with penalties has allocated; no such sequence may run."""
         self._penalty_counts.free()
-
-    def _draw(self, params: DrawParams, arrays: StepArrays) -> Draw:
-        if devices.has_triton(self._device):
-            return KernelDraw(params, arrays)
-        return CpuDraw(params) if self._has_cpu_kernels else TorchDraw(params)
 
     def _masks(
         self,

@@ -6,19 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.schedule import Admissions
-from engine.execution.sampling.draw import DrawParams
 from engine.execution.sampling.logits_processors import Bias, PenaltyParams
 from engine.execution.sampling.step_arrays import RequestArray
 
 # Bits of `SlotParams.features`; most sequences have none set.
-ALLOWED, MIN_TOKENS, BIAS, PENALTIES, LOGPROBS = (1 << bit for bit in range(5))
+FILTERS, ALLOWED, MIN_TOKENS, BIAS, PENALTIES, LOGPROBS = (1 << bit for bit in range(6))
 
 
 class SlotParams:
     """The parameters of the sequence in each of S slots, in arrays that a step indexes by slot.
 
     Attributes:
-        features: [S], bits of ALLOWED ... LOGPROBS that a sequence uses.
+        features: [S], bits of FILTERS ... LOGPROBS that a sequence uses.
         min_tokens, num_top_logprobs: [S].
         allowed_token_ids, stop_token_ids, bias: of the slots that use them.
     """
@@ -32,11 +31,6 @@ class SlotParams:
         self.allowed_token_ids: dict[int, RequestArray] = {}
         self.stop_token_ids: dict[int, RequestArray] = {}
         self.bias: dict[int, Bias] = {}
-        self._temperature = np.zeros(num_slots, dtype=np.float64)
-        self._top_k = np.zeros(num_slots, dtype=np.int32)
-        self._top_p = np.zeros(num_slots, dtype=np.float64)
-        self._min_p = np.zeros(num_slots, dtype=np.float64)
-        self._seed = np.zeros(num_slots, dtype=np.uint64)
         self._repetition = np.zeros(num_slots, dtype=np.float32)
         self._presence = np.zeros(num_slots, dtype=np.float32)
         self._frequency = np.zeros(num_slots, dtype=np.float32)
@@ -44,11 +38,6 @@ class SlotParams:
     def admit(self, admissions: Admissions) -> None:
         """Replace the parameters in the slots of `admissions`."""
         slots = admissions.slots
-        self._temperature[slots] = admissions.temperature
-        self._top_k[slots] = admissions.top_k
-        self._top_p[slots] = admissions.top_p
-        self._min_p[slots] = admissions.min_p
-        self._seed[slots] = admissions.seeds
         self._repetition[slots] = admissions.repetition_penalty
         self._presence[slots] = admissions.presence_penalty
         self._frequency[slots] = admissions.frequency_penalty
@@ -61,6 +50,11 @@ class SlotParams:
 
     def _features(self, item: int, slot: int, admissions: Admissions) -> int:
         features = 0
+        filtered = (
+            admissions.top_k[item] > 0 or admissions.top_p[item] < 1 or admissions.min_p[item] > 0
+        )
+        if filtered and admissions.temperature[item] > 0:
+            features |= FILTERS
         if admissions.is_constrained[item]:
             features |= ALLOWED
             allowed = admissions.allowed_token_ids[item].astype(np.int64)
@@ -85,17 +79,6 @@ class SlotParams:
         if admissions.num_top_logprobs[item] >= 0:
             features |= LOGPROBS
         return features
-
-    def draws(self, slots: NDArray[np.int32], num_output_tokens: NDArray[np.int64]) -> DrawParams:
-        """Return the draw parameters of `slots`, [R]."""
-        return DrawParams(
-            temperature=self._temperature[slots],
-            top_k=self._top_k[slots],
-            top_p=self._top_p[slots],
-            min_p=self._min_p[slots],
-            seeds=self._seed[slots],
-            positions=num_output_tokens,
-        )
 
     def penalties(self, slots: NDArray[np.int32]) -> PenaltyParams:
         """Return the penalties of `slots`, [R]."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +13,6 @@ from engine.execution.captured_steps import CapturedSteps
 from engine.execution.downloads import Downloads
 from engine.execution.graph_sizes import StepTime, decode_sizes, mixed_sizes, next_size
 from engine.execution.sample_graphs import SampleGraphs
-from engine.execution.sampling.draw import DrawParams
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.sampling import make_tables
 
@@ -24,17 +20,15 @@ NUM_SLOTS = 6
 
 
 class Sampling:
-    """Gives each row the token `10 * slot + position`, and remembers its columns."""
+    """Gives each row the token `10 * slot + 3`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
-        self.columns: list[list[object]] = []
 
     def __call__(
         self,
         hidden: Tensor,
         slots: Tensor,
-        columns: Sequence[Tensor],
         *,
         has_filters: bool,
         token_ids: Tensor,
@@ -42,8 +36,7 @@ class Sampling:
     ) -> None:
         assert len(hidden) == len(slots) == len(token_ids) == len(finish_reasons)
         self.calls.append((len(slots), has_filters))
-        self.columns = [column.tolist() for column in columns]
-        token_ids.copy_(10 * slots + columns[-1])
+        token_ids.copy_(10 * slots + 3)
         finish_reasons.copy_(slots % 3)
 
 
@@ -62,38 +55,16 @@ def graphs(sampling: Sampling) -> SampleGraphs:
     return graphs
 
 
-def params(num_rows: int, *, top_k: int = 0) -> DrawParams:
-    numbers = np.arange(num_rows)
-    return DrawParams(
-        temperature=0.5 + numbers,
-        top_k=np.full(num_rows, top_k, dtype=np.int32),
-        top_p=1.0 - 0 * numbers,
-        min_p=0.0 * numbers,
-        seeds=(numbers + 7).astype(np.uint64) << np.uint64(60),
-        positions=numbers + 3,
-    )
-
-
-@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("has_filters", [False, True])
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)])
 def test_a_step_takes_the_next_number_of_rows(
-    num_rows: int, size: int, top_k: int, sampling: Sampling, graphs: SampleGraphs
+    num_rows: int, size: int, has_filters: bool, sampling: Sampling, graphs: SampleGraphs
 ) -> None:
-    asked = params(num_rows, top_k=top_k)
-    token_ids, finish_reasons = Downloads(torch.device("cpu")).copy(graphs.run(asked)).wait()
-    assert sampling.calls == [(size, top_k > 0)]
-    assert token_ids[:num_rows].tolist() == [11 * row + 3 for row in range(num_rows)]
+    packed = graphs.run(num_rows, has_filters=has_filters)
+    token_ids, finish_reasons = Downloads(torch.device("cpu")).copy(packed).wait()
+    assert sampling.calls == [(size, has_filters)]
+    assert token_ids[:num_rows].tolist() == [10 * row + 3 for row in range(num_rows)]
     assert finish_reasons[:num_rows].tolist() == [row % 3 for row in range(num_rows)]
-    for found, column in zip(sampling.columns, asked.kernel_columns(), strict=True):
-        assert found == [*column.tolist(), *[0] * (size - num_rows)]
-
-
-def test_the_parameters_of_one_step_do_not_reach_the_next(
-    sampling: Sampling, graphs: SampleGraphs
-) -> None:
-    graphs.run(params(4))
-    graphs.run(params(3))
-    assert all(column[3] == 0 for column in sampling.columns)
 
 
 @given(max_num_seqs=st.integers(1, 1200), budget=st.integers(1, 3000), data=st.data())

@@ -15,10 +15,9 @@ from engine.execution.sampling import step_arrays
 from engine.execution.sampling.draw import uniform_numbers
 from engine.execution.sampling.sampler import Sampler
 from tests.factories.requests import append_tokens, make_request
-from tests.factories.sampling import admit, make_plan, run_plan, sample_requests
+from tests.factories.sampling import admit, make_plan, make_tables, run_plan, sample_requests
 
 VOCAB = 32
-CPU = torch.device("cpu")
 PENALISED = {"temperature": 0, "frequency_penalty": 0.3}
 
 
@@ -40,7 +39,7 @@ def step(
 
 
 def test_penalties_count_tokens_that_the_host_has_not_seen() -> None:
-    sampler, request = Sampler(2, VOCAB, CPU), make_request(1, [8], **PENALISED)
+    sampler, request = Sampler(make_tables(2), VOCAB), make_request(1, [8], **PENALISED)
     admit(sampler, 1, request)
     # Four plans before the first token is drawn.
     plans = [make_plan(sampler, [1], [request], ahead=ahead) for ahead in range(4)]
@@ -52,14 +51,14 @@ def test_min_tokens_count_tokens_that_the_host_has_not_seen() -> None:
     request = make_request(
         1, [8], temperature=0, min_tokens=2, stop_token_ids=frozenset({3, VOCAB + 7})
     )
-    sampler = Sampler(1, VOCAB, CPU)
+    sampler = Sampler(make_tables(1), VOCAB)
     admit(sampler, 0, request)
     assert [step(sampler, {0: request}, ahead=ahead) for ahead in range(3)] == [[4], [4], [3]]
 
 
 def test_draws_are_those_of_a_host_that_has_seen_all() -> None:
     request, logits = make_request(5, [8], max_tokens=9), torch.zeros(1, VOCAB)
-    sampler = Sampler(1, VOCAB, CPU)
+    sampler = Sampler(make_tables(1), VOCAB)
     admit(sampler, 0, request)
     plans = [make_plan(sampler, [0], [request], ahead=ahead) for ahead in range(8)]
     ahead = [run_plan(sampler, plan, logits.clone(), [0])[0] for plan in plans]
@@ -70,7 +69,7 @@ def test_draws_are_those_of_a_host_that_has_seen_all() -> None:
 
 
 def test_bad_words_need_a_host_that_has_seen_all() -> None:
-    sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], temperature=0)
+    sampler, request = Sampler(make_tables(1), VOCAB), make_request(1, [8], temperature=0)
     request.bad_words = BadWords([[3, 3], [4, 4]])
     admit(sampler, 0, request)
     for expected in (3, 4, 3, 4):
@@ -81,7 +80,7 @@ def test_bad_words_need_a_host_that_has_seen_all() -> None:
 
 
 def test_a_preempted_sequence_with_bad_words_is_computed_again_in_pieces() -> None:
-    sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], temperature=0)
+    sampler, request = Sampler(make_tables(1), VOCAB), make_request(1, [8], temperature=0)
     request.bad_words = BadWords([[3, 3]])
     append_tokens(request, [3, 4, 3])
     admit(sampler, 0, request)
@@ -100,7 +99,7 @@ def test_a_bad_word_is_not_begun_by_the_prompt() -> None:
 
 
 def test_a_slot_forgets_who_had_it() -> None:
-    sampler = Sampler(2, VOCAB, CPU)
+    sampler = Sampler(make_tables(2), VOCAB)
     first = make_request(
         1, [8], **PENALISED, allowed_token_ids=[4, 5], logit_bias={5: 3.0}, repetition_penalty=1.5
     )
@@ -113,7 +112,7 @@ def test_a_slot_forgets_who_had_it() -> None:
 
 
 def test_the_last_of_several_admissions_counts() -> None:
-    sampler = Sampler(1, VOCAB, CPU)
+    sampler = Sampler(make_tables(1), VOCAB)
     said = make_request(1, [8], **PENALISED)
     append_tokens(said, [3, 3])
     for last, expected in ((make_request(2, [8], **PENALISED), 3), (said, 4)):
@@ -127,7 +126,7 @@ def test_the_last_of_several_admissions_counts() -> None:
 
 
 def test_a_plan_stands_when_its_slot_is_given_away() -> None:
-    sampler = Sampler(1, VOCAB, CPU)
+    sampler = Sampler(make_tables(1), VOCAB)
     before = make_request(1, [8], **PENALISED, allowed_token_ids=[4, 5], logit_bias={5: 1.0})
     append_tokens(before, [5, 5])
     after = make_request(2, [8], temperature=0)
@@ -140,7 +139,7 @@ def test_a_plan_stands_when_its_slot_is_given_away() -> None:
 
 
 def test_an_idle_row_is_not_counted() -> None:
-    sampler = Sampler(3, VOCAB, CPU)
+    sampler = Sampler(make_tables(3), VOCAB)
     requests = {slot: make_request(slot, [8], **PENALISED) for slot in (2, 0)}
     for slot, request in requests.items():
         admit(sampler, slot, request)
@@ -150,7 +149,7 @@ def test_an_idle_row_is_not_counted() -> None:
 
 
 def test_a_preempted_sequence_comes_back_with_its_counts() -> None:
-    sampler, request = Sampler(2, VOCAB, CPU), make_request(1, [8], **PENALISED)
+    sampler, request = Sampler(make_tables(2), VOCAB), make_request(1, [8], **PENALISED)
     admit(sampler, 0, request)
     assert step(sampler, {0: request}) == [3]
     append_tokens(request, [3])
@@ -161,7 +160,7 @@ def test_a_preempted_sequence_comes_back_with_its_counts() -> None:
 
 
 def test_admissions_before_a_step_that_draws_nothing() -> None:
-    sampler, request = Sampler(1, VOCAB, CPU), make_request(1, [8], **PENALISED)
+    sampler, request = Sampler(make_tables(1), VOCAB), make_request(1, [8], **PENALISED)
     append_tokens(request, [3, 3])
     admit(sampler, 0, request)
     assert run_plan(sampler, make_plan(sampler, [], []), torch.zeros(0, VOCAB), []) == []
@@ -184,7 +183,7 @@ def test_lists_are_uploaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         logit_bias=dict.fromkeys(range(1000), 1.0),
         logprobs=1,
     )
-    sampler = Sampler(1, 1000, CPU)
+    sampler = Sampler(make_tables(1), 1000)
     admit(sampler, 0, request)
     for _ in range(3):
         plan = make_plan(sampler, [0], [request])
@@ -228,7 +227,7 @@ def test_a_row_depends_neither_on_its_company_nor_on_its_slot(data: st.DataObjec
     requests = [wishing(uid, data.draw(tokens)) for uid in uids]
     logits = torch.randn(len(uids), VOCAB, generator=torch.Generator().manual_seed(sum(uids))) * 3
 
-    sampler = Sampler(len(WISHES), VOCAB, CPU)
+    sampler = Sampler(make_tables(len(WISHES)), VOCAB)
     for slot, request in zip(slots, requests, strict=True):
         admit(sampler, slot, request)
     plan = make_plan(sampler, slots, requests)

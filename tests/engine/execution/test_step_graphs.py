@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.core.schedule_builder import ScheduleBuilder
 from engine.execution.slot_writes import slot_writes
 from engine.execution.step_graphs import CudaCapturer, StepGraphs
 from tests.factories.replayed_graphs import ReplayingCapturer
-from tests.factories.sampling import make_tables
+from tests.factories.sampling import EMPTY, make_tables
 
 
 class Forward:
@@ -51,9 +50,7 @@ def run(graphs: StepGraphs, counts: list[int]) -> tuple[Tensor, Tensor] | None:
     if captured is None:
         return None
     slots = np.arange(len(counts), dtype=np.int32)
-    schedule = replace(
-        ScheduleBuilder().build(), slots=slots, num_tokens=np.array(counts, dtype=np.int32)
-    )
+    schedule = replace(EMPTY, slots=slots, num_tokens=np.array(counts, dtype=np.int32))
     slot_writes(schedule, graphs._tables, captured.num_rows).apply()
     return captured.run()
 

@@ -44,7 +44,12 @@ class Rows(NamedTuple):
     top_p: Tensor
     min_p: Tensor
     seeds: Tensor
-    positions: Tensor
+    num_tokens: Tensor
+    num_prompt_tokens: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        return (self.num_tokens - self.num_prompt_tokens).long()
 
     def take(self, rows: Tensor | slice) -> Rows:
         return Rows(*(column[rows] for column in self))
@@ -64,5 +69,6 @@ def rows_of(filters: list[dict[str, float]], seed: int = 0) -> Rows:
         top_p=column("top_p", 1.0, torch.float32),
         min_p=column("min_p", 0.0, torch.float32),
         seeds=(numbers + 1 + 1000 * seed) * 0x9E3779B97F4A7C1,
-        positions=numbers * 3 + seed,
+        num_tokens=(numbers * 5 + seed).int(),
+        num_prompt_tokens=(numbers * 2).int(),
     )

@@ -55,6 +55,20 @@ def test_nothing_is_launched_for_filters_that_no_row_has(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("division")
+def test_parameters_are_those_of_the_slot_of_a_row() -> None:
+    rows, logits = rows_of(FILTERS), randn(len(FILTERS), 150) * 2
+    together = sample_tokens(logits, *rows)
+    order = torch.randperm(len(FILTERS), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    slots = order.int()
+    slots[3] = -1
+    drawn = sample_tokens(logits[order], *rows, slots=slots)
+    expected = together[order]
+    expected[3] = 0
+    assert drawn.tolist() == expected.tolist()
+    assert reference(logits[order], *rows, slots=slots).tolist() == expected.tolist()
+
+
+@pytest.mark.usefixtures("division")
 def test_a_row_depends_on_no_other() -> None:
     rows, logits = rows_of(FILTERS), randn(len(FILTERS), 150) * 2
     part = torch.randperm(len(FILTERS), generator=torch.Generator().manual_seed(0))[:5].to(DEVICE)
