@@ -49,7 +49,9 @@ def warm_up_steps(config: ResolvedConfig, max_model_len: int) -> Iterator[Schedu
     """Yield steps that launch the kernels in all forms that a step can reach; the largest first."""
     yield largest_step(config, max_model_len)
     most = config.max_num_batched_tokens
-    yield padding_step([min(2, max_model_len)], _PLAIN, config.block_size)  # small prefill tiles
+    # Small prefill tiles; and few log-probabilities, which are not found as many are.
+    few = SamplingParams(temperature=0, logprobs=min(1, config.max_logprobs))
+    yield padding_step([min(2, max_model_len)], few, config.block_size)
     long = [max_model_len] * (most // max_model_len) + [most % max_model_len]
     long = [length for length in long if length][: config.max_num_seqs]
     yield padding_step(long, SamplingParams(temperature=1.0, logprobs=0), config.block_size)

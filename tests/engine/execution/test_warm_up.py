@@ -62,6 +62,13 @@ def test_the_largest_step_takes_the_memory_of_every_feature() -> None:
     assert admissions.is_constrained.all()
 
 
+@pytest.mark.parametrize("most", [0, 1, 20, 50])
+def test_each_way_to_find_log_probabilities_is_taken(most: int) -> None:
+    steps = warm_up_steps(config(max_logprobs=most), 64)
+    asked = {int(number) for step in steps for number in step.admissions.num_top_logprobs}
+    assert asked == {-1, 0, min(1, most), most}
+
+
 def test_counts_for_penalties_are_allocated_by_the_first_request_that_needs_them(
     checkpoint: Path,
 ) -> None:
