@@ -20,7 +20,8 @@ from engine.execution.device_defaults import ResolvedConfig
 from engine.execution.device_queue import DeviceQueue
 from engine.execution.downloads import Downloads
 from engine.execution.host_cache import allocate_host_cache
-from engine.execution.kv_cache_plan import kv_cache_dtype, require_room_for_weights
+from engine.execution.kv_cache_plan import kv_cache_dtype
+from engine.execution.model_weights import load_weights
 from engine.execution.padding import run_padding
 from engine.execution.pending_step import (
     ForwardResults,
@@ -36,11 +37,8 @@ from engine.execution.step_memory import with_memory
 from engine.execution.warm_up import warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch
-from engine.models.build import build_model
-from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
 from engine.models.model_config import ModelConfig
 from engine.nvtx import nvtx_range
-from engine.weights import initialise_weights
 from kernels.block_copy import BlockCopier
 from kernels.slot_tables import SlotTables
 from kernels.step_inputs import StepInputs, prepare_inputs
@@ -92,21 +90,15 @@ class ModelRunner:
             head_dim=model_config.head_dim,
             kv_cache_dtype=self._kv_cache_dtype,
         )
-        check_quantization(config.quantization, device, dtype)
-        build = partial(build_model, model_config, max_model_len=max_model_len, dtype=dtype)
-        outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
-        num_bytes = sum(p.nbytes for p in outline.parameters())
-        num_bytes += num_copied_bytes(outline, config.quantization, device)
-        require_room_for_weights(num_bytes, device, config)
-        self.model = build(device=device)
-        initialise_weights(
-            self.model,
+        self.model = load_weights(
             checkpoint,
-            load_format=config.load_format,
-            seed=config.seed,
+            model_config,
+            config,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
             on_progress=on_progress,
         )
-        convert_weights(self.model, config.quantization)
         self._tables = SlotTables.allocate(
             config.max_num_seqs,
             max_model_len=max_model_len,
@@ -262,7 +254,8 @@ class ModelRunner:
     def _run_sample(self, forward: LaunchedForward, plan: SamplePlan) -> SentSamples:
         hidden, slots, in_graph = forward.results()
         num_rows = len(plan.wants_token)
-        if self._graphs is not None and in_graph and plan.is_plain:
+        # Without a row that wants a token nothing is launched but the copy to wait for.
+        if self._graphs is not None and in_graph and plan.is_plain and num_rows:
             packed = self._graphs.sampling.run(num_rows, has_filters=plan.has_filters)
             return SentSamples(plan, self._downloads.copy(packed))
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]

@@ -114,6 +114,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
     )
 
 
+SETTINGS: dict[str, Any] = {
+    "block_size": 16,
+    "max_model_len": 32,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
+    "enable_prefix_caching": False,
+    "async_scheduling": True,
+}
 PLAIN: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.9, "seed": 3},
@@ -129,18 +137,21 @@ SPECIAL: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.skipif(not device.INTERPRETED, reason="counts the replays of a fake")
+def test_chunks_that_end_within_a_prompt_compute_no_logits(checkpoint: GreedyCheckpoint) -> None:
+    llm = checkpoint.llm(DEVICE, **{**SETTINGS, "max_model_len": 64})
+    capturer = ReplayingCapturer()
+    llm._core._runner.capture_graphs(capturer, lambda done, total: None)
+    asked = SamplingParams(max_tokens=1, temperature=0)
+    llm.generate([[7] * 40], asked, use_tqdm=False)
+    assert sum(capturer.num_replays[-6:]) == 1
+    assert sum(capturer.num_replays[:-6]) == 3, "chunks of 16, 16 and 8 tokens"
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_answers_are_those_of_an_engine_without_graphs(checkpoint: GreedyCheckpoint) -> None:
-    settings = {
-        "block_size": 16,
-        "max_model_len": 32,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 16,
-        "enable_prefix_caching": False,
-        "async_scheduling": True,
-    }
-    eager = checkpoint.llm(DEVICE, **settings, enforce_eager=True)
-    captured = checkpoint.llm(DEVICE, **settings)
+    eager = checkpoint.llm(DEVICE, **SETTINGS, enforce_eager=True)
+    captured = checkpoint.llm(DEVICE, **SETTINGS)
     capturer = ReplayingCapturer()
     if device.INTERPRETED:
         captured._core._runner.capture_graphs(capturer, lambda done, total: None)
