@@ -69,7 +69,10 @@ def test_all_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
     requests[0].bad_words = BadWords([[90, 17], [3]])
     logits = randn(len(requests), VOCAB) * 3
-    found = sample_requests(logits.clone(), requests)
+    # As from a head that is padded; its padding tokens would be the most likely ones.
+    padded = torch.full((len(requests), 128), 1e9, device=DEVICE)
+    padded[:, :VOCAB] = logits
+    found = sample_requests(padded[:, :VOCAB], requests)
     monkeypatch.setattr(device, "has_triton", lambda where: False)
     expected = sample_requests(logits.cpu(), requests)
     for name, one, other in zip(SAMPLING, found, expected, strict=True):
