@@ -127,6 +127,36 @@ class StepOutputs:
             failures=[failure for part in parts for failure in part.failures],
         )
 
+    def joined(self) -> StepOutputs:
+        """Return the same tokens with the rows of each sequence in one row.
+
+        Rows with details stay as they are, and separate those before them from those after them.
+        The window of a joined row is that of its first one.
+        """
+        order = np.lexsort((self.indexes, self.uids))  # stable: a sequence keeps its order
+        uids, indexes = self.uids[order], self.indexes[order]
+        is_detailed = np.zeros(len(self), dtype=np.bool_)
+        is_detailed[list(self.details)] = True
+        is_detailed = is_detailed[order]
+        begins = np.ones(len(self), dtype=np.bool_)
+        begins[1:] = (uids[1:] != uids[:-1]) | (indexes[1:] != indexes[:-1])
+        begins[1:] |= is_detailed[1:] | is_detailed[:-1]
+        if begins.all():
+            return self
+        first = np.flatnonzero(begins)
+        places = np.empty_like(order)  # of each row, in the result
+        places[order] = np.cumsum(begins) - 1
+        return StepOutputs(
+            uids=uids[first],
+            indexes=indexes[first],
+            num_tokens=np.add.reduceat(self.num_tokens[order], first, dtype=np.int32),
+            num_window_tokens=self.num_window_tokens[order[first]],
+            token_ids=_rows(self.token_ids, self.num_tokens, order),
+            window_ids=_rows(self.window_ids, self.num_window_tokens, order[first]),
+            details={int(places[row]): details for row, details in self.details.items()},
+            failures=self.failures,
+        )
+
     def split(self) -> tuple[StepOutputs, StepOutputs]:
         """Return the first and the second half of the rows; failures are in the second."""
         middle = len(self) // 2
@@ -182,6 +212,15 @@ class StepOutputs:
         )
         outputs.check()
         return outputs
+
+
+def _rows(values: TokenIds, counts: NDArray[np.int32], rows: NDArray[np.intp]) -> TokenIds:
+    """Return the values of `rows`; those of row i are the next `counts[i]` of `values`."""
+    starts = np.cumsum(counts, dtype=np.int64) - counts
+    taken = counts[rows]
+    offsets = np.repeat(starts[rows] - (np.cumsum(taken, dtype=np.int64) - taken), taken)
+    found: TokenIds = values[offsets + np.arange(len(offsets))]
+    return found
 
 
 def _details(output: SequenceOutput) -> OutputDetails:

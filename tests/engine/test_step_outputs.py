@@ -122,3 +122,35 @@ def test_any_bytes_are_refused_or_fit_together(
 def test_arrays_of_any_integer_type_are_sent_as_declared() -> None:
     wide = StepOutputs(*(np.array([0], dtype=np.int64) for _ in range(4)), *[np.zeros(0, int)] * 2)
     assert [uid for uid, _ in chunks_of(wide.message())] == [0]
+
+
+@given(st.lists(st.lists(OUTPUTS, max_size=5), min_size=1, max_size=4), st.integers(1, 3))
+def test_joined_each_sequence_says_the_same_in_fewer_rows(
+    parts: list[list[SequenceOutput]], num_uids: int
+) -> None:
+    """What a stub makes of them: all tokens behind the first window, up to the next details."""
+    steps = [
+        StepOutputs.of(
+            [structs.replace(each, uid=each.uid % num_uids, index=each.index % 2) for each in part]
+        )
+        for part in parts
+    ]
+    whole = StepOutputs.concatenated(steps)
+    joined = whole.joined()
+    joined.check()
+    plain = SequenceOutput(0, 0, [], [])
+    for uid in range(num_uids):
+        for index in range(2):
+            expected: list[SequenceOutput] = []
+            is_bare = False
+            for row in (each for each in whole.rows() if (each.uid, each.index) == (uid, index)):
+                bare = structs.replace(row, token_ids=[], window_ids=[], uid=0, index=0)
+                if expected and bare == plain and is_bare:
+                    tokens = expected[-1].token_ids + row.token_ids
+                    expected[-1] = structs.replace(expected[-1], token_ids=tokens)
+                else:
+                    expected.append(row)
+                is_bare = bare == plain
+            found = [each for each in joined.rows() if (each.uid, each.index) == (uid, index)]
+            assert found == expected
+    assert joined.failures == whole.failures

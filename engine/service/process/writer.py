@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -15,19 +16,28 @@ from engine.step_outputs import StepOutputs
 
 log = logging.getLogger("trident.engine")
 
+# Between two frames with outputs, for each row of the first one: a row costs the stub about 3 us in
+# the process that also sends the responses, so that frames take a tenth of its time.
+_INTERVAL_PER_ROW_S = 30e-6
+_MOST_INTERVAL_S = 0.01  # no token waits longer here; responses are further apart
+
 T = TypeVar("T")
 EngineChannel = Channel[FromEngine, ToEngine]
+_Message = FromEngine | StepOutputs | None  # None: the end
 
 
 class Writer:
     """Sends from its own thread, so that the engine loop never waits for the socket.
 
-    Outputs that were queued while one frame was sent are merged into the next one.
+    Outputs that were queued while one frame was sent are merged into the next one, in which each
+    sequence has one row. Frames with outputs of many sequences keep an interval, 10 ms at most, so
+    that fast steps share a frame.
     """
 
     def __init__(self, channel: EngineChannel) -> None:
         self._channel = channel
-        self._queue: queue.SimpleQueue[FromEngine | StepOutputs | None] = queue.SimpleQueue()
+        self._next_outputs = 0.0  # time.monotonic() second
+        self._queue: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -43,7 +53,7 @@ class Writer:
     def _run(self) -> None:
         try:
             while (message := self._queue.get()) is not None:
-                for merged in _merge([message, *drain(self._queue)]):
+                for merged in _merge(self._with_more([message, *drain(self._queue)])):
                     if merged is None:
                         return
                     self._send(merged)
@@ -53,11 +63,26 @@ class Writer:
             log.exception("outputs could not be sent")
             os._exit(1)  # heartbeats must not hide that outputs are lost
 
+    def _with_more(self, messages: list[_Message]) -> list[_Message]:
+        """Add what comes until outputs may be sent again, or something else is to be sent."""
+        while all(isinstance(each, StepOutputs) for each in messages):
+            wait_s = self._next_outputs - time.monotonic()
+            if wait_s <= 0:
+                break
+            try:
+                messages.append(self._queue.get(timeout=wait_s))
+            except queue.Empty:
+                break
+            messages += drain(self._queue)
+        return messages
+
     def _send(self, message: FromEngine | StepOutputs) -> None:
         """Send `message`; outputs that are too much for one frame go in several."""
         if not isinstance(message, StepOutputs):
             self._channel.send(message)
             return
+        interval_s = min(_INTERVAL_PER_ROW_S * len(message), _MOST_INTERVAL_S)
+        self._next_outputs = time.monotonic() + interval_s
         try:
             self._channel.send(message.message())
         except ChannelError:
@@ -67,9 +92,7 @@ class Writer:
                 self._send(half)
 
 
-def _merge(
-    messages: list[FromEngine | StepOutputs | None],
-) -> Iterator[FromEngine | StepOutputs | None]:
+def _merge(messages: list[_Message]) -> Iterator[_Message]:
     """Yield `messages` in order, each run of outputs as one."""
     outputs: list[StepOutputs] = []
     for message in messages:
@@ -77,11 +100,11 @@ def _merge(
             outputs.append(message)
             continue
         if outputs:
-            yield StepOutputs.concatenated(outputs)
+            yield StepOutputs.concatenated(outputs).joined()
             outputs = []
         yield message
     if outputs:
-        yield StepOutputs.concatenated(outputs)
+        yield StepOutputs.concatenated(outputs).joined()
 
 
 def drain(source: queue.SimpleQueue[T]) -> Iterator[T]:

@@ -6,6 +6,7 @@ import pytest
 from engine.protocol import FromEngine, Outputs, SequenceOutput, Starting, ToEngine
 from engine.service import channel
 from engine.service.channel import Channel
+from engine.service.process import writer as writer_module
 from engine.service.process.writer import Writer
 from engine.step_outputs import StepOutputs
 
@@ -44,4 +45,25 @@ def test_outputs_that_exceed_a_frame_go_in_several(
     assert message == Starting("last")
     assert received == sent
     assert num_frames > 1
+    writer.close()
+
+
+def test_outputs_of_fast_steps_share_a_frame_with_a_row_per_sequence(
+    ends: tuple[Channel[FromEngine, ToEngine], Channel[ToEngine, FromEngine]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer_module, "_INTERVAL_PER_ROW_S", 3600.0)
+    monkeypatch.setattr(writer_module, "_MOST_INTERVAL_S", 3600.0)
+    writing, reading = ends
+    writer = Writer(writing)
+    writer.put(StepOutputs.of([output(1, 1)]))
+    first = reading.receive()
+    assert isinstance(first, Outputs)  # at once
+    for _ in range(3):
+        writer.put(StepOutputs.of([output(1, 2), output(2, 1)]))
+    writer.put(Starting("something else"))
+    together = reading.receive()
+    assert isinstance(together, Outputs)
+    assert list(StepOutputs.parse(together).rows()) == [output(1, 6), output(2, 3)]
+    assert reading.receive() == Starting("something else")
     writer.close()
