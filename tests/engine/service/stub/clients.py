@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
@@ -94,3 +95,15 @@ def kill(client: EngineClient, how: int = signal.SIGKILL) -> None:
     pid = client.process_id
     os.kill(pid, how)
     wait_until_dead(client, pid)
+
+
+def pause(client: EngineClient) -> None:
+    """Stop the process, and wait until each of its threads has stopped."""
+    os.kill(client.process_id, signal.SIGSTOP)
+    tasks = Path(f"/proc/{client.process_id}/task")
+    wait_for(
+        lambda: all(
+            (task / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+            for task in tasks.iterdir()
+        )
+    )

@@ -23,6 +23,7 @@ from tests.engine.service.stub.clients import (
     FAKE,
     Unobserved,
     assert_alive,
+    pause,
     start,
     submit,
     wait_for,
@@ -40,7 +41,7 @@ def closes(client: EngineClient, within_s: float) -> bool:
 
 def test_close_ends_a_stopped_process_that_takes_no_more_messages() -> None:
     client = start()
-    os.kill(client.process_id, signal.SIGSTOP)
+    pause(client)
     too_much = NewRequest([1] * 3_000_000, {"max_tokens": 1})  # for the socket's buffer
     threading.Thread(
         target=client.submit, args=(too_much, lambda uid: Recorder()), daemon=True
@@ -172,7 +173,7 @@ def test_what_cannot_be_handled_ends_requests_instead_of_losing_them(
 def test_a_cancelled_request_counts_until_the_process_has_let_it_go() -> None:
     """Or a client that cancels what it sends could fill the memory of a process that is busy."""
     client = start(max_num_seqs=2, max_num_queued_reqs=3)
-    os.kill(client.process_id, signal.SIGSTOP)
+    pause(client)
     sinks = []
     for _ in range(5):
         uid, sink = submit(client, 1, 1_000_000)
@@ -199,7 +200,7 @@ def test_a_request_is_told_to_end_once_however_often_it_is_stopped(
         real(process, message)
 
     monkeypatch.setattr(EngineProcess, "send", send)
-    os.kill(client.process_id, signal.SIGSTOP)
+    pause(client)
     uid, sink = submit(client, 1, 1_000_000, request_id="mine")
     for _ in range(100):
         client.stop("mine")
@@ -212,7 +213,7 @@ def test_a_request_is_told_to_end_once_however_often_it_is_stopped(
 
 def test_a_stopped_request_that_was_never_taken_ends_with_abort() -> None:
     client = start()
-    os.kill(client.process_id, signal.SIGSTOP)
+    pause(client)
     _, sink = submit(client, 1, 1_000_000, request_id="mine", num_sequences=2)
     assert client.stop("mine") == 1
     os.kill(client.process_id, signal.SIGCONT)
