@@ -141,9 +141,9 @@ backend: "python"
 """
 
 _DETOKENIZER = """\
-# Exactly one instance, and no dynamic batching: either would cost order or cancellation. Since the
-# engine paces its responses, batching gains nothing either (`trident bench stages`, demo, 2 cores,
-# 16 / 64 streams: 2,899 / 3,901 tok/s without it, 2,589 / 3,936 with it).
+# Exactly one instance: with several, the responses of a request overtake each other. No dynamic
+# batching: with it the model is not called any more for a request that was cancelled, and nobody
+# learns of the cancellation. (Batches of 5 responses would take 0.1 of 0.7 ms off each.)
 backend: "python"
 """
 

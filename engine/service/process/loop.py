@@ -14,7 +14,6 @@ from engine.protocol import (
     FromEngine,
     Ready,
     RequestFailed,
-    SequenceOutput,
     Shutdown,
     Stats,
     ToEngine,
@@ -28,18 +27,15 @@ STATS_INTERVAL_S = 0.5
 MAX_ARRIVALS_S = 0.02
 
 
-Produced = StepOutputs | Sequence[SequenceOutput | RequestFailed]
-
-
 class Core(Protocol):
     """The methods of `engine.core.engine_core.EngineCore` that the loop calls."""
 
     @property
     def ready(self) -> Ready: ...
     def add_request(self, request: AddRequest) -> Sequence[RequestFailed]: ...
-    def abort(self, uid: int) -> Produced: ...
+    def abort(self, uid: int) -> StepOutputs: ...
     def has_unfinished_requests(self) -> bool: ...
-    def step(self) -> Produced: ...
+    def step(self) -> StepOutputs: ...
     def check_idle(self) -> None: ...
     def take_stats(self) -> Stats: ...
 
@@ -125,9 +121,8 @@ class EngineLoop:
             log.info("request aborted", extra={"fields": {"uid": message.uid}})
             self._send(self._core.abort(message.uid))
 
-    def _send(self, produced: Produced) -> None:
+    def _send(self, outputs: StepOutputs) -> None:
         """Send outputs and failures; a failure is the last of its request."""
-        outputs = produced if isinstance(produced, StepOutputs) else StepOutputs.of(produced)
         if len(outputs):
             self._put(outputs)
         for failure in outputs.failures:
@@ -147,4 +142,5 @@ class EngineLoop:
             log.exception("request could not be added", extra={"fields": fields})
             self._put(RequestFailed(request.uid, TridentError.code, "internal error"))
         else:
-            self._send(displaced)
+            for failure in displaced:
+                self._put(failure)

@@ -5,12 +5,14 @@ The way of a request in: `responder` reads it (`engine_inputs`), `engine_client`
 
 The way of a token out, from the engine's loop to Triton's response sender:
 
-1. engine process, loop: `EngineLoop` gives the outputs of a step to `Writer.put`.
+1. engine process, loop: `EngineLoop` gives the outputs of a step, `StepOutputs`, to `Writer.put`.
 2. engine process, writer thread: `Writer` sends all that have queued up as one frame (`Channel`).
-3. engine stub, supervisor thread: `EngineClient.on_message` appends each output to the
-   `RequestStream` of its request and puts that into `Senders`.
-4. engine stub, a sender thread: `RequestStream.deliver` makes one response of all that the stream
-   holds; `EnsembleSink.send` or `ClientSink.send` encodes it and calls Triton's `sender.send`.
+3. engine stub, supervisor thread: `EngineClient.on_message` appends the bytes of each row to the
+   `RequestStream` of its request and puts the streams of the frame into `Senders` at once.
+4. engine stub, a sender thread: when the next response of a stream is due (`pace`), it takes the
+   stream from the `TurnQueue`, with others that are due; `RequestStream.deliver` makes one response
+   of all that the stream holds; `EnsembleSink.send` or `ClientSink.send` encodes it and calls
+   Triton's `sender.send`.
 
 An error takes the same way as the outputs, so that it never overtakes them. When the last response
 has been sent, the sender thread calls `EngineClient` once more, which logs how the request ended.

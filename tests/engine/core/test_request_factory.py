@@ -4,12 +4,27 @@ import pytest
 
 from engine.core import request_factory
 from engine.core.request_factory import RequestFactory
+from engine.errors import RequestError
 from engine.protocol import AddRequest
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 from tests.factories.tokenizers import byte_level_tokenizer
+
+
+def make_factory() -> tuple[Tokenizer, RequestFactory]:
+    tokenizer = Tokenizer(byte_level_tokenizer())
+    factory = RequestFactory(
+        tokenizer,
+        Detokenizer(tokenizer),
+        eos_token_ids=[],
+        vocab_size=tokenizer.vocab_size,
+        max_model_len=64,
+        max_logprobs=0,
+        seeds=random.Random(0),
+    )
+    return tokenizer, factory
 
 
 def test_the_sequences_of_a_request_share_what_finds_its_stop_strings(
@@ -24,16 +39,7 @@ def test_the_sequences_of_a_request_share_what_finds_its_stop_strings(
             super().__init__(stop)
 
     monkeypatch.setattr(request_factory, "StopAutomaton", Counted)
-    tokenizer = Tokenizer(byte_level_tokenizer())
-    factory = RequestFactory(
-        tokenizer,
-        Detokenizer(tokenizer),
-        eos_token_ids=[],
-        vocab_size=tokenizer.vocab_size,
-        max_model_len=64,
-        max_logprobs=0,
-        seeds=random.Random(0),
-    )
+    tokenizer, factory = make_factory()
     first, *others = factory.build(AddRequest(1, pack_token_ids([5]), {"n": 8, "stop": ["ab"]}))
     assert built == [("ab",)]
     checkers = {id(request.output.stop_checker) for request in (first, *others)}
@@ -46,3 +52,12 @@ def test_the_sequences_of_a_request_share_what_finds_its_stop_strings(
     assert all(
         r.output.stop_checker is not None and r.output.stop_checker.match is None for r in others
     )
+
+
+@pytest.mark.parametrize("data", [b"\1", b"\5\0\0\0\6", b"\5\0\0\0" * 3 + b"\0\0\0"])
+def test_a_prompt_of_half_a_token_id_is_refused(data: bytes) -> None:
+    _, factory = make_factory()
+    with pytest.raises(
+        RequestError, match=rf"^input_ids: {len(data)} bytes are not a whole number"
+    ):
+        factory.build(AddRequest(1, data, {}))

@@ -13,7 +13,7 @@ from engine.protocol import (
 )
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import MAX_ARRIVALS_S, EngineLoop
-from engine.step_outputs import StepOutputs
+from engine.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.token_ids import pack_token_ids
 
 
@@ -43,18 +43,18 @@ class FakeCore:
         displaced, self.displaced = self.displaced, []
         return displaced
 
-    def abort(self, uid: int) -> list[SequenceOutput | RequestFailed]:
+    def abort(self, uid: int) -> StepOutputs:
         self.running.discard(uid)
-        return []
+        return NO_OUTPUTS
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.running)
 
-    def step(self) -> list[SequenceOutput | RequestFailed]:
+    def step(self) -> StepOutputs:
         self.clock.now += self.step_s
         self.calls.append("step")
         self.on_step()
-        return []
+        return NO_OUTPUTS
 
     def check_idle(self) -> None: ...
 
@@ -165,10 +165,10 @@ def test_a_request_that_fails_in_a_step_is_reported_behind_its_outputs() -> None
     failed = RequestFailed(8, "INTERNAL", "internal error")
 
     class Failing(FakeCore):
-        def step(self) -> list[SequenceOutput | RequestFailed]:
+        def step(self) -> StepOutputs:
             self.running.clear()
             inbox.put(Shutdown())
-            return [output, failed]
+            return StepOutputs.of([output, failed])
 
     inbox = Inbox(lambda request: None)
     inbox.put(add(8))

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, QueueFullError, RequestError
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.service.process.serve import configure, serve
+from engine.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.token_ids import unpack_token_ids
 
 BAD_REQUEST, FULL, BUG, STEP_FAILS, DIES, HANGS = range(9001, 9007)
@@ -53,19 +54,21 @@ class FakeCore:
         self._running[request.uid] = (request, 0)
         return []
 
-    def abort(self, uid: int) -> list[SequenceOutput]:
+    def abort(self, uid: int) -> StepOutputs:
         self._hang(HANGS_IN_ABORT)
         if (running := self._running.pop(uid, None)) is None:
-            return []
-        return [
-            SequenceOutput(uid=uid, index=i, token_ids=[], window_ids=[], finish_reason="abort")
-            for i in range(running[0].sampling_params.get("n", 1))
-        ]
+            return NO_OUTPUTS
+        return StepOutputs.of(
+            [
+                SequenceOutput(uid=uid, index=i, token_ids=[], window_ids=[], finish_reason="abort")
+                for i in range(running[0].sampling_params.get("n", 1))
+            ]
+        )
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._running)
 
-    def step(self) -> list[SequenceOutput]:
+    def step(self) -> StepOutputs:
         time.sleep(0.001)
         outputs = []
         for uid, (request, position) in list(self._running.items()):
@@ -90,7 +93,7 @@ class FakeCore:
             self._running[uid] = (request, position + 1)
             if last:
                 del self._running[uid]
-        return outputs
+        return StepOutputs.of(outputs)
 
     def check_idle(self) -> None:
         self._hang(HANGS_WHEN_IDLE)
