@@ -36,7 +36,7 @@ def recorded_forms() -> Iterator[dict[Form, str]]:
     run = _JIT.run
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        names, binder = _binder(self.fn)
+        names, binder = _binder(self)
         _, specialization, options = binder(*args, **kwargs)
         options = tuple(sorted(options.items()))
         form = (_name(self.fn), tuple(map(tuple, specialization)), options)
@@ -46,7 +46,6 @@ def recorded_forms() -> Iterator[dict[Form, str]]:
         found.setdefault(form, f"{_name(self.fn)}: {text}, {options}")
         return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
-    _KWARGS.update({kernel.fn: getattr(kernel, "kwargs", {}) for kernel in _all_kernels()})
     with mock.patch.object(_JIT, "run", record):
         yield found
 
@@ -55,9 +54,6 @@ def launched_kernels() -> set[str]:
     """Return the names of all kernels of this project that are launched from the host."""
     # Functions that kernels call have other names.
     return {_name(kernel.fn) for kernel in _all_kernels() if kernel.__name__.endswith("kernel")}
-
-
-_KWARGS: dict[Any, dict[str, Any]] = {}
 
 
 def _all_kernels() -> list[Any]:
@@ -72,12 +68,13 @@ def _name(function: Any) -> str:
 
 
 @cache
-def _binder(function: Any) -> tuple[list[str], Any]:
+def _binder(kernel: Any) -> tuple[list[str], Any]:
     """Return the names of the parameters, and what Triton calls to find the specialisation."""
-    jit = JITFunction(function, **_KWARGS[function])
     if device.INTERPRETED:
-        backend = make_backend(GPUTarget("cuda", 90, 32))
+        jit = JITFunction(kernel.fn, **kernel.kwargs)
+        target = GPUTarget("cuda", 90, 32)
     else:
-        backend = make_backend(triton.runtime.driver.active.get_current_target())
+        jit, target = kernel, triton.runtime.driver.active.get_current_target()
+    backend = make_backend(target)
     binder = create_function_from_signature(jit.signature, jit.params, backend)
     return list(jit.signature.parameters), binder
