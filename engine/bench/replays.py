@@ -13,14 +13,16 @@ all requests, so that the same step is replayed in another process.
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 
@@ -32,9 +34,13 @@ from engine.bench.replay_models import ReplayModel, models
 from engine.bench.shapes import Shape
 from engine.bench.workload import FULL, Workload
 from engine.config import EngineConfig
+from engine.core import engine_core
 from engine.core.engine_core import EngineCore
+from engine.execution.loading import LoadedModel, load_model
 from engine.execution.model_runner import ModelRunner
 from engine.protocol import AddRequest
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 
 STEPS = 25  # replayed in an episode
@@ -103,31 +109,21 @@ class ReplaySession:
     ) -> None:
         self._model = models(tiny=device.type == "cpu")[shape.label]
         self._vocab = shape.vocab
-        self._core = EngineCore(
-            EngineConfig.parse(
-                {
-                    "block_size": 16,
-                    "max_num_seqs": 32,
-                    "enable_prefix_caching": True,
-                    **self._model.settings,
-                    "model": str(folder),
-                    "load_format": "dummy",
-                    "device": device.type,
-                }
-            )
-        )
+        settings = {"block_size": 16, "max_num_seqs": 32, **self._model.settings}
+        settings |= {"model": str(folder), "load_format": "dummy", "device": device.type}
+        self._config = EngineConfig.parse(settings)
+        self._loaded: LoadedModel | None = None
+        self._shared: dict[str, Any] = {
+            "load_model": self._load_once,
+            "Tokenizer": SimpleNamespace(from_pretrained=cache(Tokenizer.from_pretrained)),
+            "Detokenizer": cache(Detokenizer),
+        }
+        core = self._core()
         # What the first request with penalties allocates is part of the state.
         params = {"presence_penalty": 1.0, "max_tokens": 1}
-        self._core.add_request(AddRequest(0, pack_token_ids([1]), params))
-        while self._core.has_unfinished_requests():
-            self._core.step()
-        runner = self._core._runner
-        assert isinstance(runner, ModelRunner)
-        self.steps = RepeatedSteps(runner)
-        self._core._runner = self.steps
-        # The host's state before the first request. What is on the device is not copied.
-        self._shared = (self.steps, self._core.tokenizer, self._core.detokenizer)
-        self._pristine = self._copy(vars(self._core))
+        core.add_request(AddRequest(0, pack_token_ids([1]), params))
+        while core.has_unfinished_requests():
+            core.step()
 
     def episode(
         self, episode: int, num_steps: int = STEPS, *, again: int | None = None
@@ -140,8 +136,7 @@ class ReplaySession:
         Returns:
             The seed of each step with results that differ, and which of them do.
         """
-        core, steps, label = self._core, self.steps, self._model.label
-        vars(core).update(self._copy(self._pristine))
+        core, steps, label = self._core(), self.steps, self._model.label
         steps.clear()
         requests = _Requests(random.Random(f"{label}:{episode}"), self._model, self._vocab)
         unequal: list[str] = []
@@ -169,8 +164,18 @@ class ReplaySession:
     def clear(self) -> None:
         """Do nothing: each episode starts afresh."""
 
-    def _copy(self, state: dict[str, Any]) -> dict[str, Any]:
-        return copy.deepcopy(state, {id(shared): shared for shared in self._shared})
+    def _core(self) -> EngineCore:
+        """Return an engine whose host has seen no request; all of them share one model."""
+        with patch.multiple(engine_core, **self._shared):
+            return EngineCore(self._config)
+
+    def _load_once(self, *arguments: Any) -> LoadedModel:
+        if self._loaded is None:
+            loaded = load_model(*arguments)
+            assert isinstance(loaded.runner, ModelRunner)
+            self.steps = RepeatedSteps(loaded.runner)
+            self._loaded = replace(loaded, runner=self.steps)
+        return self._loaded
 
 
 class _Requests:
