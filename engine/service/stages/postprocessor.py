@@ -119,8 +119,7 @@ def _decodable(field: str, data: bytes) -> list[int]:
     Raises:
         RequestError: they are not whole, or one is negative; the text names `field`.
     """
-    ids = unpack_token_ids(data, field)
-    if len(ids) and ids.min() < 0:
-        raise RequestError(f"{field}: token id {ids.min()} is negative")
-    values: list[int] = ids.tolist()
-    return values
+    ids: list[int] = unpack_token_ids(data, field).tolist()
+    if ids and min(ids) < 0:  # of few ids, sooner found here than by NumPy
+        raise RequestError(f"{field}: token id {min(ids)} is negative")
+    return ids
