@@ -47,7 +47,9 @@ class StepArrays:
 
     def upload(self, device: torch.device) -> DeviceArrays:
         """Upload all arrays to `device` on the current stream, without waiting."""
-        # Never empty: a view of no values as int64 needs a stride.
+        if not self._arrays:
+            return DeviceArrays(torch.empty(0, dtype=torch.int32, device=device))
+        # Not empty either: a view of no values as int64 needs a stride.
         buffer = np.zeros(max(self._size, _ALIGNMENT), dtype=np.int32)
         for start, words in self._arrays:
             buffer[start : start + len(words)] = words
