@@ -45,7 +45,8 @@ def test_a_client_that_leaves_frees_its_request(
     caller: Caller, server: TritonServer, model: str
 ) -> None:
     prompt = {"text_input": "Hello"} if model == "ensemble" else {"input_ids": [5, 6, 7]}
-    parameters = json.dumps({"ignore_eos": True, "max_tokens": 480})
+    # Many sequences: the engine must not be done with them before it hears that they have gone.
+    parameters = json.dumps({"ignore_eos": True, "max_tokens": 480, "n": 16})
 
     def aborted() -> list[str]:
         return re.findall(r"request aborted uid=(\d+)", server.log)
