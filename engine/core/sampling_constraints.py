@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from engine.core.request import Request
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule
+from engine.core.schedule import SamplingBatch, Schedule
 
 _NO_PAIRS = np.zeros(0, dtype=np.int32)
 _NOTHING = SamplingBatch(_NO_PAIRS, _NO_PAIRS)
 
 
 class SamplingConstraints:
-    """The running sequences with bad words, or more stop tokens than the device stores.
-
-    The device itself masks the stop tokens that it stores up to `min_tokens`.
-    """
+    """The running sequences with bad words, or with stop tokens and `min_tokens`."""
 
     def __init__(self) -> None:
         """Start with none."""
@@ -23,11 +20,8 @@ class SamplingConstraints:
 
     def add(self, slot: int, request: Request) -> None:
         """`request` runs in `slot`."""
-        has_unknown_stops = (
-            request.sampling_params.min_tokens > 0
-            and len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS
-        )
-        if request.bad_words is not None or has_unknown_stops:
+        has_early_stops = request.sampling_params.min_tokens > 0 and request.stop_token_ids
+        if request.bad_words is not None or has_early_stops:
             self._requests[slot] = request
 
     def discard(self, slot: int) -> None:
@@ -54,5 +48,5 @@ def _forbidden(request: Request, num_output_tokens: int) -> list[int]:
         assert num_output_tokens == request.num_output_tokens, "a token has not been read"
         found += request.bad_words.forbidden(request.token_ids, request.num_prompt_tokens)
     if num_output_tokens < request.sampling_params.min_tokens:
-        found += sorted(request.stop_token_ids)[MAX_STOP_TOKEN_IDS:]
+        found += request.stop_token_ids
     return found

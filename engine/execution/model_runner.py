@@ -218,7 +218,6 @@ class ModelRunner:
         schedule, num_rows = forward.schedule, num_sampled_rows(forward.schedule)
         plan = self._sampler.plan(
             schedule.slots[:num_rows],
-            schedule.num_output_tokens[:num_rows],
             schedule.wants_token[:num_rows],
             sampling,
         )

@@ -94,7 +94,7 @@ class NullRunner:
         schedule, num_rows = self._schedule, num_sampled_rows(self._schedule)
         slots, wanted = schedule.slots[:num_rows], schedule.wants_token[:num_rows]
         positions = schedule.num_output_tokens[:num_rows]
-        plan = self._sampler.plan(slots, positions, wanted, sampling)
+        plan = self._sampler.plan(slots, wanted, sampling)
         plan.arrays.upload(_CPU)
         token_ids = self._tokens(self._seeds[slots], positions)
         finish_reasons = scatter_tokens(

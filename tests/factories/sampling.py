@@ -85,7 +85,7 @@ def make_plan(
     for slot, request in zip(slots, requests, strict=True):
         constraints.add(slot, request)
     schedule = replace(EMPTY, slots=rows, wants_token=wants_token, num_output_tokens=counts)
-    return sampler.plan(rows, counts, wants_token, constraints.batch(schedule))
+    return sampler.plan(rows, wants_token, constraints.batch(schedule))
 
 
 @torch.inference_mode()

@@ -29,48 +29,32 @@ class Mask(Protocol):
         """Set the logits of forbidden tokens to -inf, in place; `logits` is float32 [R, V]."""
 
 
-class _TokenLists:
-    """A list of tokens for each of some rows."""
+class AllowedTokensMask:
+    """Forbids all but a list of tokens for each of some rows."""
 
     def __init__(
         self, rows: NDArray[np.int64], lists: Sequence[RequestArray], arrays: StepArrays
     ) -> None:
-        """Plan the use of `lists[i]`, int64, for `rows[i]`."""
+        """Plan that `rows[i]` may only get a token of `lists[i]`, int64."""
         lengths = np.array([len(tokens) for tokens in lists], dtype=np.int64)
         self._rows, self._lengths = arrays.add(rows), arrays.add(lengths)
         self._num_tokens = int(lengths.sum())
         self._lists = lists
 
-    def _index(self, logits: Tensor, arrays: DeviceArrays) -> tuple[Tensor, Tensor]:
-        """Return the rows and the columns of the tokens in `logits`."""
+    def apply(self, logits: Tensor, arrays: DeviceArrays) -> None:
+        """Do what `Mask.apply` says."""
         # A known output size avoids a synchronisation with the device.
         rows = arrays[self._rows].repeat_interleave(
             arrays[self._lengths], output_size=self._num_tokens
         )
-        return rows, torch.cat([tokens.on(logits.device) for tokens in self._lists])
-
-
-class AllowedTokensMask(_TokenLists):
-    """Forbids all but the listed tokens."""
-
-    def apply(self, logits: Tensor, arrays: DeviceArrays) -> None:
-        """Do what `Mask.apply` says."""
-        index = self._index(logits, arrays)
+        index = rows, torch.cat([tokens.on(logits.device) for tokens in self._lists])
         allowed = logits[index]
         logits.index_fill_(0, arrays[self._rows], -torch.inf)
         logits.index_put_(index, allowed)
 
 
-class MinTokensMask(_TokenLists):
-    """Forbids the listed stop tokens in rows that have not reached `min_tokens`."""
-
-    def apply(self, logits: Tensor, arrays: DeviceArrays) -> None:
-        """Do what `Mask.apply` says."""
-        _forbid(logits, *self._index(logits, arrays))
-
-
-class BadWordsMask:
-    """Forbids single tokens of rows."""
+class ForbiddenTokensMask:
+    """Forbids single tokens of rows, except in rows that would have no token left to draw."""
 
     def __init__(self, sampling: SamplingBatch, arrays: StepArrays) -> None:
         """Plan that the pairs of `sampling` are forbidden."""
@@ -79,17 +63,13 @@ class BadWordsMask:
 
     def apply(self, logits: Tensor, arrays: DeviceArrays) -> None:
         """Do what `Mask.apply` says."""
-        _forbid(logits, arrays[self._rows], arrays[self._token_ids])
-
-
-def _forbid(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Forbid tokens, except in rows that would have no token left to draw."""
-    index = (rows, token_ids)
-    before = logits[index]
-    forbidden = torch.full_like(before, -torch.inf)
-    logits.index_put_(index, forbidden)
-    left = logits.amax(dim=-1)[rows]
-    logits.index_put_(index, torch.where(left == -torch.inf, before, forbidden))
+        rows = arrays[self._rows]
+        index = rows, arrays[self._token_ids]
+        before = logits[index]
+        forbidden = torch.full_like(before, -torch.inf)
+        logits.index_put_(index, forbidden)
+        left = logits.amax(dim=-1)[rows]
+        logits.index_put_(index, torch.where(left == -torch.inf, before, forbidden))
 
 
 class Bias(NamedTuple):

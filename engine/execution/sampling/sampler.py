@@ -18,10 +18,9 @@ from engine.core.schedule import Admissions, Int32s, SamplingBatch
 from engine.execution.sampling.draw import draw
 from engine.execution.sampling.logits_processors import (
     AllowedTokensMask,
-    BadWordsMask,
     BiasAndPenalties,
+    ForbiddenTokensMask,
     Mask,
-    MinTokensMask,
     PenaltyAdmissions,
     PenaltyCounts,
     TokenHistory,
@@ -32,7 +31,6 @@ from engine.execution.sampling.slot_params import (
     BIAS,
     FILTERS,
     LOGPROBS,
-    MIN_TOKENS,
     PENALTIES,
     SlotParams,
 )
@@ -121,7 +119,6 @@ class Sampler:
     def plan(
         self,
         slots: Int32s,
-        num_output_tokens: Int32s,
         wants_token: NDArray[np.bool_],
         sampling: SamplingBatch,
     ) -> SamplePlan:
@@ -129,8 +126,6 @@ class Sampler:
 
         Args:
             slots: [R], each at most once.
-            num_output_tokens: [R], output tokens before the one to be drawn. Ignored for rows that
-                turn out idle in `sample`.
             wants_token: [R], whose token is of interest.
             sampling: of the step; its rows are below R.
         """
@@ -142,8 +137,12 @@ class Sampler:
             admissions = PenaltyAdmissions.gather(self._admitted, arrays)
             self._admitted = {}
         masks: list[Mask] = []
-        if used & (ALLOWED | MIN_TOKENS) or len(sampling.forbidden_rows):
-            masks = self._masks(slots, features, num_output_tokens, sampling, arrays)
+        if used & ALLOWED:
+            rows = np.flatnonzero(features & ALLOWED)
+            lists = [params.allowed_token_ids[slot] for slot in slots[rows].tolist()]
+            masks.append(AllowedTokensMask(rows, lists, arrays))
+        if len(sampling.forbidden_rows):
+            masks.append(ForbiddenTokensMask(sampling, arrays))
         adjustment = logprobs = None
         if used & (BIAS | PENALTIES):
             biases = [params.bias.get(slot) for slot in slots.tolist()]
@@ -190,26 +189,3 @@ class Sampler:
     def free_penalty_counts(self) -> None:
         """Free what the first sequence with penalties has allocated; no such sequence may run."""
         self._penalty_counts.free()
-
-    def _masks(
-        self,
-        slots: NDArray[np.int32],
-        features: NDArray[np.int32],
-        num_output_tokens: Int32s,
-        sampling: SamplingBatch,
-        arrays: StepArrays,
-    ) -> list[Mask]:
-        masks: list[Mask] = []
-        params = self._params
-        rows = np.flatnonzero(features & ALLOWED)
-        if len(rows):
-            lists = [params.allowed_token_ids[slot] for slot in slots[rows].tolist()]
-            masks.append(AllowedTokensMask(rows, lists, arrays))
-        if len(sampling.forbidden_rows):
-            masks.append(BadWordsMask(sampling, arrays))
-        too_early = num_output_tokens < params.min_tokens[slots]
-        rows = np.flatnonzero((features & MIN_TOKENS != 0) & too_early)
-        if len(rows):
-            lists = [params.stop_token_ids[slot] for slot in slots[rows].tolist()]
-            masks.append(MinTokensMask(rows, lists, arrays))
-        return masks

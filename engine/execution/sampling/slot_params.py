@@ -10,7 +10,7 @@ from engine.execution.sampling.logits_processors import Bias, PenaltyParams
 from engine.execution.sampling.step_arrays import RequestArray
 
 # Bits of `SlotParams.features`; most sequences have none set.
-FILTERS, ALLOWED, MIN_TOKENS, BIAS, PENALTIES, LOGPROBS = (1 << bit for bit in range(6))
+FILTERS, ALLOWED, BIAS, PENALTIES, LOGPROBS = (1 << bit for bit in range(5))
 
 
 class SlotParams:
@@ -18,18 +18,16 @@ class SlotParams:
 
     Attributes:
         features: [S], bits of FILTERS ... LOGPROBS that a sequence uses.
-        min_tokens, num_top_logprobs: [S].
-        allowed_token_ids, stop_token_ids, bias: of the slots that use them.
+        num_top_logprobs: [S].
+        allowed_token_ids, bias: of the slots that use them.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         """Start with all slots free."""
         self._vocab_size = vocab_size
         self.features = np.zeros(num_slots, dtype=np.int32)
-        self.min_tokens = np.zeros(num_slots, dtype=np.int64)
         self.num_top_logprobs = np.zeros(num_slots, dtype=np.int32)
         self.allowed_token_ids: dict[int, RequestArray] = {}
-        self.stop_token_ids: dict[int, RequestArray] = {}
         self.bias: dict[int, Bias] = {}
         self._repetition = np.zeros(num_slots, dtype=np.float32)
         self._presence = np.zeros(num_slots, dtype=np.float32)
@@ -41,10 +39,9 @@ class SlotParams:
         self._repetition[slots] = admissions.repetition_penalty
         self._presence[slots] = admissions.presence_penalty
         self._frequency[slots] = admissions.frequency_penalty
-        self.min_tokens[slots] = admissions.min_tokens
         self.num_top_logprobs[slots] = admissions.num_top_logprobs.clip(max=self._vocab_size)
         for item, slot in enumerate(slots.tolist()):
-            for lists in (self.allowed_token_ids, self.stop_token_ids, self.bias):
+            for lists in (self.allowed_token_ids, self.bias):
                 lists.pop(slot, None)
             self.features[slot] = self._features(item, slot, admissions)
 
@@ -59,11 +56,6 @@ class SlotParams:
             features |= ALLOWED
             allowed = admissions.allowed_token_ids[item].astype(np.int64)
             self.allowed_token_ids[slot] = RequestArray(allowed)
-        stops = admissions.stop_token_ids[item]
-        stops = stops[(stops >= 0) & (stops < self._vocab_size)]
-        if admissions.min_tokens[item] and len(stops):
-            features |= MIN_TOKENS
-            self.stop_token_ids[slot] = RequestArray(stops.astype(np.int64))
         biased = admissions.bias_token_ids[item]
         if len(biased):
             features |= BIAS
