@@ -249,3 +249,16 @@ def test_uniform_numbers_are_numpys(rows: list[tuple[int, int]]) -> None:
         np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
         for seed, position in rows
     ]
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_filters_are_applied_in_steps_that_have_some(filters: dict[str, float]) -> None:
+    """Kernels are launched for them; a greedy row takes the maximum in any case."""
+    plain = make_request(1, [8], temperature=1)
+    greedy = make_request(2, [8], temperature=0, **filters)
+    filtered = make_request(3, [8], temperature=1, **filters)
+    sampler = Sampler(make_tables(3), VOCAB)
+    for slot, request in enumerate((plain, greedy, filtered)):
+        admit(sampler, slot, request)
+    assert not make_plan(sampler, [0, 1], [plain, greedy]).has_filters
+    assert make_plan(sampler, [0, 2], [plain, filtered]).has_filters
