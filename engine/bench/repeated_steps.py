@@ -113,7 +113,9 @@ class RepeatedSteps:
         sampled = slots >= 0
         found |= {"slots": slots, "hidden states": _rows(hidden, sampled)}
         if self._logits is not None:
-            found["logits"] = _rows(self._logits, sampled[: len(self._logits)])
+            # A graph computes those of padding too, where replaying it runs this again.
+            logits = self._logits[: len(sampled)]
+            found["logits"] = _rows(logits, sampled[: len(logits)])
         return pending, found | runner.state
 
     def _count(self) -> None:

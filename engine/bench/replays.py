@@ -62,6 +62,14 @@ _SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "stop_token_ids": tuple(range(100, 160)), "min_tokens": 1},
     {"temperature": 1.0, "allowed_token_ids": tuple(range(50, 90))},
 )
+# Of every other episode: one request that asks for more takes a step's sampling out of its graph.
+_DRAWS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "n": 3},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
+    {"temperature": 1.2, "min_p": 0.02},
+)
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,7 @@ class _Requests:
     def __init__(self, draw: random.Random, model: ReplayModel, vocab: int) -> None:
         self._draw, self._model, self._vocab = draw, model, vocab
         self._prompts: list[list[int]] = []
+        self._sampling = draw.choice((_SAMPLING, _DRAWS))
 
     def arriving(self, *, first: bool) -> list[AddRequest]:
         """Return the requests that arrive before a step, of which the first one has most."""
@@ -209,7 +218,7 @@ class _Requests:
             "max_tokens": draw.choice(_OUTPUTS),
             "seed": draw.randrange(2**32),
             "ignore_eos": True,
-            **draw.choice(_SAMPLING),
+            **draw.choice(self._sampling),
         }
         return AddRequest(len(self._prompts), pack_token_ids(prompt), params)
 
