@@ -44,6 +44,7 @@ def server(checkpoint: Path) -> Iterator[TritonServer]:
         "model": str(checkpoint),
         "dtype": "float32",
         "num_gpu_blocks_override": 400,
+        "max_num_seqs": 64,
         "max_num_queued_reqs": 4,
     }
     with TritonServer(settings, ports=0, start_timeout_s=120) as server:
