@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.request import Finish, FinishReason, Request
+from engine.core.request import FinishReason, Request
 from engine.core.sampled_logprobs import token_logprobs
 from engine.core.schedule import RUNNING, Samples
 from engine.core.slot_states import SlotStates
@@ -154,4 +154,4 @@ def _examine(
             logprobs.get(row),
         )
     except Exception as error:  # the stop search runs on the request's data
-        request.finish = Finish("error", error=error)
+        request.fail(error)
