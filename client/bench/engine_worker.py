@@ -10,11 +10,15 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from engine.config import EngineConfig
 from engine.errors import TridentError
-from engine.llm import LLM
 from engine.sampling_params import SamplingParams
+from engine.service.process.openmp import set_wait
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
 
 
 def run_wave(llm: LLM, prompts: list[list[int]], sampling: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +42,11 @@ def main() -> None:
         answers.write(json.dumps(fields) + "\n")
 
     try:
-        llm = LLM(**json.loads(sys.stdin.readline()))
+        settings = json.loads(sys.stdin.readline())
+        set_wait(EngineConfig.parse(settings))
+        from engine.llm import LLM  # after `set_wait`, because it imports torch
+
+        llm = LLM(**settings)
     except TridentError as error:
         answer({"error": str(error)})
         return

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.service.process.loop import Core
+from engine.service.process.openmp import set_wait
 from engine.service.process.serve import configure, serve
 
 
@@ -25,6 +26,7 @@ def main() -> None:
     configure()
 
     def make_core(config: EngineConfig, report: Callable[[str], None]) -> Core:
+        set_wait(config)
         # Imported here: it takes seconds (torch), and the stub is told of what fails in it.
         from engine.core.engine_core import EngineCore
 

@@ -1,0 +1,31 @@
+"""How long OpenMP's threads wait awake for the next operation of a step on a CPU.
+
+To wake them for each operation would make a step a fifth longer; awake, they keep the server from
+the cores. Between steps they sleep.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+from engine.config import EngineConfig
+from engine.hub import resolve_checkpoint
+from engine.models.model_config import ModelConfig
+
+# Below it a step is short, and its responses so many that the server needs the cores more.
+_WIDE = 512  # hidden_size
+_LONG, _SHORT = "10000", "1000"  # iterations of 16 ns or so
+
+
+def set_wait(config: EngineConfig, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set libgomp's variables in `environ` for the model of `config`; those that are set stay.
+
+    It has no effect once torch is imported.
+
+    Raises:
+        CheckpointError: the model's configuration cannot be found or read.
+    """
+    model = ModelConfig.from_hf(resolve_checkpoint(config.model, weights=False))
+    environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environ.setdefault("GOMP_SPINCOUNT", _LONG if model.hidden_size >= _WIDE else _SHORT)
