@@ -40,7 +40,7 @@ class EngineConfig(BaseModel):
     """Settings of the engine, in vLLM's names. Immutable; wrong values raise `ValueError`.
 
     Fields whose default is None are derived when the device and the model are known (see
-    `engine.execution.device_defaults` and `engine.execution.kv_cache_plan`).
+    `engine.execution.devices` and `engine.execution.memory.kv_cache_plan`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)

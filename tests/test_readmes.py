@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from engine.config import EngineConfig
-from engine.execution.device_defaults import CPU_LIMITS, GPU_LIMITS, LARGE_GPU_LIMITS
+from engine.execution.devices import CPU_LIMITS, GPU_LIMITS, LARGE_GPU_LIMITS
 from tests.factories.readmes import ROOT, Example, examples, pages
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -28,7 +28,8 @@ from engine.demo.batches import batches
 from engine.demo.corpus import held_out_questions
 from engine.demo.evaluate import messages
 from engine.demo.question import Question
-from engine.execution.attention import allocate_kv_cache, attention_backend
+from engine.execution.attention.backend import attention_backend
+from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.batch import Batch
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM

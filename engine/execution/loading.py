@@ -16,15 +16,20 @@ from engine.config import EngineConfig
 from engine.core.schedule import SamplingBatch, Schedule
 from engine.errors import ConfigError
 from engine.execution.cpu_threads import set_num_threads
-from engine.execution.device_choice import choose_device
-from engine.execution.device_defaults import ResolvedConfig, resolve
 from engine.execution.device_queue import InlineQueue, WorkerQueue
-from engine.execution.gpu_memory_profile import (
+from engine.execution.devices import (
+    ResolvedConfig,
+    choose_device,
+    require_full_precision,
+    resolve,
+)
+from engine.execution.graphs.step_graphs import CudaCapturer
+from engine.execution.memory.gpu_memory_profile import (
     cache_fills_share,
     memory_before_loading,
     profile_memory,
 )
-from engine.execution.kv_cache_plan import (
+from engine.execution.memory.kv_cache_plan import (
     KVCachePlan,
     kv_cache_dtype,
     plan_kv_cache,
@@ -33,9 +38,7 @@ from engine.execution.kv_cache_plan import (
 from engine.execution.model_runner import ModelRunner
 from engine.execution.null_device import NullRunner
 from engine.execution.pending_step import PendingStep
-from engine.execution.precision import require_full_precision
 from engine.execution.progress import in_tenths
-from engine.execution.step_graphs import CudaCapturer
 from engine.models.model_config import ModelConfig
 
 log = logging.getLogger("trident.engine")

@@ -13,27 +13,26 @@ from torch import Tensor
 
 from engine.core.kv_cache_manager import blocks_for
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule, num_sampled_rows
-from engine.execution.attention import allocate_kv_cache, attention_backend
+from engine.execution.attention.backend import attention_backend
 from engine.execution.block_moves import move_blocks
-from engine.execution.captured_steps import CapturedSteps, measured_mixed_sizes
-from engine.execution.device_defaults import ResolvedConfig
 from engine.execution.device_queue import DeviceQueue
+from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Downloads
-from engine.execution.host_cache import allocate_host_cache
-from engine.execution.kv_cache_plan import kv_cache_dtype
+from engine.execution.graphs.captured_steps import CapturedSteps, measured_mixed_sizes, run_padding
+from engine.execution.graphs.sample_graphs import PlainSampling
+from engine.execution.graphs.step_graphs import Capturer
+from engine.execution.memory.kv_cache_plan import kv_cache_dtype
+from engine.execution.memory.kv_caches import allocate_host_cache, allocate_kv_cache
+from engine.execution.memory.step_memory import with_memory
 from engine.execution.model_weights import load_weights
-from engine.execution.padding import run_padding
 from engine.execution.pending_step import (
     ForwardResults,
     LaunchedForward,
     PendingStep,
     SentSamples,
 )
-from engine.execution.sample_graphs import PlainSampling
 from engine.execution.sampling.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import slot_writes
-from engine.execution.step_graphs import Capturer
-from engine.execution.step_memory import with_memory
 from engine.execution.warm_up import warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch

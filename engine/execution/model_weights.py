@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from engine.execution.device_defaults import ResolvedConfig
-from engine.execution.kv_cache_plan import require_room_for_weights
+from engine.execution.devices import ResolvedConfig
+from engine.execution.memory.kv_cache_plan import require_room_for_weights
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes

@@ -23,7 +23,7 @@ from engine.core.schedule import (
     Schedule,
     num_sampled_rows,
 )
-from engine.execution.device_defaults import ResolvedConfig
+from engine.execution.devices import ResolvedConfig
 from engine.execution.pending_step import PendingStep
 from engine.execution.sampling.logprobs import LogprobsPlan
 from engine.execution.sampling.sampler import Sampler

@@ -14,7 +14,7 @@ from engine.core.kv_cache_manager import blocks_for
 from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.core.schedule_builder import AdmissionsBuilder, BlockWritesBuilder
-from engine.execution.device_defaults import ResolvedConfig
+from engine.execution.devices import ResolvedConfig
 from engine.sampling_params import SamplingParams
 
 _PLAIN = SamplingParams(temperature=0)

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.execution.attention import allocate_kv_cache, attention_backend
+from engine.execution.attention.backend import attention_backend
+from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.build import build_model
 from engine.models.model_config import ModelConfig
 from engine.weights import load_weights

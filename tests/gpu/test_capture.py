@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from engine.execution.step_graphs import CudaCapturer
+from engine.execution.graphs.step_graphs import CudaCapturer
 
 pytestmark = [
     pytest.mark.gpu,

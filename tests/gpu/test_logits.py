@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.execution.precision import require_full_precision
+from engine.execution.devices import require_full_precision
 from engine.layers.vocabulary import LMHead
 
 pytestmark = [

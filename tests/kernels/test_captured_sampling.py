@@ -18,9 +18,9 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import SamplingParams
 from engine.execution.downloads import Downloads
-from engine.execution.sample_graphs import PlainSampling, SampleGraphs
+from engine.execution.graphs.sample_graphs import PlainSampling, SampleGraphs
+from engine.execution.graphs.step_graphs import Capturer, CudaCapturer
 from engine.execution.sampling.draw import draw
-from engine.execution.step_graphs import Capturer, CudaCapturer
 from kernels import device
 from kernels.slot_tables import SlotTables
 from kernels.token_scatter import scatter_tokens

@@ -16,7 +16,7 @@ from engine.bench.parts import Group
 from engine.bench.replays import ReplaySession
 from engine.bench.workload import SMALL
 from engine.core.schedule import Schedule
-from engine.execution.graph_sizes import decode_sizes
+from engine.execution.graphs.graph_sizes import decode_sizes
 from tests.factories.replayed_graphs import ReplayedGraph, ReplayingCapturer
 
 CPU = torch.device("cpu")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
-from engine.execution.device_choice import choose_device
-from engine.execution.device_defaults import ResolvedConfig, resolve
+from engine.execution.devices import ResolvedConfig, choose_device, resolve
 from engine.execution.warm_up import largest_step, warm_up_steps
 
 SETTINGS: dict[str, Any] = {

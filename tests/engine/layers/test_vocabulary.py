@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.execution.precision import require_full_precision
+from engine.execution.devices import require_full_precision
 from engine.layers.vocabulary import Embedding, LMHead
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.paged_model import PagedModel

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine import LLM, SamplingParams
 from engine.errors import InsufficientMemoryError, UnsupportedError
-from engine.execution import kv_cache_plan
+from engine.execution.memory import kv_cache_plan
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
 from engine.layers.linear import Linear
 from engine.layers.packed_linear import PackedLinear, can_pack

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from functools import partial
 from typing import Protocol
 
 import torch
 
-from engine.execution.lazy_zeros import zeroed_on_demand
-from engine.layers.attention import LayerCache, StepAttention
+from engine.layers.attention import StepAttention
 from engine.models.batch import Batch
 from kernels import cpu
 from kernels import device as kernel_device
 
 # Name of a backend -> the module and the class that implement it, imported on first use.
 BACKENDS: dict[str, tuple[str, str]] = {
-    "cpu": ("engine.execution.cpu_attention", "CpuAttention"),
-    "torch": ("engine.execution.torch_attention", "TorchAttention"),
-    "triton": ("engine.execution.triton_attention", "TritonAttention"),
+    "cpu": ("engine.execution.attention.cpu_attention", "CpuAttention"),
+    "torch": ("engine.execution.attention.torch_attention", "TorchAttention"),
+    "triton": ("engine.execution.attention.triton_attention", "TritonAttention"),
 }
 
 
@@ -55,25 +53,3 @@ def _backend_name(device: torch.device, dtype: torch.dtype) -> str:
         return "triton"
     query = torch.empty(0, dtype=dtype, device=device)
     return "torch" if cpu.fast_operations(query) is None else "cpu"
-
-
-def allocate_kv_cache(
-    num_blocks: int,
-    block_size: int,
-    *,
-    num_layers: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> list[LayerCache]:
-    """Return the zeroed KV cache of every layer on `device`.
-
-    `dtype` is that of the cache, which may be float8_e4m3fn.
-    """
-    shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    zeros = zeroed_on_demand if device.type == "cpu" else partial(torch.zeros, device=device)
-    return [
-        LayerCache(key=zeros(shape, dtype=dtype), value=zeros(shape, dtype=dtype))
-        for _ in range(num_layers)
-    ]

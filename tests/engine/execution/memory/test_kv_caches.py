@@ -1,8 +1,17 @@
+import gc
+import mmap
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.execution.host_cache import allocate_host_cache, plan_host_cache
+from engine.execution.memory import kv_caches
+from engine.execution.memory.kv_caches import (
+    allocate_host_cache,
+    plan_host_cache,
+    zeroed_on_demand,
+)
 from kernels.block_copy import BlockCopier
 
 
@@ -45,3 +54,30 @@ def test_there_may_be_no_room_for_a_block() -> None:
     device = [torch.zeros(3, 2, 4)] * 2
     for num_bytes in (0, 63):
         assert [cache.shape for cache in allocate_host_cache(device, num_bytes)] == [(0, 2, 4)] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_zeros_of_any_type_that_can_be_written(dtype: torch.dtype) -> None:
+    tensor = zeroed_on_demand((3, 5, 7), dtype=dtype)
+    assert tensor.shape == (3, 5, 7)
+    assert tensor.dtype == dtype
+    assert not tensor.float().any()
+    tensor[2, 4] = torch.ones(7).to(dtype)
+    assert tensor.float().sum() == 7
+
+
+def test_the_memory_lives_as_long_as_a_part_of_it() -> None:
+    rows = [zeroed_on_demand((1000, 100), dtype=torch.float32)[999] for _ in range(20)]
+    for i, row in enumerate(rows):
+        row.fill_(i)
+    gc.collect()
+    assert all((row == i).all() for i, row in enumerate(rows))
+
+
+def test_no_large_pages_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(kv_caches.mmap, "mmap", Refusing)
+    assert not zeroed_on_demand((4,), dtype=torch.float32).any()

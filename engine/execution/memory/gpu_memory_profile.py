@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import InsufficientMemoryError
-from engine.execution.device_defaults import ResolvedConfig
+from engine.execution.devices import ResolvedConfig
 
 
 @dataclass(frozen=True, slots=True)

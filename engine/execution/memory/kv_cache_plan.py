@@ -10,8 +10,13 @@ import torch
 
 from engine.core.kv_cache_manager import blocks_for
 from engine.errors import InsufficientMemoryError
-from engine.execution.device_defaults import ResolvedConfig
-from engine.execution.gpu_memory_profile import MemoryProfile, cache_fills_share, gib, gpu_share
+from engine.execution.devices import ResolvedConfig
+from engine.execution.memory.gpu_memory_profile import (
+    MemoryProfile,
+    cache_fills_share,
+    gib,
+    gpu_share,
+)
 from engine.models.model_config import ModelConfig
 from kernels.paged_cache import FP8
 
@@ -63,7 +68,7 @@ def plan_kv_cache(
     Args:
         max_model_len: the user's setting, or the model's context length.
         dtype: of the KV cache.
-        profile: from `engine.execution.gpu_memory_profile.profile_memory`, on a GPU.
+        profile: from `engine.execution.memory.gpu_memory_profile.profile_memory`, on a GPU.
 
     Raises:
         InsufficientMemoryError: the model leaves no memory for a KV cache; one sequence of the

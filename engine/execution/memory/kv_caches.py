@@ -1,12 +1,52 @@
-"""Caches in host memory for swapped-out KV, within `swap_space`."""
+"""The KV caches: of every layer on the device, and for swapped-out KV on the host."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from engine.layers.attention import LayerCache
+
+
+def allocate_kv_cache(
+    num_blocks: int,
+    block_size: int,
+    *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[LayerCache]:
+    """Return the zeroed KV cache of every layer on `device`.
+
+    `dtype` is that of the cache, which may be float8_e4m3fn.
+    """
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    zeros = zeroed_on_demand if device.type == "cpu" else partial(torch.zeros, device=device)
+    return [
+        LayerCache(key=zeros(shape, dtype=dtype), value=zeros(shape, dtype=dtype))
+        for _ in range(num_layers)
+    ]
+
+
+def zeroed_on_demand(shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of zeros on the CPU whose pages the system allocates on the first write.
+
+    Writing gigabytes of zeros takes seconds, and commits the memory before it is needed.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # of a system without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults and TLB misses
+    return torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import torch
 from engine import LLM
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError, UnsupportedError
-from engine.execution import kv_cache_plan
-from engine.execution.device_defaults import resolve
+from engine.execution.devices import resolve
+from engine.execution.memory import kv_cache_plan
 from engine.models.model_config import ModelConfig
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.execution import graph_sizes
-from engine.execution.graph_sizes import (
+from engine.execution.graphs import graph_sizes
+from engine.execution.graphs.graph_sizes import (
     StepTime,
     decode_sizes,
     mixed_sizes,

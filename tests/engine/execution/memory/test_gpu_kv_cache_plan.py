@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError
-from engine.execution.device_defaults import ResolvedConfig, resolve
-from engine.execution.gpu_memory_profile import MemoryProfile
-from engine.execution.kv_cache_plan import (
+from engine.execution.devices import ResolvedConfig, resolve
+from engine.execution.memory.gpu_memory_profile import MemoryProfile
+from engine.execution.memory.kv_cache_plan import (
     KVCachePlan,
     kv_cache_dtype,
     plan_kv_cache,

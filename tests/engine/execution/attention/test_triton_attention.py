@@ -7,7 +7,7 @@ import torch
 
 from engine.demo import CHECKPOINT_DIR
 from engine.errors import UnsupportedError
-from engine.execution.triton_attention import TritonAttention
+from engine.execution.attention.triton_attention import TritonAttention
 from engine.models.model_config import ModelConfig
 
 SERVED: dict[str, Any] = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.execution.graphs.step_graphs import CudaCapturer, StepGraphs
 from engine.execution.slot_writes import slot_writes
-from engine.execution.step_graphs import CudaCapturer, StepGraphs
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.sampling import EMPTY, make_tables
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.errors import InsufficientMemoryError
-from engine.execution.captured_steps import CapturedSteps
 from engine.execution.downloads import Downloads
-from engine.execution.graph_sizes import StepTime, decode_sizes, mixed_sizes, next_size
-from engine.execution.sample_graphs import SampleGraphs
+from engine.execution.graphs.captured_steps import CapturedSteps
+from engine.execution.graphs.graph_sizes import StepTime, decode_sizes, mixed_sizes, next_size
+from engine.execution.graphs.sample_graphs import SampleGraphs
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.sampling import make_tables
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from engine.execution.downloads import Packed
-from engine.execution.graph_sizes import next_size
+from engine.execution.graphs.graph_sizes import next_size
+from engine.execution.graphs.step_graphs import Capturer, Graph
 from engine.execution.sampling.draw import draw
-from engine.execution.step_graphs import Capturer, Graph
 from engine.models.causal_lm import CausalLM
 from engine.nvtx import nvtx_range
 from kernels.slot_tables import SlotTables

@@ -10,11 +10,26 @@ import torch
 from torch import Tensor
 
 from engine.errors import InsufficientMemoryError
-from engine.execution.graph_sizes import StepTime, decode_sizes, mixed_sizes, time_step
-from engine.execution.padding import run_padding
-from engine.execution.sample_graphs import SampleGraphs, SampleRows
-from engine.execution.step_graphs import Capturer, Rows, StepGraphs
+from engine.execution.graphs.graph_sizes import StepTime, decode_sizes, mixed_sizes, time_step
+from engine.execution.graphs.sample_graphs import SampleGraphs, SampleRows
+from engine.execution.graphs.step_graphs import Capturer, Rows, StepGraphs
 from kernels.slot_tables import SlotTables
+
+
+def run_padding(
+    forward: Rows,
+    num_rows: int,
+    num_tokens: int,
+    num_decodes: int | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Launch `forward` for idle rows with equally many tokens each; return what it returns.
+
+    It does all of a step but attention, and changes nothing.
+    """
+    nobody = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+    starts = torch.linspace(0, num_tokens, num_rows + 1).int().to(device)
+    return forward(nobody, starts, num_tokens, num_decodes)
 
 
 def measured_mixed_sizes(

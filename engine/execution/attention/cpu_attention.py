@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.execution.torch_attention import TorchAttention
+from engine.execution.attention.torch_attention import TorchAttention
 from engine.layers.attention import LayerCache, StepAttention
 from engine.models.batch import Batch
 from kernels.cpu.attention import attention_in_place

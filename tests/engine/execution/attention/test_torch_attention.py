@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.execution.attention import attention_backend
-from engine.execution.cpu_attention import CpuAttention
-from engine.execution.torch_attention import TorchAttention
+from engine.execution.attention.backend import attention_backend
+from engine.execution.attention.cpu_attention import CpuAttention
+from engine.execution.attention.torch_attention import TorchAttention
 from engine.layers.attention import LayerCache
 from kernels import cpu
 from tests.factories.batches import BatchRow, build_batch

@@ -9,9 +9,13 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError
-from engine.execution.device_defaults import ResolvedConfig, resolve
-from engine.execution.gpu_memory_profile import MemoryProfile, memory_before_loading, profile_memory
-from engine.execution.kv_cache_plan import (
+from engine.execution.devices import ResolvedConfig, resolve
+from engine.execution.memory.gpu_memory_profile import (
+    MemoryProfile,
+    memory_before_loading,
+    profile_memory,
+)
+from engine.execution.memory.kv_cache_plan import (
     require_room_for_weights,
 )
 

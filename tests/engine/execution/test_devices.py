@@ -1,4 +1,4 @@
-"""Sequences and tokens of a step, as a device decides where the settings do not."""
+"""Which device serves the model, which are refused, and the limits of a step that it decides."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.execution.device_defaults import (
+from engine.errors import ConfigError, UnsupportedError
+from engine.execution.devices import (
     CPU_LIMITS,
     GPU_LIMITS,
     LARGE_GPU_LIMITS,
     ResolvedConfig,
+    choose_device,
     resolve,
 )
 from engine.service.stages.tokenizer_queue import TokenizerQueue
@@ -95,3 +96,27 @@ def test_the_queue_before_the_tokenizer_has_room_for_the_slots_of_any_device() -
         assert queue.max_requests == 3 + most
     finally:
         queue.close()
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize(("name", "capability"), [("Tesla T4", (7, 5)), ("Tesla V100", (7, 0))])
+def test_a_gpu_without_kernels_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, device: str, name: str, capability: tuple[int, int]
+) -> None:
+    with_gpu(monkeypatch, name, capability)
+    wanted = rf"device: {name} has compute capability 7\.{capability[1]}, .* 8\.0 .* device to cpu"
+    with pytest.raises(UnsupportedError, match=wanted):
+        choose_device(EngineConfig.parse({"model": "m", "device": device}))
+    assert choose_device(EngineConfig.parse({"model": "m", "device": "cpu"})).type == "cpu"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_newer_gpus_are_used(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    with_gpu(monkeypatch, "a GPU", capability)
+    assert choose_device(EngineConfig.parse({"model": "m"})).type == "cuda"

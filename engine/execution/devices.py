@@ -1,4 +1,4 @@
-"""Settings whose defaults depend on the device: how many sequences and tokens one step may have."""
+"""The device that serves the model, and the settings whose defaults depend on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedError
 
 
 class ResolvedConfig(EngineConfig):
@@ -33,6 +33,46 @@ _MOST_SEQS = 4096  # one program of a GPU plans attention for all decode rows of
 _LARGE = 70 * 2**30  # bytes; one of "80 GB" has somewhat less than 80 GiB
 # An A100 of 80 GB is not among them: vLLM measured that steps of 8,192 tokens make it slower.
 _FAST_CAPABILITY = (9, 0)
+_OLDEST_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
+
+
+def choose_device(config: EngineConfig) -> torch.device:
+    """Return the device that `config` asks for: a GPU, if there is one, unless it says cpu.
+
+    Raises:
+        ConfigError: there is no GPU, but `device` asks for one.
+        UnsupportedError: the GPU is too old for the kernels.
+    """
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device: cuda was asked for, but torch sees no CUDA device")
+    if not has_cuda or config.device == "cpu":
+        return torch.device("cpu")
+    capability = torch.cuda.get_device_capability()
+    if capability < _OLDEST_CAPABILITY:
+        raise UnsupportedError(
+            f"device: {torch.cuda.get_device_name()} has compute capability "
+            f"{_dotted(capability)}, but the GPU kernels need {_dotted(_OLDEST_CAPABILITY)} "
+            "(Ampere) or newer; use another GPU, or set device to cpu"
+        )
+    return torch.device("cuda")
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return "{}.{}".format(*capability)
+
+
+def require_full_precision() -> None:
+    """Have products summed in float32, and products of float32 multiplied in float32.
+
+    By default partial sums of a split bfloat16 or float16 product are rounded to that type before
+    they are added.
+    """
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = False
+    products.allow_fp16_reduced_precision_reduction = False
+    products.allow_fp16_accumulation = False
+    products.allow_tf32 = False
 
 
 def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.execution.graph_sizes import decode_sizes, next_size
+from engine.execution.graphs.graph_sizes import decode_sizes, next_size
 from engine.nvtx import nvtx_range
 from kernels.slot_tables import SlotTables
 
