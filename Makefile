@@ -81,10 +81,11 @@ $(SERVER): pyproject.toml | $(BIN)/python
 	@$(PIP) '$(TORCH)' --editable '.[server]'
 	@touch $@
 
-# pip reads dependency groups since 25.1.
+# pip reads dependency groups since 25.1. With our own requirements again: else a tool may replace
+# what they pin, as newer contourpy does with numpy.
 $(DEVELOPMENT): pyproject.toml $(SERVER)
 	@$(PIP) --upgrade 'pip>=25.1,<27'
-	@$(PIP) --group dev
+	@$(PIP) --group dev --editable '.[server]'
 	@touch $@
 
 $(BIN)/python:
