@@ -184,6 +184,11 @@ class EngineConfig(BaseModel):
         """Seconds that a step of the null device takes; None if it is another device."""
         return _null_step_s(self.device)
 
+    @property
+    def reads_weights(self) -> bool:
+        """Whether the weights of the checkpoint are needed."""
+        return self.load_format != "dummy" and self.null_step_s is None
+
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> EngineConfig:
         """Build from untrusted fields; raises `ConfigError` naming the setting."""

@@ -20,7 +20,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.core.token_reader import Advanced
 from engine.errors import CheckpointError, QueueFullError, StepOutOfMemoryError, TridentError
-from engine.execution.loading import load_model, load_null_device
+from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.models.model_config import ModelConfig
@@ -49,9 +49,7 @@ class EngineCore:
         Raises:
             CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
         """
-        step_s = config.null_step_s
-        needs_weights = config.load_format != "dummy" and step_s is None
-        checkpoint = resolve_checkpoint(config.model, weights=needs_weights)
+        checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
         model_config = ModelConfig.from_hf(checkpoint)
         self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
@@ -62,12 +60,7 @@ class EngineCore:
                     f"vocab_size {model_config.vocab_size}"
                 )
         self.detokenizer = Detokenizer(self.tokenizer)
-        if step_s is None:
-            loaded = load_model(config, checkpoint, model_config, on_progress)
-        else:
-            ends = self.generation_defaults.eos_token_ids
-            made_up = [i for i in self.tokenizer.text_token_ids() if i not in ends]
-            loaded = load_null_device(config, model_config, made_up, step_s)
+        loaded = load_model(config, checkpoint, model_config, self._text_token_ids, on_progress)
         plan, self.config = loaded.kv_cache, loaded.config
         self._runner = loaded.runner
         self._is_ahead = loaded.is_ahead
@@ -119,6 +112,11 @@ class EngineCore:
             max_num_seqs=loaded.config.max_num_seqs,
             description=loaded.description,
         )
+
+    def _text_token_ids(self) -> list[int]:
+        """Return the tokens that have a text and end no sequence."""
+        ends = self.generation_defaults.eos_token_ids
+        return [i for i in self.tokenizer.text_token_ids() if i not in ends]
 
     def add_request(self, message: AddRequest) -> list[RequestFailed]:
         """Queue a request; its uid must be larger than those before it.

@@ -37,12 +37,16 @@ _OLDEST_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
 
 
 def choose_device(config: EngineConfig) -> torch.device:
-    """Return the device that `config` asks for: a GPU, if there is one, unless it says cpu.
+    """Return the device that `config` asks for: a GPU, if there is one, unless it says another.
+
+    The null device is torch's meta device, whose tensors take no memory.
 
     Raises:
         ConfigError: there is no GPU, but `device` asks for one.
         UnsupportedError: the GPU is too old for the kernels.
     """
+    if config.null_step_s is not None:
+        return torch.device("meta")
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("device: cuda was asked for, but torch sees no CUDA device")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -23,11 +23,15 @@ from engine.execution.devices import (
     require_full_precision,
     resolve,
 )
+from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import CudaCapturer
 from engine.execution.memory.gpu_memory_profile import (
+    MemoryProfile,
     cache_fills_share,
+    gib,
     memory_before_loading,
     profile_memory,
+    take_snapshot,
 )
 from engine.execution.memory.kv_cache_plan import (
     KVCachePlan,
@@ -81,151 +85,161 @@ def load_model(
     settings: EngineConfig,
     checkpoint: Path,
     model_config: ModelConfig,
+    text_token_ids: Callable[[], Sequence[int]],
     on_progress: Callable[[str], None],
 ) -> LoadedModel:
     """Load the weights, allocate the KV cache, and capture CUDA graphs where there is a GPU.
+
+    The null device has none of these: it is given the tokens that it makes up, `text_token_ids`,
+    which are not asked for otherwise.
 
     Raises:
         CheckpointError, ConfigError, InsufficientMemoryError, UnsupportedError: with what to do
             about it.
     """
-    device, dtype = choose_device(settings), _dtype(settings, model_config)
-    config = resolve(settings, device)
-    cache_dtype = kv_cache_dtype(config, dtype)
-    max_model_len = _max_model_len(config, model_config)
-    # On a CPU the host's work and the model's share the cores: overlap gains nothing.
-    is_ahead = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
-    if device.type == "cuda":
-        require_full_precision()
-    before = memory_before_loading(config, device)
-    on_progress(f"loading the weights of {config.model}")
-    runner = ModelRunner(
-        checkpoint,
-        model_config,
-        config,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        device=device,
-        queue=WorkerQueue() if is_ahead and device.type == "cpu" else InlineQueue(),
-        on_progress=in_tenths(on_progress, "loading weights {bar} {share} % of {mib:,.0f} MiB"),
-    )
-
-    def capture(what: str) -> None:
-        if device.type == "cuda" and not config.enforce_eager:
-            text = what + " CUDA graphs {bar} {done} of {total}"
-            begin = time.perf_counter()
-            summary = runner.capture_graphs(CudaCapturer(), in_tenths(on_progress, text))
-            on_progress(f"{summary} ({what} them took {time.perf_counter() - begin:.1f} s)")
-
-    profile = None
-    if before is not None:
-        on_progress("compiling kernels, and measuring the memory of the largest step")
-        runner.allocate_kv_cache(1)
-        # A cache of a given size leaves it to the user what graphs find beside it.
-        measure_graphs = partial(capture, "measuring") if cache_fills_share(config) else None
-        profile = profile_memory(config, before, runner.warm_up, measure_graphs, device)
-        runner.drop_graphs()
-        on_progress(profile.summary)
-    plan = plan_kv_cache(
-        config,
-        model_config,
-        max_model_len=max_model_len,
-        dtype=cache_dtype,
-        device=device,
-        profile=profile,
-    )
-    _check_prefill(config, plan)
-    host_bytes = swap_space_bytes(config, plan, device)
-    on_progress(f"allocating {plan.num_blocks} KV blocks")
-    runner.allocate_kv_cache(plan.num_blocks)
-    num_host_blocks = runner.allocate_swap_space(host_bytes)
-    where = device.type
-    if device.type == "cpu":
-        num_rows = min(config.max_num_seqs, _TYPICAL_ROWS)
-        num_threads = set_num_threads(lambda: runner.run_decode_step(num_rows))
-        where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
-    capture("capturing")
-    description = _description(
-        config,
-        model_config,
-        f"{dtype}, {where}",
-        plan,
-        f"{plan.num_bytes / 2**20:,.0f} MiB of {cache_dtype}",
-    )
-    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
+    loader = _Loader(settings, model_config, on_progress)
+    if loader.device.type == "meta":
+        return loader.load_null_device(text_token_ids())
+    return loader.load(checkpoint)
 
 
-def load_null_device(
-    settings: EngineConfig, model_config: ModelConfig, token_ids: Sequence[int], step_s: float
-) -> LoadedModel:
-    """Prepare the null device to make up tokens of `token_ids`, in `step_s` seconds per step.
+class _Loader:
+    """Loads one model on the device that the settings choose."""
 
-    The KV cache has blocks for `max_num_seqs` sequences of full length, but no memory.
+    def __init__(
+        self,
+        settings: EngineConfig,
+        model_config: ModelConfig,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self.device = choose_device(settings)
+        self._config = config = resolve(settings, self.device)
+        self._model_config = model_config
+        self._on_progress = on_progress
+        self._dtype: torch.dtype = getattr(
+            torch, model_config.dtype if config.dtype == "auto" else config.dtype
+        )
+        self._max_model_len = config.max_model_len or model_config.context_length
+        if self._max_model_len > model_config.context_length:
+            raise ConfigError(
+                f"max_model_len: {config.max_model_len} exceeds the {model_config.context_length} "
+                "positions that the model was made for"
+            )
+        # On a CPU the host's work and the model's share the cores: overlap gains nothing.
+        is_ahead = config.async_scheduling
+        self._is_ahead = self.device.type != "cpu" if is_ahead is None else is_ahead
 
-    Raises:
-        ConfigError, InsufficientMemoryError: with what to do about it.
-    """
-    usable = [token_id for token_id in token_ids if token_id < model_config.vocab_size]
-    if not usable:
-        raise ConfigError("device: null needs a vocabulary with tokens of text")
-    meta = torch.device("meta")
-    config = resolve(settings, meta)
-    cache_dtype = kv_cache_dtype(config, _dtype(config, model_config))
-    plan = plan_kv_cache(
-        config,
-        model_config,
-        max_model_len=_max_model_len(config, model_config),
-        dtype=cache_dtype,
-        device=meta,
-    )
-    _check_prefill(config, plan)
-    num_host_blocks = swap_space_bytes(config, plan, meta) * plan.num_blocks // plan.num_bytes
-    runner = NullRunner(
-        config, model_config, usable, max_model_len=plan.max_model_len, step_s=step_s
-    )
-    warning = f"NO MODEL IS COMPUTED: null device, {1000 * step_s:g} ms per step, made-up tokens"
-    log.warning("%s; for benchmarks only", warning)
-    is_ahead = config.async_scheduling is not False
-    description = f"{warning}; {_description(config, model_config, 'null', plan, 'no memory')}"
-    return LoadedModel(config, runner, plan, num_host_blocks, is_ahead, description)
+    def load(self, checkpoint: Path) -> LoadedModel:
+        """Load the weights of `checkpoint` on a CPU or a GPU."""
+        config, device, report = self._config, self.device, self._on_progress
+        if device.type == "cuda":
+            require_full_precision()
+        before = memory_before_loading(config, device)
+        report(f"loading the weights of {config.model}")
+        runner = ModelRunner(
+            checkpoint,
+            self._model_config,
+            config,
+            max_model_len=self._max_model_len,
+            dtype=self._dtype,
+            device=device,
+            queue=WorkerQueue() if self._is_ahead and device.type == "cpu" else InlineQueue(),
+            on_progress=in_tenths(report, "loading weights {bar} {share} % of {mib:,.0f} MiB"),
+        )
+        captures = device.type == "cuda" and not config.enforce_eager
+        profile = None
+        if before is not None:
+            report("compiling kernels, and measuring the memory of the largest step")
+            runner.allocate_kv_cache(1)
+            # A cache of a given size leaves it to the user what graphs find beside it.
+            measures_graphs = captures and cache_fills_share(config)
+            measure = partial(self._measure_graphs, runner) if measures_graphs else None
+            profile = profile_memory(config, before, runner.warm_up, measure, device)
+            runner.drop_graphs()
+            report(profile.summary)
+        plan = self._plan(profile)
+        host_bytes = swap_space_bytes(config, plan, device)
+        report(f"allocating {plan.num_blocks} KV blocks")
+        runner.allocate_kv_cache(plan.num_blocks)
+        num_host_blocks = runner.allocate_swap_space(host_bytes)
+        where = device.type
+        if device.type == "cpu":
+            num_rows = min(config.max_num_seqs, _TYPICAL_ROWS)
+            num_threads = set_num_threads(lambda: runner.run_decode_step(num_rows))
+            where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
+        if captures:
+            self._capture(runner, runner.graph_sizes)
+        memory = f"{plan.num_bytes / 2**20:,.0f} MiB of {kv_cache_dtype(config, self._dtype)}"
+        return self._loaded(runner, plan, num_host_blocks, f"{self._dtype}, {where}", memory)
 
+    def load_null_device(self, token_ids: Sequence[int]) -> LoadedModel:
+        """Prepare the null device to make up tokens of `token_ids`.
 
-def _description(
-    config: ResolvedConfig,
-    model_config: ModelConfig,
-    where: str,
-    plan: KVCachePlan,
-    memory: str,
-) -> str:
-    num_usable = plan.num_blocks - 1  # without the null block
-    return (
-        f"{config.model} ({model_config.architecture}, {where}), KV cache for "
-        f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
-        f"{memory}), max_model_len {plan.max_model_len:,}, max_num_seqs "
-        f"{config.max_num_seqs:,}, max_num_batched_tokens {config.max_num_batched_tokens:,}"
-    ).replace("torch.", "")
+        The KV cache has blocks for `max_num_seqs` sequences of full length, but no memory.
+        """
+        config, step_s = self._config, self._config.null_step_s
+        assert step_s is not None
+        plan = self._plan()
+        swap_bytes = swap_space_bytes(config, plan, self.device)
+        runner = NullRunner(
+            config,
+            self._model_config,
+            token_ids,
+            max_model_len=plan.max_model_len,
+            step_s=step_s,
+        )
+        warning = (
+            f"NO MODEL IS COMPUTED: null device, {1000 * step_s:g} ms per step, made-up tokens"
+        )
+        log.warning("%s; for benchmarks only", warning)
+        num_host_blocks = swap_bytes * plan.num_blocks // plan.num_bytes
+        loaded = self._loaded(runner, plan, num_host_blocks, "null", "no memory")
+        return replace(loaded, description=f"{warning}; {loaded.description}")
 
+    def _plan(self, profile: MemoryProfile | None = None) -> KVCachePlan:
+        plan = plan_kv_cache(
+            self._config,
+            self._model_config,
+            max_model_len=self._max_model_len,
+            dtype=kv_cache_dtype(self._config, self._dtype),
+            device=self.device,
+            profile=profile,
+        )
+        most = self._config.max_num_batched_tokens
+        if not self._config.enable_chunked_prefill and most < plan.max_model_len:
+            raise ConfigError(
+                "max_num_batched_tokens: must be at least max_model_len "
+                f"({plan.max_model_len}) while enable_chunked_prefill is off"
+            )
+        return plan
 
-def _check_prefill(config: ResolvedConfig, plan: KVCachePlan) -> None:
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
-        raise ConfigError(
-            "max_num_batched_tokens: must be at least max_model_len "
-            f"({plan.max_model_len}) while enable_chunked_prefill is off"
+    def _capture(self, runner: ModelRunner, sizes: GraphSizes) -> None:
+        begin, free = time.perf_counter(), take_snapshot(self.device).free
+        text = "capturing CUDA graphs {bar} {done} of {total}"
+        num_graphs = runner.capture_graphs(
+            CudaCapturer(), in_tenths(self._on_progress, text), sizes
+        )
+        taken = gib(free - take_snapshot(self.device).free)
+        self._on_progress(
+            f"{num_graphs} CUDA graphs, for steps of up to {sizes.decode[-1]:,} sequences, and of "
+            f"up to {sizes.mixed[-1]:,} tokens with prompts among them, took "
+            f"{time.perf_counter() - begin:.1f} s and {taken}"
         )
 
+    def _measure_graphs(self, runner: ModelRunner) -> float:
+        """Capture some graphs; return how many times as many there will be."""
+        some = runner.graph_sizes.some()
+        self._capture(runner, some)
+        return runner.graph_sizes.num_steps / some.num_steps
 
-def _dtype(config: EngineConfig, model_config: ModelConfig) -> torch.dtype:
-    name = model_config.dtype if config.dtype == "auto" else config.dtype
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    limit = model_config.context_length
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ConfigError(
-            f"max_model_len: {config.max_model_len} exceeds the {limit} positions that the model "
-            "was made for"
-        )
-    return config.max_model_len or limit
+    def _loaded(
+        self, runner: Runner, plan: KVCachePlan, num_host_blocks: int, where: str, memory: str
+    ) -> LoadedModel:
+        config, num_usable = self._config, plan.num_blocks - 1  # without the null block
+        description = (
+            f"{config.model} ({self._model_config.architecture}, {where}), KV cache for "
+            f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
+            f"{memory}), max_model_len {plan.max_model_len:,}, max_num_seqs "
+            f"{config.max_num_seqs:,}, max_num_batched_tokens {config.max_num_batched_tokens:,}"
+        ).replace("torch.", "")
+        return LoadedModel(config, runner, plan, num_host_blocks, self._is_ahead, description)

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.kv_cache_manager import blocks_for
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule, num_sampled_rows
+from engine.core.schedule import SamplingBatch, Schedule, num_sampled_rows
 from engine.execution.attention.backend import attention_backend
 from engine.execution.block_moves import move_blocks
 from engine.execution.device_queue import DeviceQueue
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Downloads
-from engine.execution.graphs.captured_steps import CapturedSteps, measured_mixed_sizes, run_padding
+from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes, run_padding
+from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.sample_graphs import PlainSampling
 from engine.execution.graphs.step_graphs import Capturer
 from engine.execution.memory.kv_cache_plan import kv_cache_dtype
@@ -32,14 +32,13 @@ from engine.execution.pending_step import (
     SentSamples,
 )
 from engine.execution.sampling.sampler import Drawn, SamplePlan, Sampler
-from engine.execution.slot_writes import slot_writes
+from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.execution.warm_up import warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch
 from engine.models.model_config import ModelConfig
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
-from kernels.slot_tables import SlotTables
 from kernels.step_inputs import StepInputs, prepare_inputs
 from kernels.token_scatter import scatter_tokens
 
@@ -98,13 +97,7 @@ class ModelRunner:
             device=device,
             on_progress=on_progress,
         )
-        self._tables = SlotTables.allocate(
-            config.max_num_seqs,
-            max_model_len=max_model_len,
-            max_blocks=blocks_for(max_model_len, config.block_size),
-            max_stop_token_ids=MAX_STOP_TOKEN_IDS,
-            device=device,
-        )
+        self._tables = allocate_tables(config, max_model_len, device)
         self._sampler = Sampler(self._tables, model_config.vocab_size)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
@@ -158,11 +151,23 @@ class ModelRunner:
         self._block_copier.warm_up()
         self._sampler.free_penalty_counts()
 
-    @torch.inference_mode()
-    def capture_graphs(self, capturer: Capturer, on_progress: Callable[[int, int], None]) -> str:
-        """Capture steps of few tokens, and say of how many; the KV cache must be allocated.
+    @cached_property
+    def graph_sizes(self) -> GraphSizes:
+        """For which steps graphs are captured; measured once, when the KV cache is allocated."""
+        config = self._config
+        most = config.max_num_batched_tokens
+        return measured_sizes(self._forward, config.max_num_seqs, most, self.device)
 
-        `on_progress` is called with (captured, total).
+    @torch.inference_mode()
+    def capture_graphs(
+        self,
+        capturer: Capturer,
+        on_progress: Callable[[int, int], None],
+        sizes: GraphSizes | None = None,
+    ) -> int:
+        """Capture steps of `sizes`, by default of all; return the number of graphs.
+
+        The KV cache must be allocated. `on_progress` is called with (captured, total).
 
         Raises:
             InsufficientMemoryError: there is no memory left for them.
@@ -174,23 +179,15 @@ class ModelRunner:
             capturer,
             self._tables,
             hidden=torch.zeros(shape, dtype=self._dtype, device=self.device),
-            mixed_sizes=self._mixed_sizes,
+            sizes=sizes or self.graph_sizes,
             on_progress=on_progress,
         )
-        return self._graphs.summary
+        return self._graphs.num_graphs
 
     def drop_graphs(self) -> None:
         """Free the graphs and their memory."""
         self._graphs = None
         torch.cuda.empty_cache()
-
-    @cached_property
-    def _mixed_sizes(self) -> list[int]:
-        """Numbers of tokens of mixed steps with a graph; measured once."""
-        config = self._config
-        return measured_mixed_sizes(
-            self._forward, config.max_num_seqs, config.max_num_batched_tokens, self.device
-        )
 
     @nvtx_range("forward")
     def forward(self, schedule: Schedule) -> None:

@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.core.kv_cache_manager import blocks_for
 from engine.core.schedule import (
-    MAX_STOP_TOKEN_IDS,
     Int32s,
     SampledLogprobs,
     Samples,
@@ -23,13 +21,13 @@ from engine.core.schedule import (
     Schedule,
     num_sampled_rows,
 )
+from engine.errors import ConfigError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.pending_step import PendingStep
 from engine.execution.sampling.logprobs import LogprobsPlan
 from engine.execution.sampling.sampler import Sampler
-from engine.execution.slot_writes import slot_writes
+from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.models.model_config import ModelConfig
-from kernels.slot_tables import SlotTables
 from kernels.token_scatter import scatter_tokens
 
 _CPU = torch.device("cpu")
@@ -65,20 +63,21 @@ class NullRunner:
         max_model_len: int,
         step_s: float,
     ) -> None:
-        """Make up tokens of `token_ids`, at least one."""
-        self._token_ids = np.array(token_ids, dtype=np.int64)
+        """Make up tokens of `token_ids`, of those that the model has.
+
+        Raises:
+            ConfigError: it has none of them.
+        """
+        usable = [token_id for token_id in token_ids if token_id < model_config.vocab_size]
+        if not usable:
+            raise ConfigError("device: null needs a vocabulary with tokens of text")
+        self._token_ids = np.array(usable, dtype=np.int64)
         self._num_top_logprobs = min(config.max_logprobs, model_config.vocab_size)
         self._step_s = step_s
         self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
-        self._tables = SlotTables.allocate(
-            config.max_num_seqs,
-            max_model_len=max_model_len,
-            max_blocks=blocks_for(max_model_len, config.block_size),
-            max_stop_token_ids=MAX_STOP_TOKEN_IDS,
-            device=_CPU,
-        )
+        self._tables = allocate_tables(config, max_model_len, _CPU)
         self._sampler = Sampler(self._tables, model_config.vocab_size)
 
     def forward(self, schedule: Schedule) -> None:

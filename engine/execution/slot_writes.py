@@ -1,12 +1,26 @@
-"""The changes of the slot tables before a step, from its schedule."""
+"""The slot tables of an engine, and their changes before a step, from its schedule."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from engine.core.schedule import Admissions, Schedule
+from engine.core.kv_cache_manager import blocks_for
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, Admissions, Schedule
+from engine.execution.devices import ResolvedConfig
 from kernels.slot_tables import SlotTables
 from kernels.slot_writes import SlotWrites
+
+
+def allocate_tables(config: ResolvedConfig, max_model_len: int, device: torch.device) -> SlotTables:
+    """Return the tables of `max_num_seqs` sequences of up to `max_model_len` tokens."""
+    return SlotTables.allocate(
+        config.max_num_seqs,
+        max_model_len=max_model_len,
+        max_blocks=blocks_for(max_model_len, config.block_size),
+        max_stop_token_ids=MAX_STOP_TOKEN_IDS,
+        device=device,
+    )
 
 
 def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWrites:

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from engine.errors import InsufficientMemoryError
-from engine.execution.graphs.graph_sizes import StepTime, decode_sizes, mixed_sizes, time_step
+from engine.execution.graphs.graph_sizes import (
+    GraphSizes,
+    StepTime,
+    decode_sizes,
+    mixed_sizes,
+    time_step,
+)
 from engine.execution.graphs.sample_graphs import SampleGraphs, SampleRows
 from engine.execution.graphs.step_graphs import Capturer, Rows, StepGraphs
 from kernels.slot_tables import SlotTables
@@ -32,10 +38,10 @@ def run_padding(
     return forward(nobody, starts, num_tokens, num_decodes)
 
 
-def measured_mixed_sizes(
+def measured_sizes(
     forward: Rows, max_num_seqs: int, max_num_batched_tokens: int, device: torch.device
-) -> list[int]:
-    """Return the `mixed_sizes` of a model, from the times of its steps without attention."""
+) -> GraphSizes:
+    """Return for which steps a model gets graphs, from their times without attention."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
     def time_mixed_step(num_tokens: int) -> StepTime:
@@ -43,7 +49,8 @@ def measured_mixed_sizes(
         run = partial(run_padding, forward, num_rows, num_tokens, None, device)
         return time_step(run, synchronize)
 
-    return mixed_sizes(max_num_batched_tokens, time_mixed_step)
+    mixed = mixed_sizes(max_num_batched_tokens, time_mixed_step)
+    return GraphSizes(decode_sizes(max_num_seqs), mixed)
 
 
 class CapturedSteps:
@@ -52,6 +59,7 @@ class CapturedSteps:
     Attributes:
         forward: runs forward passes.
         sampling: samples after one of them.
+        num_graphs: how many there are.
     """
 
     def __init__(
@@ -62,7 +70,7 @@ class CapturedSteps:
         tables: SlotTables,
         *,
         hidden: Tensor,
-        mixed_sizes: list[int],
+        sizes: GraphSizes,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Capture them; `on_progress` is called with (captured, total).
@@ -71,17 +79,16 @@ class CapturedSteps:
             forward, sample: are captured.
             tables: hold the rows of a step.
             hidden: [max_num_seqs, hidden_size], for the last hidden state of each row.
-            mixed_sizes: numbers of tokens of mixed steps, ascending.
+            sizes: of the steps that are captured.
 
         Raises:
             InsufficientMemoryError: the device has no memory left for them.
         """
         slots = torch.full((len(hidden),), -1, dtype=torch.int32, device=hidden.device)
-        self.forward = StepGraphs(forward, tables, (hidden, slots), mixed_sizes)
+        self.forward = StepGraphs(forward, tables, (hidden, slots), sizes)
         # The same sizes as of decode steps: no graph samples for rows that its step does not have.
-        self.sampling = SampleGraphs(sample, hidden, slots, decode_sizes(len(hidden)))
-        self._num_rows, self._num_tokens = len(hidden), mixed_sizes[-1]
-        self._total = total = self.forward.num_graphs + self.sampling.num_graphs
+        self.sampling = SampleGraphs(sample, hidden, slots, sizes.decode)
+        self.num_graphs = total = self.forward.num_graphs + self.sampling.num_graphs
         captures = chain(self.forward.capture(capturer), self.sampling.capture(capturer))
         try:
             for done, _ in enumerate(captures, 1):
@@ -91,11 +98,3 @@ class CapturedSteps:
                 f"gpu_memory_utilization: no memory is left for {total} CUDA graphs beside the KV "
                 "cache; lower it, or set enforce_eager to do without them"
             ) from None
-
-    @property
-    def summary(self) -> str:
-        """What is captured, as text for the user."""
-        return (
-            f"{self._total} CUDA graphs serve steps of up to {self._num_rows:,} sequences, and of "
-            f"up to {self._num_tokens:,} tokens with prompts among them"
-        )

@@ -15,6 +15,28 @@ _MOST = 2048
 _HOST_S = 1e-3
 
 
+class GraphSizes(NamedTuple):
+    """For which steps there are graphs.
+
+    Attributes:
+        decode: numbers of rows of decode steps, ascending; the last is `max_num_seqs`.
+        mixed: numbers of tokens of mixed steps, ascending.
+    """
+
+    decode: list[int]
+    mixed: list[int]
+
+    @property
+    def num_steps(self) -> int:
+        """How many sizes there are."""
+        return len(self.decode) + len(self.mixed)
+
+    def some(self) -> GraphSizes:
+        """Return the largest and the smallest of each, and every eighth in between."""
+        decode, mixed = (sorted({sizes[0], *sizes[::-8]}) for sizes in self)
+        return GraphSizes(decode, mixed)
+
+
 class StepTime(NamedTuple):
     """Seconds of a step that is launched kernel by kernel while the device is idle."""
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.execution.graphs.graph_sizes import decode_sizes, next_size
+from engine.execution.graphs.graph_sizes import GraphSizes, next_size
 from engine.nvtx import nvtx_range
 from kernels.slot_tables import SlotTables
 
@@ -58,6 +58,8 @@ class CudaCapturer:
         # Calls of other threads, such as freeing memory, must not end the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
+        # The first launch uploads the graph: no request waits for that, and its memory is measured.
+        graph.replay()
         return graph
 
 
@@ -93,7 +95,7 @@ class StepGraphs:
         forward: Rows,
         tables: SlotTables,
         results: tuple[Tensor, Tensor],
-        mixed_sizes: list[int],
+        sizes: GraphSizes,
     ) -> None:
         """Prepare the capture.
 
@@ -101,7 +103,7 @@ class StepGraphs:
             forward: is captured.
             tables: hold the rows of a step, as `step_slots` and `query_start_loc`.
             results: what it returns, for `max_num_seqs` rows: the graphs write it there.
-            mixed_sizes: numbers of tokens of mixed steps, ascending.
+            sizes: of the steps that are captured.
         """
         self._forward = forward
         self._results = results
@@ -110,8 +112,8 @@ class StepGraphs:
         tables.query_start_loc.zero_()
         self._tables = tables
         self._decode_starts = torch.arange(self._max_num_seqs + 1, dtype=torch.int32, device=device)
-        self._decode_sizes = decode_sizes(self._max_num_seqs)
-        self._mixed_sizes = mixed_sizes
+        self._decode_sizes = sizes.decode
+        self._mixed_sizes = sizes.mixed
         self._mixed: dict[int, CapturedStep] = {}
         self._decode: dict[int, CapturedStep] = {}
 

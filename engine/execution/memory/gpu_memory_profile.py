@@ -74,7 +74,7 @@ def memory_before_loading(config: ResolvedConfig, device: torch.device) -> Memor
     """
     if device.type != "cuda":
         return None
-    before = _snapshot(device)
+    before = take_snapshot(device)
     share = gpu_share(config, before.total)
     if cache_fills_share(config) and before.free < share:
         raise InsufficientMemoryError(
@@ -90,7 +90,7 @@ def profile_memory(
     config: ResolvedConfig,
     before: MemorySnapshot,
     run_profile: Callable[[], None],
-    capture_graphs: Callable[[], None] | None,
+    capture_graphs: Callable[[], float] | None,
     device: torch.device,
 ) -> MemoryProfile:
     """Measure the memory of the loaded model during the largest possible step, and of its graphs.
@@ -99,13 +99,15 @@ def profile_memory(
         before: from `memory_before_loading`.
         run_profile: runs such a step: `max_num_batched_tokens` tokens, logits and sampler of
             `max_num_seqs` rows.
-        capture_graphs: captures all CUDA graphs, if there will be any, and keeps them: they take as
-            much memory with a small KV cache as with a large one. None: they are not measured.
+        capture_graphs: captures some of the CUDA graphs, keeps them, and returns how many times as
+            many there will be; None: they are not measured. They hold the addresses of the KV
+            cache, which is allocated after this: so each graph that is captured here has to be
+            captured again. They take as much memory with a small cache as with a large one.
 
     Raises:
         InsufficientMemoryError: there is no memory for the step itself, or for the graphs.
     """
-    loaded = _snapshot(device)
+    loaded = take_snapshot(device)
     torch.cuda.reset_peak_memory_stats(device)
     weights = loaded.reserved - before.reserved
     try:
@@ -118,21 +120,22 @@ def profile_memory(
             "weights; lower max_num_batched_tokens or max_num_seqs"
         ) from None
     peak = torch.cuda.max_memory_reserved(device)
-    after = _snapshot(device)
-    captured = after
-    if capture_graphs is not None:
-        capture_graphs()
-        captured = _snapshot(device)
-    # Other processes may free memory meanwhile: this one has at least what its allocator reserved.
-    graphs = max(after.free - captured.free, captured.reserved - after.reserved)
+    after = take_snapshot(device)
+    ratio = 1.0 if capture_graphs is None else capture_graphs()
+    captured = after if capture_graphs is None else take_snapshot(device)
+    # All graphs share the pool, which is as large as the largest of them needs. What the driver
+    # keeps grows with their number. Other processes may free memory meanwhile.
+    pool = captured.reserved - after.reserved
+    of_driver = max(0, after.free - captured.free - pool)
+    missing = int((ratio - 1) * of_driver)
     return MemoryProfile(
         total=after.total,
         weights=weights,
         activations=peak - loaded.reserved,
-        graphs=graphs,
+        graphs=pool + of_driver + missing,
         # Negative if another process has freed memory meanwhile.
         libraries=max(0, (before.free - after.free) - (after.reserved - before.reserved)),
-        free=max(0, captured.free - (peak - after.reserved)),
+        free=max(0, captured.free - missing - (peak - after.reserved)),
     )
 
 
@@ -151,7 +154,7 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
-def _snapshot(device: torch.device) -> MemorySnapshot:
+def take_snapshot(device: torch.device) -> MemorySnapshot:
     """Return a snapshot after torch's allocator has freed what it caches."""
     torch.cuda.synchronize(device)
     gc.collect()

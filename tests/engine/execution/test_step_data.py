@@ -57,7 +57,7 @@ def run_steps(checkpoint: Path, pipe: Connection) -> None:
     """Answer each (schedule, sampling batch) with its samples; end with the pipe."""
     config = settings(checkpoint)
     model_config = ModelConfig.from_hf(checkpoint)
-    runner = load_model(config, checkpoint, model_config, lambda text: None).runner
+    runner = load_model(config, checkpoint, model_config, list, lambda text: None).runner
     pipe.send("ready")
     try:
         while True:

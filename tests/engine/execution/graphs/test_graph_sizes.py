@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.execution.graphs import graph_sizes
 from engine.execution.graphs.graph_sizes import (
+    GraphSizes,
     StepTime,
     decode_sizes,
     mixed_sizes,
@@ -91,3 +92,15 @@ def test_the_least_disturbed_measurement_counts(monkeypatch: pytest.MonkeyPatch)
         rest[0] = 0.0
 
     assert time_step(run, synchronize) == StepTime(0.5, 1.0)
+
+
+@given(max_num_seqs=st.integers(1, 1200), budget=st.integers(1, 9000))
+def test_few_graphs_stand_for_all_when_their_memory_is_measured(
+    max_num_seqs: int, budget: int
+) -> None:
+    sizes = GraphSizes(decode_sizes(max_num_seqs), mixed_sizes(budget, lambda num_tokens: SHORT))
+    for few, every in zip(sizes.some(), sizes, strict=True):
+        assert (few[0], few[-1]) == (every[0], every[-1])
+        assert set(few) <= set(every)
+        assert len(few) <= 2 + len(every) // 8
+    assert sizes.num_steps >= sizes.some().num_steps

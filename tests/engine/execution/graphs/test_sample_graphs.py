@@ -11,7 +11,13 @@ from torch import Tensor
 from engine.errors import InsufficientMemoryError
 from engine.execution.downloads import Downloads
 from engine.execution.graphs.captured_steps import CapturedSteps
-from engine.execution.graphs.graph_sizes import StepTime, decode_sizes, mixed_sizes, next_size
+from engine.execution.graphs.graph_sizes import (
+    GraphSizes,
+    StepTime,
+    decode_sizes,
+    mixed_sizes,
+    next_size,
+)
 from engine.execution.graphs.sample_graphs import SampleGraphs
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.sampling import make_tables
@@ -101,11 +107,11 @@ def test_progress_and_what_is_captured_are_told(sampling: Sampling) -> None:
         ReplayingCapturer(),
         make_tables(4),
         hidden=torch.zeros(4, 1),
-        mixed_sizes=[64],
+        sizes=GraphSizes([1, 2, 4], [64]),
         on_progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(done, 10) for done in range(1, 11)]
-    assert captured.summary.startswith("10 CUDA graphs serve steps of up to 4 sequences, and of up")
+    assert captured.num_graphs == 10
 
 
 def test_where_no_memory_is_left_the_user_is_told_what_to_change(sampling: Sampling) -> None:
@@ -118,5 +124,5 @@ def test_where_no_memory_is_left_the_user_is_told_what_to_change(sampling: Sampl
             ReplayingCapturer(),
             make_tables(4),
             hidden=torch.zeros(4, 1),
-            mixed_sizes=[64],
+            sizes=GraphSizes([1, 2, 4], [64]),
         )

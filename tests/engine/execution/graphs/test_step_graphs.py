@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import CudaCapturer, StepGraphs
 from engine.execution.slot_writes import slot_writes
-from tests.factories.replayed_graphs import ReplayingCapturer
+from tests.factories.replayed_graphs import ReplayedGraph, ReplayingCapturer
 from tests.factories.sampling import EMPTY, make_tables
+
+SIZES = GraphSizes([1, 2, 4, 6], [64])
 
 
 class Forward:
@@ -39,7 +42,7 @@ def results(max_num_seqs: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def graphs(forward: Forward) -> StepGraphs:
-    graphs = StepGraphs(forward, make_tables(6), results(6), [64])
+    graphs = StepGraphs(forward, make_tables(6), results(6), SIZES)
     assert len(list(graphs.capture(ReplayingCapturer()))) == graphs.num_graphs
     forward.calls.clear()
     return graphs
@@ -75,7 +78,7 @@ def test_the_inputs_of_one_step_do_not_reach_the_next(graphs: StepGraphs, forwar
 
 def test_all_graphs_write_the_same_results(forward: Forward) -> None:
     hidden, slots = results(6)
-    graphs = StepGraphs(forward, make_tables(6), (hidden, slots), [64])
+    graphs = StepGraphs(forward, make_tables(6), (hidden, slots), SIZES)
     list(graphs.capture(ReplayingCapturer()))
     for counts in ([1, 1, 1], [1, 5], [1, 1, 1, 1, 1]):
         found = run(graphs, counts)
@@ -91,18 +94,22 @@ def test_a_larger_step_is_not_captured(graphs: StepGraphs, forward: Forward) -> 
     assert forward.calls == []
 
 
-def test_other_threads_may_use_the_gpu_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_bears_other_threads_and_is_launched_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """tests/gpu/test_capture.py does so on a GPU."""
-    modes: list[str] = []
+    happened: list[str] = []
 
     @contextmanager
     def graph(graph: object, *, pool: object, capture_error_mode: str = "global") -> Iterator[None]:
-        modes.append(capture_error_mode)
+        happened.append(capture_error_mode)
         yield
+        happened.append("captured")
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: ReplayedGraph(lambda: None))
+    monkeypatch.setattr(ReplayedGraph, "replay", lambda graph: happened.append("launched"))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    CudaCapturer().capture(lambda: None)
-    assert modes == ["thread_local"]
+    CudaCapturer().capture(lambda: happened.append("work"))
+    assert happened == ["work", "thread_local", "work", "captured", "launched"]

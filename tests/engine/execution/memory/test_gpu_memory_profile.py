@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -18,52 +16,10 @@ from engine.execution.memory.gpu_memory_profile import (
 from engine.execution.memory.kv_cache_plan import (
     require_room_for_weights,
 )
+from tests.factories.simulated_gpu import Gpu
 
 CUDA = torch.device("cuda")
 GIB = 2**30
-
-
-class Gpu:
-    """A device of 80 GiB, in which torch's allocator keeps what is freed.
-
-    Attributes:
-        unused: bytes of segments that tensors take only a part of.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.others = GIB
-        self.libraries = 0
-        self.allocated = self.unused = self.reserved = self.peak = 0
-        functions: dict[str, Callable[..., object]] = {
-            "mem_get_info": lambda _: (self.free, 80 * GIB),
-            "memory_reserved": lambda _: self.reserved,
-            "max_memory_reserved": lambda _: self.peak,
-            "reset_peak_memory_stats": self._reset_peak,
-            "empty_cache": self._empty_cache,
-            "synchronize": lambda _: None,
-        }
-        for name, function in functions.items():
-            monkeypatch.setattr(torch.cuda, name, function)
-
-    @property
-    def free(self) -> int:
-        return 80 * GIB - self.others - self.libraries - self.reserved
-
-    def allocate(self, num_bytes: int) -> None:
-        if self.allocated + num_bytes - self.reserved > self.free:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        self.allocated += num_bytes
-        self.reserved = max(self.reserved, self.allocated + self.unused)
-        self.peak = max(self.peak, self.reserved)
-
-    def release(self, num_bytes: int) -> None:
-        self.allocated -= num_bytes
-
-    def _reset_peak(self, _: torch.device) -> None:
-        self.peak = self.reserved
-
-    def _empty_cache(self) -> None:
-        self.reserved = self.allocated + self.unused
 
 
 @pytest.fixture
@@ -89,21 +45,22 @@ def test_the_profile_holds_the_peak_and_the_graphs_and_not_what_loading_took(gpu
         gpu.allocate(GIB)
         gpu.release(GIB)
 
-    def capture() -> None:
+    def capture() -> float:
         gpu.allocate(GIB)  # their pool
         gpu.libraries += GIB // 4  # of the driver
+        return 3.0
 
     found = profile_memory(config(), before, run, capture, CUDA)
     assert found == MemoryProfile(
         total=80 * GIB,
         weights=16 * GIB,
         activations=3 * GIB,
-        graphs=5 * GIB // 4,
+        graphs=7 * GIB // 4,
         libraries=GIB // 2,
-        free=(80 - 1 - 2 - 16 - 3 - 1) * GIB - 3 * GIB // 4,
+        free=(80 - 1 - 2 - 16 - 3 - 1) * GIB - 5 * GIB // 4,
     )
     assert found.summary == (
-        "the model takes 16.00 GiB, libraries 0.50 GiB, CUDA graphs 1.25 GiB and the largest step "
+        "the model takes 16.00 GiB, libraries 0.50 GiB, CUDA graphs 1.75 GiB and the largest step "
         "3.00 GiB of 80.00 GiB"
     )
 

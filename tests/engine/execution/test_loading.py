@@ -1,0 +1,140 @@
+"""The start of an engine on a GPU, on a simulated device and a model that only take memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.execution import devices, loading
+from engine.execution.graphs.graph_sizes import GraphSizes
+from engine.execution.loading import LoadedModel, load_model
+from tests.factories.simulated_gpu import GIB, Gpu
+
+MIB = 2**20
+BLOCK = 16 * MIB
+STEP = 3 * GIB
+MODEL: Any = SimpleNamespace(
+    kv_bytes_per_token=lambda dtype: BLOCK // 16,
+    context_length=4096,
+    dtype="bfloat16",
+    architecture="Any",
+    vocab_size=100,
+)
+
+
+class Model:
+    """Takes what a model, its largest step and its graphs do: a pool, and 7 MiB for each size."""
+
+    graph_sizes = GraphSizes(list(range(1, 34)), list(range(64, 2112, 64)))
+
+    def __init__(self, gpu: Gpu) -> None:
+        gpu.allocate(16 * GIB)
+        self._gpu = gpu
+        self._cache = 0
+        self._graphs = GraphSizes([], [])
+        self.done: list[str] = []
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        self._gpu.release(self._cache)
+        self._cache = num_blocks * BLOCK
+        self._gpu.allocate(self._cache)
+        self.done.append("cache" if num_blocks > 1 else "block")
+
+    def allocate_swap_space(self, num_bytes: int) -> int:
+        return num_bytes // BLOCK
+
+    def warm_up(self) -> None:
+        self._gpu.libraries += GIB
+        self._gpu.allocate(STEP)
+        self._gpu.release(STEP)
+        self.done.append("warm-up")
+
+    def capture_graphs(
+        self, capturer: object, on_progress: Callable[[int, int], None], sizes: GraphSizes
+    ) -> int:
+        self._gpu.allocate(GIB)
+        self._gpu.libraries += 7 * MIB * sizes.num_steps
+        self._graphs = sizes
+        self.done.append(f"{sizes.num_steps} sizes")
+        on_progress(1, 1)
+        return sizes.num_steps
+
+    def drop_graphs(self) -> None:
+        if self._graphs.num_steps:
+            self._gpu.release(GIB)
+            self._gpu.libraries -= 7 * MIB * self._graphs.num_steps
+        self._graphs = GraphSizes([], [])
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu(monkeypatch)
+    properties = SimpleNamespace(total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(loading, "require_full_precision", lambda: None)
+    monkeypatch.setattr(loading, "CudaCapturer", lambda: None)
+    monkeypatch.setattr(loading, "ModelRunner", lambda *_, **__: Model(gpu))
+    return gpu
+
+
+def load(told: list[str], **settings: object) -> tuple[LoadedModel, Model]:
+    config = EngineConfig.parse(settings)
+    loaded = load_model(config, Path("nowhere"), MODEL, lambda: pytest.fail("tokens"), told.append)
+    model: Any = loaded.runner
+    return loaded, model
+
+
+def test_all_of_the_share_is_used_and_no_more(gpu: Gpu) -> None:
+    told: list[str] = []
+    loaded, model = load(told)
+    # Of 33 and 32 sizes the largest, the smallest, and every eighth are measured.
+    assert model.done == ["block", "warm-up", "10 sizes", "cache", "65 sizes"]
+    taken = gpu.reserved + gpu.libraries + STEP
+    assert 0.9 * 80 * GIB - 2 * BLOCK < taken <= 0.9 * 80 * GIB
+    assert told[-1].startswith(
+        "65 CUDA graphs, for steps of up to 33 sequences, and of up to 2,048"
+    )
+    assert told[-1].endswith("and 1.44 GiB")
+    assert loaded.is_ahead
+    assert "(Any, bfloat16, cuda)" in loaded.description
+
+
+def test_without_graphs_their_memory_is_for_the_cache(gpu: Gpu) -> None:
+    loaded, model = load([], enforce_eager=True)
+    assert model.done == ["block", "warm-up", "cache"]
+    # The share without weights, libraries, the largest step, and the block that it was run with.
+    assert loaded.kv_cache.num_blocks == (72 - 16 - 1 - 3) * GIB // BLOCK - 1
+
+
+def test_what_graphs_find_beside_a_cache_of_a_given_size_is_left_to_the_user(gpu: Gpu) -> None:
+    loaded, model = load([], num_gpu_blocks_override=600)
+    assert model.done == ["block", "warm-up", "cache", "65 sizes"]
+    assert loaded.kv_cache.num_blocks == 600
+
+
+def test_a_prompt_must_fit_into_a_step_that_may_not_be_split(gpu: Gpu) -> None:
+    with pytest.raises(ConfigError, match=r"^max_num_batched_tokens: .* max_model_len \(4096\)"):
+        load([], enable_chunked_prefill=False, max_num_batched_tokens=4095)
+    with pytest.raises(ConfigError, match=r"^max_model_len: 4097 exceeds the 4096 positions"):
+        load([], max_model_len=4097)
+
+
+def test_the_null_device_takes_no_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: pytest.fail("a GPU"))
+    config = EngineConfig.parse({"device": "null:5", "swap_space": 1})
+    loaded = load_model(config, Path("nowhere"), MODEL, lambda: [3, 5, 100], lambda text: None)
+    assert gpu.reserved == 0
+    assert loaded.num_host_blocks == GIB // BLOCK
+    assert loaded.kv_cache.num_blocks == 256 * 4096 // 16 + 1
+    with pytest.raises(ConfigError, match=r"^device: null needs a vocabulary with tokens of text"):
+        load_model(config, Path("nowhere"), MODEL, lambda: [100], lambda text: None)
