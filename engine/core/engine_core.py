@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
@@ -15,7 +15,7 @@ from engine.core.output_builder import OutputBuilder
 from engine.core.queue_limits import Load, QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
-from engine.core.schedule import Samples, Schedule
+from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.core.token_reader import Advanced
@@ -147,8 +147,7 @@ class EngineCore:
 
     def _refuse(self, uid: int) -> RequestFailed:
         """End a waiting request that another one displaces from the full queue."""
-        for sibling in self.scheduler.abort(uid):
-            self._recorder.finished(sibling)
+        self._end(uid)
         limits = self._queue_limits
         text = (
             f"Maximum queue size of {limits.max_sequences} requests or {limits.max_tokens} prompt "
@@ -178,51 +177,30 @@ class EngineCore:
         expired = self._expire()
         if expired:
             return expired  # without waiting for a step
-        schedule = self._schedule()
+        schedule = self.scheduler.schedule()
         launched, failures = None, NO_OUTPUTS
         if schedule.num_rows:
             try:
                 launched = self._launch(schedule)
             except StepOutOfMemoryError as error:
-                failures = self._cancel(schedule, str(error))
+                uids = sorted(self.scheduler.cancel(schedule))
+                failures = StepOutputs.of(self._fail(uids, error))
         due = launched
         if self._is_ahead:
             due, self._in_flight = self._in_flight, launched
         if due is None:
             return failures
-        outputs = self._read(*due)
+        pending, num_tokens = due
+        advanced = self.scheduler.update(pending.wait())
+        self._recorder.stepped(num_tokens, advanced)
+        outputs = self._outputs_of(advanced)
         return StepOutputs.concatenated([failures, outputs]) if failures else outputs
-
-    @nvtx_range("schedule")
-    def _schedule(self) -> Schedule:
-        return self.scheduler.schedule()
 
     def _launch(self, schedule: Schedule) -> tuple[PendingStep, int]:
         """Launch a step; the host prepares the sampling while the forward pass runs."""
         self._runner.forward(schedule)
         pending = self._runner.sample(self.scheduler.constraints.batch(schedule))
         return pending, schedule.total_num_tokens
-
-    def _cancel(self, schedule: Schedule, error: str) -> StepOutputs:
-        """End the requests of a step that could not be launched."""
-        uids = sorted(self.scheduler.cancel(schedule))
-        log.error("step failed", extra={"fields": {"error": error, "uids": uids}})
-        for uid in uids:
-            for sibling in self.scheduler.abort(uid):
-                self._recorder.finished(sibling)
-        return StepOutputs.of(
-            [RequestFailed(uid, StepOutOfMemoryError.code, error) for uid in uids]
-        )
-
-    def _read(self, step: PendingStep, num_tokens: int) -> StepOutputs:
-        """Wait for the tokens of a step that computed `num_tokens`; return the outputs."""
-        advanced = self._update(step.wait())
-        self._recorder.stepped(num_tokens, advanced)
-        return self._outputs_of(advanced)
-
-    @nvtx_range("update")
-    def _update(self, samples: Samples) -> Advanced:
-        return self.scheduler.update(samples)
 
     @nvtx_range("outputs")
     def _outputs_of(self, advanced: Advanced) -> StepOutputs:
@@ -236,27 +214,32 @@ class EngineCore:
         A request that has failed, or whose outputs cannot be built, is aborted with its siblings.
         """
         outputs: list[SequenceOutput | RequestFailed] = []
-        failed: dict[int, Exception] = {}  # by uid, the first error
+        errors: dict[int, Exception] = {}  # by uid, the first one
         for request in requests:
             self._recorder.finished(request)
-            error = request.finish and request.finish.error
-            if error is None:
-                try:
-                    output = self._outputs.build(request)
-                except Exception as raised:
-                    error = raised
-                else:
-                    if output is not None:
-                        outputs.append(output)
-                    continue
-            failed.setdefault(request.uid, error)
-        for uid, error in failed.items():
-            log.error("request failed", exc_info=error, extra={"fields": {"uid": uid}})
-            for sibling in self.scheduler.abort(uid):
-                self._recorder.finished(sibling)
-            message = str(error) if isinstance(error, TridentError) else "internal error"
-            outputs.append(RequestFailed(uid, TridentError.code, message))
+            try:
+                output = self._outputs.build(request)
+            except Exception as raised:
+                errors.setdefault(request.uid, raised)
+            else:
+                if output is not None:
+                    outputs.append(output)
+        for uid, error in errors.items():
+            outputs += self._fail([uid], error)
         return StepOutputs.of(outputs)
+
+    def _fail(self, uids: Sequence[int], error: Exception) -> list[RequestFailed]:
+        """End requests because of `error`; only what is meant for users tells them more."""
+        log.error("request failed", exc_info=error, extra={"fields": {"uids": uids}})
+        for uid in uids:
+            self._end(uid)
+        message = str(error) if isinstance(error, TridentError) else "internal error"
+        return [RequestFailed(uid, TridentError.code, message) for uid in uids]
+
+    def _end(self, uid: int) -> None:
+        """End all sequences of a request, and count them."""
+        for sibling in self.scheduler.abort(uid):
+            self._recorder.finished(sibling)
 
     def take_stats(self) -> Stats:
         """Return the counters since the last call, and the gauges now."""

@@ -13,7 +13,7 @@ def check_idle(scheduler: Scheduler) -> None:
     """
     assert not any((scheduler.unfinished, scheduler.running, scheduler.waiting))
     assert scheduler.waiting.queued_load == Load()
-    assert len(scheduler.slots.free) == scheduler.max_num_seqs
+    assert len(scheduler.slots.free) == len(scheduler.slots.serial)
     scheduler.kv_cache.check_idle()
 
 

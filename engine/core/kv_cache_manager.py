@@ -103,10 +103,9 @@ class KVCacheManager:
         return num_blocks - len(prefix) + revived
 
     def reuse_prefix(self, request: Request, prefix: list[int]) -> None:
-        """Give a request without blocks those that `find_prefix` returned."""
-        assert not request.kv.block_ids
+        """Give a request the blocks that `find_prefix` returned: none if it has some."""
         self.pool.share(prefix)
-        request.kv.block_ids = list(prefix)
+        request.kv.block_ids += prefix
 
     def allocate(self, request: Request, num_new_tokens: int) -> list[BlockCopy] | None:
         """Allocate blocks for the KV of the next `num_new_tokens` tokens.
@@ -153,9 +152,14 @@ class KVCacheManager:
             self.pool.commit(request.kv.block_ids[i], self._block_hash(request, i))
         request.kv.num_committed_blocks = num_full
 
-    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
-        """Let `child` share the blocks of the first `num_tokens` tokens of `parent`."""
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child`, a sibling that has not run yet, share the blocks of the prompt.
+
+        It recomputes the prompt's last token, to sample its own first token from its logits.
+        """
         assert not child.kv.block_ids
+        num_tokens = child.num_prompt_tokens
+        child.num_computed_tokens = num_tokens - 1
         child.kv.block_ids = parent.kv.block_ids[: blocks_for(num_tokens, self.block_size)]
         child.kv.block_hashes = parent.kv.block_hashes[: num_tokens // self.block_size]
         child.kv.num_committed_blocks = len(child.kv.block_hashes)

@@ -72,7 +72,13 @@ class OutputBuilder:
         return outputs, others
 
     def build(self, request: Request) -> SequenceOutput | None:
-        """Return the output of `request` that is due, or None; never None when it has ended."""
+        """Return the output of `request` that is due, or None; never None when it has ended.
+
+        Raises:
+            Exception: what it has failed with, or any error of the tokenizer's decoder.
+        """
+        if request.finish is not None and request.finish.error is not None:
+            raise request.finish.error
         end = request.num_releasable_tokens
         if request.finish is None and end - request.num_released_tokens < self._interval(request):
             return None

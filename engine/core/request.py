@@ -19,8 +19,21 @@ from engine.text.stop import StopChecker
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 # Places in `Request.counters`.
-TOKENS, COMPUTED, UNREAD, RELEASED = range(4)
-NUM_COUNTERS = 4
+TOKENS, COMPUTED, RELEASED = range(3)
+NUM_COUNTERS = 3
+
+
+class _Counter:
+    """An attribute of `Request` that is one of its `counters`."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __get__(self, request: Request, owner: type[Request]) -> int:
+        return int(request.counters[self._place])
+
+    def __set__(self, request: Request, value: int) -> None:
+        request.counters[self._place] = value
 
 
 class Finish(NamedTuple):
@@ -94,7 +107,16 @@ class Request:
     `num_tokens`, plus tokens that a step in flight samples. While the sequence runs, `counters` and
     `tokens` are views of its slot in `SlotStates`, where a step changes them for all rows at once.
     Only the scheduler assigns `slot` and `forks`; the KV cache manager writes `kv`.
+
+    Attributes:
+        num_tokens: length of `token_ids`.
+        num_computed_tokens: tokens in the KV cache, when the steps in flight are over.
+        num_released_tokens: output tokens released to the client.
     """
+
+    num_tokens = _Counter(TOKENS)
+    num_computed_tokens = _Counter(COMPUTED)
+    num_released_tokens = _Counter(RELEASED)
 
     def __init__(
         self,
@@ -143,7 +165,7 @@ class Request:
         self.max_num_tokens = self.num_prompt_tokens + max_tokens  # of prompt and output
         self.tokens = prompt_token_ids  # prompt, then output, then unused
         self.counters = np.zeros(NUM_COUNTERS, dtype=np.int32)
-        self.counters[TOKENS] = self.num_prompt_tokens
+        self.num_tokens = self.num_prompt_tokens
         self.slot: int | None = None  # while it runs: its row in the tables of host and device
         self.forks: list[Request] = []  # siblings that wait for this one's prompt KV
 
@@ -162,50 +184,13 @@ class Request:
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
-        """Prompt and output tokens so far, without the unread ones: a view."""
-        return self.tokens[: self.counters[TOKENS]]
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of `token_ids`."""
-        return int(self.counters[TOKENS])
+        """Prompt and output tokens so far, without those in flight: a view."""
+        return self.tokens[: self.num_tokens]
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far, without the unread ones."""
+        """Output tokens so far, without those in flight."""
         return self.num_tokens - self.num_prompt_tokens
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens in the KV cache, when the steps in flight are over."""
-        return int(self.counters[COMPUTED])
-
-    @num_computed_tokens.setter
-    def num_computed_tokens(self, value: int) -> None:
-        self.counters[COMPUTED] = value
-
-    @property
-    def num_unread_tokens(self) -> int:
-        """Tokens sampled by steps in flight: on the device, not in `token_ids`."""
-        return int(self.counters[UNREAD])
-
-    @num_unread_tokens.setter
-    def num_unread_tokens(self, value: int) -> None:
-        self.counters[UNREAD] = value
-
-    @property
-    def num_released_tokens(self) -> int:
-        """Output tokens released to the client."""
-        return int(self.counters[RELEASED])
-
-    @num_released_tokens.setter
-    def num_released_tokens(self, value: int) -> None:
-        self.counters[RELEASED] = value
-
-    @property
-    def num_uncomputed_tokens(self) -> int:
-        """Tokens whose KV is still to be computed before the next one can be sampled."""
-        return self.num_tokens + self.num_unread_tokens - self.num_computed_tokens
 
     @property
     def is_watched(self) -> bool:
@@ -214,17 +199,6 @@ class Request:
             self.sampling_params.logprobs is not None
             or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
         )
-
-    def mark_scheduled(self) -> None:
-        """Record the first time that the sequence runs, and its hits in the prefix cache."""
-        self.times.first_scheduled = time.monotonic()
-        self.num_cached_tokens = max(self.num_cached_tokens, self.num_computed_tokens)
-
-    def append(self, token_id: int) -> None:
-        """Add a token that was sampled, for a sequence without a slot."""
-        assert self.slot is None
-        self.tokens = np.append(self.token_ids, np.int32(token_id))
-        self.counters[TOKENS] += 1
 
     def examine(
         self, token_id: int, ended: FinishReason | None, logprobs: TokenLogprobs | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,15 +96,6 @@ class BlockWritesBuilder:
         return BlockWrites(_int32(self._slots), _int32(self._starts), ragged(self._block_ids))
 
 
-class Rows(NamedTuple):
-    """Rows of a step, [B] each, as in `Schedule`; `starts`: positions of their first tokens."""
-
-    slots: Int32s
-    starts: Int32s
-    num_tokens: Int32s
-    wants_token: NDArray[np.bool_]
-
-
 class ScheduleBuilder:
     """Collects the rows and block moves of a step.
 
@@ -115,16 +106,18 @@ class ScheduleBuilder:
         num_tokens: of all rows.
         admissions: sequences that get a slot.
         block_writes: changes of block tables.
-        copies, swap_in: blocks to move before the step.
+        swap_out, copies, swap_in: blocks to move before the step.
     """
 
     def __init__(self, states: SlotStates) -> None:
         """Start a step of the sequences in `states`."""
         self._states = states
-        self._parts: list[Rows] = []
+        # The first columns of `Schedule`, in parts.
+        self._rows: list[tuple[Int32s, Int32s, NDArray[np.bool_], Int32s]] = []
         self.num_tokens = 0
         self.admissions = AdmissionsBuilder()
         self.block_writes = BlockWritesBuilder()
+        self.swap_out: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
         self.swap_in: list[BlockCopy] = []
 
@@ -144,47 +137,35 @@ class ScheduleBuilder:
     def add(self, slots: Int32s, num_tokens: Int32s) -> None:
         """Add the next tokens of sequences, [N] each, and count them as computed."""
         states = self._states
-        starts = states.num_computed_tokens[slots]
-        ends = starts + num_tokens
-        wants_token = ends == states.num_tokens[slots] + states.num_unread_tokens[slots]
+        ends = states.num_computed_tokens[slots] + num_tokens
+        num_unread = states.num_unread_tokens[slots]
+        wants_token = ends == states.num_tokens[slots] + num_unread
         states.num_computed_tokens[slots] = ends
-        states.num_unread_tokens[slots] += wants_token
-        self._parts.append(Rows(slots, starts, num_tokens, wants_token))
+        states.num_unread_tokens[slots] = num_unread + wants_token
+        num_output_tokens = ends - states.num_prompt_tokens[slots]
+        self._rows.append((slots, num_tokens, wants_token, num_output_tokens))
         self.num_tokens += int(num_tokens.sum())
 
-    def rows(self) -> Rows:
-        """Return all rows, in the order of `Schedule`."""
-        rows = self._parts[0]
-        if len(self._parts) > 1:
-            rows = Rows(
-                np.concatenate([part.slots for part in self._parts]),
-                np.concatenate([part.starts for part in self._parts]),
-                np.concatenate([part.num_tokens for part in self._parts]),
-                np.concatenate([part.wants_token for part in self._parts]),
-            )
-        group = 2 * (rows.num_tokens > 1) + ~rows.wants_token
-        if not group.any():
-            return rows
-        order = np.argsort(group, kind="stable")
-        return Rows(
-            rows.slots[order],
-            rows.starts[order],
-            rows.num_tokens[order],
-            rows.wants_token[order],
-        )
-
-    def build(self, rows: Rows, swap_out: Sequence[BlockCopy]) -> Schedule:
-        """Return the schedule of `rows`."""
-        ends = rows.starts + rows.num_tokens
+    def build(self) -> Schedule:
+        """Return the step, its rows in the order of `Schedule`; rows must have been added."""
+        columns: Sequence[NDArray[Any]] = self._rows[0]
+        if len(self._rows) > 1:
+            columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]
+        slots, num_tokens, wants_token, num_output_tokens = columns
+        num_decodes = len(slots)
+        if self.num_tokens > num_decodes or not wants_token.all():
+            order = np.argsort(2 * (num_tokens > 1) + ~wants_token, kind="stable")
+            slots, num_tokens, wants_token, num_output_tokens = (each[order] for each in columns)
+            num_decodes = int(np.searchsorted(num_tokens, 2))
         return Schedule(
-            slots=rows.slots,
-            num_tokens=rows.num_tokens,
-            wants_token=rows.wants_token,
-            num_output_tokens=ends - self._states.num_prompt_tokens[rows.slots],
-            num_decodes=int(np.searchsorted(rows.num_tokens, 2)),
+            slots,
+            num_tokens,
+            wants_token,
+            num_output_tokens,
+            num_decodes=num_decodes,
             admissions=self.admissions.build(),
             block_writes=self.block_writes.build(),
-            swap_out=_block_pairs(swap_out),
+            swap_out=_block_pairs(self.swap_out),
             copies=_block_pairs(self.copies),
             swap_in=_block_pairs(self.swap_in),
         )
@@ -201,7 +182,7 @@ def ragged(lists: Sequence[Sequence[int] | Int32s]) -> Ragged:
 
 def _block_pairs(copies: Sequence[BlockCopy]) -> Int32s:
     """Return `copies` as an array [N, 2]."""
-    return _int32(copies).reshape(-1, 2)
+    return _int32(copies) if copies else _NO_BLOCK_PAIRS
 
 
 def _int32(values: Sequence[object] | Int32s) -> Int32s:
@@ -245,4 +226,5 @@ def _no_admissions() -> Admissions:
 
 
 _NO_ADMISSIONS = _no_admissions()
+_NO_BLOCK_PAIRS = np.zeros((0, 2), dtype=np.int32)
 _NO_BLOCK_WRITES = BlockWrites(_int32([]), _int32([]), ragged([]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Sequence
 from itertools import chain
@@ -10,17 +11,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.fork_parents import ForkParents
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.prompt_admission import Admitted, PromptAdmission, Refused
-from engine.core.ranked_queue import Rank
 from engine.core.request import Request
 from engine.core.sampling_constraints import SamplingConstraints
 from engine.core.schedule import Samples, Schedule
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import FREE, SlotStates
 from engine.core.token_reader import Advanced, TokenReader
-from engine.core.waiting_queues import WaitingQueues
+from engine.core.waiting_queues import Rank, WaitingQueues
+from engine.nvtx import nvtx_range
 from engine.text.byte_sets import ByteSets
 
 _MAX_PASSED_OVER = 8  # requests per step: each is looked up in the prefix cache again
@@ -33,7 +33,8 @@ class Scheduler:
     waiting ones in policy order. A request is admitted when there are blocks for all of its tokens,
     which are allocated at once, and a reserve for the running ones. When blocks run out
     nevertheless, the last running request is preempted: its KV is swapped out to the host if there
-    is room, and otherwise recomputed when the request resumes.
+    is room, and otherwise recomputed when the request resumes. A token that it has in flight is
+    dropped, and drawn again from the same seed.
 
     A step may be scheduled before the tokens of the step before have been read (`update`). Then it
     may have rows of sequences that turn out to have ended; their results are dropped. Blocks and
@@ -59,13 +60,9 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         policy: Literal["fcfs", "priority"] = "fcfs",
     ) -> None:
-        """Schedule on `kv_cache`; the limits are those of `EngineConfig`.
-
-        `token_bytes` is `TokenFlags.byte_sets`.
-        """
+        """Schedule on `kv_cache`; `token_bytes` is `TokenFlags.byte_sets`, the rest is settings."""
         assert max_num_batched_tokens >= max_num_seqs
         self.kv_cache = kv_cache
-        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policy = policy
         self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
@@ -85,7 +82,7 @@ class Scheduler:
         self.num_prefix_hits = 0  # those of them found
         self.unfinished: dict[int, dict[int, Request]] = {}
         self._running_slots: NDArray[np.int32] | None = None  # of `running`, if it is unchanged
-        self._parents = ForkParents(kv_cache, self.slots, self.waiting)
+        self._parents: list[Request] = []  # running, with siblings that wait for their prompt's KV
         # What the next step swaps out: block of the host -> block of the device.
         self._swap_out: dict[int, int] = {}
 
@@ -105,49 +102,50 @@ class Scheduler:
         """Whether a step has anything to do."""
         return bool(self.unfinished)
 
+    @nvtx_range("schedule")
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step and allocate the blocks for them.
 
         There is no row if all running sequences must be read first, or if there is nothing to do.
         """
         step = ScheduleBuilder(self.slots)
-        num_preemptions = self.num_preemptions
-        self._advance_running(step)
         # An admission right after a preemption would take the freed blocks again.
-        if self.num_preemptions == num_preemptions:
+        if self._advance_running(step):
             self._admit(step)
             assert self.running or not self.waiting, "a request that can never fit was let in"
-        self._parents.fork()
-        rows = step.rows()
-        swap_out: list[BlockCopy] = []
-        if len(rows.slots):
-            swap_out = [BlockCopy(block, host) for host, block in self._swap_out.items()]
+        self._fork()
+        if step.num_tokens:
+            step.swap_out += [BlockCopy(block, host) for host, block in self._swap_out.items()]
             self._swap_out.clear()
-            self._reader.launch(rows.slots[rows.wants_token])
-        return step.build(rows, swap_out)
+        schedule = step.build()
+        if schedule.num_rows:
+            self._reader.launch(schedule.slots[schedule.wants_token])
+        return schedule
 
-    def _advance_running(self, step: ScheduleBuilder) -> None:
+    def _advance_running(self, step: ScheduleBuilder) -> bool:
         """Schedule the next tokens of the running sequences, all rows at once.
 
         Only those that need a block, or compute more than one token, are looked at one by one.
+        Returns whether there were blocks for all of them.
         """
-        states = self.slots
+        states, num_preemptions = self.slots, self.num_preemptions
         if self._running_slots is None:
             self._running_slots = np.array([each.slot for each in self.running], dtype=np.int32)
         slots, num_left = states.ready(self._running_slots)
         num_new = self._admission.chunks(num_left)
-        ends = states.num_computed_tokens[slots] + num_new
-        needs_block = (ends > states.capacity[slots]) | states.shares_tail[slots]
+        needs_block = states.num_computed_tokens[slots] + num_new > states.capacity[slots]
         for place in np.flatnonzero(needs_block).tolist():
             # The last ones of the step may have been preempted for those before them.
             if (request := states.requests[slots[place]]) is not None:
                 self._allocate_or_preempt(request, int(num_new[place]), step)
-        runs = states.serial[slots] != FREE
-        slots, num_new = slots[runs], num_new[runs]
+        if self.num_preemptions > num_preemptions:
+            runs = states.serial[slots] != FREE
+            slots, num_new = slots[runs], num_new[runs]
         step.add(slots, num_new)
         for slot in slots[num_new > 1].tolist():
             request = states.owner(slot)
             self.kv_cache.commit(request, request.num_computed_tokens)
+        return self.num_preemptions == num_preemptions
 
     def _admit(self, step: ScheduleBuilder) -> None:
         """Admit waiting sequences, in policy order, while slots, blocks and the budget last.
@@ -180,16 +178,16 @@ class Scheduler:
         """Move `request` from its queue to `running`, with a slot and blocks for all its tokens."""
         self.waiting.discard(request)
         is_fork = bool(request.kv.block_ids)
-        if not is_fork:
-            self.kv_cache.reuse_prefix(request, admitted.prefix)
+        self.kv_cache.reuse_prefix(request, admitted.prefix)
         request.num_computed_tokens = admitted.start
-        copies = self.kv_cache.allocate(request, request.num_uncomputed_tokens)
+        copies = self.kv_cache.allocate(request, request.num_tokens - admitted.start)
         assert copies is not None
         if request.times.first_scheduled is None:
+            request.times.first_scheduled = time.monotonic()
+            request.num_cached_tokens = admitted.start
             if self.kv_cache.enable_prefix_caching and not is_fork:
                 self.num_prefix_queries += request.num_prompt_tokens
                 self.num_prefix_hits += admitted.start
-            request.mark_scheduled()
         step.copies.extend(copies)
         step.swap_in.extend(self.kv_cache.swap_in(request, len(admitted.prefix)))
         slot = self.slots.assign(request)
@@ -198,8 +196,20 @@ class Scheduler:
         self.kv_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)
         self._running_slots = None
-        self._parents.add(request)
+        if request.forks:
+            self._parents.append(request)
         self._admission.runs(request)
+
+    def _fork(self) -> None:
+        """Queue the siblings of sequences whose prompt is computed, with its blocks."""
+        for parent in self._parents:
+            if parent.slot is not None and parent.num_computed_tokens >= parent.num_prompt_tokens:
+                for child in parent.forks:
+                    self.kv_cache.fork(parent, child)
+                    self.waiting.push(child)
+                self.slots.share_tail(parent)
+                parent.forks = []
+        self._parents = [each for each in self._parents if each.forks and each.slot is not None]
 
     def _allocate_or_preempt(
         self, request: Request, num_tokens: int, step: ScheduleBuilder
@@ -207,47 +217,45 @@ class Scheduler:
         """Allocate blocks for the next tokens of a running request, or preempt it."""
         num_blocks = len(request.kv.block_ids)
         while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
-            if self._reclaim_from_forks():
-                continue
-            victim = self.running.pop()
-            self._preempt(victim)
-            if victim is request:
-                return
+            if not self._reclaim_from_forks():
+                self._preempt(self.running.pop())
+                if request.slot is None:
+                    return
         step.copies.extend(copies)
         step.write_blocks(request, 0 if copies else num_blocks)
         self.slots.set_blocks(request)
 
     def _preempt(self, victim: Request) -> None:
+        # The token in flight will be drawn again, and the one before it computed again for that.
+        victim.num_computed_tokens -= int(self.slots.num_unread_tokens[victim.slot])
         # Carried out before the next step that has a row, possibly a later one.
         for source, host in self.kv_cache.swap_out(victim) or ():
             self._swap_out[host] = source
-        self._give_up_blocks(victim)
-        self._free_slot(victim)
+        self._free(victim)
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(victim)
 
-    def _free_slot(self, request: Request) -> None:
-        assert request.slot is not None
-        self.constraints.discard(request.slot)
-        self._reader.release_slot(request)
-        self._running_slots = None
-
     def _reclaim_from_forks(self) -> bool:
         """Free the blocks of the last waiting fork that has some; False if none has."""
-        fork = self.waiting.forked.tail
-        if fork is None:
+        if not self.waiting.forked:
             return False
-        self.waiting.discard(fork)
-        self._give_up_blocks(fork)
+        fork = self.waiting.forked.pop()
+        self._free(fork)
         self.waiting.push(fork)
         return True
 
-    def _give_up_blocks(self, request: Request) -> None:
+    def _free(self, request: Request) -> None:
+        """Take its blocks from a sequence, and its slot if it runs."""
+        if request.slot is not None:
+            self.constraints.discard(request.slot)
+            self.slots.release(request)
+            self._running_slots = None
         self.kv_cache.free(request)
         request.num_computed_tokens = 0
         self._admission.blocks_were_freed()
 
+    @nvtx_range("update")
     def update(self, samples: Samples) -> Advanced:
         """Read the tokens of the oldest step that has not been read; return who got one.
 
@@ -282,11 +290,8 @@ class Scheduler:
         if not finished:
             return
         for request in finished:
-            if request.slot is None:
-                self.waiting.discard(request)
-            else:
-                self._free_slot(request)
-            self._give_up_blocks(request)
+            self.waiting.discard(request)
+            self._free(request)
             self.kv_cache.discard_swapped(request)
             siblings = self.unfinished[request.uid]
             del siblings[request.index]

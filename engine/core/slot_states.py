@@ -7,14 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.request import (
-    COMPUTED,
-    NUM_COUNTERS,
-    RELEASED,
-    TOKENS,
-    UNREAD,
-    Request,
-)
+from engine.core.request import COMPUTED, NUM_COUNTERS, RELEASED, TOKENS, Request
 
 FREE = 0
 
@@ -28,16 +21,15 @@ class SlotStates:
 
     Attributes:
         token_ids: int32 [S, max_model_len], prompt, then output as far as it has been read.
-        num_tokens, num_computed_tokens, num_unread_tokens, num_released_tokens: int32 [S], as the
-            attributes of `Request`.
-        num_prompt_tokens, max_num_tokens: int32 [S], as the attributes of `Request`.
-        capacity: int32 [S], tokens that the blocks of the sequence hold.
+        num_tokens, num_computed_tokens, num_released_tokens, num_prompt_tokens, max_num_tokens:
+            int32 [S], as the attributes of `Request`.
+        num_unread_tokens: int32 [S], tokens sampled by steps in flight: on the device alone.
+        capacity: int32 [S], tokens up to which the sequence can write into its blocks.
         has_window: bool [S], the context needed to decode the next tokens to release is kept in
             `request.output.window_ids`; else it is the token before them.
         serial: int64 [S], another number each time that a slot is assigned; `FREE` if free.
         uid: int64 [S].
         index: int32 [S].
-        shares_tail: bool [S], other sequences may share the block that is written next.
         host_chooses: bool [S], the host takes part in choosing each token.
         is_watched: bool [S], as `Request.is_watched`.
         watched_bytes: uint64 [S, 4], as `StopChecker.watch`.
@@ -54,15 +46,14 @@ class SlotStates:
         self._counters = np.zeros((NUM_COUNTERS, num_slots), dtype=np.int32)
         self.num_tokens = self._counters[TOKENS]
         self.num_computed_tokens = self._counters[COMPUTED]
-        self.num_unread_tokens = self._counters[UNREAD]
         self.num_released_tokens = self._counters[RELEASED]
+        self.num_unread_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
         self.max_num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.capacity = np.zeros(num_slots, dtype=np.int32)
         self.serial = np.full(num_slots, FREE, dtype=np.int64)
         self.uid = np.zeros(num_slots, dtype=np.int64)
         self.index = np.zeros(num_slots, dtype=np.int32)
-        self.shares_tail = np.zeros(num_slots, dtype=np.bool_)
         self.host_chooses = np.zeros(num_slots, dtype=np.bool_)
         self.is_watched = np.zeros(num_slots, dtype=np.bool_)
         self.watched_bytes = np.zeros((num_slots, 4), dtype=np.uint64)
@@ -105,21 +96,28 @@ class SlotStates:
         """Note that the running `request` has got blocks, to which it may write its next tokens."""
         assert request.slot is not None
         self.capacity[request.slot] = len(request.kv.block_ids) * self._block_size
-        self.shares_tail[request.slot] = False
 
-    def release(self, request: Request) -> int:
-        """Free the slot of `request`, which keeps its own copy of its state; return its serial."""
+    def share_tail(self, request: Request) -> None:
+        """Note that `request` must not write into a block of its prompt: others share it."""
+        assert request.slot is not None
+        full = request.num_prompt_tokens // self._block_size
+        self.capacity[request.slot] = full * self._block_size
+
+    def release(self, request: Request) -> None:
+        """Free the slot of `request`, which keeps its own copy of its state.
+
+        Its tokens in flight are dropped.
+        """
         slot = request.slot
         assert slot is not None
-        serial = int(self.serial[slot])
         request.tokens = request.token_ids.copy()
         request.counters = request.counters.copy()
         request.times.last_token = float(self.last_token_time[slot])
         request.slot = None
+        self.num_unread_tokens[slot] = 0
         self.serial[slot] = FREE
         self.requests[slot] = None
         self.free.append(slot)
-        return serial
 
     def owner(self, slot: int) -> Request:
         """Return the sequence in `slot`, which is not free."""
@@ -156,7 +154,8 @@ class SlotStates:
             assert self.requests[slot] is request
             assert np.shares_memory(request.counters, self._counters)
             assert np.shares_memory(request.tokens, self.token_ids[slot])
-            assert self.capacity[slot] == len(request.kv.block_ids) * self._block_size
-            assert request.num_computed_tokens <= self.capacity[slot]
+            held = len(request.kv.block_ids) * self._block_size
+            assert request.num_computed_tokens <= held
+            assert held - self.capacity[slot] in (0, self._block_size)
             assert self.uid[slot] == request.uid
             assert self.max_num_tokens[slot] == request.max_num_tokens

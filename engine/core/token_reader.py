@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +27,15 @@ class Advanced:
 
     Attributes:
         slots: int32 [N], of those that go on and need no closer look.
-        examined: the others: ended, or watched by the host, or preempted since.
+        examined: the others: ended, or watched by the host.
         begun: those that got their first token.
-        token_gaps_s: float64 [M], for each of the others the time since its last token.
+        token_gaps_s: float64 [M], of those with earlier tokens, the time since the last one.
     """
 
     slots: NDArray[np.int32]
-    examined: list[Request] = field(default_factory=list)
-    begun: list[Request] = field(default_factory=list)
-    token_gaps_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    examined: list[Request]
+    begun: list[Request]
+    token_gaps_s: NDArray[np.float64]
 
     @property
     def finished(self) -> list[Request]:
@@ -57,7 +56,6 @@ class TokenReader:
         self._kv_cache = kv_cache
         # Of each step in flight, slots and serials of the rows that sample a token.
         self._in_flight: deque[tuple[NDArray[np.int32], NDArray[np.int64]]] = deque()
-        self._without_slot: dict[int, Request] = {}  # by serial, those with unread tokens
 
     def launch(self, slots: NDArray[np.int32]) -> None:
         """Note a step in which `slots` sample a token, [R] in the order of its rows."""
@@ -68,72 +66,42 @@ class TokenReader:
         slots, _ = self._in_flight.pop()
         self._states.num_unread_tokens[slots] -= 1
 
-    def release_slot(self, request: Request) -> None:
-        """Free the slot of `request`, which may have tokens in flight."""
-        serial = self._states.release(request)
-        if request.num_unread_tokens:
-            self._without_slot[serial] = request
-
     def read(self, samples: Samples) -> Advanced:
-        """Take the tokens of the oldest step in flight; those of ended sequences are dropped."""
+        """Take the tokens of the oldest step in flight; those of sequences without slot are lost.
+
+        These have ended, or were preempted: then the token is drawn again, from the same seed.
+        """
         now, states = time.monotonic(), self._states
         slots, serials = self._in_flight.popleft()
         rows = np.flatnonzero(states.serial[slots] == serials)
-        here = slots[rows]
+        slots = slots[rows]
         token_ids, ended = samples.token_ids[rows], samples.finish_reasons[rows]
         # Before the token, because its own KV is computed only if it is not the last.
-        place = states.num_tokens[here]
-        self._commit(here, place)
-        states.token_ids[here, place] = token_ids
-        states.num_tokens[here] = place + 1
-        states.num_unread_tokens[here] -= 1
-        is_first = place == states.num_prompt_tokens[here]
-        gaps = now - states.last_token_time[here[~is_first]]
-        states.last_token_time[here] = now
-        is_examined = (ended != RUNNING) | states.is_watched[here]
-        watched_bytes = states.watched_bytes[here]
+        place = states.num_tokens[slots]
+        self._commit(slots, place)
+        states.token_ids[slots, place] = token_ids
+        states.num_tokens[slots] = place + 1
+        states.num_unread_tokens[slots] -= 1
+        is_first = place == states.num_prompt_tokens[slots]
+        gaps = now - states.last_token_time[slots[~is_first]]
+        states.last_token_time[slots] = now
+        begun = [states.owner(slot) for slot in slots[is_first].tolist()]
+        for request in begun:
+            request.times.first_token = now
+        is_examined = (ended != RUNNING) | states.is_watched[slots]
+        watched_bytes = states.watched_bytes[slots]
         if watched_bytes.any():
             is_examined |= (self._token_bytes[token_ids] & watched_bytes).any(axis=1)
-        advanced = Advanced(here[~is_examined], token_gaps_s=gaps)
-        for slot in here[is_first].tolist():
-            self._begin(states.owner(slot), now, advanced)
-        examined, logprobs = np.flatnonzero(is_examined), token_logprobs(samples)
-        for slot, row in zip(here[examined].tolist(), rows[examined].tolist(), strict=True):
-            request = states.owner(slot)
-            _examine(request, samples, row, logprobs)
-            if request.output.stop_checker is not None:
-                states.watched_bytes[slot] = request.output.stop_checker.watch
-            advanced.examined.append(request)
-        if len(rows) < len(slots):
-            self._read_without_slot(serials, samples, now, advanced)
-        return advanced
-
-    def _read_without_slot(
-        self, serials: NDArray[np.int64], samples: Samples, now: float, advanced: Advanced
-    ) -> None:
-        """Take the tokens of sequences that were preempted after the step was launched."""
-        for row, serial in enumerate(serials.tolist()):
-            request = self._without_slot.get(serial)
-            if request is None:
-                continue
-            request.num_unread_tokens -= 1
-            if not request.num_unread_tokens:
-                del self._without_slot[serial]
-            if request.finish is not None:
-                continue
-            request.append(int(samples.token_ids[row]))
-            if request.num_output_tokens == 1:
-                self._begin(request, now, advanced)
-            else:
-                gap = now - request.times.last_token
-                advanced.token_gaps_s = np.append(advanced.token_gaps_s, gap)
-            request.times.last_token = now
-            _examine(request, samples, row, token_logprobs(samples))
-            advanced.examined.append(request)
-
-    def _begin(self, request: Request, now: float, advanced: Advanced) -> None:
-        request.times.first_token = now
-        advanced.begun.append(request)
+        examined = []
+        if is_examined.any():
+            logprobs = token_logprobs(samples)
+            for i in np.flatnonzero(is_examined).tolist():
+                request = states.owner(slots[i])
+                _examine(request, int(token_ids[i]), ended[i], logprobs.get(int(rows[i])))
+                if request.output.stop_checker is not None:
+                    states.watched_bytes[slots[i]] = request.output.stop_checker.watch
+                examined.append(request)
+        return Advanced(slots[~is_examined], examined, begun, gaps)
 
     def _commit(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Enter the blocks in the prefix cache that are full with the tokens known so far."""
@@ -143,15 +111,9 @@ class TokenReader:
                 self._kv_cache.commit(self._states.owner(slots[i]), int(num_tokens[i]))
 
 
-def _examine(
-    request: Request, samples: Samples, row: int, logprobs: Mapping[int, TokenLogprobs]
-) -> None:
-    """Look at the token of `row`, the newest of `request`."""
+def _examine(request: Request, token_id: int, ended: int, logprobs: TokenLogprobs | None) -> None:
+    """Look at `token_id`, the newest of `request`; `ended` is what the device says of it."""
     try:
-        request.examine(
-            int(samples.token_ids[row]),
-            _FINISH_REASONS[samples.finish_reasons[row]],
-            logprobs.get(row),
-        )
+        request.examine(token_id, _FINISH_REASONS[ended], logprobs)
     except Exception as error:  # the stop search runs on the request's data
         request.fail(error)

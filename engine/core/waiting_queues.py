@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from engine.core.queue_limits import Load, QueueLimits
-from engine.core.ranked_queue import Rank, RankedQueue
 from engine.core.request import Request
+
+Rank = tuple[int, int, int]
 
 
 class WaitingQueues:
-    """Three queues with one order over all of them.
+    """Three sorted lists with one order over all of them.
 
     Attributes:
         queued: requests that have not been admitted yet, each as its first sequence.
@@ -22,27 +24,25 @@ class WaitingQueues:
     """
 
     def __init__(self, rank: Callable[[Request], Rank]) -> None:
-        """Order by `rank`, smaller first."""
+        """Order by `rank`, smaller first; ranks are unique and do not change."""
         self._rank = rank
-        self.queued = RankedQueue(rank)
-        self.paused = RankedQueue(rank)
-        self.forked = RankedQueue(rank)
+        self.queued: list[Request] = []
+        self.paused: list[Request] = []
+        self.forked: list[Request] = []
+        self._queues = (self.queued, self.paused, self.forked)
         self.queued_load = Load()
 
     def __len__(self) -> int:
-        return len(self.queued) + len(self.paused) + len(self.forked)
+        return sum(map(len, self._queues))
 
     def __iter__(self) -> Iterator[Request]:
         """Yield all waiting sequences, queue by queue."""
-        for queue in (self.queued, self.paused, self.forked):
-            yield from queue
+        return chain(*self._queues)
 
     @property
     def head(self) -> Request | None:
         """The next sequence to run, None if none waits."""
-        queues = (self.queued, self.paused, self.forked)
-        heads = [head for queue in queues if (head := queue.head) is not None]
-        return min(heads, key=self._rank, default=None)
+        return min((queue[0] for queue in self._queues if queue), key=self._rank, default=None)
 
     def load_without_slot(self, num_free_slots: int) -> Load:
         """Return the load of queued requests that do not fit into the free slots."""
@@ -81,24 +81,27 @@ class WaitingQueues:
 
     def push(self, request: Request) -> None:
         """Queue `request`. Its state must not change until it is removed."""
-        self._queue_of(request).push(request)
+        insort(self._queue_of(request), request, key=self._rank)
         if _is_new(request):
             self.queued_load += _load(request)
 
     def discard(self, request: Request) -> None:
         """Remove `request`, if it is queued."""
-        if self._queue_of(request).discard(request) and _is_new(request):
-            self.queued_load -= _load(request)
+        queue = self._queue_of(request)
+        place = bisect_left(queue, self._rank(request), key=self._rank)
+        if place < len(queue) and queue[place] is request:
+            del queue[place]
+            if _is_new(request):
+                self.queued_load -= _load(request)
 
     def check_integrity(self) -> None:
         """Assert that each sequence waits in the queue of its state, in order, and is counted."""
-        for queue in (self.queued, self.paused, self.forked):
-            requests = list(queue)
-            assert requests == sorted(requests, key=self._rank)
-            assert all(self._queue_of(request) is queue for request in requests)
+        for queue in self._queues:
+            assert queue == sorted(queue, key=self._rank)
+            assert all(self._queue_of(request) is queue for request in queue)
         assert self.queued_load == sum(map(_load, self.queued), Load())
 
-    def _queue_of(self, request: Request) -> RankedQueue:
+    def _queue_of(self, request: Request) -> list[Request]:
         if request.kv.block_ids:
             return self.forked
         return self.queued if _is_new(request) else self.paused

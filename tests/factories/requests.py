@@ -42,8 +42,9 @@ def make_request(
 
 def append_tokens(request: Request, token_ids: Iterable[int]) -> None:
     """Add output tokens to a sequence that has no slot."""
-    for token_id in token_ids:
-        request.append(token_id)
+    assert request.slot is None
+    request.tokens = np.append(request.token_ids, np.fromiter(token_ids, np.int32))
+    request.num_tokens = len(request.tokens)
 
 
 def make_scheduler(

@@ -14,7 +14,7 @@ from engine.core.request import Request
 from engine.core.sampled_logprobs import token_logprobs
 from engine.core.sampling_constraints import SamplingConstraints
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples
-from engine.core.schedule_builder import AdmissionsBuilder, Rows, ScheduleBuilder
+from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
@@ -28,8 +28,9 @@ from kernels.token_scatter import scatter_tokens
 CPU = torch.device("cpu")
 
 _NONE = np.zeros(0, dtype=np.int32)
-NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE.astype(np.bool_))
-EMPTY = ScheduleBuilder(SlotStates(1, 1, 1)).build(NO_ROWS, ())
+_BUILDER = ScheduleBuilder(SlotStates(1, 1, 1))
+_BUILDER.add(_NONE, _NONE)
+EMPTY = _BUILDER.build()
 
 
 class SampledToken(NamedTuple):

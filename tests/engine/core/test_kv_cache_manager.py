@@ -2,7 +2,7 @@ from array import array
 
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request
-from tests.factories.requests import make_request, reuse_prefix
+from tests.factories.requests import append_tokens, make_request, reuse_prefix
 
 
 def compute(cache: KVCacheManager, request: Request, num_tokens: int) -> list[BlockCopy] | None:
@@ -70,8 +70,7 @@ def test_a_fork_copies_the_block_it_writes_into_and_no_other() -> None:
     parent = make_request(1, range(6))
     compute(cache, parent, 6)
     child = make_request(1, range(6), index=1)
-    cache.fork(parent, child, 6)
-    child.num_computed_tokens = 5
+    cache.fork(parent, child)
     assert compute(cache, child, 1) == [BlockCopy(2, 3)]
     assert child.kv.block_ids == [1, 3]
     # The parent is alone on block 2 now and writes in place.
@@ -96,10 +95,8 @@ def test_a_block_with_an_unread_token_is_findable_once_it_has_been_read() -> Non
     cache = KVCacheManager(10, 4, enable_prefix_caching=True)
     request = make_request(1, range(3))
     compute(cache, request, 3)
-    request.num_unread_tokens = 1
     compute(cache, request, 1)  # of the token that the step before samples
     assert reuse_prefix(cache, make_request(2, range(5))) == 0
-    request.num_unread_tokens = 0
-    request.append(3)
+    append_tokens(request, [3])
     cache.commit(request, min(request.num_computed_tokens, request.num_tokens))
     assert reuse_prefix(cache, make_request(3, range(5))) == 4

@@ -17,6 +17,7 @@ from engine.text.stop import StopChecker
 from engine.text.stop_automaton import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.strategies import Sequences, sequences
+from tests.factories.requests import append_tokens
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
 DETOKENIZERS = {
@@ -73,7 +74,7 @@ def answer(
     builder = OutputBuilder(detokenizer, opens_window, states, stream_interval=stream_interval)
     outputs = []
     for token_id in tokens:
-        request.append(token_id)
+        append_tokens(request, [token_id])
         ended = token_id in stop_token_ids or request.num_output_tokens == request.max_tokens
         request.examine(token_id, "length" if ended else None, None)  # a stop token is found
         if (output := builder.build(request)) is not None:

@@ -182,7 +182,7 @@ def test_one_step_ahead_a_token_is_never_in_flight_twice_where_the_host_must_rea
         schedule = scheduler.schedule()
         steps.append(uids_of(scheduler, schedule))
         if bound.uid in steps[-1]:
-            assert bound.num_unread_tokens == 1
+            assert scheduler.slots.num_unread_tokens[bound.slot] == 1
             assert len(bound.token_ids) == before
         if schedule.num_rows:
             oracle.in_flight.append(oracle.execute(schedule))

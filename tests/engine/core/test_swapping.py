@@ -44,15 +44,17 @@ def check_outputs(requests: Sequence[Request]) -> None:
 
 @pytest.mark.parametrize("num_ahead", [0, 1])
 @pytest.mark.parametrize("caching", [False, True])
-def test_no_token_is_computed_twice(num_ahead: int, caching: bool) -> None:
+def test_what_is_swapped_out_is_not_computed_again(num_ahead: int, caching: bool) -> None:
     scheduler = make_scheduler(num_blocks=7, num_host_blocks=4, enable_prefix_caching=caching)
     oracle = PagedOracle(scheduler, num_ahead)
     requests = make_pair(scheduler)
     oracle.run()
     check_outputs(requests)
     assert scheduler.num_preemptions > 0
-    # The last token of each is never computed.
-    assert oracle.num_computed_tokens == sum(r.num_tokens - 1 for r in requests)
+    # The last token of each is never computed. One step ahead, a preemption drops the token in
+    # flight, and the one before it is computed again.
+    num_expected = sum(r.num_tokens - 1 for r in requests) + num_ahead * scheduler.num_preemptions
+    assert oracle.num_computed_tokens == num_expected
     assert oracle.blocks.num_swapped_in > 0
     check_idle(scheduler)
 
@@ -103,8 +105,8 @@ def test_abort_frees_what_is_swapped_out(num_ahead: int) -> None:
     check_idle(scheduler)
 
 
-def test_a_sequence_may_end_while_it_is_swapped_out() -> None:
-    """By the token that was in flight when it was preempted."""
+def test_a_token_in_flight_is_drawn_again_after_a_preemption() -> None:
+    """Even the one that ends the sequence: it has not ended before the host knows it."""
 
     def preempted(stop_token_ids: frozenset[int]) -> tuple[PagedOracle, Request]:
         scheduler = make_scheduler(num_blocks=7, num_host_blocks=4)
@@ -121,17 +123,19 @@ def test_a_sequence_may_end_while_it_is_swapped_out() -> None:
         return oracle, requests[1]
 
     _, request = preempted(frozenset())
-    assert request.num_unread_tokens == 1
     num_outputs = request.num_output_tokens
+    assert request.kv.num_swapped_tokens == request.num_tokens - 1
     output = expected_output(PROMPTS[1], MAX_TOKENS)
     assert output[num_outputs] not in output[:num_outputs]
 
     oracle, request = preempted(frozenset([output[num_outputs]]))
     assert request.kv.host_block_ids
-    oracle.scheduler.update(oracle.in_flight.popleft())
+    advanced = oracle.scheduler.update(oracle.in_flight.popleft())
+    assert request.uid not in [each.uid for each in advanced.examined]
+    assert request.num_output_tokens == num_outputs
+    assert oracle.run().count(request) == 1
     assert request.finish_reason == "stop"
-    assert request.kv.host_block_ids == []
-    oracle.run()
+    assert request.token_ids[request.num_prompt_tokens :].tolist() == output[: num_outputs + 1]
     check_idle(oracle.scheduler)
 
 
@@ -147,13 +151,15 @@ def test_a_step_without_rows_leaves_its_swaps_to_the_next() -> None:
     # All blocks are full but for places of a sequence that must be read first.
     schedule = scheduler.schedule()
     assert schedule.num_rows == len(schedule.swap_out) == 0
-    assert requests[1].kv.num_swapped_tokens == 12
+    assert requests[1].kv.num_swapped_tokens == 11
     scheduler.update(oracle.in_flight.popleft())
     oracle.run()
     for request in requests:
         prompt = request.token_ids[: request.num_prompt_tokens]
         assert request.token_ids[len(prompt) :].tolist() == expected_output(prompt, 8)
-    assert oracle.num_computed_tokens == sum(r.num_tokens - 1 for r in requests)
+    # The token before the one that was in flight is computed again.
+    num_expected = sum(r.num_tokens - 1 for r in requests) + scheduler.num_preemptions
+    assert oracle.num_computed_tokens == num_expected
     check_idle(scheduler)
 
 

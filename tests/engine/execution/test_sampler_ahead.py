@@ -62,7 +62,7 @@ def test_draws_are_those_of_a_host_that_has_seen_all() -> None:
     ahead = [run_plan(sampler, plan, logits.clone(), [0])[0] for plan in plans]
     for token in ahead:
         assert sample_requests(logits.clone(), [request]) == [token]
-        request.append(token.token_id)
+        append_tokens(request, [token.token_id])
     assert len({token.token_id for token in ahead}) > 3
 
 
