@@ -14,10 +14,6 @@ class BlockPool:
     A full block is addressed by the hash of its content. Free blocks without cached content are
     taken first, then those with content, least recently used first. Block 0 is the null block: it
     pads block tables and is never handed out.
-
-    Attributes:
-        num_references: references to all blocks together.
-        num_freed: total number of blocks freed so far.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -29,8 +25,6 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._free_empty: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._free_cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self.num_references = 0
-        self.num_freed = 0
 
     @property
     def num_free(self) -> int:
@@ -75,7 +69,6 @@ class BlockPool:
             block_id, _ = self._free_cached.popitem(last=False)
             self._evict(block_id)
         self._ref_counts[block_id] = 1
-        self.num_references += 1
         return block_id
 
     def _evict(self, block_id: int) -> None:
@@ -90,18 +83,15 @@ class BlockPool:
             if self._ref_counts[block_id] == 0:
                 del self._free_cached[block_id]  # a free block is found by its cached content only
             self._ref_counts[block_id] += 1
-            self.num_references += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference from each block; the first one released is the first one evicted."""
         for block_id in block_ids:
             assert self._ref_counts[block_id] > 0, f"block {block_id} released twice"
             self._ref_counts[block_id] -= 1
-            self.num_references -= 1
             if self._ref_counts[block_id] == 0:
                 has_content = self._hash_of[block_id] is not None
                 (self._free_cached if has_content else self._free_empty)[block_id] = None
-                self.num_freed += 1
 
     def commit(self, block_id: int, content_hash: bytes) -> None:
         """Enter a full block in the content index, unless another block has the same content."""
@@ -120,7 +110,6 @@ class BlockPool:
     def check_idle(self) -> None:
         """Assert, by counters alone, that no block is in use."""
         assert self.num_free == self.num_usable, f"{self.num_usable - self.num_free} blocks lost"
-        assert self.num_references == 0
 
     def check_integrity(self) -> None:
         """Assert that free blocks, reference counts, counters and content index agree.
@@ -134,7 +123,6 @@ class BlockPool:
             is_cached = self._hash_of[block_id] is not None
             assert (block_id in self._free_empty) == (is_free and not is_cached)
             assert (block_id in self._free_cached) == (is_free and is_cached)
-        assert self.num_references == sum(self._ref_counts)
         for content_hash, block_id in self._block_of.items():
             assert self._hash_of[block_id] == content_hash
         assert sum(content is not None for content in self._hash_of) == len(self._block_of)

@@ -164,7 +164,7 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return self.scheduler.has_unfinished_requests() or self._in_flight is not None
+        return bool(self.scheduler.unfinished) or self._in_flight is not None
 
     @nvtx_range("step")
     def step(self) -> StepOutputs:

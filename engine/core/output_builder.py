@@ -44,31 +44,36 @@ class OutputBuilder:
     def build_rows(self, slots: NDArray[np.int32]) -> tuple[StepOutputs, list[Request]]:
         """Return the outputs that are due of running sequences with nothing but tokens to tell.
 
-        Their window is the token before. The few sequences with another are returned, for `build`.
+        Each of them has a new token. Their window is the token before; the few sequences with
+        another window are returned, for `build`.
         """
         states = self._states
         slots = slots[states.is_streamed[slots]]
-        others = [states.owner(slot) for slot in slots[states.has_window[slots]].tolist()]
-        starts = states.num_prompt_tokens[slots] + states.num_released_tokens[slots]
+        has_window = states.has_window[slots]
+        others = [states.owner(slot) for slot in slots[has_window].tolist()]
+        num_released = states.num_released_tokens[slots]
+        starts = states.num_prompt_tokens[slots] + num_released
         num_new = states.num_tokens[slots] - starts
-        is_first = states.num_released_tokens[slots] == 0
-        is_due = (num_new >= self._stream_interval) | (is_first & (num_new > 0))
-        is_due &= ~states.has_window[slots]
-        slots, starts, num_new = slots[is_due], starts[is_due], num_new[is_due]
+        is_due = ((num_new >= self._stream_interval) | (num_released == 0)) & ~has_window
+        if not is_due.all():
+            slots, starts, num_new = slots[is_due], starts[is_due], num_new[is_due]
+        states.num_released_tokens[slots] += num_new
+        ends = num_new.cumsum()
+        places = np.arange(num_new.sum()) + (starts + num_new - ends).repeat(num_new)
+        token_ids = states.token_ids[slots.repeat(num_new), places]
+        skips_special_tokens = states.skips_special_tokens[slots]
+        opens_window = self._opens_window[skips_special_tokens, token_ids[ends - 1]]
+        for i in (~opens_window).nonzero()[0].tolist():
+            window = states.token_ids[slots[i], starts[i] - 1 : starts[i] + num_new[i]]
+            self._set_window(states.owner(slots[i]), window.tolist())
         outputs = StepOutputs(
             uids=states.uid[slots],
             indexes=states.index[slots],
             num_tokens=num_new,
             num_window_tokens=np.ones_like(num_new),
-            token_ids=_gather(states.token_ids, slots, starts, num_new),
+            token_ids=token_ids,
             window_ids=states.token_ids[slots, starts - 1],
         )
-        states.num_released_tokens[slots] += num_new
-        last = states.token_ids[slots, starts + num_new - 1]
-        opens_window = self._opens_window[states.skips_special_tokens[slots], last]
-        for i in np.flatnonzero(~opens_window).tolist():
-            window = states.token_ids[slots[i], starts[i] - 1 : starts[i] + num_new[i]]
-            self._set_window(states.owner(slots[i]), window.tolist())
         return outputs, others
 
     def build(self, request: Request) -> SequenceOutput | None:
@@ -134,18 +139,6 @@ class OutputBuilder:
         request.output.window_ids = window_ids
         if request.slot is not None:
             self._states.has_window[request.slot] = bool(window_ids)
-
-
-def _gather(
-    table: NDArray[np.int32],
-    rows: NDArray[np.int32],
-    starts: NDArray[np.int32],
-    counts: NDArray[np.int32],
-) -> NDArray[np.int32]:
-    """Return `counts[i]` values of `table[rows[i]]` from `starts[i]` on, one after the other."""
-    ends = np.cumsum(counts)
-    column = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
-    return table[np.repeat(rows, counts), column]
 
 
 def _stats(request: Request) -> RequestStats:

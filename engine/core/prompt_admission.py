@@ -31,9 +31,7 @@ class Admitted(NamedTuple):
 class Refused(Enum):
     """Why a request cannot run in this step."""
 
-    BLOCKED = "nothing has happened since it was refused"
-    NO_ROOM = "there are too few free blocks"
-    NO_BUDGET = "too few tokens are left of this step, and its prompt must not be split"
+    NO_ROOM = "too few blocks are free, or tokens left of a step in which all of it must be"
     PASSED_OVER = "a running request is computing the next block of the same prefix"
 
 
@@ -80,7 +78,7 @@ class PromptAdmission:
         """
         num_new = np.ones_like(num_left)
         num_spare = self._max_num_batched_tokens - len(num_left)
-        for place in np.flatnonzero(num_left > 1).tolist():
+        for place in (num_left > 1).nonzero()[0].tolist():
             num_new[place] = self._chunk(int(num_left[place]), 1 + num_spare)
             num_spare -= int(num_new[place]) - 1
         return num_new
@@ -102,22 +100,30 @@ class PromptAdmission:
     def consider(self, request: Request, budget: int) -> Admitted | Refused:
         """Decide on the first waiting request, for a step that has `budget` tokens left."""
         running = self._states.in_use()
-        if len(running) and self._is_blocked(request, budget):
-            return Refused.BLOCKED
+        blocked = self._blocked
+        if (
+            len(running)
+            and blocked is not None
+            and blocked.request is request
+            and budget < blocked.budget
+            and not self._kv_cache.has_block(blocked.missing_hash)
+        ):
+            return Refused.NO_ROOM
         prefix = self._kv_cache.find_prefix(request)
         missing_hash = self._kv_cache.missing_hash(request, prefix)
         if missing_hash is not None and self._is_computed_by(running, missing_hash):
             return Refused.PASSED_OVER
-        start = self._num_available_tokens(request, prefix)
+        start = len(prefix) * self._kv_cache.block_size
+        start = max(start, request.num_computed_tokens, request.kv.num_swapped_tokens)
         num_left = request.num_tokens - start
         num_tokens = self._chunk(num_left, budget)
-        if num_tokens < num_left and not self._enable_chunked_prefill:
-            self._blocked = _Blocked(request, missing_hash, num_left)
-            return Refused.NO_BUDGET
         if not self._has_room(request, prefix, num_left, running):
             self._blocked = _Blocked(request, missing_hash, math.inf)
-            return Refused.NO_ROOM
-        return Admitted(prefix, start, num_tokens)
+        elif num_tokens < num_left and not self._enable_chunked_prefill:
+            self._blocked = _Blocked(request, missing_hash, num_left)
+        else:
+            return Admitted(prefix, start, num_tokens)
+        return Refused.NO_ROOM
 
     def runs(self, request: Request) -> None:
         """Note that `request` has been admitted, and has its tokens of this step."""
@@ -133,21 +139,6 @@ class PromptAdmission:
             hashes = (self._kv_cache.computing_hash(states.owner(slot)) for slot in prefills)
             self._computing = {each for each in hashes if each is not None}
         return missing_hash in self._computing
-
-    def _is_blocked(self, request: Request, budget: int) -> bool:
-        blocked = self._blocked
-        return (
-            blocked is not None
-            and blocked.request is request
-            and budget < blocked.budget
-            and not self._kv_cache.has_block(blocked.missing_hash)
-        )
-
-    def _num_available_tokens(self, request: Request, prefix: list[int]) -> int:
-        """Return how many tokens of a waiting request have their KV already."""
-        if request.kv.block_ids:
-            return request.num_computed_tokens
-        return max(len(prefix) * self._kv_cache.block_size, request.kv.num_swapped_tokens)
 
     def _has_room(
         self, request: Request, prefix: list[int], num_left: int, running: NDArray[np.int32]

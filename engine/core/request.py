@@ -18,9 +18,7 @@ from engine.text.stop import StopChecker
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-# Places in `Request.counters`.
-TOKENS, COMPUTED, RELEASED = range(3)
-NUM_COUNTERS = 3
+NUM_COUNTERS = 3  # in `Request.counters`
 
 
 class _Counter:
@@ -114,9 +112,9 @@ class Request:
         num_released_tokens: output tokens released to the client.
     """
 
-    num_tokens = _Counter(TOKENS)
-    num_computed_tokens = _Counter(COMPUTED)
-    num_released_tokens = _Counter(RELEASED)
+    num_tokens = _Counter(0)
+    num_computed_tokens = _Counter(1)
+    num_released_tokens = _Counter(2)
 
     def __init__(
         self,
@@ -205,13 +203,12 @@ class Request:
     ) -> None:
         """Look at the newest token, and set `finish` if the sequence ends with it.
 
+        Any error of the tokenizer's decoder ends it too: the stop search runs on its own data.
+
         Args:
             token_id: the last of `token_ids`.
             ended: "stop" or "length" if the device has ended the sequence with it.
             logprobs: those of the token, if the request asked for them.
-
-        Raises:
-            Exception: any error of the tokenizer's decoder; then `fail` ends the request.
         """
         assert self.finish is None
         if logprobs is not None:
@@ -222,16 +219,15 @@ class Request:
             self.num_output_tokens > self.sampling_params.min_tokens
         ):
             ended = "stop"
-        self.finish = self._finish_with(token_id, ended)
+        try:
+            self.finish = self._finish_with(token_id, ended)
+        except Exception as error:
+            self.finish = Finish("error", error=error)
 
     def abort(self) -> None:
         """End the sequence. Text that was held back is not searched for stop strings."""
         assert self.finish is None
         self.finish = Finish("abort")
-
-    def fail(self, error: Exception) -> None:
-        """End the sequence because of `error`, which its own data caused."""
-        self.finish = Finish("error", error=error)
 
     def _finish_with(self, token_id: int, ended: FinishReason | None) -> Finish | None:
         """Return how the sequence ends with its newest token; None if it continues.

@@ -98,10 +98,6 @@ class Scheduler:
         self.unfinished[first.uid] = {request.index: request for request in siblings}
         self.waiting.push(first)
 
-    def has_unfinished_requests(self) -> bool:
-        """Whether a step has anything to do."""
-        return bool(self.unfinished)
-
     @nvtx_range("schedule")
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step and allocate the blocks for them.
@@ -134,7 +130,7 @@ class Scheduler:
         slots, num_left = states.ready(self._running_slots)
         num_new = self._admission.chunks(num_left)
         needs_block = states.num_computed_tokens[slots] + num_new > states.capacity[slots]
-        for place in np.flatnonzero(needs_block).tolist():
+        for place in needs_block.nonzero()[0].tolist():
             # The last ones of the step may have been preempted for those before them.
             if (request := states.requests[slots[place]]) is not None:
                 self._allocate_or_preempt(request, int(num_new[place]), step)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.request import COMPUTED, NUM_COUNTERS, RELEASED, TOKENS, Request
+from engine.core.request import NUM_COUNTERS, Request
 
 FREE = 0
 
@@ -44,22 +44,15 @@ class SlotStates:
         self.token_ids = np.zeros((num_slots, max_model_len), dtype=np.int32)
         self._block_size = block_size
         self._counters = np.zeros((NUM_COUNTERS, num_slots), dtype=np.int32)
-        self.num_tokens = self._counters[TOKENS]
-        self.num_computed_tokens = self._counters[COMPUTED]
-        self.num_released_tokens = self._counters[RELEASED]
-        self.num_unread_tokens = np.zeros(num_slots, dtype=np.int32)
-        self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
-        self.max_num_tokens = np.zeros(num_slots, dtype=np.int32)
-        self.capacity = np.zeros(num_slots, dtype=np.int32)
+        self.num_tokens, self.num_computed_tokens, self.num_released_tokens = self._counters
+        ints = np.zeros((6, num_slots), dtype=np.int32)
+        self.num_unread_tokens, self.num_prompt_tokens, self.max_num_tokens = ints[:3]
+        self.capacity, self.index, self.skips_special_tokens = ints[3:]
+        flags = np.zeros((4, num_slots), dtype=np.bool_)
+        self.host_chooses, self.is_watched, self.has_window, self.is_streamed = flags
+        self.watched_bytes = np.zeros((num_slots, 4), dtype=np.uint64)
         self.serial = np.full(num_slots, FREE, dtype=np.int64)
         self.uid = np.zeros(num_slots, dtype=np.int64)
-        self.index = np.zeros(num_slots, dtype=np.int32)
-        self.host_chooses = np.zeros(num_slots, dtype=np.bool_)
-        self.is_watched = np.zeros(num_slots, dtype=np.bool_)
-        self.watched_bytes = np.zeros((num_slots, 4), dtype=np.uint64)
-        self.has_window = np.zeros(num_slots, dtype=np.bool_)
-        self.skips_special_tokens = np.zeros(num_slots, dtype=np.int32)
-        self.is_streamed = np.zeros(num_slots, dtype=np.bool_)
         self.last_token_time = np.zeros(num_slots, dtype=np.float64)
         self.requests: list[Request | None] = [None] * num_slots
         self.free = list(reversed(range(num_slots)))

@@ -53,19 +53,19 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """One bucket up to each of `bounds`, ascending and inclusive, and one above the last."""
-        self._bounds = bounds
+        self._bounds = np.array(bounds)
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float, count: int = 1) -> None:
-        """Add `count` observations of `value`."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
+    def observe(self, value: float) -> None:
+        """Add an observation."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
 
     def observe_all(self, values: NDArray[np.float64]) -> None:
         """Add an observation of each of `values`."""
         if len(values):
-            places = np.searchsorted(self._bounds, values)
+            places = self._bounds.searchsorted(values)
             for place, count in enumerate(np.bincount(places).tolist()):
                 self._counts[place] += count
             self._sum += float(values.sum())
@@ -95,11 +95,10 @@ class StatsRecorder:
 
     def accepted(self, siblings: Sequence[Request]) -> None:
         """Count a request that joined the queue, by its sequences."""
-        first = siblings[0]
-        self._observe("request_params_n", len(siblings))
-        max_tokens = first.sampling_params.max_tokens
+        first, asked = siblings[0], siblings[0].sampling_params.max_tokens
         self._observe(
-            "request_params_max_tokens", first.max_tokens if max_tokens is None else max_tokens
+            request_params_n=len(siblings),
+            request_params_max_tokens=first.max_tokens if asked is None else asked,
         )
 
     def stepped(self, num_tokens: int, advanced: Advanced) -> None:
@@ -108,10 +107,10 @@ class StatsRecorder:
             assert request.times.first_token is not None
             self._num_prompt_tokens += request.num_prompt_tokens
             wait_s = request.times.first_token - request.times.arrival
-            self._observe("time_to_first_token_seconds", wait_s)
+            self._observe(time_to_first_token_seconds=wait_s)
         self._num_generation_tokens += len(advanced.begun) + len(advanced.token_gaps_s)
         self._histograms["inter_token_latency_seconds"].observe_all(advanced.token_gaps_s)
-        self._observe("iteration_tokens_total", num_tokens)
+        self._observe(iteration_tokens_total=num_tokens)
 
     def finished(self, request: Request) -> None:
         """Count `request` if it has ended; to be called once after that."""
@@ -137,34 +136,32 @@ class StatsRecorder:
             num_waiting=sum(map(len, scheduler.unfinished.values())) - len(scheduler.running),
             kv_cache_usage=1 - pool.num_free / pool.num_usable,
             num_finished=finished,
-            histograms=self._take_histograms(),
+            histograms={
+                name: delta
+                for name, histogram in self._histograms.items()
+                if (delta := histogram.take()) is not None
+            },
             **deltas,
         )
-
-    def _take_histograms(self) -> dict[str, HistogramDelta]:
-        return {
-            name: delta
-            for name, histogram in self._histograms.items()
-            if (delta := histogram.take()) is not None
-        }
-
-    def _observe(self, name: str, value: float, count: int = 1) -> None:
-        self._histograms[name].observe(value, count)
 
     def _observe_life(self, request: Request) -> None:
         arrival, scheduled = request.times.arrival, request.times.first_scheduled
         first_token, last_token = request.times.first_token, request.times.last_token
         if scheduled is None or first_token is None:
             return  # it never ran: no latencies
-        self._observe("e2e_request_latency_seconds", last_token - arrival)
-        self._observe("request_queue_time_seconds", scheduled - arrival)
-        self._observe("request_inference_time_seconds", last_token - scheduled)
-        self._observe("request_prefill_time_seconds", first_token - scheduled)
-        self._observe("request_decode_time_seconds", last_token - first_token)
-        if request.num_output_tokens > 1:
-            self._observe(
-                "request_time_per_output_token_seconds",
-                (last_token - first_token) / (request.num_output_tokens - 1),
-            )
-        self._observe("request_prompt_tokens", request.num_prompt_tokens)
-        self._observe("request_generation_tokens", request.num_output_tokens)
+        self._observe(
+            e2e_request_latency_seconds=last_token - arrival,
+            request_queue_time_seconds=scheduled - arrival,
+            request_inference_time_seconds=last_token - scheduled,
+            request_prefill_time_seconds=first_token - scheduled,
+            request_decode_time_seconds=last_token - first_token,
+            request_prompt_tokens=request.num_prompt_tokens,
+            request_generation_tokens=request.num_output_tokens,
+        )
+        if (num_gaps := request.num_output_tokens - 1) > 0:
+            mean_s = (last_token - first_token) / num_gaps
+            self._observe(request_time_per_output_token_seconds=mean_s)
+
+    def _observe(self, **values: float) -> None:
+        for name, value in values.items():
+            self._histograms[name].observe(value)

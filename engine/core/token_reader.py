@@ -14,7 +14,6 @@ from engine.core.request import FinishReason, Request
 from engine.core.sampled_logprobs import token_logprobs
 from engine.core.schedule import RUNNING, Samples
 from engine.core.slot_states import SlotStates
-from engine.protocol import TokenLogprobs
 from engine.text.byte_sets import ByteSets
 
 # By what the device says of a row: its sequence goes on, or why it has ended.
@@ -73,7 +72,7 @@ class TokenReader:
         """
         now, states = time.monotonic(), self._states
         slots, serials = self._in_flight.popleft()
-        rows = np.flatnonzero(states.serial[slots] == serials)
+        rows = (states.serial[slots] == serials).nonzero()[0]
         slots = slots[rows]
         token_ids, ended = samples.token_ids[rows], samples.finish_reasons[rows]
         # Before the token, because its own KV is computed only if it is not the last.
@@ -95,9 +94,10 @@ class TokenReader:
         examined = []
         if is_examined.any():
             logprobs = token_logprobs(samples)
-            for i in np.flatnonzero(is_examined).tolist():
+            for i in is_examined.nonzero()[0].tolist():
                 request = states.owner(slots[i])
-                _examine(request, int(token_ids[i]), ended[i], logprobs.get(int(rows[i])))
+                reason = _FINISH_REASONS[ended[i]]
+                request.examine(int(token_ids[i]), reason, logprobs.get(int(rows[i])))
                 if request.output.stop_checker is not None:
                     states.watched_bytes[slots[i]] = request.output.stop_checker.watch
                 examined.append(request)
@@ -107,13 +107,5 @@ class TokenReader:
         """Enter the blocks in the prefix cache that are full with the tokens known so far."""
         if self._kv_cache.enable_prefix_caching:
             is_full = num_tokens % self._kv_cache.block_size == 0
-            for i in np.flatnonzero(is_full).tolist():
+            for i in is_full.nonzero()[0].tolist():
                 self._kv_cache.commit(self._states.owner(slots[i]), int(num_tokens[i]))
-
-
-def _examine(request: Request, token_id: int, ended: int, logprobs: TokenLogprobs | None) -> None:
-    """Look at `token_id`, the newest of `request`; `ended` is what the device says of it."""
-    try:
-        request.examine(token_id, _FINISH_REASONS[ended], logprobs)
-    except Exception as error:  # the stop search runs on the request's data
-        request.fail(error)

@@ -119,7 +119,7 @@ class PagedOracle:
         self.in_flight: deque[Samples] = deque()
 
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished_requests() or bool(self.in_flight)
+        return bool(self.scheduler.unfinished or self.in_flight)
 
     def step(self) -> list[Request]:
         """Run a step; return the sequences that have ended."""

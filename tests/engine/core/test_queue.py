@@ -52,7 +52,7 @@ def test_what_is_preempted_does_not_count_again() -> None:
     for uid in (1, 2):
         scheduler.add([make_request(uid, range(uid * 20, uid * 20 + 7), max_tokens=8)])
     seen = set()
-    while scheduler.has_unfinished_requests():
+    while scheduler.unfinished:
         oracle.step()
         seen.add(counts(scheduler))
     assert scheduler.num_preemptions > 0
@@ -125,7 +125,7 @@ def test_the_queue_holds_what_has_never_run(
             scheduler.abort(event[1])
         else:
             for _ in range(event[1]):
-                if scheduler.has_unfinished_requests():
+                if scheduler.unfinished:
                     oracle.step()
         check_integrity(scheduler)
         never_run = [

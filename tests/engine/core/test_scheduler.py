@@ -107,7 +107,7 @@ def test_abort_frees_at_once_whatever_the_state() -> None:
     assert [r.finish_reason for r in scheduler.abort(2)] == ["abort"]
     oracle.step()
     assert len(scheduler.abort(1)) == 3
-    assert not scheduler.has_unfinished_requests()
+    assert not scheduler.unfinished
     assert scheduler.kv_cache.pool.num_free == scheduler.kv_cache.pool.num_usable
     assert scheduler.abort(99) == []
 
