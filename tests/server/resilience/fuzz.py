@@ -1,4 +1,5 @@
-"""Sends malformed requests to a running server, beside streams that must not be affected.
+"""Sends malformed requests, and valid ones at the borders of what is allowed, to a running server,
+beside streams that must not be affected.
 
     python -m tests.server.resilience.fuzz --requests 20000
 
@@ -23,7 +24,7 @@ import psutil
 from engine.launch.server import TritonServer, model_repository
 from tests.server.resilience import report
 from tests.server.resilience.desk import Desk
-from tests.server.resilience.fuzzing import grpc_cases, http_cases
+from tests.server.resilience.fuzzing import border_cases, grpc_cases, http_cases
 from tests.server.resilience.fuzzing.case import Case
 from tests.server.resilience.fuzzing.judge import GOOD, Judge
 from tests.server.resilience.fuzzing.wire import Reply, Wire
@@ -41,8 +42,8 @@ _EXAMPLES = 3  # shown per kind of failure
 def make(seed: int, index: int) -> Case:
     """Return request `index` of the run with `seed`."""
     rng = random.Random(f"{seed}:{index}")
-    make_case = grpc_cases.make if rng.random() < 0.6 else http_cases.make
-    return make_case(rng)
+    (module,) = rng.choices((grpc_cases, http_cases, border_cases), (5, 3, 2))
+    return module.make(rng)
 
 
 @dataclass
@@ -62,12 +63,16 @@ class Result:
             (kind, sum(counts.values()), *(counts[c] or "" for c in columns))
             for kind, counts in [*sorted(self.outcomes.items()), ("all", total)]
         ]
-        report.show(f"Malformed requests, {self.seconds:.0f} s", ("kind", "sent", *columns), rows)
+        report.show(
+            f"Malformed and extreme requests, {self.seconds:.0f} s",
+            ("kind", "sent", *columns),
+            rows,
+        )
         print(f"good streams completed meanwhile: {self.good_completed}")
 
 
 async def fuzz(server: TritonServer, *, seed: int, requests: int) -> Result:
-    """Send `requests` malformed requests, several at a time."""
+    """Send `requests` requests, several at a time."""
     result = Result()
     before = Tree.of(server.pid).members()
     run_directories = Path(tempfile.gettempdir()) / "trident-"
@@ -149,7 +154,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="N", help="send request N alone")
     arguments = parser.parse_args()
-    with serving(max_model_len=512) as server:
+    with serving(max_model_len=border_cases.MAX_MODEL_LEN) as server:
         if arguments.only is not None:
             asyncio.run(repeat(server, seed=arguments.seed, index=arguments.only))
             return 0

@@ -1,4 +1,4 @@
-"""Malformed requests harm no others: a short version of `tests.server.resilience.fuzz`."""
+"""Malformed and extreme requests harm no others: a short `tests.server.resilience.fuzz`."""
 
 import asyncio
 
@@ -44,3 +44,10 @@ def test_a_request_of_a_seed_is_always_the_same() -> None:
 def test_wrong_replies_are_told_from_right_ones(reply: Reply, outcome: str) -> None:
     assert Judge([])(RIGHT, reply) == outcome
     assert (outcome in GOOD) == (outcome == "error")
+
+
+def test_a_valid_request_may_be_refused_by_a_full_queue_alone() -> None:
+    valid = Case("any", "stream", b"request", must_fail=False, must_succeed=True)
+    assert Judge([])(valid, Reply(error="seed: must be less")) == "REFUSED"
+    assert Judge([])(valid, Reply(error="Maximum queue size of 70 requests reached")) == "error"
+    assert Judge([])(valid, Reply(answered=True)) == "valid"

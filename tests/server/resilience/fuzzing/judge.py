@@ -1,4 +1,4 @@
-"""Judges replies to malformed requests."""
+"""Judges replies to the requests of the fuzzer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Judge:
     def __call__(self, case: Case, reply: Reply) -> str:
         """Return the outcome.
 
-        `error`: with a message. `valid`: valid by chance, and answered. `closed`: not a request,
-        and not answered. Other outcomes describe the problem.
+        `error`: with a message. `valid`: valid, be it by chance, and answered. `closed`: not a
+        request, and not answered. Other outcomes describe the problem.
         """
         if reply.refused:
             return "GONE"
@@ -37,6 +37,8 @@ class Judge:
         if reply.error is not None:
             if "internal error" in reply.error:
                 return "INTERNAL"
+            if case.must_succeed and "Maximum queue size" not in reply.error:
+                return "REFUSED"
             return "error" if reply.error.strip() else "NO MESSAGE"
         if reply.answered:
             return "ACCEPTED" if case.must_fail else "valid"

@@ -101,14 +101,18 @@ async def _stream(call: Any, case: Case) -> Reply:
         await answered.wait()
 
     texts, error, any_response = [], None, False
+    stream = call(held_open(), timeout=TIMEOUT_S, metadata=case.metadata)
     try:
-        async for data in call(held_open(), timeout=TIMEOUT_S, metadata=case.metadata):
+        async for data in stream:
             message = service_pb2.ModelStreamInferResponse.FromString(data)
             any_response = True
             texts.append(message.error_message)
             error = message.error_message or error
             if error or message.infer_response.parameters["triton_final_response"].bool_param:
                 answered.set()
+            elif len(texts) == case.cancel_after:
+                stream.cancel()
+                break
     finally:
         answered.set()
     return Reply(error, any_response and error is None, " ".join(texts))
