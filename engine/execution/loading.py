@@ -16,7 +16,6 @@ from engine.config import EngineConfig
 from engine.core.schedule import SamplingBatch, Schedule
 from engine.errors import ConfigError
 from engine.execution.cpu_threads import set_num_threads
-from engine.execution.device_queue import InlineQueue, WorkerQueue
 from engine.execution.devices import (
     ResolvedConfig,
     choose_device,
@@ -125,7 +124,7 @@ class _Loader:
                 f"max_model_len: {config.max_model_len} exceeds the {model_config.context_length} "
                 "positions that the model was made for"
             )
-        # On a CPU the host's work and the model's share the cores: overlap gains nothing.
+        # A CPU has no queue of its own: a step has run when it is launched.
         is_ahead = config.async_scheduling
         self._is_ahead = self.device.type != "cpu" if is_ahead is None else is_ahead
 
@@ -143,7 +142,6 @@ class _Loader:
             max_model_len=self._max_model_len,
             dtype=self._dtype,
             device=device,
-            queue=WorkerQueue() if self._is_ahead and device.type == "cpu" else InlineQueue(),
             on_progress=in_tenths(report, "loading weights {bar} {share} % of {mib:,.0f} MiB"),
         )
         captures = device.type == "cuda" and not config.enforce_eager

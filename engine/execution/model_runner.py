@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from engine.core.schedule import SamplingBatch, Schedule, num_sampled_rows
 from engine.execution.attention.backend import attention_backend
 from engine.execution.block_moves import move_blocks
-from engine.execution.device_queue import DeviceQueue
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Downloads
 from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes, run_padding
@@ -42,8 +40,6 @@ from kernels.block_copy import BlockCopier
 from kernels.step_inputs import StepInputs, prepare_inputs
 from kernels.token_scatter import scatter_tokens
 
-T = TypeVar("T")
-
 
 class ModelRunner:
     """Executes the model on one device; independent of queues and clients.
@@ -61,7 +57,6 @@ class ModelRunner:
         max_model_len: int,
         dtype: torch.dtype,
         device: torch.device,
-        queue: DeviceQueue,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load the weights of `checkpoint`; `on_progress` is called with (loaded, total) bytes.
@@ -76,7 +71,6 @@ class ModelRunner:
         self._model_config = model_config
         self._config = config
         self._kv_cache_dtype = kv_cache_dtype(config, dtype)
-        self._queue = queue
         self._downloads = Downloads(device)
         self._kv_cache: list[LayerCache] = []
         self._graphs: CapturedSteps | None = None
@@ -194,13 +188,12 @@ class ModelRunner:
         """Launch the forward pass of a step with at least one row, without waiting for it.
 
         Raises:
-            StepOutOfMemoryError: the device has no memory for it. On a GPU that is known here, and
-                in `sample`; where steps run on another thread, when they are read. Other sequences
-                than those of the step are unharmed, and steps in flight go on.
+            StepOutOfMemoryError: the device has no memory for it. Other sequences than those of the
+                step are unharmed, and steps in flight go on.
         """
         self._sampler.admit(schedule.admissions)
-        hidden = self._submit(schedule, partial(self._run_forward, schedule))
-        self._launched = LaunchedForward(schedule, hidden)
+        results = with_memory(schedule, self.device, partial(self._run_forward, schedule))
+        self._launched = LaunchedForward(schedule, results)
 
     @nvtx_range("sample")
     def sample(self, sampling: SamplingBatch) -> PendingStep:
@@ -217,11 +210,8 @@ class ModelRunner:
             schedule.wants_token[:num_rows],
             sampling,
         )
-        return PendingStep(self._submit(schedule, partial(self._run_sample, forward, plan)))
-
-    def _submit(self, schedule: Schedule, work: Callable[[], T]) -> Callable[[], T]:
-        """Queue a part of a step; `StepOutOfMemoryError` says that there is no memory for it."""
-        return self._queue.submit(partial(with_memory, schedule, self.device, work))
+        run = partial(self._run_sample, forward.results, plan)
+        return PendingStep(with_memory(schedule, self.device, run))
 
     @torch.inference_mode()
     def _run_forward(self, schedule: Schedule) -> ForwardResults:
@@ -246,8 +236,8 @@ class ModelRunner:
         return ForwardResults(*results, in_graph=False)
 
     @torch.inference_mode()
-    def _run_sample(self, forward: LaunchedForward, plan: SamplePlan) -> SentSamples:
-        hidden, slots, in_graph = forward.results()
+    def _run_sample(self, forward: ForwardResults, plan: SamplePlan) -> SentSamples:
+        hidden, slots, in_graph = forward
         num_rows = len(plan.wants_token)
         # Without a row that wants a token nothing is launched but the copy to wait for.
         if self._graphs is not None and in_graph and plan.is_plain and num_rows:

@@ -107,8 +107,7 @@ class NullRunner:
             finish_reasons.numpy()[wanted],
             None if plan.logprobs is None else self._logprobs(plan.logprobs, wanted),
         )
-        sent = NullSamples(samples, self._idle_from)
-        return PendingStep(lambda: sent)
+        return PendingStep(NullSamples(samples, self._idle_from))
 
     def _tokens(self, seeds: NDArray[np.uint64], positions: Int32s) -> NDArray[np.int64]:
         places = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -31,14 +30,10 @@ class ForwardResults(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaunchedForward:
-    """A forward pass that has been launched.
-
-    Attributes:
-        results: called on the queue.
-    """
+    """A forward pass that has been launched."""
 
     schedule: Schedule
-    results: Callable[[], ForwardResults]
+    results: ForwardResults
 
 
 class Sent(Protocol):
@@ -91,9 +86,9 @@ class SentSamples:
 class PendingStep:
     """A step whose forward pass and sampling are launched."""
 
-    launched: Callable[[], Sent]
+    sent: Sent
 
     @nvtx_range("wait")
     def wait(self) -> Samples:
         """Wait for the step and return its tokens."""
-        return self.launched().wait()
+        return self.sent.wait()

@@ -19,6 +19,7 @@ from engine.execution.graphs.graph_sizes import (
 )
 from engine.execution.graphs.sample_graphs import SampleGraphs, SampleRows
 from engine.execution.graphs.step_graphs import Capturer, Rows, StepGraphs
+from engine.execution.memory.step_memory import is_out_of_memory
 from kernels.slot_tables import SlotTables
 
 
@@ -93,7 +94,9 @@ class CapturedSteps:
         try:
             for done, _ in enumerate(captures, 1):
                 on_progress(done, total)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise InsufficientMemoryError(
                 f"gpu_memory_utilization: no memory is left for {total} CUDA graphs beside the KV "
                 "cache; lower it, or set enforce_eager to do without them"

@@ -10,6 +10,7 @@ import torch
 
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
+from engine.execution.memory.step_memory import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,9 @@ def profile_memory(
     try:
         run_profile()
         torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         raise InsufficientMemoryError(
             f"max_num_batched_tokens: a step of {config.max_num_batched_tokens} tokens does not "
             f"fit into the {gib(loaded.free)} of memory free on {device} beside {gib(weights)} of "

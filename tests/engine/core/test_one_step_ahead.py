@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -213,18 +212,3 @@ def test_a_step_is_launched_before_the_one_before_is_read(
     # Nothing can be read of the first step, and nothing is launched with the last read.
     assert num_tokens == [0, 1, 1, 1, 1, 1]
     assert len(launched) == 5
-
-
-def test_a_failing_step_is_reported_when_it_is_read(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core = make_core(checkpoint, is_ahead=True)
-
-    def fail(*args: object) -> torch.Tensor:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(core._runner.model, "compute_logits", fail)
-    core.add_request(AddRequest(next(_uids), pack_token_ids([1, 2, 3]), {"max_tokens": 5}))
-    assert listed(core.step()) == []
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        core.step()

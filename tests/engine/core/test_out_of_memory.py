@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from collections import defaultdict
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,9 +18,11 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import Schedule
-from engine.execution.device_queue import InlineQueue
 from engine.protocol import AddRequest, RequestFailed
+from engine.step_outputs import StepOutputs
 from engine.token_ids import pack_token_ids
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
 BLOCKS = 20
 _uids = count()
@@ -35,7 +40,6 @@ class FailingDevice:
 
     def __init__(self, core: EngineCore) -> None:
         runner: Any = core._runner
-        runner._queue = InlineQueue()  # as on a GPU: launching a step shows its errors
         self._forward, self._sample = runner._run_forward, runner._run_sample
         runner._run_forward, runner._run_sample = self._run_forward, self._run_sample
         self.start({})
@@ -61,7 +65,19 @@ class FailingDevice:
 
     def _fail(self, place: str) -> None:
         if self.fails.get(self._step) == place:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore")
+            exhaust(self._step)
+
+
+def exhaust(kind: int) -> None:
+    """Raise one of the errors that come where there is no memory; on the CPU, what comes there."""
+    if kind % 4 == 0:
+        torch.empty(2**55, dtype=torch.uint8)
+    if kind % 4 == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore")
+    if kind % 4 == 2:
+        np.empty(2**55, dtype=np.uint8)
+    call = "cublasLtMatmulAlgoGetHeuristic"
+    raise RuntimeError(f"CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `{call}`")
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +207,7 @@ def test_the_error_says_what_to_set(device: tuple[EngineCore, FailingDevice]) ->
     text = found.failed[0].message
     assert text.startswith("out of memory on cpu in a step of 2 sequences and 19 tokens (CUDA out")
     assert "more" not in text.partition("(")[2].partition(")")[0]
-    for setting in ("gpu_memory_utilization", "max_num_batched_tokens", "max_num_seqs"):
+    for setting in ("kv_cache_memory_bytes", "max_num_batched_tokens", "max_num_seqs"):
         assert setting in text
     assert len(found.tokens[2, 0]) == 5
 
@@ -226,3 +242,34 @@ def test_blocks_that_were_not_computed_are_not_found(
     assert first.num_hits == 0
     assert second.num_hits == 16
     assert first.tokens == second.tokens
+
+
+def test_a_process_at_its_limit_goes_on(tmp_path: Path) -> None:
+    """The system refuses memory for the activations of a long prompt."""
+    shape = {"intermediate_size": 16384, "max_position_embeddings": 4096}
+    write_checkpoint(tmp_path, vocab_size=400, eos_token_id=0, **shape)
+    save_tokenizer(byte_level_tokenizer(), tmp_path)
+    fields = {"model": str(tmp_path), "dtype": "float32", "max_num_batched_tokens": 4096}
+    core = EngineCore(EngineConfig.parse({**fields, "kv_cache_memory_bytes": 2**24}))
+
+    def ends(uid: int, length: int) -> StepOutputs:
+        params = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
+        core.add_request(AddRequest(uid, pack_token_ids([5] * length), params))
+        outputs = []
+        while core.has_unfinished_requests():
+            outputs.append(core.step())
+        core.check_idle()
+        return StepOutputs.concatenated(outputs)
+
+    before = ends(0, 40)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**27, hard))
+    try:
+        (failure,) = ends(1, 4000).failures
+        during = ends(2, 40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert "allocate memory" in failure.message
+    assert "max_num_batched_tokens" in failure.message
+    assert not ends(3, 4000).failures
+    assert [row.token_ids for row in before.rows()] == [row.token_ids for row in during.rows()]

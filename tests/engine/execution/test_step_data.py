@@ -106,7 +106,7 @@ class Recorder:
             self.samples.append(step.wait())
             return self.samples[-1]
 
-        return PendingStep(lambda: Waiting(wait))
+        return PendingStep(Waiting(wait))
 
 
 class Waiting:

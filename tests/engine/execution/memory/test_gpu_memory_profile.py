@@ -16,6 +16,8 @@ from engine.execution.memory.gpu_memory_profile import (
 from engine.execution.memory.kv_cache_plan import (
     require_room_for_weights,
 )
+from engine.execution.memory.step_memory import with_memory
+from tests.factories.sampling import EMPTY
 from tests.factories.simulated_gpu import Gpu
 
 CUDA = torch.device("cuda")
@@ -93,7 +95,13 @@ def test_what_other_processes_do_meanwhile(gpu: Gpu) -> None:
     assert taken.free == 30 * GIB
 
 
-def test_a_step_that_finds_no_memory_says_which_setting_to_lower(gpu: Gpu) -> None:
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_step_that_finds_no_memory_says_which_setting_to_lower(gpu: Gpu, in_step: bool) -> None:
+    def run() -> None:
+        if in_step:
+            with_memory(EMPTY, CUDA, lambda: gpu.allocate(20 * GIB))
+        gpu.allocate(20 * GIB)
+
     before = memory_before_loading(config(), CUDA)
     assert before is not None
     gpu.allocate(60 * GIB)
@@ -103,7 +111,7 @@ def test_a_step_that_finds_no_memory_says_which_setting_to_lower(gpu: Gpu) -> No
         match=r"^max_num_batched_tokens: a step of 4096 tokens does not fit into the 19\.00 GiB of "
         r"memory free on cuda beside 60\.00 GiB of weights; lower max_num_batched_tokens or max_nu",
     ):
-        profile_memory(settings, before, lambda: gpu.allocate(20 * GIB), None, CUDA)
+        profile_memory(settings, before, run, None, CUDA)
 
 
 def test_a_share_that_others_hold_is_refused_before_anything_is_loaded(gpu: Gpu) -> None:
