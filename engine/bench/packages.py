@@ -34,6 +34,7 @@ PACKED = (
     "jinja2",
     "pydantic",
     "msgspec",
+    "llguidance",
     "psutil",
     "rich",
     "pytest",

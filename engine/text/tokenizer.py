@@ -95,6 +95,17 @@ class Tokenizer:
         return token_id
 
     @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of the added tokens, which are found in a text before all others, by their text."""
+        added = self._backend.get_added_tokens_decoder().items()
+        return {token.content: token_id for token_id, token in added}
+
+    def to_json(self) -> str:
+        """Return the content of a `tokenizer.json`, tokens added since included."""
+        text: str = self._backend.to_str()
+        return text
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether chat messages can be rendered without naming a template."""
         template = self.hf_tokenizer.chat_template

@@ -1,0 +1,70 @@
+"""GrammarCompiler: compiles grammars in a thread, and keeps the last ones."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.text.grammar.sandbox import Sandbox
+from engine.text.grammar.spec import GrammarSpec, GrammarTextError
+from engine.text.grammar.trial import LIMITS, described
+from engine.text.grammar.vocabulary import Vocabulary
+
+_MAX_KEPT = 64
+_NICENESS = 10
+
+
+class GrammarCompiler:
+    """Compiles one grammar at a time, first in the sandbox, then for use.
+
+    Nothing is started before the first grammar.
+    """
+
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
+        """`make_vocabulary` is called once, in the compiling thread."""
+        self._make_vocabulary = make_vocabulary
+        self._executor = ThreadPoolExecutor(1, "grammar", initializer=_yield_to_others)
+        self._kept: OrderedDict[tuple[str, str, bool, str], Future[LLMatcher]] = OrderedDict()
+        self._sandbox: Sandbox | None = None  # with the next, of the compiling thread
+        self._tokenizer: LLTokenizer | None = None
+
+    def compile(self, spec: GrammarSpec) -> Future[LLMatcher]:
+        """Return the matcher at its start, to be copied for each sequence; equal specs share it.
+
+        The future raises `GrammarTextError` if the grammar cannot be used, and `UnsupportedError`
+        if none can with this tokenizer.
+        """
+        future = self._kept.get(spec.key)
+        if future is None or future.cancelled():
+            future = self._kept[spec.key] = self._executor.submit(self._compile, spec)
+        self._kept.move_to_end(spec.key)
+        if len(self._kept) > _MAX_KEPT:
+            self._kept.popitem(last=False)
+        return future
+
+    def close(self) -> None:
+        """End the thread and the child process."""
+        self._executor.shutdown(cancel_futures=True)
+        if self._sandbox is not None:
+            self._sandbox.close()
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+        if self._sandbox is None or self._tokenizer is None:
+            vocabulary = self._make_vocabulary()
+            self._tokenizer = vocabulary.ll_tokenizer()
+            self._sandbox = Sandbox(vocabulary)
+        text = self._sandbox.text_of(spec)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        matcher.compute_bitmask()  # the first one of a lexer takes longest
+        if matcher.is_error():
+            raise GrammarTextError(described(matcher.get_error()))
+        return matcher
+
+
+def _yield_to_others() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,0 +1,202 @@
+"""Checks of JSON schemas: what is not enforced is refused, with the place where it stands.
+
+llguidance refuses most of the keywords that it does not enforce. It ignores unknown ones and some
+formats, and takes options from the schema itself; that is decided here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from engine.text.grammar.regexes import portable
+from engine.text.grammar.spec import GrammarTextError
+
+MAX_DEPTH = 64  # of schemas inside schemas
+
+_ENFORCED = {
+    *("type", "enum", "const", "allOf", "anyOf", "oneOf", "$ref", "$defs", "definitions"),
+    *("properties", "required", "additionalProperties", "patternProperties"),
+    *("minProperties", "maxProperties", "items", "prefixItems", "additionalItems"),
+    *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_ANNOTATIONS = {
+    *("title", "description", "default", "example", "examples", "deprecated"),
+    *("readOnly", "writeOnly", "$comment", "$schema", "$id", "id", "$anchor"),
+}
+_FORMATS = {
+    *("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6"),
+    *("uri", "uuid"),
+}
+_VALUES = {"enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_MAX_INTEGER = 2**53  # numbers are float64 in llguidance
+_WITHOUT_EFFECT = {("uniqueItems", False), ("nullable", False)}
+
+# Keywords whose values are schemas, in an object, in a list, or alone.
+_SCHEMA_OBJECTS = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SCHEMAS = ("items", "additionalItems", "additionalProperties")
+
+
+class Place(NamedTuple):
+    """A schema inside the schema, and the JSON pointer to it."""
+
+    pointer: str
+    schema: Any
+
+
+def prepare_schema(text: str, *, strict: bool) -> dict[str, Any]:
+    """Return the schema to compile, with options for llguidance, from JSON `text`.
+
+    Raises:
+        GrammarTextError: with a JSON pointer: it is no schema, or nothing finite can match it, or,
+            if `strict`, it has something that would not be enforced.
+    """
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise GrammarTextError("#: is nested too deeply") from None
+    except ValueError as error:
+        raise GrammarTextError(f"#: is not valid JSON: {error}") from None
+    if isinstance(schema, bool):
+        schema = {} if schema else {"anyOf": []}
+    for place in list(places(schema)):
+        _check(place, strict=strict)
+    if not _Finite(schema).holds(schema):
+        raise GrammarTextError("#: no finite document can match: it requires itself")
+    return {**schema, "x-guidance": {"lenient": not strict, "coerce_one_of": not strict}}
+
+
+def places(schema: Any) -> Iterator[Place]:
+    """Yield `schema` and every schema in it.
+
+    Raises:
+        GrammarTextError: one is neither an object nor true or false, or they nest too deeply.
+    """
+    waiting = [(Place("#", schema), 0)]
+    while waiting:
+        place, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise GrammarTextError(f"{place.pointer}: is nested deeper than {MAX_DEPTH} schemas")
+        if not isinstance(place.schema, (dict, bool)):
+            raise GrammarTextError(f"{place.pointer}: must be an object or a boolean")
+        yield place
+        if isinstance(place.schema, dict):
+            waiting += [(inner, depth + 1) for inner in _inner(place)]
+
+
+def _inner(place: Place) -> Iterator[Place]:
+    pointer, schema = place
+    for name in _SCHEMA_OBJECTS:
+        if name in schema:
+            if not isinstance(schema[name], dict):
+                raise GrammarTextError(f"{pointer}/{name}: must be an object")
+            for key, value in schema[name].items():
+                escaped = key.replace("~", "~0").replace("/", "~1")
+                yield Place(f"{pointer}/{name}/{escaped}", value)
+    for name in _SCHEMA_LISTS:
+        if isinstance(schema.get(name), list):
+            for index, value in enumerate(schema[name]):
+                yield Place(f"{pointer}/{name}/{index}", value)
+        elif name in schema and name not in _SCHEMAS:
+            raise GrammarTextError(f"{pointer}/{name}: must be a list")
+    for name in _SCHEMAS:
+        if name in schema and not isinstance(schema[name], list):
+            yield Place(f"{pointer}/{name}", schema[name])
+
+
+def _check(place: Place, *, strict: bool) -> None:
+    """Refuse keywords that are not enforced; drop them if not `strict`. Rewrite patterns."""
+    pointer, schema = place
+    if isinstance(schema, bool):
+        return
+    if isinstance(schema.get("pattern"), str):
+        schema["pattern"] = portable(schema["pattern"])
+    if inner := schema.get("patternProperties"):
+        schema["patternProperties"] = {portable(name): value for name, value in inner.items()}
+    for name, value in list(schema.items()):
+        if name == "format" and isinstance(value, str) and value not in _FORMATS:
+            reason = f'format "{value}" is not enforced'
+        elif name in _VALUES and not _is_exact(value):
+            reason = f'keyword "{name}" is not enforced exactly for integers beyond 2**53'
+        elif name in _ENFORCED:
+            continue
+        elif (
+            name in _ANNOTATIONS
+            or (name.startswith("x-") and name != "x-guidance")
+            or (isinstance(value, bool) and (name, value) in _WITHOUT_EFFECT)
+        ):
+            if not name.startswith("$"):  # references may need those
+                del schema[name]
+            continue
+        else:
+            reason = f'keyword "{name}" is not enforced'
+        if strict:
+            raise GrammarTextError(f'{pointer}: {reason}; leave it out, or send "strict": false')
+        del schema[name]
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether no integer in a JSON value is too large for float64."""
+    if isinstance(value, (list, dict)):
+        return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or abs(value) <= _MAX_INTEGER
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value")
+
+
+class _Finite:
+    """Whether a finite document can match, as far as references and required values decide."""
+
+    def __init__(self, root: Any) -> None:
+        """Find the references of `root` whose targets can end: the least fixed point."""
+        targets = {
+            ref: _resolved(root, ref)
+            for _, schema in places(root)
+            if isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str)
+        }
+        # Other references than pointers are left to llguidance.
+        self._ending = {ref for ref, target in targets.items() if target is None}
+        waiting = targets.keys() - self._ending
+        while found := {ref for ref in waiting if self.holds(targets[ref])}:
+            self._ending |= found
+            waiting -= found
+
+    def holds(self, schema: Any) -> bool:
+        """Whether `schema` has an instance, given the references that do."""
+        if not isinstance(schema, Mapping):
+            return schema is not False
+        if "$ref" in schema and schema["$ref"] not in self._ending:
+            return False
+        if not all(map(self.holds, schema.get("allOf", ()))):
+            return False
+        for name in ("anyOf", "oneOf"):
+            if schema.get(name) and not any(map(self.holds, schema[name])):
+                return False
+        properties = schema.get("properties", {})
+        if schema.get("type") == "object" and isinstance(schema.get("required"), list):
+            return all(self.holds(properties.get(str(name), True)) for name in schema["required"])
+        if schema.get("type") == "array" and schema.get("minItems") and "prefixItems" not in schema:
+            items = schema.get("items", True)
+            return self.holds(items) if not isinstance(items, list) else True
+        return True
+
+
+def _resolved(root: Any, ref: str) -> Any | None:
+    """Return the schema that a JSON pointer into `root` names; None if it is no such pointer."""
+    if not ref.startswith("#") or (ref != "#" and not ref.startswith("#/")):
+        return None
+    value = root
+    for part in ref[2:].split("/") if ref != "#" else ():
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value if isinstance(value, (Mapping, bool)) else None

@@ -1,0 +1,160 @@
+"""From the fields by which clients ask for structured output to one `GrammarSpec`.
+
+OpenAI's `response_format`, vLLM's `structured_outputs`, and its older `guided_...` fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.errors import RequestError
+from engine.text.grammar.spec import MAX_GRAMMAR_CHARACTERS, GrammarKind, GrammarSpec
+from engine.validation import describe
+
+FIELD = "structured_outputs"
+
+_ANY_OBJECT = '{"type": "object"}'
+_KINDS: dict[str, GrammarKind] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+_OLDER = {f"guided_{name}": kind for name, kind in _KINDS.items() if name != "structural_tag"}
+
+
+def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `fields` with all that ask for structured output as one `structured_outputs`.
+
+    Raises:
+        RequestError: one of them is wrong, or two ask for different things.
+    """
+    rest = dict(fields)
+    asked: dict[str, GrammarSpec] = {}
+    for name, kind in _OLDER.items():
+        if (value := rest.pop(name, None)) is not None:
+            asked[name] = _spec(kind, value, name)
+    if (value := rest.pop("response_format", None)) is not None:
+        spec = _response_format(value)
+        asked |= {} if spec is None else {"response_format": spec}
+    if (value := rest.pop(FIELD, None)) is not None:
+        asked[FIELD] = parse_structured_outputs(value)
+    if len(asked) > 1:
+        raise RequestError(f"{', '.join(asked)}: give one of them, not {len(asked)}")
+    if asked:
+        [rest[FIELD]] = asked.values()
+    return rest
+
+
+def parse_structured_outputs(value: Any, field: str = FIELD) -> GrammarSpec:
+    """Return what `structured_outputs` asks for: an object with one of vLLM's keys.
+
+    Beside it, `strict` and `begin_after` as in `GrammarSpec`. A spec itself passes through.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if isinstance(value, GrammarSpec):
+        return value
+    fields = {k: v for k, v in _object(value, field).items() if v is not None}
+    if "kind" in fields:  # dumped by another stage
+        return _validated(fields, field)
+    if fields.get("json_object") is False:
+        del fields["json_object"]
+    options = {name: fields.pop(name) for name in ("strict", "begin_after") if name in fields}
+    unknown = fields.keys() - _KINDS.keys() - {"json_object"}
+    if unknown:
+        raise RequestError(f"{field}.{min(unknown)}: unknown field")
+    if len(fields) != 1:
+        given = ", ".join(f"{field}.{name}" for name in sorted(fields)) or field
+        known = ", ".join(["json_object", *_KINDS])
+        raise RequestError(f"{given}: give exactly one of {known}")
+    [(name, content)] = fields.items()
+    if name == "json_object":
+        if content is not True:
+            raise RequestError(f"{field}.json_object: must be true or false")
+        return _spec("json_schema", _ANY_OBJECT, f"{field}.json_object", **options)
+    return _spec(_KINDS[name], content, f"{field}.{name}", **options)
+
+
+def _response_format(value: Any) -> GrammarSpec | None:
+    fields = _object(value, "response_format")
+    match fields.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return _spec("json_schema", _ANY_OBJECT, "response_format")
+        case "json_schema":
+            inner = _object(fields.get("json_schema"), "response_format.json_schema")
+            if "schema" not in inner:
+                raise RequestError("response_format.json_schema.schema: is missing")
+            strict = inner.get("strict")
+            return _spec(
+                "json_schema",
+                inner["schema"],
+                "response_format.json_schema.schema",
+                strict=True if strict is None else strict,
+            )
+        case "structural_tag":
+            return _spec("structural_tag", fields, "response_format")
+    raise RequestError(
+        "response_format.type: must be text, json_object, json_schema or structural_tag"
+    )
+
+
+def _spec(kind: GrammarKind, content: Any, field: str, **options: Any) -> GrammarSpec:
+    if kind == "choice":
+        if isinstance(content, str):
+            content = _parsed(content, field)
+        if not isinstance(content, (list, tuple)) or not all(isinstance(x, str) for x in content):
+            raise RequestError(f"{field}: must be a list of strings")
+        text = json.dumps(list(content), ensure_ascii=False)
+    elif isinstance(content, str):
+        text = content
+    elif kind in ("json_schema", "structural_tag") and isinstance(content, (Mapping, bool)):
+        text = _dumped(content, field)
+    else:
+        wanted = "an object or its JSON text" if kind in ("json_schema", "structural_tag") else ""
+        raise RequestError(f"{field}: must be {wanted or 'a string'}")
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise RequestError(
+            f"{field}: has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
+        )
+    return _validated({"kind": kind, "text": text, "field": field, **options}, field)
+
+
+def _validated(fields: Mapping[str, Any], field: str) -> GrammarSpec:
+    try:
+        return GrammarSpec.model_validate(fields)
+    except ValidationError as error:
+        raise RequestError(f"{field}.{describe(error)}") from None
+
+
+def _object(value: Any, field: str) -> dict[str, Any]:
+    """Return `value`, an object or its JSON text: request parameters are scalars."""
+    if isinstance(value, str):
+        value = _parsed(value, field)
+    if not isinstance(value, Mapping):
+        raise RequestError(f"{field}: must be an object")
+    return {str(name): each for name, each in value.items()}
+
+
+def _parsed(text: str, field: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise RequestError(f"{field}: is nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(f"{field}: is not valid JSON: {error}") from None
+
+
+def _dumped(content: Any, field: str) -> str:
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+    except (RecursionError, ValueError, TypeError) as error:
+        raise RequestError(f"{field}: cannot be written as JSON: {error}") from None

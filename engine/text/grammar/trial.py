@@ -1,0 +1,95 @@
+"""A trial of a grammar in a process of its own: the child's side.
+
+Some grammars take minutes or gigabytes to compile, or overflow the stack. Here that ends this
+process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import threading
+from typing import NoReturn
+
+import numpy as np
+import psutil
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine.text.grammar.compose import llguidance_text
+from engine.text.grammar.spec import GrammarSpec, GrammarTextError
+from engine.text.grammar.vocabulary import Vocabulary
+
+# Wide objects have some thousand items; the other limits, by default, allow 30 ms for a mask.
+LIMITS = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+
+_MAX_MEMORY = 2**30  # bytes, beside those of the vocabulary
+_STACK = 2**21  # bytes: no more than any thread that uses the compiled grammar has
+_NICENESS = 10
+_NUM_STEPS = 16
+
+
+def main() -> NoReturn:
+    """Answer each line of stdin, a `GrammarSpec`, by a line; the first one is the `Vocabulary`."""
+    os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    vocabulary = Vocabulary(**json.loads(sys.stdin.buffer.readline()))
+    tokenizer = vocabulary.ll_tokenizer()
+    special = vocabulary.special_tokens(tokenizer)
+    memory = psutil.Process().memory_info().vms + _MAX_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(_STACK)
+    print("ready", flush=True)
+    for line in sys.stdin.buffer:
+        thread = threading.Thread(target=_answer, args=(line, vocabulary, tokenizer, special))
+        thread.start()
+        thread.join()
+    sys.exit()
+
+
+def _answer(
+    line: bytes, vocabulary: Vocabulary, tokenizer: LLTokenizer, special: dict[str, int]
+) -> None:
+    try:
+        spec = GrammarSpec.model_validate_json(line)
+        text = llguidance_text(spec, special)
+        _walk(LLMatcher(tokenizer, text, log_level=0, limits=LIMITS), vocabulary)
+        reply = {"text": text}
+    except GrammarTextError as error:
+        reply = {"error": str(error)}
+    print(json.dumps(reply), flush=True)
+
+
+def _walk(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    """Take some steps that the grammar allows, so that one that cannot be followed is refused.
+
+    Raises:
+        GrammarTextError: it is wrong, or needs too much to be followed.
+    """
+    draw = random.Random(0)
+    for step in range(_NUM_STEPS):
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if matcher.is_error():
+            raise GrammarTextError(described(matcher.get_error()))
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        going_on = [token for token in allowed.tolist() if token not in vocabulary.eos_token_ids]
+        if step == 0 and not len(allowed):
+            raise GrammarTextError("nothing can match, with the tokens of this model")
+        if not going_on or not matcher.consume_token(draw.choice(going_on)):
+            break
+    if matcher.is_error():
+        raise GrammarTextError(described(matcher.get_error()))
+
+
+def described(error: str) -> str:
+    """Return an error of llguidance for clients, without its traces."""
+    text = error.split("\n<")[0].strip()
+    if text.startswith("panic"):
+        return "is too complex"
+    return "nothing can match" if text.startswith("NoExtension") else text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Grammars that take too long or end the process that tries them end nothing else."""
+
+import random
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.errors import TridentError
+from engine.text.grammar.compiler import GrammarCompiler
+from engine.text.grammar.sandbox import Sandbox
+from engine.text.grammar.spec import GrammarTextError
+from engine.text.grammar.vocabulary import Vocabulary
+from tests.engine.text.grammar.test_ebnf import ARITHMETIC, JSON, SQL
+from tests.factories.grammars import spec
+from tests.factories.json_schemas import FAMILIES
+
+# 500 s of work for llguidance; a stack of some megabytes.
+_EXPONENTIAL = {"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(1, 30)]}
+_DEEP = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(20_000)) + '\na20000: "a"'
+
+
+def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
+    first = compiler.compile(spec(regex="once"))
+    assert compiler.compile(spec(regex="once")) is first
+    assert compiler.compile(spec(regex="twice")) is not first
+    assert first.result() is not None
+
+
+def test_a_cancelled_compilation_is_done_again(compiler: GrammarCompiler) -> None:
+    futures = [compiler.compile(spec(regex=f"cancelled{i}")) for i in range(8)]
+    if futures[-1].cancel():
+        assert compiler.compile(spec(regex="cancelled7")).result() is not None
+    assert futures[0].result() is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        ({"json": _EXPONENTIAL}, "is too complex: compiling it takes more than 2 s"),
+        ({"grammar": _DEEP}, "is too complex: compiling it takes more than .* the stack"),
+    ],
+)
+def test_the_process_that_a_grammar_ends_is_replaced(
+    asked: dict[str, Any], fault: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(GrammarTextError, match=fault):
+        compiler.compile(spec(**asked)).result(timeout=60)
+    assert compiler.compile(spec(regex=f"after{len(fault)}")).result() is not None
+
+
+def test_this_process_goes_on_while_a_large_grammar_compiles(compiler: GrammarCompiler) -> None:
+    """The interpreter is held neither by the trial nor by compiling for use: 0.2 s of work each."""
+    future = compiler.compile(spec(json={"enum": [f"value {i}" for i in range(30_000)]}))
+    num_turns = 0
+    while not future.done():
+        time.sleep(0.001)
+        num_turns += 1
+    assert future.result() is not None
+    assert num_turns > 50
+
+
+def test_the_child_ends_with_the_compiler(vocabulary: Vocabulary) -> None:
+    children = set(psutil.Process().children())
+    compiler = GrammarCompiler(lambda: vocabulary)
+    compiler.compile(spec(regex="a")).result()
+    [child] = set(psutil.Process().children()) - children
+    compiler.close()
+    assert not child.is_running()
+
+
+def test_a_child_that_cannot_start_is_reported(vocabulary: Vocabulary) -> None:
+    sandbox = Sandbox(vocabulary, module="engine.text.grammar.nothing")
+    with pytest.raises(TridentError, match="cannot be started"):
+        sandbox.text_of(spec(regex="a"))
+
+
+def _mutants(text: str, draw: random.Random) -> str:
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(text))
+        piece = text[at : at + draw.randint(1, 12)]
+        text = draw.choice(
+            [
+                text[:at] + text[at + 1 :],
+                text[:at] + piece * draw.choice([2, 30]) + text[at:],
+                text[:at] + draw.choice('()[]{}|*+?"\\/:=#~&^$.,0\n\u00e9') + text[at:],
+            ]
+        )
+    return text
+
+
+@pytest.mark.parametrize("kind", ["grammar", "regex", "json"])
+def test_mutated_grammars_are_compiled_or_refused(kind: str, compiler: GrammarCompiler) -> None:
+    draw = random.Random(5)
+    seeds = {
+        "grammar": [JSON, SQL, ARITHMETIC, 'start: A b\nA: /x+/ & ~/xx/\nb[lazy]: /.*y/ | "z"i'],
+        "regex": [r"(\d{1,3}\.){3}\d{1,3}", r"[^a-z]*(foo|bar){2,5}?", r"(?i:a)\p{Lu}\x{41}"],
+        "json": [str(schema).replace("'", '"') for schema in FAMILIES["tools"][40:44]],
+    }
+    num_refused = 0
+    for _ in range(120):
+        text = _mutants(draw.choice(seeds[kind]), draw)
+        refusal = compiler.compile(spec(**{kind: text})).exception(timeout=60)
+        if refusal is not None:
+            num_refused += 1
+            assert isinstance(refusal, GrammarTextError)
+            assert str(refusal)
+            assert "panic" not in str(refusal)
+    assert num_refused > 20

@@ -1,0 +1,186 @@
+"""Documents drawn from compiled JSON schemas are valid; what cannot be enforced is refused."""
+
+import json
+from collections.abc import Callable
+from datetime import datetime, time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, FormatChecker
+
+from engine.text.grammar.compiler import GrammarCompiler
+from engine.text.grammar.json_schema import MAX_DEPTH, prepare_schema
+from engine.text.grammar.spec import GrammarTextError
+from tests.factories.grammars import RandomWriter, spec
+from tests.factories.json_schemas import FAMILIES, SCHEMAS
+
+# jsonschema checks these only with packages that are not installed.
+_DATES: dict[str, Callable[[str], object]] = {
+    "date-time": datetime.fromisoformat,
+    "time": time.fromisoformat,
+}
+
+
+def _checker() -> FormatChecker:
+    checker = FormatChecker(Draft202012Validator.FORMAT_CHECKER.checkers)
+    for name, parse in _DATES.items():
+        checker.checks(name, raises=ValueError)(
+            # Python knows no leap seconds.
+            lambda text, parse=parse: bool(parse(text.upper().replace(":60", ":59")))
+        )
+    return checker
+
+
+def _validate(text: str, schema: Any) -> None:
+    Draft202012Validator(schema, format_checker=_checker()).validate(json.loads(text))
+
+
+def test_there_are_three_hundred_different_schemas() -> None:
+    assert len({json.dumps(schema, sort_keys=True) for schema in SCHEMAS}) >= 300
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_finished_document_is_valid(
+    family: str, compiler: GrammarCompiler, writer: RandomWriter
+) -> None:
+    num_finished = 0
+    for schema in FAMILIES[family]:
+        matcher = compiler.compile(spec(json=schema)).result()
+        for seed in range(2):
+            text = writer.write(matcher, seed)
+            if text is not None:
+                num_finished += 1
+                _validate(text, schema)
+    assert num_finished >= 1.8 * len(FAMILIES[family])
+
+
+@st.composite
+def _schemas(draw: st.DrawFn, depth: int = 3) -> Any:
+    kinds = ["integer", "string", "enum", *(["array", "object", "anyOf"] if depth else [])]
+    kind, inner = draw(st.sampled_from(kinds)), _schemas(depth=depth - 1)
+    match kind:
+        case "integer":
+            low = draw(st.integers(-1000, 1000))
+            return {"type": kind, "minimum": low, "maximum": low + draw(st.integers(0, 5000))}
+        case "string":
+            low = draw(st.integers(0, 4))
+            return {"type": kind, "minLength": low, "maxLength": low + draw(st.integers(0, 4))}
+        case "enum":
+            integers = st.integers(-(2**53), 2**53)
+            values = st.none() | st.booleans() | integers | st.text(max_size=8)
+            return {"enum": draw(st.lists(values, min_size=1, max_size=4))}
+        case "array":
+            low = draw(st.integers(0, 2))
+            return {"type": kind, "items": draw(inner), "minItems": low, "maxItems": low + 1}
+        case "anyOf":
+            return {"anyOf": draw(st.lists(inner, min_size=1, max_size=3))}
+    properties = draw(st.dictionaries(st.text(max_size=4), inner, max_size=4))
+    required = [name for name in properties if draw(st.booleans())]
+    closed = {"additionalProperties": False}
+    return {"type": kind, "properties": properties, "required": required, **closed}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schema=_schemas(), seed=st.integers(0, 1000))
+def test_documents_of_schemas_that_hypothesis_writes(
+    schema: Any, seed: int, compiler: GrammarCompiler, writer: RandomWriter
+) -> None:
+    matcher = compiler.compile(spec(json=schema)).result()
+    if (text := writer.write(matcher, seed)) is not None:
+        _validate(text, schema)
+
+
+_NOT_ENFORCED: list[dict[str, Any]] = [
+    {"not": {"type": "integer"}},
+    {"if": {"type": "integer"}, "then": {"minimum": 1}},
+    {"type": "array", "uniqueItems": True},
+    {"type": "array", "contains": {}},
+    {"type": "array", "minContains": 1},
+    {"type": "array", "unevaluatedItems": False},
+    {"type": "object", "propertyNames": {"pattern": "^a"}},
+    {"type": "object", "dependentRequired": {"a": ["b"]}},
+    {"type": "object", "dependentSchemas": {"a": {}}},
+    {"type": "object", "dependencies": {"a": ["b"]}},
+    {"type": "object", "unevaluatedProperties": False},
+    {"type": "string", "contentEncoding": "base64"},
+    {"type": "integer", "nullable": True},
+    {"type": "integer", "format": "int32"},
+    {"type": "string", "format": "unknown"},
+    {"$dynamicRef": "#a"},
+    {"x-guidance": {"lenient": True}, "not": {}},
+    {"type": "integer", "minimun": 3},
+    {"const": {"a": [2**53 + 1]}},
+]
+
+
+@pytest.mark.parametrize("inner", _NOT_ENFORCED)
+def test_what_is_not_enforced_is_refused_with_its_place(
+    inner: dict[str, Any], compiler: GrammarCompiler
+) -> None:
+    schema = {"type": "object", "properties": {"a/b": {"type": "array", "items": inner}}}
+    with pytest.raises(GrammarTextError, match=r"#/properties/a~1b/items: .* is not enforced"):
+        compiler.compile(spec(json=schema)).result()
+    compiler.compile(spec(json=schema, strict=False)).result()  # then it is ignored
+
+
+_CONTRADICTIONS: list[tuple[Any, str]] = [
+    (False, "Unsatisfiable"),
+    ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
+    ({"type": "array", "minItems": 3, "maxItems": 1}, "Unsatisfiable"),
+    ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "Unsatisfiable"),
+    ({"enum": []}, "Unsatisfiable"),
+    ({"type": "integer", "enum": ["a"]}, "Unsatisfiable"),
+    ({"type": "object", "required": ["z"], "additionalProperties": False}, "Unsatisfiable"),
+    ({"$ref": "#"}, "no finite document"),
+    ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "no finite document"),
+    (
+        {
+            "$ref": "#/$defs/n",
+            "$defs": {
+                "n": {
+                    "type": "object",
+                    "properties": {"c": {"$ref": "#/$defs/n"}},
+                    "required": ["c"],
+                }
+            },
+        },
+        "no finite document",
+    ),
+]
+_WRONG: list[tuple[Any, str]] = [
+    ("{", "not valid JSON: .* line 1"),
+    ('{"const": NaN}', "NaN"),
+    ({"type": "foo"}, "foo"),
+    ({"properties": {"a": 1}}, "#/properties/a: must be an object or a boolean"),
+    ({"properties": []}, "#/properties: must be an object"),
+    ({"anyOf": {}}, "#/anyOf: must be a list"),
+    ({"type": "string", "minLength": "x"}, "minLength"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    ({"$ref": "http://example.com/s"}, "http://example.com/s"),
+    ({"$ref": "#/nowhere"}, "nowhere"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+]
+
+
+@pytest.mark.parametrize(("schema", "fault"), [*_CONTRADICTIONS, *_WRONG])
+def test_schemas_that_nothing_can_match_or_that_are_wrong(
+    schema: Any, fault: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(GrammarTextError, match=fault):
+        compiler.compile(spec(json=schema)).result()
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100_000])
+def test_deep_schemas_are_refused(depth: int) -> None:
+    text = '{"items": ' * depth + "{}" + "}" * depth
+    with pytest.raises(GrammarTextError, match="nested"):
+        prepare_schema(text, strict=True)
+
+
+def test_annotations_are_left_out_and_names_of_properties_are_kept() -> None:
+    schema = {"title": "t", "properties": {"title": {"default": 1}}, "const": {"title": 1}}
+    prepared = prepare_schema(json.dumps(schema), strict=True)
+    del prepared["x-guidance"]
+    assert prepared == {"properties": {"title": {}}, "const": {"title": 1}}

@@ -1,0 +1,209 @@
+"""Vocabularies, masks, choices, and where a grammar begins."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from engine.errors import TridentError, UnsupportedError
+from engine.text.grammar.compiler import GrammarCompiler
+from engine.text.grammar.compose import llguidance_text
+from engine.text.grammar.matcher import MaskFiller, SequenceGrammar
+from engine.text.grammar.spec import GrammarSpec, GrammarTextError
+from engine.text.grammar.vocabulary import Vocabulary
+from engine.text.tokenizer import Tokenizer
+from tests.engine.text.other_decoders import word_piece_tokenizer
+from tests.factories.grammars import allowed_ids, demo_tokenizer, spec
+from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
+
+ANYTHING = GrammarSpec(kind="regex", text="(?s:.*)")
+
+
+def _matcher(vocabulary: Vocabulary, asked: GrammarSpec) -> LLMatcher:
+    tokenizer = vocabulary.ll_tokenizer()
+    text = llguidance_text(asked, vocabulary.special_tokens(tokenizer))
+    return LLMatcher(tokenizer, text, log_level=0)
+
+
+def _tokenizers() -> dict[str, Tokenizer]:
+    return {
+        "byte level": Tokenizer(byte_level_tokenizer()),
+        "Llama 2": Tokenizer(byte_fallback_tokenizer()),
+        "Gemma": Tokenizer(byte_fallback_tokenizer(strip=False)),
+        "bundled": demo_tokenizer(),
+    }
+
+
+@pytest.mark.parametrize("name", _tokenizers())
+def test_tokens_have_the_text_that_they_decode_to(name: str) -> None:
+    tokenizer = _tokenizers()[name]
+    tokens = Vocabulary.of(tokenizer, tokenizer.vocab_size, [2]).ll_tokenizer()
+    for token_id in tokenizer.text_token_ids():
+        assert tokens.decode_bytes([token_id]).decode() == tokenizer.token_text(token_id)
+
+
+@pytest.mark.parametrize("name", _tokenizers())
+def test_a_grammar_allows_text_and_its_end_alone(name: str) -> None:
+    """Neither special tokens, or what looks like them, nor ids that the tokenizer lacks."""
+    tokenizer = _tokenizers()[name]
+    size, [end] = tokenizer.vocab_size + 70, sorted(tokenizer.special_ids)[-1:]
+    vocabulary = Vocabulary.of(tokenizer, size, [end])
+    grammar = SequenceGrammar(_matcher(vocabulary, ANYTHING))
+    masks = MaskFiller(size, vocabulary.num_ids).fill([grammar])
+    assert masks.shape == (1, -(-size // 32))
+    allowed = set(allowed_ids(masks[0]).tolist())
+    special = vocabulary.special_tokens(vocabulary.ll_tokenizer())
+    text_ids = set(tokenizer.text_token_ids()) - set(special.values())
+    assert allowed & set(special.values()) == {end}
+    assert tokenizer.special_ids <= set(special.values())
+    assert "<tool call>" not in tokenizer.added_tokens or "<tool call>" in special
+    assert text_ids <= allowed
+    assert max(allowed) < tokenizer.vocab_size
+
+
+def test_a_model_with_fewer_logits_than_tokens() -> None:
+    tokenizer = demo_tokenizer()
+    vocabulary = Vocabulary.of(tokenizer, 1000, [2])
+    masks = MaskFiller(1000, vocabulary.num_ids).fill(
+        [SequenceGrammar(_matcher(vocabulary, ANYTHING))]
+    )
+    assert masks.shape == (1, 32)
+    assert allowed_ids(masks[0]).max() == 999
+
+
+def test_a_checkpoint_without_an_end_of_sequence_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="names no end-of-sequence token"):
+        Vocabulary.of(demo_tokenizer(), 1280, []).ll_tokenizer()
+
+
+def test_a_tokenizer_that_is_not_known_is_refused() -> None:
+    tokenizer = Tokenizer(word_piece_tokenizer())
+    with pytest.raises(UnsupportedError, match="structured_outputs: not supported"):
+        Vocabulary.of(tokenizer, tokenizer.vocab_size, [0]).ll_tokenizer()
+
+
+def test_masks_of_many_are_those_of_each(
+    compiler: GrammarCompiler, vocabulary: Vocabulary, demo: Tokenizer
+) -> None:
+    filler = MaskFiller(vocabulary.size, vocabulary.num_ids)
+    grammars = []
+    for place, regex in enumerate(["[a-z]+", r"\d{3}", "yes|no", "(?s:.*)"] * 8):
+        grammar = SequenceGrammar(compiler.compile(spec(regex=regex)).result())
+        if place % 4 == 0:
+            grammar.take(demo.encode("a", add_special_tokens=False)[-1])
+        grammars.append(grammar)
+    together = filler.fill(grammars)
+    alone = [filler.fill([grammar])[0] for grammar in grammars]
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_the_end_and_what_the_grammar_does_not_allow(compiler: GrammarCompiler) -> None:
+    start = compiler.compile(spec(choice=["a", "ab"])).result()
+    demo = demo_tokenizer()
+    a, b = (demo.encode(text, add_special_tokens=False)[0] for text in "ab")
+    grammar = SequenceGrammar(start)
+    assert not grammar.take(a)  # "ab" may follow
+    assert grammar.take(b)
+    with pytest.raises(TridentError, match="the grammar cannot be followed"):
+        SequenceGrammar(start).take(b)
+    ended = SequenceGrammar(start)
+    assert not ended.take(a)
+    assert ended.take(2)  # the end of the sequence
+
+
+def test_a_sequence_without_an_allowed_token_fails_when_it_gets_one() -> None:
+    """The model has no logit for the only token that the grammar allows."""
+    tokenizer = Tokenizer(byte_level_tokenizer())
+    vocabulary = Vocabulary.of(tokenizer, 320, [0])
+    grammar = SequenceGrammar(_matcher(vocabulary, spec(choice=["日本 "])))
+    last = tokenizer.encode("日本 ", add_special_tokens=False)[-1]
+    assert last >= 320
+    grammar.matcher.consume_tokens(tokenizer.encode("日本", add_special_tokens=False))
+    [mask] = MaskFiller(1, vocabulary.num_ids).fill([grammar])
+    assert (mask == -1).all()
+    with pytest.raises(TridentError, match="cannot be followed"):
+        grammar.take(5)
+
+
+def _follows(start: LLMatcher, text: str, demo: Tokenizer) -> tuple[bool, bool]:
+    """Whether the grammar allows `text`, and whether it may end there."""
+    ids, fresh = demo.encode(text, add_special_tokens=False), start.deep_copy()
+    taken = fresh.try_consume_tokens(ids) == len(ids)
+    return taken, taken and fresh.is_accepting()
+
+
+@pytest.mark.parametrize("tag", ["</think>", "<|im_start|>"])
+@pytest.mark.parametrize(
+    "asked", [{"json": {"type": "integer"}}, {"regex": "[0-9]+"}, {"grammar": "root ::= [0-9]+"}]
+)
+def test_a_grammar_begins_after_a_tag(
+    asked: dict[str, Any], tag: str, compiler: GrammarCompiler, demo: Tokenizer
+) -> None:
+    start = compiler.compile(spec(**asked, begin_after=tag)).result()
+    assert _follows(start, 'any "text"\n', demo) == (True, False)
+    assert _follows(start, f"any 12 {tag}", demo) == (True, False)
+    assert _follows(start, f"any {tag}12", demo) == (True, True)
+    assert not _follows(start, f"any {tag}x", demo)[0]
+
+
+TAGS: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": "<fn=add>", "schema": {"type": "integer"}, "end": "</fn>"},
+        {"begin": "<fn=say>", "schema": {"enum": ["hi"]}, "end": "</fn>"},
+        {"begin": "<|im_start|>", "schema": {"type": "null"}, "end": "<|im_end|>"},
+    ],
+    "triggers": ["<fn=", "<|im_start|>"],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("free text", (True, True)),
+        ("a < b", (True, True)),
+        ("call <fn=", (True, False)),
+        ("call <fn=add>1</fn>", (True, True)),
+        ('call <fn=add>1</fn> and <fn=say>"hi"</fn>.', (True, True)),
+        ("call <fn=other>", (False, False)),
+        ("call <fn=add>x", (False, False)),
+        ("call <fn=say>1", (False, False)),
+        ("<|im_start|>null", (True, False)),
+        ("<|im_start|>1", (False, False)),
+    ],
+)
+def test_structural_tags(
+    text: str, expected: tuple[bool, bool], compiler: GrammarCompiler, demo: Tokenizer
+) -> None:
+    start = compiler.compile(spec(structural_tag=TAGS)).result()
+    assert _follows(start, text, demo) == expected
+
+
+@pytest.mark.parametrize(
+    ("tags", "fault"),
+    [
+        ({}, 'must be an object with "structures" and "triggers"'),
+        ({"format": {"type": "tag"}}, '"format" is not supported'),
+        ({**TAGS, "triggers": []}, "triggers: must be"),
+        ({**TAGS, "triggers": ["x"]}, "triggers/0: begins none"),
+        ({**TAGS, "triggers": ["<fn="]}, "structures/2/begin: starts with none"),
+        ({**TAGS, "structures": [1]}, "structures: must be a list of objects"),
+        ({**TAGS, "structures": [{"begin": 1}]}, "structures/0/begin: must be a string"),
+        ({**TAGS, "structures": [{"begin": "a", "x": 1}]}, "structures/0/x: unknown field"),
+        (
+            {"structures": [{"begin": "<f", "schema": {"not": {}}}], "triggers": ["<"]},
+            'structures/0/schema: #: keyword "not" is not enforced',
+        ),
+    ],
+)
+def test_wrong_structural_tags(tags: dict[str, Any], fault: str) -> None:
+    with pytest.raises(GrammarTextError, match=fault):
+        llguidance_text(GrammarSpec(kind="structural_tag", text=json.dumps(tags)), {})
+
+
+@pytest.mark.parametrize("choices", [[], [""]])
+def test_empty_choices_are_refused(choices: list[str], compiler: GrammarCompiler) -> None:
+    with pytest.raises(GrammarTextError, match="at least one choice"):
+        compiler.compile(spec(choice=choices)).result()

@@ -1,0 +1,148 @@
+"""Every form in which clients ask for structured output becomes one spec."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.errors import RequestError
+from engine.text.grammar.request_forms import merged, parse_structured_outputs
+from engine.text.grammar.spec import MAX_GRAMMAR_CHARACTERS, GrammarSpec
+
+SCHEMA = {"type": "integer"}
+TEXT = json.dumps(SCHEMA)
+TAGS = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text", "field"),
+    [
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", TEXT, "structured_outputs.json"),
+        ({"structured_outputs": {"json": TEXT}}, "json_schema", TEXT, "structured_outputs.json"),
+        (
+            {"structured_outputs": json.dumps({"json": SCHEMA, "regex": None})},
+            "json_schema",
+            TEXT,
+            "structured_outputs.json",
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+", "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"choice": ["é", "b"]}},
+            "choice",
+            '["é", "b"]',
+            "structured_outputs.choice",
+        ),
+        (
+            {"structured_outputs": {"grammar": "root ::= [a]"}},
+            "grammar",
+            "root ::= [a]",
+            "structured_outputs.grammar",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": TAGS}},
+            "structural_tag",
+            json.dumps(TAGS),
+            "structured_outputs.structural_tag",
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            "json_schema",
+            '{"type": "object"}',
+            "structured_outputs.json_object",
+        ),
+        ({"guided_json": SCHEMA}, "json_schema", TEXT, "guided_json"),
+        ({"guided_regex": "a"}, "regex", "a", "guided_regex"),
+        ({"guided_choice": '["a"]'}, "choice", '["a"]', "guided_choice"),
+        ({"guided_grammar": "start: A"}, "grammar", "start: A", "guided_grammar"),
+        (
+            {"response_format": {"type": "json_object"}},
+            "json_schema",
+            '{"type": "object"}',
+            "response_format",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "json_schema",
+            TEXT,
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": TAGS}, "structural_tag", json.dumps(TAGS), "response_format"),
+    ],
+)
+def test_forms(fields: dict[str, Any], kind: str, text: str, field: str) -> None:
+    found = merged({"n": 2, **fields})
+    spec = found.pop("structured_outputs")
+    assert found == {"n": 2}
+    assert (spec.kind, spec.text, spec.field, spec.strict) == (kind, text, field, True)
+    assert parse_structured_outputs(spec.model_dump()) == spec
+    assert parse_structured_outputs(spec) is spec
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"guided_json": None},
+        {"structured_outputs": None},
+        {"response_format": {"type": "text"}},
+        {"response_format": None, "guided_regex": None},
+    ],
+)
+def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
+    assert merged({"n": 1, **fields}) == {"n": 1}
+
+
+def test_options() -> None:
+    asked = {"json": SCHEMA, "strict": False, "begin_after": "</think>"}
+    spec = parse_structured_outputs(asked)
+    assert (spec.strict, spec.begin_after) == (False, "</think>")
+    inner = {"name": "x", "schema": SCHEMA, "strict": False}
+    loose = merged({"response_format": {"type": "json_schema", "json_schema": inner}})
+    assert loose["structured_outputs"].strict is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_json, guided_regex: give one"),
+        (
+            {"guided_json": {}, "response_format": {"type": "json_object"}},
+            "guided_json, response_format: give one",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "regex": "a"}},
+            "structured_outputs.json, structured_outputs.regex: give exactly one",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs: give exactly one"),
+        ({"structured_outputs": {"foo": 1}}, "structured_outputs.foo: unknown field"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json: must be an object"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex: must be a string"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice: is not valid JSON"),
+        ({"structured_outputs": {"choice": [1]}}, "must be a list of strings"),
+        ({"structured_outputs": {"json_object": 3}}, "must be true or false"),
+        ({"structured_outputs": {"json": {}, "strict": []}}, "structured_outputs.json.strict"),
+        ({"structured_outputs": "{"}, "structured_outputs: is not valid JSON"),
+        ({"structured_outputs": "[" * 10**5}, "structured_outputs: is nested too deeply"),
+        ({"structured_outputs": {"json": {"a": float("nan")}}}, "cannot be written as JSON"),
+        ({"structured_outputs": {"kind": "x", "text": ""}}, "structured_outputs.kind"),
+        ({"guided_regex": "a" * (MAX_GRAMMAR_CHARACTERS + 1)}, "guided_regex: has"),
+        ({"response_format": {"type": "xml"}}, "response_format.type: must be"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: must be"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.schema: is missing",
+        ),
+    ],
+)
+def test_wrong_forms_are_refused_by_name(fields: dict[str, Any], fault: str) -> None:
+    with pytest.raises(RequestError, match=fault):
+        merged(fields)
+
+
+def test_errors_name_the_field_of_the_client() -> None:
+    spec = GrammarSpec(kind="regex", text="(", field="guided_regex")
+    assert str(spec.error("is wrong")) == "guided_regex: is wrong"
