@@ -108,9 +108,10 @@ class StepOutputs:
 
     @classmethod
     def concatenated(cls, parts: Sequence[StepOutputs]) -> StepOutputs:
-        """Return the rows and failures of `parts`, one behind the other; of at least one."""
-        if len(parts) == 1:
-            return parts[0]
+        """Return the rows and failures of `parts`, one behind the other."""
+        parts = [part for part in parts if part]
+        if len(parts) < 2:
+            return parts[0] if parts else NO_OUTPUTS
         starts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
         return cls(
             uids=np.concatenate([part.uids for part in parts]),

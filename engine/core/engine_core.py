@@ -193,8 +193,7 @@ class EngineCore:
         pending, num_tokens = due
         advanced = self.scheduler.update(pending.wait())
         self._recorder.stepped(num_tokens, advanced)
-        outputs = self._outputs_of(advanced)
-        return StepOutputs.concatenated([failures, outputs]) if failures else outputs
+        return StepOutputs.concatenated([failures, self._outputs_of(advanced)])
 
     def _launch(self, schedule: Schedule) -> tuple[PendingStep, int]:
         """Launch a step; the host prepares the sampling while the forward pass runs."""
@@ -205,8 +204,7 @@ class EngineCore:
     @nvtx_range("outputs")
     def _outputs_of(self, advanced: Advanced) -> StepOutputs:
         rows, others = self._outputs.build_rows(advanced.slots)
-        others += advanced.examined
-        return StepOutputs.concatenated([rows, self._hand_out(others)]) if others else rows
+        return StepOutputs.concatenated([rows, self._hand_out(others + advanced.examined)])
 
     def _hand_out(self, requests: Iterable[Request]) -> StepOutputs:
         """Return the outputs of `requests`, and count those that have ended.
@@ -255,5 +253,5 @@ class EngineCore:
 
     def _expire(self) -> StepOutputs:
         """Abort the requests whose deadline has passed."""
-        outputs = [self.abort(uid) for uid in self._deadlines.expired(time.monotonic())]
-        return StepOutputs.concatenated(outputs) if outputs else NO_OUTPUTS
+        uids = self._deadlines.expired(time.monotonic())
+        return StepOutputs.concatenated([self.abort(uid) for uid in uids])

@@ -55,32 +55,25 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.host_pool = HostBlockPool(num_host_blocks)
 
-    def find_prefix(self, request: Request) -> list[int]:
-        """Return the blocks of the longest cached prefix of `request`.
+    def find_prefix(self, request: Request) -> tuple[list[int], bytes | None]:
+        """Return the blocks of the longest cached prefix of `request`, and the hash of the next.
 
-        Empty if it has blocks already. At least one token is left to compute, since its logits
-        are needed. Hashing stops at the first block that is not found.
+        No blocks if it has some already, and no hash if nothing would make the prefix longer. At
+        least one token is left to compute, since its logits are needed.
         """
         blocks: list[int] = []
         if self.enable_prefix_caching and not request.kv.block_ids:
-            for i in range(self._max_cached_blocks(request)):
-                block_id = self.pool.find(self._block_hash(request, i))
+            for i in range((request.num_tokens - 1) // self.block_size):
+                content_hash = self._block_hash(request, i)
+                block_id = self.pool.find(content_hash)
                 if block_id is None:
-                    break
+                    return blocks, content_hash
                 blocks.append(block_id)
-        return blocks
+        return blocks, None
 
     def has_block(self, content_hash: bytes | None) -> bool:
         """Whether a block with this content is cached; False for None."""
         return content_hash is not None and self.pool.find(content_hash) is not None
-
-    def missing_hash(self, request: Request, prefix: list[int]) -> bytes | None:
-        """Return the hash of the block that would make the cached `prefix` of `request` longer."""
-        if not self.enable_prefix_caching or request.kv.block_ids:
-            return None
-        if len(prefix) >= self._max_cached_blocks(request):
-            return None
-        return self._block_hash(request, len(prefix))
 
     def computing_hash(self, request: Request) -> bytes | None:
         """Return the hash of the next block that a running `request` completes by prefill."""
@@ -223,9 +216,6 @@ class KVCacheManager:
         self.pool.release(reversed(request.kv.block_ids))
         request.kv.block_ids = []
         request.kv.num_committed_blocks = 0
-
-    def _max_cached_blocks(self, request: Request) -> int:
-        return (request.num_tokens - 1) // self.block_size
 
     def _block_hash(self, request: Request, place: int) -> bytes:
         """Return the content hash of a full block: of all tokens up to its end."""

@@ -109,8 +109,7 @@ class PromptAdmission:
             and not self._kv_cache.has_block(blocked.missing_hash)
         ):
             return Refused.NO_ROOM
-        prefix = self._kv_cache.find_prefix(request)
-        missing_hash = self._kv_cache.missing_hash(request, prefix)
+        prefix, missing_hash = self._kv_cache.find_prefix(request)
         if missing_hash is not None and self._is_computed_by(running, missing_hash):
             return Refused.PASSED_OVER
         start = len(prefix) * self._kv_cache.block_size

@@ -24,6 +24,9 @@ from engine.core.slot_states import SlotStates
 # Bounds of the temperature: beyond them, float32 would give 0 and infinity.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-37, 1e37
 
+# A slot, an entry of its block table, and the blocks from there on.
+BlockWrite = tuple[int, int, Sequence[int]]
+
 
 class AdmissionsBuilder:
     """Collects the sequences that get a slot in a step."""
@@ -74,28 +77,6 @@ class AdmissionsBuilder:
         )
 
 
-class BlockWritesBuilder:
-    """Collects the changes of block tables before a step."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._slots: list[int] = []
-        self._starts: list[int] = []
-        self._block_ids: list[Sequence[int]] = []
-
-    def add(self, slot: int, start: int, block_ids: Sequence[int]) -> None:
-        """Set the block table of `slot` from entry `start` on."""
-        self._slots.append(slot)
-        self._starts.append(start)
-        self._block_ids.append(block_ids)
-
-    def build(self) -> BlockWrites:
-        """Return the changes as arrays."""
-        if not self._slots:
-            return _NO_BLOCK_WRITES
-        return BlockWrites(_int32(self._slots), _int32(self._starts), ragged(self._block_ids))
-
-
 class ScheduleBuilder:
     """Collects the rows and block moves of a step.
 
@@ -116,7 +97,7 @@ class ScheduleBuilder:
         self._rows: list[tuple[Int32s, Int32s, NDArray[np.bool_], Int32s]] = []
         self.num_tokens = 0
         self.admissions = AdmissionsBuilder()
-        self.block_writes = BlockWritesBuilder()
+        self.block_writes: list[BlockWrite] = []
         self.swap_out: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
         self.swap_in: list[BlockCopy] = []
@@ -132,7 +113,7 @@ class ScheduleBuilder:
         """Write the block table of `request` to its slot, from entry `start` on."""
         if start < len(request.kv.block_ids):
             assert request.slot is not None
-            self.block_writes.add(request.slot, start, request.kv.block_ids[start:])
+            self.block_writes.append((request.slot, start, request.kv.block_ids[start:]))
 
     def add(self, slots: Int32s, num_tokens: Int32s) -> None:
         """Add the next tokens of sequences, [N] each, and count them as computed."""
@@ -164,11 +145,19 @@ class ScheduleBuilder:
             num_output_tokens,
             num_decodes=num_decodes,
             admissions=self.admissions.build(),
-            block_writes=self.block_writes.build(),
+            block_writes=block_writes(self.block_writes),
             swap_out=_block_pairs(self.swap_out),
             copies=_block_pairs(self.copies),
             swap_in=_block_pairs(self.swap_in),
         )
+
+
+def block_writes(writes: Sequence[BlockWrite]) -> BlockWrites:
+    """Return changes of block tables as arrays."""
+    if not writes:
+        return _NO_BLOCK_WRITES
+    slots, starts, block_ids = zip(*writes, strict=True)
+    return BlockWrites(_int32(slots), _int32(starts), ragged(block_ids))
 
 
 def ragged(lists: Sequence[Sequence[int] | Int32s]) -> Ragged:

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from engine.core.block_pool import NULL_BLOCK
 from engine.core.kv_cache_manager import blocks_for
 from engine.core.request import Request
 from engine.core.schedule import Schedule
-from engine.core.schedule_builder import AdmissionsBuilder, BlockWritesBuilder
+from engine.core.schedule_builder import ScheduleBuilder
+from engine.core.slot_states import SlotStates
 from engine.execution.devices import ResolvedConfig
 from engine.sampling_params import SamplingParams
 
@@ -66,22 +68,11 @@ def padding_step(lengths: Sequence[int], params: SamplingParams, block_size: int
 
     All their tokens are token 0, and all their blocks the null block.
     """
-    lengths = sorted(lengths)
-    admissions, blocks = AdmissionsBuilder(), BlockWritesBuilder()
-    for slot, length in enumerate(lengths):
+    states = SlotStates(len(lengths), max(lengths), block_size)
+    step = ScheduleBuilder(states)
+    for length in sorted(lengths):
         request = Request(0, np.zeros(length, dtype=np.int32), params, max_tokens=2, seed=0)
-        admissions.add(request, slot, 0)
-        blocks.add(slot, 0, [0] * blocks_for(length, block_size))
-    no_pairs = np.zeros((0, 2), dtype=np.int32)
-    return Schedule(
-        slots=np.arange(len(lengths), dtype=np.int32),
-        num_tokens=np.array(lengths, dtype=np.int32),
-        wants_token=np.ones(len(lengths), dtype=np.bool_),
-        num_output_tokens=np.zeros(len(lengths), dtype=np.int32),
-        num_decodes=lengths.count(1),
-        admissions=admissions.build(),
-        block_writes=blocks.build(),
-        swap_out=no_pairs,
-        copies=no_pairs,
-        swap_in=no_pairs,
-    )
+        request.kv.block_ids = [NULL_BLOCK] * blocks_for(length, block_size)
+        states.assign(request)
+        step.admit(request, length)
+    return step.build()

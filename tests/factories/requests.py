@@ -80,7 +80,7 @@ def make_scheduler(
 
 def reuse_prefix(cache: KVCacheManager, request: Request) -> int:
     """Give `request` its cached prefix; return the number of its tokens."""
-    prefix = cache.find_prefix(request)
+    prefix, _ = cache.find_prefix(request)
     cache.reuse_prefix(request, prefix)
     return len(prefix) * cache.block_size
 

@@ -24,7 +24,7 @@ def count_lookups(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Coun
     lookups: Counter[int] = Counter()
     find_prefix = KVCacheManager.find_prefix
 
-    def counted(cache: KVCacheManager, request: Request) -> list[int]:
+    def counted(cache: KVCacheManager, request: Request) -> tuple[list[int], bytes | None]:
         lookups[request.uid] += 1
         return find_prefix(cache, request)
 
