@@ -17,6 +17,8 @@ from torch import Tensor
 
 # Values of `SlotTables.finish_reasons`.
 RUNNING, STOP, LENGTH = 0, 1, 2
+# Bits of `SlotTables.features`: what else than a draw a sequence uses.
+ALLOWED, BIAS, PENALTIES, MIN_TOKENS = 1, 2, 4, 8
 
 _ALIGNMENT = 32  # values: each table starts at a 128-byte cache line
 
@@ -28,13 +30,17 @@ class SlotTables:
     Each value has one writer at a time. The host writes a whole slot when a sequence is admitted,
     its block table as it grows, and the rows of the next step (`SlotWrites`). After that only
     `prepare_inputs` advances `num_computed_tokens`, and only `scatter_tokens` changes `token_ids`,
-    `num_tokens` and `finish_reasons`. All of them run in stream order.
+    `num_tokens` and `finish_reasons`, and only `count_tokens` changes `num_counted_tokens`. All of
+    them run in stream order.
 
     Attributes:
         buffer: int32 [N], all tables, one after the other.
         token_ids: int32 [S, max_model_len], prompt, then output.
         block_tables: int32 [S, max_blocks], ids of the sequence's KV blocks.
         stop_token_ids: int32 [S, E], tokens that end the sequence, padded with -1.
+        allowed_tokens: int32 [S, ceil(V / 32)]; bit t % 32 of word t // 32: token t may be drawn.
+        bias_token_ids: int32 [S, B], tokens with a bias, each once.
+        bias_values: float32 [S, B], added to their logits; -inf forbids a token.
         step_slots: int32 [S], slots of the rows of the next step, then -1.
         query_start_loc: int32 [S + 1], where their tokens begin.
         num_tokens: int32 [S], prompt and output tokens so far.
@@ -43,11 +49,17 @@ class SlotTables:
         min_tokens: int32 [S], stop tokens among the first min_tokens output tokens are ignored.
         max_tokens: int32 [S], maximum number of output tokens.
         finish_reasons: int32 [S], RUNNING, STOP or LENGTH.
-        features: int32 [S], bits of `kernels.sampling.adjust_logits`.
+        features: int32 [S], bits of what else than a draw the sequence uses: ALLOWED and BIAS, the
+            tables above; PENALTIES; MIN_TOKENS, its stop tokens are forbidden until min_tokens.
+        num_biases: int32 [S], entries of `bias_token_ids` and `bias_values`.
+        num_counted_tokens: int32 [S], tokens that penalties have counted; 0 clears the counts.
         top_k: int32 [S], 0 keeps every token.
         temperature: float32 [S], 0 is greedy.
         top_p, min_p: float32 [S], 1 and 0 keep every token.
-        repetition_penalty, presence_penalty, frequency_penalty: float32 [S].
+        repetition_penalty: float32 [S], divides positive and multiplies other logits of tokens that
+            occur in the prompt or the output.
+        presence_penalty: float32 [S], subtracted from the logits of tokens of the output.
+        frequency_penalty: float32 [S], subtracted for each time that they occur in it.
         seeds: int64 [S], the bits of uint64 seeds.
     """
 
@@ -55,6 +67,9 @@ class SlotTables:
     token_ids: Tensor
     block_tables: Tensor
     stop_token_ids: Tensor
+    allowed_tokens: Tensor
+    bias_token_ids: Tensor
+    bias_values: Tensor
     step_slots: Tensor
     query_start_loc: Tensor
     num_tokens: Tensor
@@ -64,6 +79,8 @@ class SlotTables:
     max_tokens: Tensor
     finish_reasons: Tensor
     features: Tensor
+    num_biases: Tensor
+    num_counted_tokens: Tensor
     top_k: Tensor
     temperature: Tensor
     top_p: Tensor
@@ -81,6 +98,8 @@ class SlotTables:
         max_model_len: int,
         max_blocks: int,
         max_stop_token_ids: int,
+        max_biases: int,
+        vocab_size: int,
         device: torch.device,
     ) -> SlotTables:
         """Return zeroed tables for `num_slots` sequences.
@@ -93,6 +112,8 @@ class SlotTables:
             "max_model_len": max_model_len,
             "max_blocks": max_blocks,
             "max_stop_token_ids": max_stop_token_ids,
+            "max_biases": max_biases,
+            "vocab_size": vocab_size,
         }
         for name, size in sizes.items():
             if size < 1:
@@ -101,9 +122,12 @@ class SlotTables:
             ((num_slots, max_model_len), torch.int32),
             ((num_slots, max_blocks), torch.int32),
             ((num_slots, max_stop_token_ids), torch.int32),
+            ((num_slots, -(-vocab_size // 32)), torch.int32),
+            ((num_slots, max_biases), torch.int32),
+            ((num_slots, max_biases), torch.float32),
             ((num_slots,), torch.int32),
             ((num_slots + 1,), torch.int32),
-            *[((num_slots,), torch.int32)] * 8,
+            *[((num_slots,), torch.int32)] * 10,
             *[((num_slots,), torch.float32)] * 6,
             ((num_slots,), torch.int64),
         ]
@@ -135,6 +159,8 @@ class SlotTables:
             max_model_len=self.max_model_len,
             max_blocks=self.block_tables.shape[1],
             max_stop_token_ids=self.stop_token_ids.shape[1],
+            max_biases=self.bias_token_ids.shape[1],
+            vocab_size=32 * self.allowed_tokens.shape[1],
             device=self.buffer.device,
         )
         copy.buffer.copy_(self.buffer)

@@ -81,6 +81,7 @@ class SlotWrites:
             "min_tokens": min_tokens,
             "max_tokens": max_tokens,
             "finish_reasons": np.full_like(slots, RUNNING),
+            "num_counted_tokens": np.zeros_like(slots),
         }
         for name, values in columns.items():
             self.set_column(name, slots, values)

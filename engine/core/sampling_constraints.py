@@ -3,43 +3,75 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.core.request import Request
-from engine.core.schedule import SamplingBatch, Schedule
-
-_NO_PAIRS = np.zeros(0, dtype=np.int32)
-_NOTHING = SamplingBatch(_NO_PAIRS, _NO_PAIRS)
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule
+from engine.core.token_masks import forbid, token_mask
 
 
 class SamplingConstraints:
-    """The running sequences with bad words, or with stop tokens and `min_tokens`."""
+    """The running sequences with bad words, or with `min_tokens` and more stop tokens than the
+    device knows.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, vocab_size: int) -> None:
         """Start with none."""
-        self._requests: dict[int, Request] = {}  # by slot
+        self._every_token = token_mask(np.arange(vocab_size, dtype=np.int32), -(-vocab_size // 32))
+        self._nothing = SamplingBatch(np.zeros(0, dtype=np.int32), self._every_token[None][:0])
+        self._running: dict[int, tuple[Request, NDArray[np.int32]]] = {}  # by slot, with its mask
 
     def add(self, slot: int, request: Request) -> None:
         """`request` runs in `slot`."""
-        has_early_stops = request.sampling_params.min_tokens > 0 and request.stop_token_ids
-        if request.bad_words is not None or has_early_stops:
-            self._requests[slot] = request
+        if request.bad_words is not None or (
+            request.sampling_params.min_tokens and len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS
+        ):
+            mask, allowed = self._every_token, request.sampling_params.allowed_token_ids
+            if allowed is not None:
+                mask = token_mask(np.array(allowed, dtype=np.int32), len(mask))
+            self._running[slot] = request, mask
 
     def discard(self, slot: int) -> None:
         """No sequence runs in `slot` any more."""
-        self._requests.pop(slot, None)
+        self._running.pop(slot, None)
 
     def batch(self, schedule: Schedule) -> SamplingBatch:
-        """Return the tokens that the rows of the newest `schedule` must not get."""
-        if not self._requests:
-            return _NOTHING
-        rows, token_ids = [], []
+        """Return the masks of the rows of the newest `schedule` that must not get some tokens."""
+        if not self._running:
+            return self._nothing
+        masks = {}
         for row in np.flatnonzero(schedule.wants_token).tolist():
-            request = self._requests.get(int(schedule.slots[row]))
-            if request is not None:
-                found = _forbidden(request, int(schedule.num_output_tokens[row]))
-                rows += [row] * len(found)
-                token_ids += found
-        return SamplingBatch(np.array(rows, dtype=np.int32), np.array(token_ids, dtype=np.int32))
+            if (slot := int(schedule.slots[row])) in self._running:
+                mask = self._mask(slot, int(schedule.num_output_tokens[row]))
+                if mask is not None:
+                    masks[row] = mask
+        if not masks:
+            return self._nothing
+        return SamplingBatch(np.array([*masks], dtype=np.int32), np.stack([*masks.values()]))
+
+    def _mask(self, slot: int, num_output_tokens: int) -> NDArray[np.int32] | None:
+        """Return the mask of a row; None if nothing is forbidden, or no token would be left."""
+        request, allowed = self._running[slot]
+        forbidden = _forbidden(request, num_output_tokens)
+        if not forbidden:
+            return None
+        mask = allowed.copy()
+        forbid(mask, np.array(forbidden, dtype=np.int32))
+        return mask if mask.any() else None
+
+
+def device_forbids_stops(request: Request) -> bool:
+    """Whether the device forbids the stop tokens of `request` before `min_tokens`.
+
+    It knows them, the host forbids nothing itself, and they do not leave it without any token.
+    """
+    params, stops = request.sampling_params, request.stop_token_ids
+    return (
+        params.min_tokens > 0
+        and 0 < len(stops) <= MAX_STOP_TOKEN_IDS
+        and request.bad_words is None
+        and (params.allowed_token_ids is None or not stops.issuperset(params.allowed_token_ids))
+    )
 
 
 def _forbidden(request: Request, num_output_tokens: int) -> list[int]:

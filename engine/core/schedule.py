@@ -22,6 +22,9 @@ MAX_STOP_TOKEN_IDS = 16
 # Values of `Samples.finish_reasons`.
 SKIPPED, RUNNING, STOP, LENGTH = -1, 0, 1, 2
 
+# Bits of `Admissions.features`.
+ALLOWED, BIAS, PENALTIES, MIN_TOKENS, FILTERS, LOGPROBS = (1 << bit for bit in range(6))
+
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
@@ -56,16 +59,19 @@ class Admissions:
         num_computed_tokens: int32 [A], tokens whose KV is in the cache.
         min_tokens, max_tokens: int32 [A], limits of the output.
         stop_token_ids: int32 [A, MAX_STOP_TOKEN_IDS], the first ones, padded with -1.
+        features: int32 [A], bits of what else than a draw a sequence uses; most have none set:
+            ALLOWED, only the tokens in `allowed_token_ids` may be drawn; BIAS; PENALTIES;
+            MIN_TOKENS, the device forbids its stop tokens before `min_tokens`; FILTERS, top_k,
+            top_p or min_p of a sequence that is not greedy; LOGPROBS.
         seeds: uint64 [A].
         temperature: float32 [A], 0 is greedy.
         top_k: int32 [A], 0 keeps every token.
         top_p, min_p: float32 [A], 1 and 0 keep every token.
         repetition_penalty, presence_penalty, frequency_penalty: float32 [A]; 1, 0 and 0 are
             neutral.
-        num_top_logprobs: int32 [A], most likely tokens to report; -1: no log-probabilities.
+        num_top_logprobs: int32 [A], most likely tokens to report beside the drawn one.
         bias_token_ids: tokens with a `logit_bias`, ascending.
         bias_values: float32, of each of these tokens.
-        is_constrained: bool [A], whether only the tokens in `allowed_token_ids` may be drawn.
         allowed_token_ids: lists of tokens.
     """
 
@@ -76,6 +82,7 @@ class Admissions:
     min_tokens: Int32s
     max_tokens: Int32s
     stop_token_ids: Int32s
+    features: Int32s
     seeds: NDArray[np.uint64]
     temperature: Float32s
     top_k: Int32s
@@ -87,7 +94,6 @@ class Admissions:
     num_top_logprobs: Int32s
     bias_token_ids: Ragged
     bias_values: Float32s
-    is_constrained: NDArray[np.bool_]
     allowed_token_ids: Ragged
 
 
@@ -160,12 +166,13 @@ class SamplingBatch:
     """What the host decides about the tokens of a step while its forward pass runs.
 
     Attributes:
-        forbidden_rows: int32 [N], rows of the schedule.
-        forbidden_token_ids: int32 [N], tokens that these rows must not get, unless none is left.
+        mask_rows: int32 [N], rows of the schedule, each at most once.
+        masks: int32 [N, ceil(V / 32)], at least one token for each of them; bit t % 32 of word
+            t // 32: token t may be drawn.
     """
 
-    forbidden_rows: Int32s
-    forbidden_token_ids: Int32s
+    mask_rows: Int32s
+    masks: Int32s
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 
 from engine.core.kv_cache_manager import BlockCopy
 from engine.core.request import Request
+from engine.core.sampling_constraints import device_forbids_stops
 from engine.core.schedule import (
+    ALLOWED,
+    BIAS,
+    FILTERS,
+    LOGPROBS,
     MAX_STOP_TOKEN_IDS,
+    MIN_TOKENS,
+    PENALTIES,
     Admissions,
     BlockWrites,
     Int32s,
@@ -61,6 +68,7 @@ class AdmissionsBuilder:
             min_tokens=_int32([p.min_tokens for p in params]),
             max_tokens=_int32([request.max_tokens for request in requests]),
             stop_token_ids=_int32([_padded_stop_ids(request) for request in requests]),
+            features=_int32([_features(request) for request in requests]),
             seeds=np.array([request.seed for request in requests], dtype=np.uint64),
             temperature=np.where(is_sampled, clipped, np.float32(0)),
             top_k=_int32([p.top_k for p in params]),
@@ -69,10 +77,9 @@ class AdmissionsBuilder:
             repetition_penalty=_float32(p.repetition_penalty for p in params),
             presence_penalty=_float32(p.presence_penalty for p in params),
             frequency_penalty=_float32(p.frequency_penalty for p in params),
-            num_top_logprobs=_int32([-1 if p.logprobs is None else p.logprobs for p in params]),
+            num_top_logprobs=_int32([p.logprobs or 0 for p in params]),
             bias_token_ids=ragged([[token for token, _ in entries] for entries in bias]),
             bias_values=_float32(value for _, value in chain.from_iterable(bias)),
-            is_constrained=np.array([p.allowed_token_ids is not None for p in params]),
             allowed_token_ids=ragged([p.allowed_token_ids or () for p in params]),
         )
 
@@ -183,6 +190,21 @@ def _float32(values: Iterable[float]) -> NDArray[np.float32]:
         return np.array(list(values), dtype=np.float64).astype(np.float32)
 
 
+def _features(request: Request) -> int:
+    """Return the bits of `Admissions.features`."""
+    p = request.sampling_params
+    penalties = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+    is_filtered = p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+    return (
+        ALLOWED * (p.allowed_token_ids is not None)
+        | BIAS * bool(p.logit_bias)
+        | PENALTIES * (penalties != (1, 0, 0))
+        | MIN_TOKENS * device_forbids_stops(request)
+        | FILTERS * (is_filtered and p.temperature > 0)
+        | LOGPROBS * (p.logprobs is not None)
+    )
+
+
 def _padded_stop_ids(request: Request) -> list[int]:
     first = sorted(request.stop_token_ids)[:MAX_STOP_TOKEN_IDS]
     return first + [-1] * (MAX_STOP_TOKEN_IDS - len(first))
@@ -198,6 +220,7 @@ def _no_admissions() -> Admissions:
         min_tokens=ints,
         max_tokens=ints,
         stop_token_ids=ints.reshape(0, MAX_STOP_TOKEN_IDS),
+        features=ints,
         seeds=np.zeros(0, dtype=np.uint64),
         temperature=floats,
         top_k=ints,
@@ -209,7 +232,6 @@ def _no_admissions() -> Admissions:
         num_top_logprobs=ints,
         bias_token_ids=none,
         bias_values=floats,
-        is_constrained=np.zeros(0, dtype=np.bool_),
         allowed_token_ids=none,
     )
 

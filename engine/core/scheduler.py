@@ -67,7 +67,7 @@ class Scheduler:
         self.policy = policy
         self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
         self._reader = TokenReader(self.slots, kv_cache, token_bytes)
-        self.constraints = SamplingConstraints()
+        self.constraints = SamplingConstraints(vocab_size=len(token_bytes))
         self._admission = PromptAdmission(
             kv_cache,
             self.slots,

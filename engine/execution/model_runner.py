@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.schedule import SamplingBatch, Schedule, num_sampled_rows
+from engine.core.schedule import SamplingBatch, Schedule
 from engine.execution.attention.backend import attention_backend
 from engine.execution.block_moves import move_blocks
 from engine.execution.devices import ResolvedConfig
@@ -29,7 +29,7 @@ from engine.execution.pending_step import (
     PendingStep,
     SentSamples,
 )
-from engine.execution.sampling.sampler import Drawn, SamplePlan, Sampler
+from engine.execution.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.execution.warm_up import warm_up_steps
 from engine.layers.attention import LayerCache
@@ -91,7 +91,7 @@ class ModelRunner:
             device=device,
             on_progress=on_progress,
         )
-        self._tables = allocate_tables(config, max_model_len, device)
+        self._tables = allocate_tables(config, model_config.vocab_size, max_model_len, device)
         self._sampler = Sampler(self._tables, model_config.vocab_size)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
@@ -138,10 +138,13 @@ class ModelRunner:
 
         Only the null block must be allocated, and no sequence may have a slot.
         """
-        for step in warm_up_steps(self._config, self._tables.max_model_len):
+        num_words = self._tables.allowed_tokens.shape[1]
+        for number, step in enumerate(warm_up_steps(self._config, self._tables.max_model_len)):
+            # With masks for all rows of the largest step, and without: different kernels.
+            rows = np.arange(0 if number else step.num_rows, dtype=np.int32)
+            masks = np.full((len(rows), num_words), -1, dtype=np.int32)
             self.forward(step)
-            first = np.zeros(1, dtype=np.int32)
-            self.sample(SamplingBatch(forbidden_rows=first, forbidden_token_ids=first)).wait()
+            self.sample(SamplingBatch(mask_rows=rows, masks=masks)).wait()
         self._block_copier.warm_up()
         self._sampler.free_penalty_counts()
 
@@ -204,12 +207,7 @@ class ModelRunner:
         """
         assert self._launched is not None
         forward, self._launched = self._launched, None
-        schedule, num_rows = forward.schedule, num_sampled_rows(forward.schedule)
-        plan = self._sampler.plan(
-            schedule.slots[:num_rows],
-            schedule.wants_token[:num_rows],
-            sampling,
-        )
+        schedule, plan = forward.schedule, self._sampler.plan(forward.schedule, sampling)
         run = partial(self._run_sample, forward.results, plan)
         return PendingStep(with_memory(schedule, self.device, run))
 

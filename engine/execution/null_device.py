@@ -24,11 +24,11 @@ from engine.core.schedule import (
 from engine.errors import ConfigError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.pending_step import PendingStep
-from engine.execution.sampling.logprobs import LogprobsPlan
-from engine.execution.sampling.sampler import Sampler
+from engine.execution.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.models.model_config import ModelConfig
 from kernels.token_scatter import scatter_tokens
+from kernels.upload import upload_together
 
 _CPU = torch.device("cpu")
 
@@ -77,7 +77,7 @@ class NullRunner:
         self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
-        self._tables = allocate_tables(config, max_model_len, _CPU)
+        self._tables = allocate_tables(config, model_config.vocab_size, max_model_len, _CPU)
         self._sampler = Sampler(self._tables, model_config.vocab_size)
 
     def forward(self, schedule: Schedule) -> None:
@@ -93,8 +93,8 @@ class NullRunner:
         schedule, num_rows = self._schedule, num_sampled_rows(self._schedule)
         slots, wanted = schedule.slots[:num_rows], schedule.wants_token[:num_rows]
         positions = schedule.num_output_tokens[:num_rows]
-        plan = self._sampler.plan(slots, wanted, sampling)
-        plan.arrays.upload(_CPU)
+        plan = self._sampler.plan(schedule, sampling)
+        upload_together((plan.mask_ids, plan.masks, plan.logprobs_rows), _CPU)
         token_ids = self._tokens(self._seeds[slots], positions)
         finish_reasons = scatter_tokens(
             self._tables,
@@ -105,7 +105,7 @@ class NullRunner:
         samples = Samples(
             token_ids[wanted].astype(np.int32),
             finish_reasons.numpy()[wanted],
-            None if plan.logprobs is None else self._logprobs(plan.logprobs, wanted),
+            self._logprobs(plan) if len(plan.logprobs_rows) else None,
         )
         return PendingStep(NullSamples(samples, self._idle_from))
 
@@ -114,14 +114,14 @@ class NullRunner:
         tokens: NDArray[np.int64] = self._token_ids[places]
         return tokens
 
-    def _logprobs(self, asked: LogprobsPlan, wanted: NDArray[np.bool_]) -> SampledLogprobs:
-        num_rows = len(asked.rows)
+    def _logprobs(self, plan: SamplePlan) -> SampledLogprobs:
+        num_rows = len(plan.logprobs_rows)
         shape = (num_rows, self._num_top_logprobs)
         return SampledLogprobs(
-            rows=np.cumsum(wanted, dtype=np.int32)[asked.rows] - 1,
+            rows=np.cumsum(plan.wants_token, dtype=np.int32)[plan.logprobs_rows] - 1,
             logprobs=np.full(num_rows, -1.0, dtype=np.float32),
             ranks=np.ones(num_rows, dtype=np.int32),
-            num_top=asked.num_top,
+            num_top=plan.num_top_logprobs,
             top_token_ids=np.resize(self._token_ids, shape).astype(np.int32),
             top_logprobs=np.full(shape, -1.0, dtype=np.float32),
         )

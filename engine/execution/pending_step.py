@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.core.schedule import SampledLogprobs, Samples, Schedule
 from engine.execution.downloads import Download, Downloads
-from engine.execution.sampling.sampler import Drawn, SamplePlan
+from engine.execution.sampler import Drawn, SamplePlan
 from engine.nvtx import nvtx_range
 
 
@@ -59,7 +59,7 @@ class SentSamples:
         tensors = [drawn.token_ids, finish_reasons]
         if drawn.logprobs is not None:
             found = drawn.logprobs
-            tensors += [found.chosen, found.ranks.int(), found.top_token_ids.int()]
+            tensors += [found.chosen, found.ranks, found.top_token_ids.int()]
             tensors.append(found.top_logprobs)
         return cls(plan, downloads.start(tensors))
 
@@ -68,14 +68,14 @@ class SentSamples:
         token_ids, finish_reasons, *found = self._download.wait()
         plan, logprobs = self._plan, None
         rows = np.flatnonzero(plan.wants_token)
-        if plan.logprobs is not None:
+        if len(plan.logprobs_rows):
             chosen, ranks, top_token_ids, top_logprobs = found
             sample = np.cumsum(plan.wants_token, dtype=np.int32) - 1  # of each row
             logprobs = SampledLogprobs(
-                rows=sample[plan.logprobs.rows],
+                rows=sample[plan.logprobs_rows],
                 logprobs=chosen,
                 ranks=ranks,
-                num_top=plan.logprobs.num_top,
+                num_top=plan.num_top_logprobs,
                 top_token_ids=top_token_ids,
                 top_logprobs=top_logprobs,
             )

@@ -6,19 +6,25 @@ import numpy as np
 import torch
 
 from engine.core.kv_cache_manager import blocks_for
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, Admissions, Schedule
+from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
+from engine.core.token_masks import token_mask
 from engine.execution.devices import ResolvedConfig
+from engine.limits import MAX_LOGIT_BIAS
 from kernels.slot_tables import SlotTables
 from kernels.slot_writes import SlotWrites
 
 
-def allocate_tables(config: ResolvedConfig, max_model_len: int, device: torch.device) -> SlotTables:
+def allocate_tables(
+    config: ResolvedConfig, vocab_size: int, max_model_len: int, device: torch.device
+) -> SlotTables:
     """Return the tables of `max_num_seqs` sequences of up to `max_model_len` tokens."""
     return SlotTables.allocate(
         config.max_num_seqs,
         max_model_len=max_model_len,
         max_blocks=blocks_for(max_model_len, config.block_size),
         max_stop_token_ids=MAX_STOP_TOKEN_IDS,
+        max_biases=MAX_LOGIT_BIAS,
+        vocab_size=vocab_size,
         device=device,
     )
 
@@ -29,7 +35,7 @@ def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWr
     The rows after those of the schedule are padding, with the slot -1 and no tokens.
     """
     writes, blocks = SlotWrites(tables), schedule.block_writes
-    write_admissions(schedule.admissions, writes)
+    write_admissions(schedule.admissions, writes, tables.allowed_tokens.shape[1])
     ids = blocks.block_ids
     writes.set_lists("block_tables", blocks.slots, blocks.starts, ids.start_loc, ids.values)
     slots = np.full(num_rows, -1, dtype=np.int32)
@@ -41,24 +47,37 @@ def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWr
     return writes
 
 
-def write_admissions(admissions: Admissions, writes: SlotWrites) -> None:
+def write_admissions(admissions: Admissions, writes: SlotWrites, num_mask_words: int) -> None:
     """Add the sequences that get a slot to `writes`, without their blocks."""
-    if len(admissions.slots):
-        writes.admit(
-            admissions.slots,
-            start_loc=admissions.token_ids.start_loc,
-            token_ids=admissions.token_ids.values,
-            num_prompt_tokens=admissions.num_prompt_tokens,
-            num_computed_tokens=admissions.num_computed_tokens,
-            min_tokens=admissions.min_tokens,
-            max_tokens=admissions.max_tokens,
-            stop_token_ids=admissions.stop_token_ids,
-            top_k=admissions.top_k,
-            temperature=admissions.temperature,
-            top_p=admissions.top_p,
-            min_p=admissions.min_p,
-            repetition_penalty=admissions.repetition_penalty,
-            presence_penalty=admissions.presence_penalty,
-            frequency_penalty=admissions.frequency_penalty,
-            seeds=admissions.seeds,
-        )
+    slots, biases = admissions.slots, admissions.bias_token_ids
+    if not len(slots):
+        return
+    writes.admit(
+        slots,
+        start_loc=admissions.token_ids.start_loc,
+        token_ids=admissions.token_ids.values,
+        num_prompt_tokens=admissions.num_prompt_tokens,
+        num_computed_tokens=admissions.num_computed_tokens,
+        min_tokens=admissions.min_tokens,
+        max_tokens=admissions.max_tokens,
+        stop_token_ids=admissions.stop_token_ids,
+        features=admissions.features,
+        num_biases=biases.lengths,
+        top_k=admissions.top_k,
+        temperature=admissions.temperature,
+        top_p=admissions.top_p,
+        min_p=admissions.min_p,
+        repetition_penalty=admissions.repetition_penalty,
+        presence_penalty=admissions.presence_penalty,
+        frequency_penalty=admissions.frequency_penalty,
+        seeds=admissions.seeds,
+    )
+    if len(biases.values):
+        values = admissions.bias_values.view(np.int32)
+        writes.set_lists("bias_token_ids", slots, 0 * slots, biases.start_loc, biases.values)
+        writes.set_lists("bias_values", slots, 0 * slots, biases.start_loc, values)
+    constrained = np.flatnonzero(admissions.features & ALLOWED)
+    if len(constrained):
+        allowed = [admissions.allowed_token_ids[i] for i in constrained.tolist()]
+        masks = np.stack([token_mask(token_ids, num_mask_words) for token_ids in allowed])
+        writes.set_column("allowed_tokens", slots[constrained], masks)

@@ -40,8 +40,6 @@ def largest_step(config: ResolvedConfig, max_model_len: int) -> Schedule:
         frequency_penalty=0.1,
         logit_bias={0: 1.0},
         allowed_token_ids=(0,),
-        min_tokens=1,
-        stop_token_ids=(0,),
         logprobs=config.max_logprobs,
     )
     return padding_step(lengths.tolist(), params, config.block_size)
@@ -51,8 +49,9 @@ def warm_up_steps(config: ResolvedConfig, max_model_len: int) -> Iterator[Schedu
     """Yield steps that launch the kernels in all forms that a step can reach; the largest first."""
     yield largest_step(config, max_model_len)
     most = config.max_num_batched_tokens
-    # Small prefill tiles; and few log-probabilities, which are not found as many are.
-    few = SamplingParams(temperature=0, logprobs=min(1, config.max_logprobs))
+    # Small prefill tiles; few log-probabilities, which are not found as many are; and biases in a
+    # step without masks.
+    few = SamplingParams(temperature=0, logprobs=min(1, config.max_logprobs), logit_bias={0: 1.0})
     yield padding_step([min(2, max_model_len)], few, config.block_size)
     long = [max_model_len] * (most // max_model_len) + [most % max_model_len]
     long = [length for length in long if length][: config.max_num_seqs]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.bench import sampling_logits
 from kernels.bench.case import LLAMA, QWEN, Aim, Call, Case, Work, differs, numel_bytes, randn
+from kernels.bench.sampling_logits import slot_tables
 from kernels.sampling.draw import sample_tokens
 from kernels.sampling.philox import exponentials_reference
 
@@ -34,11 +35,12 @@ def draw(
 ) -> Work:
     """Return sampling from random logits; `same_numbers` gives torch our random numbers."""
     logits = randn(rows, vocab, dtype=torch.float32, device=device) * _SPREAD
-    kelvin = torch.full((rows,), temperature, device=device)
-    mass = torch.full((rows,), top_p, device=device)
-    seeds = torch.arange(1000, 1000 + rows, device=device)
-    positions = torch.arange(rows, device=device)
-    times = exponentials_reference(seeds, positions, vocab).float() if same_numbers else None
+    tables = slot_tables(rows, vocab, max_model_len=1, device=device)
+    kelvin, mass = tables.temperature.fill_(temperature), tables.top_p.fill_(top_p)
+    tables.top_k.fill_(top_k)
+    seeds = tables.seeds.copy_(torch.arange(1000, 1000 + rows))
+    positions = tables.num_tokens.copy_(torch.arange(rows))
+    times = exponentials_reference(seeds, positions.long(), vocab).float() if same_numbers else None
     peers: dict[str, Call] = {}
     compiled: dict[str, Call] = {}
     if not temperature:
@@ -55,15 +57,7 @@ def draw(
         compare = partial(_outside, _kept(logits, kelvin, top_k, top_p))
     return Work(
         ours=partial(
-            sample_tokens,
-            logits,
-            kelvin,
-            torch.full((rows,), top_k, dtype=torch.int32, device=device),
-            mass,
-            torch.zeros(rows, device=device),
-            seeds,
-            positions.int(),
-            torch.zeros(rows, dtype=torch.int32, device=device),
+            sample_tokens, logits, tables, torch.arange(rows, dtype=torch.int32, device=device)
         ),
         peers=peers,
         compiled=compiled,

@@ -8,42 +8,58 @@ import torch
 from torch import Tensor
 
 from kernels.bench.case import LLAMA, Case, Work, numel_bytes, randn
-from kernels.sampling.adjust_logits import LogitBias, Penalties, adjust_logits
+from kernels.sampling.adjust_logits import adjust_logits
 from kernels.sampling.logprobs import token_logprobs
-from kernels.sampling.token_counts import TokenCounts, count_output, mark_prompt
+from kernels.sampling.token_counts import TokenCounts, count_tokens
+from kernels.slot_tables import BIAS, PENALTIES, SlotTables
 
 _PENALTIES = (1.1, 0.3, 0.2)  # repetition, presence and frequency
 _BIASES = 4  # per row
 _NUM_TOP = 5
 
 
+def slot_tables(rows: int, vocab: int, *, max_model_len: int, device: torch.device) -> SlotTables:
+    """Return empty tables for `rows` sequences."""
+    return SlotTables.allocate(
+        rows,
+        max_model_len=max_model_len,
+        max_blocks=1,
+        max_stop_token_ids=16,
+        max_biases=1024,
+        vocab_size=vocab,
+        device=device,
+    )
+
+
 def _penalties(rows: int, vocab: int, prompt: int, output: int, device: torch.device) -> Work:
     logits = randn(rows, vocab, dtype=torch.float32, device=device)
     generator = torch.Generator().manual_seed(0)
     said = torch.randint(vocab, (rows, prompt + output), generator=generator).to(device)
-    prompts, outputs = said.split((prompt, output), dim=1)
-    counts = TokenCounts.allocate(rows, vocab, device)
+    outputs = said[:, prompt:]
     slots = torch.arange(rows, dtype=torch.int32, device=device)
-    starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-    mark_prompt(counts, slots, starts * prompt, prompts.flatten())
-    count_output(counts, slots.repeat_interleave(output), outputs.flatten())
-    tokens = torch.arange(_BIASES, dtype=torch.int32, device=device) * (vocab // _BIASES)
-    bias = LogitBias(
-        start_loc=starts * _BIASES,
-        token_ids=tokens.repeat(rows),
-        values=torch.linspace(-1, 1, rows * _BIASES, device=device),
-    )
-    penalties = Penalties(
-        slots, *(torch.full((rows,), value, device=device) for value in _PENALTIES)
-    )
+    tables = slot_tables(rows, vocab, max_model_len=prompt + output, device=device)
+    tables.token_ids.copy_(said)
+    tables.num_tokens.fill_(prompt + output)
+    tables.num_prompt_tokens.fill_(prompt)
+    tables.features.fill_(BIAS | PENALTIES)
+    tables.num_biases.fill_(_BIASES)
+    tokens = torch.arange(_BIASES, device=device) * (vocab // _BIASES)
+    tables.bias_token_ids[:, :_BIASES] = tokens
+    biases = torch.linspace(-1, 1, rows * _BIASES, device=device).view(rows, -1)
+    tables.bias_values[:, :_BIASES] = biases
+    penalties = (tables.repetition_penalty, tables.presence_penalty, tables.frequency_penalty)
+    for column, value in zip(penalties, _PENALTIES, strict=True):
+        column.fill_(value)
+    counts = TokenCounts.allocate(rows, vocab, device)
+    count_tokens(counts, tables, slots)
     # The tables as torch would store them.
     seen = torch.zeros(rows, vocab, dtype=torch.bool, device=device).scatter_(1, said, True)
     ones = torch.ones_like(outputs, dtype=torch.int32)
     produced = torch.zeros_like(counts.output_counts).scatter_add_(1, outputs, ones)
-    entries = (slots.long().repeat_interleave(_BIASES), bias.token_ids.long())
-    form = partial(_torch_penalties, logits, entries, bias.values, seen, produced, penalties)
+    entries = (slots.long().repeat_interleave(_BIASES), tokens.repeat(rows))
+    form = partial(_torch_penalties, logits, entries, biases.flatten(), seen, produced)
     return Work(
-        ours=partial(adjust_logits, logits, bias, penalties, counts),
+        ours=partial(adjust_logits, logits, tables, slots, counts),
         peers={"eager": form},
         compiled={"compiled": form},
         bytes=numel_bytes(*counts) + 2 * 4 * rows * (prompt + output),
@@ -57,14 +73,13 @@ def _torch_penalties(
     values: Tensor,
     seen: Tensor,
     produced: Tensor,
-    penalties: Penalties,
 ) -> None:
+    repetition, presence, frequency = _PENALTIES
     logits.index_put_(entries, values, accumulate=True)
-    repetition = penalties.repetition[:, None]
     penalised = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits.copy_(torch.where(seen, penalised, logits))
-    logits.sub_(penalties.frequency[:, None] * produced)
-    logits.sub_(penalties.presence[:, None] * (produced > 0))
+    logits.sub_(frequency * produced)
+    logits.sub_(presence * (produced > 0))
 
 
 def _logprobs(rows: int, vocab: int, device: torch.device) -> Work:

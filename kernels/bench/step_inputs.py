@@ -26,6 +26,8 @@ def tables(rows: int, length: int, known: int, device: torch.device) -> SlotTabl
         max_model_len=length,
         max_blocks=length // _BLOCK_SIZE,
         max_stop_token_ids=_STOP_TOKENS,
+        max_biases=1,
+        vocab_size=1,
         device=device,
     )
     found.token_ids.copy_(torch.arange(length, device=device))

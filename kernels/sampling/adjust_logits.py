@@ -1,9 +1,9 @@
-"""Logit biases and penalties, applied to the logits before a token is sampled.
+"""Biases, penalties and masks, applied to the logits before a token is sampled.
 
-The biases of a row are a list of tokens in ascending order; one program adds a block of the list,
-and duplicates of a token are summed by the first of them. Penalties look up every token of the
-vocabulary in `TokenCounts`: a program handles a block of a row, and returns at once if the row has
-no penalty. Nothing is fused or approximated: the results are bit-identical to torch's.
+What a sequence asks for is in the slot tables; what the host decides step by step, because it
+depends on the text or on a grammar, comes as masks of single rows. A program handles a block of a
+row, in one launch for all of it, and returns at once if the row wants none of it. Nothing is fused
+or approximated: the results are bit-identical to torch's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import device, slot_tables
 from kernels.checks import (
     check_contiguous,
     check_device,
@@ -26,144 +26,132 @@ from kernels.checks import (
 from kernels.sampling import logit_order
 from kernels.sampling.logit_order import cleaned
 from kernels.sampling.token_counts import TokenCounts
+from kernels.slot_tables import SlotTables
 
-_ENTRIES = 256  # entries of a list per program
-_MAX_PROGRAMS = 64  # programs per list
-
-
-class LogitBias(NamedTuple):
-    """Biases added to single logits of R rows.
-
-    Attributes:
-        start_loc: int32 [R + 1]; entries start_loc[r] to start_loc[r + 1] belong to row r.
-        token_ids: int32 [N]; not descending within a row. Duplicates are summed in their order.
-        values: float32 [N]; -inf forbids a token, regardless of other biases.
-    """
-
-    start_loc: Tensor
-    token_ids: Tensor
-    values: Tensor
+_ALLOWED, _BIAS = tl.constexpr(slot_tables.ALLOWED), tl.constexpr(slot_tables.BIAS)
+_PENALTIES = tl.constexpr(slot_tables.PENALTIES)
+_MIN_TOKENS = tl.constexpr(slot_tables.MIN_TOKENS)
 
 
-class Penalties(NamedTuple):
-    """Penalties of R rows on tokens that occurred before.
+class RowMasks(NamedTuple):
+    """Masks of some of R rows, for one step.
 
     Attributes:
-        slots: int32 [R], slot of each row in `counts`; -1 for none, and so no penalty.
-        repetition: float32 [R], 1 for none; divides positive and multiplies other logits of tokens
-            that occur in the prompt or the output.
-        presence: float32 [R], subtracted from the logits of tokens that occur in the output.
-        frequency: float32 [R], subtracted once for each occurrence in the output.
+        mask_ids: int32 [R], which of `masks` the row has; -1: none.
+        masks: int32 [N, ceil(V / 32)]; bit t % 32 of word t // 32: token t may be drawn.
     """
 
-    slots: Tensor
-    repetition: Tensor
-    presence: Tensor
-    frequency: Tensor
+    mask_ids: Tensor
+    masks: Tensor
 
 
 def adjust_logits(
-    logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts
+    logits: Tensor,
+    tables: SlotTables,
+    slots: Tensor,
+    counts: TokenCounts,
+    masks: RowMasks | None = None,
 ) -> None:
-    """Add the biases, then penalise repetition, then frequency and presence.
+    """Add the biases, penalise repetition, then frequency and presence, then forbid tokens.
 
-    In rows with a bias or a repetition penalty NaN becomes -inf and infinity the largest float:
-    extreme values overflow, and an infinite logit leaves no distribution to sample from.
+    Forbidden are tokens that are not in the allowed tokens of the slot or in the mask of the row,
+    and stop tokens while there are fewer than `min_tokens` output tokens. In rows with a bias or a
+    repetition penalty NaN becomes -inf and infinity the largest float: extreme values overflow, and
+    an infinite logit leaves no distribution to sample from.
 
     Args:
         logits: float32 [R, V]; rows may be strided. Changed in place.
-        bias, penalties: of the R rows.
-        counts: tables for a vocabulary of V tokens.
+        tables: for a vocabulary of V tokens.
+        slots: int32 [R]; a row with -1 is left as it is.
+        counts: of the tokens of all slots with penalties, brought up to date by `count_tokens`.
+        masks: of the rows that have one; None if none has.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
     """
-    _check(logits, bias, penalties, counts)
+    _check(logits, tables, slots, counts, masks)
     if not device.runs_triton(logits):
-        _torch(logits, bias, penalties, counts)
+        _torch(logits, tables, slots, counts, masks)
     elif logits.numel():
-        _launch(logits, bias, penalties, counts)
+        _launch(logits, tables, slots, counts, masks)
 
 
-def reference(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> Tensor:
+def reference(
+    logits: Tensor,
+    tables: SlotTables,
+    slots: Tensor,
+    counts: TokenCounts,
+    masks: RowMasks | None = None,
+) -> Tensor:
     """Return the adjusted logits."""
     logits = logits.clone()
-    _torch(logits, bias, penalties, counts)
+    _torch(logits, tables, slots, counts, masks)
     return logits
 
 
-def _torch(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> None:
-    """Adjust row by row, and only tokens that are biased or occurred before."""
-    starts = bias.start_loc.tolist()
-    for i_row, slot in enumerate(penalties.slots.tolist()):
-        row, entries = logits[i_row], slice(starts[i_row], starts[i_row + 1])
-        _torch_bias(row, bias.token_ids[entries], bias.values[entries])
-        unclean = entries.start < entries.stop
-        if slot >= 0:
-            repetition, presence, frequency = (column[i_row] for column in penalties[1:])
-            said = counts.output_counts[slot]
-            if repetition != 1:
-                unclean = True
-                seen = _indices(_torch_bits(counts.prompt_mask[slot])[: len(said)] | said)
-                value = row[seen]
-                row[seen] = torch.where(value > 0, value / repetition, value * repetition)
-            output = _indices(said)
-            row[output] -= frequency * said[output] + presence
-        if unclean:
+def _torch(
+    logits: Tensor, tables: SlotTables, slots: Tensor, counts: TokenCounts, masks: RowMasks | None
+) -> None:
+    """Adjust row by row, and only tokens that are biased, occurred before or are forbidden."""
+    mask_ids = [-1] * len(logits) if masks is None else masks.mask_ids.tolist()
+    for row, slot, mask_id in zip(logits, slots.tolist(), mask_ids, strict=True):
+        features = int(tables.features[slot]) if slot >= 0 else 0
+        if features & slot_tables.BIAS:
+            entries = slice(int(tables.num_biases[slot]))
+            row[tables.bias_token_ids[slot, entries].long()] += tables.bias_values[slot, entries]
+        penalises_repetition = False
+        if features & slot_tables.PENALTIES:
+            penalises_repetition = bool(tables.repetition_penalty[slot] != 1)
+            _torch_penalties(row, tables, slot, counts, penalises_repetition)
+        if features & slot_tables.BIAS or penalises_repetition:
             row.copy_(logit_order.reference(row))
+        if features & slot_tables.MIN_TOKENS:
+            num_outputs = tables.num_tokens[slot] - tables.num_prompt_tokens[slot]
+            stops = tables.stop_token_ids[slot]
+            stops = stops[(stops >= 0) & (stops < len(row))]
+            row[stops.long()] = torch.where(
+                num_outputs < tables.min_tokens[slot], -torch.inf, row[stops.long()]
+            )
+        if features & slot_tables.ALLOWED:
+            row[~_torch_bits(tables.allowed_tokens[slot], len(row))] = -torch.inf
+        if masks is not None and slot >= 0 and mask_id >= 0:
+            row[~_torch_bits(masks.masks[mask_id], len(row))] = -torch.inf
 
 
-def _torch_bias(row: Tensor, token_ids: Tensor, values: Tensor) -> None:
-    # First occurrences first, then second ones: index_add_ has no fixed order on a GPU.
-    while len(token_ids):
-        first = torch.ones_like(token_ids, dtype=torch.bool)
-        first[1:] = token_ids[1:] != token_ids[:-1]
-        row[token_ids[first].long()] += values[first]
-        token_ids, values = token_ids[~first], values[~first]
+def _torch_penalties(
+    row: Tensor, tables: SlotTables, slot: int, counts: TokenCounts, penalises_repetition: bool
+) -> None:
+    said = counts.output_counts[slot]
+    if penalises_repetition:
+        seen = (_torch_bits(counts.prompt_mask[slot], len(said)) | (said > 0)).nonzero()[:, 0]
+        value, penalty = row[seen], tables.repetition_penalty[slot]
+        row[seen] = torch.where(value > 0, value / penalty, value * penalty)
+    output = said.nonzero()[:, 0]
+    frequency, presence = tables.frequency_penalty[slot], tables.presence_penalty[slot]
+    row[output] -= frequency * said[output] + presence
 
 
-def _torch_bits(words: Tensor) -> Tensor:
-    """Return the bits of int32 `words`, the lowest of each first."""
+def _torch_bits(words: Tensor, size: int) -> Tensor:
+    """Return the first bits of int32 `words`, the lowest of each first: bool [size]."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
-    return ((words[:, None] >> shifts) & 1).flatten()
-
-
-def _indices(values: Tensor) -> Tensor:
-    """Return where `values` are not 0."""
-    return values.nonzero()[:, 0]
+    return (((words[:, None] >> shifts) & 1) > 0).flatten()[:size]
 
 
 @triton.jit
-def _bias_kernel(
-    logits_ptr, start_loc_ptr, token_ids_ptr, values_ptr, row_stride, vocab, BLOCK: tl.constexpr
-):
-    i_first, i_row = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64)
-    start, end = tl.load(start_loc_ptr + i_row), tl.load(start_loc_ptr + i_row + 1)
-    for i_entry in range(start + i_first, end, tl.num_programs(0) * BLOCK):
-        o = i_entry + tl.arange(0, BLOCK)
-        m = o < end
-        b_tokens = tl.load(token_ids_ptr + o, mask=m, other=-1)
-        b_previous = tl.load(token_ids_ptr + o - 1, mask=m & (o > start), other=-1)
-        m &= (b_tokens >= 0) & (b_tokens < vocab) & (b_tokens != b_previous)
-        p_logits = logits_ptr + i_row * row_stride + b_tokens
-        b_logits = tl.load(p_logits, mask=m) + tl.load(values_ptr + o, mask=m)
-        # While the next entry of any token is for the same token.
-        o_next = o + 1
-        m_same = m & (o_next < end)
-        m_same &= tl.load(token_ids_ptr + o_next, mask=m_same, other=-1) == b_tokens
-        while tl.max(m_same.to(tl.int32)) > 0:
-            b_logits += tl.load(values_ptr + o_next, mask=m_same, other=0.0)
-            o_next += 1
-            m_same &= o_next < end
-            m_same &= tl.load(token_ids_ptr + o_next, mask=m_same, other=-1) == b_tokens
-        tl.store(p_logits, b_logits, mask=m)
-
-
-@triton.jit
-def _penalty_kernel(
+def _kernel(
     logits_ptr,
-    start_loc_ptr,
     slots_ptr,
+    mask_ids_ptr,
+    masks_ptr,
+    features_ptr,
+    allowed_tokens_ptr,
+    bias_token_ids_ptr,
+    bias_values_ptr,
+    num_biases_ptr,
+    stop_token_ids_ptr,
+    min_tokens_ptr,
+    num_tokens_ptr,
+    num_prompt_tokens_ptr,
     repetition_ptr,
     presence_ptr,
     frequency_ptr,
@@ -172,91 +160,135 @@ def _penalty_kernel(
     row_stride,
     vocab,
     num_words,
+    max_biases,
+    num_stop_token_ids,
     WORDS: tl.constexpr,
+    ENTRIES: tl.constexpr,
 ):
     i_block, i_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    biased = tl.load(start_loc_ptr + i_row) < tl.load(start_loc_ptr + i_row + 1)
     slot = tl.load(slots_ptr + i_row).to(tl.int64)
-    repetition = tl.where(slot >= 0, tl.load(repetition_ptr + i_row), 1.0)
-    presence = tl.where(slot >= 0, tl.load(presence_ptr + i_row), 0.0)
-    frequency = tl.where(slot >= 0, tl.load(frequency_ptr + i_row), 0.0)
-    penalised = (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
-    if biased | penalised:
-        o_words = i_block * WORDS + tl.arange(0, WORDS)
-        o_bits = tl.arange(0, 32)
-        o_tokens = o_words[:, None] * 32 + o_bits[None, :]  # [WORDS, 32]
-        m = o_tokens < vocab
-        p_logits = logits_ptr + i_row * row_stride + o_tokens
-        b_logits = tl.load(p_logits, mask=m, other=0.0)
-        b_out = b_logits
-        if penalised:
-            p_counts = output_counts_ptr + slot * vocab + o_tokens
-            b_counts = tl.load(p_counts, mask=m, other=0)
-            if repetition != 1.0:
-                p_words = prompt_mask_ptr + slot * num_words + o_words
-                b_words = tl.load(p_words, mask=o_words < num_words, other=0)
-                b_seen = ((b_words[:, None] >> o_bits[None, :]) & 1) | b_counts
-                b_less = tl.where(b_out > 0.0, tl.div_rn(b_out, repetition), b_out * repetition)
-                b_out = tl.where(b_seen > 0, b_less, b_out)
-            b_less = b_out - (frequency * b_counts.to(tl.float32) + presence)
-            b_out = tl.where(b_counts > 0, b_less, b_out)
-        if biased | (repetition != 1.0):
-            b_out = cleaned(b_out)
-        # Most logits are unchanged. The comparison holds for NaN too: it differs from itself.
-        tl.store(p_logits, b_out, mask=m & (b_out != b_logits))
+    if slot < 0:
+        return
+    features = tl.load(features_ptr + slot)
+    i_mask = tl.full([], -1, tl.int64)
+    if masks_ptr is not None:
+        i_mask = tl.load(mask_ids_ptr + i_row).to(tl.int64)
+    is_early = (features & _MIN_TOKENS) > 0
+    if is_early:
+        num_outputs = tl.load(num_tokens_ptr + slot) - tl.load(num_prompt_tokens_ptr + slot)
+        is_early = num_outputs < tl.load(min_tokens_ptr + slot)
+    if ((features & (_ALLOWED | _BIAS | _PENALTIES)) == 0) & (i_mask < 0) & (is_early == 0):
+        return
+
+    p_row = logits_ptr + i_row * row_stride
+    first = i_block * WORDS * 32
+    if (features & _BIAS) > 0:
+        num_biases = tl.load(num_biases_ptr + slot)
+        for i_entry in range(0, num_biases, ENTRIES):
+            o = i_entry + tl.arange(0, ENTRIES)
+            p_tokens = bias_token_ids_ptr + slot * max_biases + o
+            b_tokens = tl.load(p_tokens, mask=o < num_biases, other=-1)
+            m = (b_tokens >= first) & (b_tokens < tl.minimum(first + WORDS * 32, vocab))
+            b_biases = tl.load(bias_values_ptr + slot * max_biases + o, mask=m)
+            tl.store(p_row + b_tokens, tl.load(p_row + b_tokens, mask=m) + b_biases, mask=m)
+        tl.debug_barrier()  # other threads read what these have stored
+
+    o_words = i_block * WORDS + tl.arange(0, WORDS)
+    o_bits = tl.arange(0, 32)
+    o_tokens = o_words[:, None] * 32 + o_bits[None, :]  # [WORDS, 32]
+    m_words, m = o_words < num_words, o_tokens < vocab
+    b_logits = tl.load(p_row + o_tokens, mask=m, other=0.0)
+    b_out = b_logits
+    repetition = 1.0
+    if (features & _PENALTIES) > 0:
+        repetition = tl.load(repetition_ptr + slot)
+        b_counts = tl.load(output_counts_ptr + slot * vocab + o_tokens, mask=m, other=0)
+        if repetition != 1.0:
+            p_prompt = prompt_mask_ptr + slot * num_words + o_words
+            b_prompt = tl.load(p_prompt, mask=m_words, other=0)
+            b_seen = ((b_prompt[:, None] >> o_bits[None, :]) & 1) | b_counts
+            b_less = tl.where(b_out > 0.0, tl.div_rn(b_out, repetition), b_out * repetition)
+            b_out = tl.where(b_seen > 0, b_less, b_out)
+        presence, frequency = tl.load(presence_ptr + slot), tl.load(frequency_ptr + slot)
+        b_less = b_out - (frequency * b_counts.to(tl.float32) + presence)
+        b_out = tl.where(b_counts > 0, b_less, b_out)
+    if ((features & _BIAS) > 0) | (repetition != 1.0):
+        b_out = cleaned(b_out)
+    if is_early:
+        for i_stop in range(num_stop_token_ids):
+            stop = tl.load(stop_token_ids_ptr + slot * num_stop_token_ids + i_stop)
+            b_out = tl.where(o_tokens == stop, float("-inf"), b_out)
+    b_words = tl.full([WORDS], -1, tl.int32)
+    if (features & _ALLOWED) > 0:
+        b_words = tl.load(allowed_tokens_ptr + slot * num_words + o_words, mask=m_words, other=0)
+    if masks_ptr is not None:
+        m_mask = o_words < tl.where(i_mask >= 0, num_words, 0)
+        b_words &= tl.load(masks_ptr + i_mask * num_words + o_words, mask=m_mask, other=-1)
+    b_allowed = (b_words[:, None] >> o_bits[None, :]) & 1
+    b_out = tl.where(b_allowed > 0, b_out, float("-inf"))
+    # Most logits are unchanged. The comparison holds for NaN too: it differs from itself.
+    tl.store(p_row + o_tokens, b_out, mask=m & (b_out != b_logits))
 
 
-def _launch(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> None:
+def settings() -> dict[str, int]:
+    """Return words and list entries per program, and warps: 16 tokens and 2 entries per thread."""
+    return {"WORDS": 64, "ENTRIES": 256, "num_warps": 4}
+
+
+def _launch(
+    logits: Tensor, tables: SlotTables, slots: Tensor, counts: TokenCounts, masks: RowMasks | None
+) -> None:
     num_rows, vocab = logits.shape
-    row_stride = logits.stride(0)
-    if bias.token_ids.shape[0]:
-        programs = min(triton.cdiv(bias.token_ids.shape[0], _ENTRIES), _MAX_PROGRAMS)
-        _bias_kernel[(programs, num_rows)](
-            logits_ptr=logits,
-            start_loc_ptr=bias.start_loc,
-            token_ids_ptr=bias.token_ids,
-            values_ptr=bias.values,
-            row_stride=row_stride,
-            vocab=vocab,
-            BLOCK=_ENTRIES,
-            num_warps=4,
-        )
-    # 16 tokens per thread.
-    words, num_words = 64, counts.prompt_mask.shape[1]
-    _penalty_kernel[(triton.cdiv(num_words, words), num_rows)](
+    num_words = tables.allowed_tokens.shape[1]
+    division = settings()
+    _kernel[(triton.cdiv(num_words, division["WORDS"]), num_rows)](
         logits_ptr=logits,
-        start_loc_ptr=bias.start_loc,
-        slots_ptr=penalties.slots,
-        repetition_ptr=penalties.repetition,
-        presence_ptr=penalties.presence,
-        frequency_ptr=penalties.frequency,
+        slots_ptr=slots,
+        mask_ids_ptr=None if masks is None else masks.mask_ids,
+        masks_ptr=None if masks is None else masks.masks,
+        features_ptr=tables.features,
+        allowed_tokens_ptr=tables.allowed_tokens,
+        bias_token_ids_ptr=tables.bias_token_ids,
+        bias_values_ptr=tables.bias_values,
+        num_biases_ptr=tables.num_biases,
+        stop_token_ids_ptr=tables.stop_token_ids,
+        min_tokens_ptr=tables.min_tokens,
+        num_tokens_ptr=tables.num_tokens,
+        num_prompt_tokens_ptr=tables.num_prompt_tokens,
+        repetition_ptr=tables.repetition_penalty,
+        presence_ptr=tables.presence_penalty,
+        frequency_ptr=tables.frequency_penalty,
         prompt_mask_ptr=counts.prompt_mask,
         output_counts_ptr=counts.output_counts,
-        row_stride=row_stride,
+        row_stride=logits.stride(0),
         vocab=vocab,
         num_words=num_words,
-        WORDS=words,
-        num_warps=4,
+        max_biases=tables.bias_values.shape[1],
+        num_stop_token_ids=tables.stop_token_ids.shape[1],
+        **division,
         # Multiply, round, then add, as torch does.
         enable_fp_fusion=False,
     )
 
 
-def _check(logits: Tensor, bias: LogitBias, penalties: Penalties, counts: TokenCounts) -> None:
+def _check(
+    logits: Tensor, tables: SlotTables, slots: Tensor, counts: TokenCounts, masks: RowMasks | None
+) -> None:
     check_dtype("logits", logits, torch.float32)
     check_shape("logits", logits, (None, None))
     check_last_stride("logits", logits)
     num_rows, vocab = logits.shape
+    num_words = triton.cdiv(vocab, 32)
+    check_shape("allowed_tokens", tables.allowed_tokens, (None, num_words))
     counts.check()
     check_shape("output_counts", counts.output_counts, (None, vocab))
     check_device("output_counts", counts.output_counts, logits.device)
-    check_shape("token_ids", bias.token_ids, (None,))
-    check_shape("values", bias.values, tuple(bias.token_ids.shape))
-    check_shape("start_loc", bias.start_loc, (num_rows + 1,))
-    for name, column in penalties._asdict().items():
-        check_shape(name, column, (num_rows,))
-    for name, column in (bias._asdict() | penalties._asdict()).items():
-        floats = name not in ("start_loc", "token_ids", "slots")
-        check_dtype(name, column, torch.float32 if floats else torch.int32)
+    columns: list[tuple[str, Tensor, tuple[int | None, ...]]] = [("slots", slots, (num_rows,))]
+    if masks is not None:
+        columns.append(("mask_ids", masks.mask_ids, (num_rows,)))
+        columns.append(("masks", masks.masks, (None, num_words)))
+    for name, column, shape in columns:
+        check_dtype(name, column, torch.int32)
+        check_shape(name, column, shape)
         check_contiguous(name, column)
         check_device(name, column, logits.device)

@@ -50,25 +50,21 @@ from kernels.checks import (
     check_shape,
 )
 from kernels.sampling import logit_order
+from kernels.sampling.cpu_draw import draw_on_cpu
 from kernels.sampling.draw_kernels import draw_kernel, scan_kernel, shortlist_kernel
 from kernels.sampling.draw_rules import UNIT
 from kernels.sampling.logit_order import group_size
 from kernels.sampling.philox import exponentials_reference
+from kernels.slot_tables import SlotTables
 
 _MAX_VOCAB = 2**22  # such a number of weights of 2^40 fits into an int64
 
 
 def sample_tokens(
     logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    num_tokens: Tensor,
-    num_prompt_tokens: Tensor,
+    tables: SlotTables,
+    slots: Tensor,
     *,
-    slots: Tensor | None = None,
     has_filters: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -76,20 +72,15 @@ def sample_tokens(
 
     The filters are applied in turn to the tokens sorted by descending logit and ascending index:
     the first top_k stay; of these, those with at least min_p of the largest probability; of these,
-    those before which the cumulative renormalised probability is below top_p. NaN counts as -inf
-    and infinity as the largest float; a row without an allowed token still returns a token.
+    those before which the cumulative renormalised probability is below top_p. The random numbers
+    are those of the slot's seed and the index of the token in its request's output. A row without
+    an allowed token still returns a token. NaN counts as -inf and infinity as the largest float;
+    not on a CPU, which draws other tokens too: see `cpu_draw`.
 
     Args:
         logits: float32 [R, V]; rows may be strided. Not changed.
-        temperature: float32 [S]; 0 takes the first of the largest logits.
-        top_k: int32 [S]; 0 keeps every token.
-        top_p: float32 [S]; 1 keeps every token. The first token stays even at 0.
-        min_p: float32 [S] in [0, 1]; 0 keeps every token.
-        seeds: int64 [S], the bits of each request's uint64 seed.
-        num_tokens, num_prompt_tokens: int32 [S]; their difference is the index of the sampled token
-            in its request's output, which determines its random numbers together with the seed.
-        slots: int32 [R], where the parameters of each row are; -1 gives the token 0. By default
-            those of row i are in slot i.
+        tables: `temperature`, filters, `seeds`, `num_tokens` and `num_prompt_tokens` are read.
+        slots: int32 [R], where the parameters of each row are; -1 gives the token 0.
         has_filters: False if no row that is not greedy has a filter; the result is then the same,
             with one launch less.
         out: int64 [R], written to and returned; allocated by default.
@@ -100,40 +91,25 @@ def sample_tokens(
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
     """
-    params = (temperature, top_k, top_p, min_p, seeds, num_tokens, num_prompt_tokens)
-    num_slots = len(logits) if slots is None else len(temperature)
-    if slots is None:
-        slots = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
-    _check(logits, slots, num_slots, *params)
+    _check(logits, tables, slots)
+    if out is not None:
+        check_output("out", out, (logits.shape[0],), torch.int64, logits.device)
+    if not device.runs_triton(logits):
+        token_ids = draw_on_cpu(logits, tables, slots)
+        return token_ids if out is None else out.copy_(token_ids)
     if out is None:
         out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    check_output("out", out, (logits.shape[0],), torch.int64, logits.device)
-    if not device.runs_triton(logits):
-        return out.copy_(reference(logits, *params, slots=slots))
-    _launch(logits, slots, params, out, has_filters)
+    _launch(logits, tables, slots, out, has_filters)
     return out
 
 
-def reference(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    num_tokens: Tensor,
-    num_prompt_tokens: Tensor,
-    *,
-    slots: Tensor | None = None,
-) -> Tensor:
-    """Return the same tokens by sorting, in float64 and with the same random numbers."""
-    positions = (num_tokens - num_prompt_tokens).long()
-    columns: tuple[Tensor, ...] = (temperature, top_k, top_p, min_p, seeds, positions)
-    if slots is not None:
-        idle = slots < 0
-        columns = tuple(column[slots.long().clamp(min=0)] for column in columns)
-        return torch.where(idle, 0, _reference(logits, *columns))
-    return _reference(logits, *columns)
+def reference(logits: Tensor, tables: SlotTables, slots: Tensor) -> Tensor:
+    """Return the tokens of the kernels by sorting, in float64 and with their random numbers."""
+    rows = slots.long().clamp(min=0)
+    columns = (tables.temperature, tables.top_k, tables.top_p, tables.min_p, tables.seeds)
+    positions = (tables.num_tokens - tables.num_prompt_tokens).long()
+    token_ids = _reference(logits, *(column[rows] for column in (*columns, positions)))
+    return torch.where(slots < 0, 0, token_ids)
 
 
 def _reference(
@@ -197,7 +173,7 @@ def settings(vocab: int) -> Settings:
 
 
 def _launch(
-    logits: Tensor, slots: Tensor, rows: tuple[Tensor, ...], out: Tensor, has_filters: bool
+    logits: Tensor, tables: SlotTables, slots: Tensor, out: Tensor, has_filters: bool
 ) -> None:
     num_rows, vocab = logits.shape
     if not num_rows:
@@ -210,22 +186,21 @@ def _launch(
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(num_rows, *shape, dtype=dtype, device=logits.device)
 
-    temperature, top_k, top_p, min_p, seeds, num_tokens, num_prompt_tokens = rows
     params = {
         "slots_ptr": slots,
-        "temperature_ptr": temperature,
-        "top_k_ptr": top_k,
-        "top_p_ptr": top_p,
-        "min_p_ptr": min_p,
+        "temperature_ptr": tables.temperature,
+        "top_k_ptr": tables.top_k,
+        "top_p_ptr": tables.top_p,
+        "min_p_ptr": tables.min_p,
         "vocab": vocab,
         "num_groups": num_groups,
     }
     source = {
         "logits_ptr": logits,
         "row_stride": logits.stride(0),
-        "seeds_ptr": seeds,
-        "num_tokens_ptr": num_tokens,
-        "num_prompt_tokens_ptr": num_prompt_tokens,
+        "seeds_ptr": tables.seeds,
+        "num_tokens_ptr": tables.num_tokens,
+        "num_prompt_tokens_ptr": tables.num_prompt_tokens,
         "peaks_ptr": new(torch.float32, num_chunks),
         "winners_ptr": new(torch.int32, num_chunks),
         "masses_ptr": new(torch.int64, num_chunks),
@@ -265,23 +240,14 @@ def _launch(
     )
 
 
-def _check(logits: Tensor, slots: Tensor, num_slots: int, *params: Tensor) -> None:
+def _check(logits: Tensor, tables: SlotTables, slots: Tensor) -> None:
     check_dtype("logits", logits, torch.float32)
     check_shape("logits", logits, (None, None))
     if not 0 < logits.shape[1] <= _MAX_VOCAB:
         raise ValueError(f"logits: rows must have 1 to {_MAX_VOCAB} values (got {logits.shape[1]})")
     check_last_stride("logits", logits)
-    ints, floats, longs = torch.int32, torch.float32, torch.int64
-    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "num_tokens", "num_prompt_tokens")
-    dtypes = (floats, ints, floats, floats, longs, ints, ints)
-    for name, column, dtype, shape in (
-        ("slots", slots, ints, (logits.shape[0],)),
-        *(
-            (name, column, dtype, (num_slots,))
-            for name, column, dtype in zip(names, params, dtypes, strict=True)
-        ),
-    ):
-        check_dtype(name, column, dtype)
-        check_shape(name, column, shape)
-        check_device(name, column, logits.device)
-        check_contiguous(name, column)
+    check_dtype("slots", slots, torch.int32)
+    check_shape("slots", slots, (logits.shape[0],))
+    check_contiguous("slots", slots)
+    for name, tensor in (("slots", slots), ("tables", tables.buffer)):
+        check_device(name, tensor, logits.device)

@@ -8,6 +8,8 @@ once, and its maxima once; the rest is done in registers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -28,45 +30,61 @@ _MOST = 32  # tokens selected one by one; beyond this a sort is used
 _TAKEN = tl.constexpr(-(2**31))  # below the key of any logit: already selected
 
 
-def token_logprobs(
-    logits: Tensor, token_ids: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+class Logprobs(NamedTuple):
+    """Log-probabilities of a token of each of R rows, and of the N most likely ones.
+
+    Attributes:
+        chosen: float32 [R], of the token.
+        ranks: int32 [R], 1 plus the number of more likely tokens.
+        top_token_ids: int64 [R, N], by descending logit and ascending index.
+        top_logprobs: float32 [R, N].
+    """
+
+    chosen: Tensor
+    ranks: Tensor
+    top_token_ids: Tensor
+    top_logprobs: Tensor
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
     """Return the log-probability and rank of a token of each row, and the most likely tokens.
 
-    NaN counts as -inf and infinity as the largest float; all log-probabilities of a row of -inf
-    are NaN. More than 32 most likely tokens require a full sort.
+    NaN counts as -inf and infinity as the largest float; not on a CPU, where the order of equally
+    likely tokens is undefined too. All log-probabilities of a row of -inf are NaN. More than 32
+    most likely tokens require a full sort.
 
     Args:
         logits: float32 [R, V], unprocessed; rows may be strided.
         token_ids: int64 [R], in the vocabulary.
         num_top: how many most likely tokens to find, 0 to V.
 
-    Returns:
-        The log-probability of each token, float32 [R]; its rank, int32 [R]: 1 plus the number of
-        more likely tokens; the most likely tokens, int64 [R, num_top], by descending logit and
-        ascending index; and their log-probabilities, float32 [R, num_top].
-
     Raises:
         ValueError: an argument has a wrong value, shape, dtype, stride or device.
     """
     _check(logits, token_ids, num_top)
     if not device.runs_triton(logits):
-        return reference(logits, token_ids, num_top)
+        return _torch(logits, token_ids, num_top)
     if num_top > _MOST:
         chosen, ranks, _, _ = _launch(logits, token_ids, 0)
-        return chosen, ranks, *_sorted(logits, num_top)
+        return Logprobs(chosen, ranks, *_sorted(logits, num_top))
     return _launch(logits, token_ids, num_top)
 
 
-def reference(
-    logits: Tensor, token_ids: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def reference(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
     """Return the same with torch operations, in float64."""
     values = logit_order.reference(logits)
     own = values.gather(-1, token_ids[:, None])
     logprobs = values.double().log_softmax(-1).gather(-1, token_ids[:, None])[:, 0]
     ranks = (values > own).sum(-1).int() + 1
-    return logprobs.float(), ranks, *_sorted(logits, num_top)
+    return Logprobs(logprobs.float(), ranks, *_sorted(logits, num_top))
+
+
+def _torch(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(-1, token_ids[:, None])
+    ranks = (logprobs > chosen).sum(dim=-1).int() + 1
+    values, indices = logprobs.topk(num_top, dim=-1)
+    return Logprobs(chosen[:, 0], ranks, indices, values)
 
 
 def _sorted(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
@@ -189,9 +207,7 @@ def settings(vocab: int) -> tuple[int, int]:
     return group, max(2048, 16 * group)
 
 
-def _launch(
-    logits: Tensor, token_ids: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _launch(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
     num_rows, vocab = logits.shape
     group, chunk = settings(vocab)
     # A multiple of 16 maxima per row allows vectorised loads. Those past the vocabulary are -inf.
@@ -203,7 +219,7 @@ def _launch(
     logprobs, ranks = new(torch.float32), new(torch.int32)
     top_ids, top_logprobs = new(torch.int64, num_top), new(torch.float32, num_top)
     if not num_rows:
-        return logprobs, ranks, top_ids, top_logprobs
+        return Logprobs(logprobs, ranks, top_ids, top_logprobs)
     shared = {
         "logits_ptr": logits,
         "token_ids_ptr": token_ids,
@@ -231,7 +247,7 @@ def _launch(
         # At most 16 maxima per thread.
         num_warps=16 if num_top else 4,
     )
-    return logprobs, ranks, top_ids, top_logprobs
+    return Logprobs(logprobs, ranks, top_ids, top_logprobs)
 
 
 def _check(logits: Tensor, token_ids: Tensor, num_top: int) -> None:

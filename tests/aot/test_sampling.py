@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sampling.adjust_logits import LogitBias, Penalties, adjust_logits
+from kernels.sampling.adjust_logits import RowMasks, adjust_logits
 from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import token_logprobs
-from kernels.sampling.token_counts import TokenCounts, count_output, mark_prompt
+from kernels.sampling.token_counts import TokenCounts, count_tokens
+from kernels.slot_tables import SlotTables
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 
@@ -31,9 +32,20 @@ def _longs(*shape: int) -> Tensor:
     return _meta(torch.int64, *shape)
 
 
-def _draw(vocab: int) -> tuple[Tensor, ...]:
-    floats, ints = _floats(ROWS), _ints(ROWS)
-    return _floats(ROWS, vocab), floats, ints, floats, floats, _longs(ROWS), ints, ints
+def _tables(vocab: int) -> SlotTables:
+    return SlotTables.allocate(
+        256,
+        max_model_len=32768,
+        max_blocks=2048,
+        max_stop_token_ids=16,
+        max_biases=1024,
+        vocab_size=vocab,
+        device=torch.device("meta"),
+    )
+
+
+def _draw(vocab: int) -> tuple[Tensor, SlotTables, Tensor]:
+    return _floats(ROWS, vocab), _tables(vocab), _ints(ROWS)
 
 
 @each_gpu
@@ -62,31 +74,28 @@ def test_draw_from_other_vocabularies(vocab: int) -> None:
 
 
 @each_gpu
-def test_adjust_logits(gpu: str) -> None:
+@pytest.mark.parametrize("has_masks", [False, True])
+def test_adjust_logits(has_masks: bool, gpu: str) -> None:
     counts = TokenCounts.allocate(256, 128256, torch.device("meta"))
-    bias = LogitBias(_ints(ROWS + 1), _ints(4096), _floats(4096))
-    asked = Penalties(_ints(ROWS), *(_floats(ROWS) for _ in range(3)))
-    kernels = compile_call(gpu, adjust_logits, _floats(ROWS, 128256), bias, asked, counts)
+    masks = RowMasks(_ints(ROWS), _ints(9, 128256 // 32)) if has_masks else None
+    kernels = compile_call(gpu, adjust_logits, *_draw(128256), counts, masks)
     check(kernels)
-    penalties = kernels[1].sass
+    code = kernels[0].sass
     # Logits and counts of 16 tokens per thread.
-    assert len(re.findall(r"LDG\.E\S*\.128", penalties)) == 8
+    assert len(re.findall(r"LDG\.E\S*\.128", code)) == 8
     # Products are rounded before they are added or subtracted: nothing is fused. sm_100 adds two at
     # once.
-    single, double = (len(re.findall(rf"\b{name}\b", penalties)) for name in ("FADD", "FADD2"))
+    single, double = (len(re.findall(rf"\b{name}\b", code)) for name in ("FADD", "FADD2"))
     assert single + 2 * double >= 32
 
 
 @each_gpu
 def test_token_counts(gpu: str) -> None:
     counts = TokenCounts.allocate(256, 128256, torch.device("meta"))
-    reset, mark = compile_call(
-        gpu, mark_prompt, counts, _ints(ROWS), _ints(ROWS + 1), _ints(100_000)
-    )
-    (count,) = compile_call(gpu, count_output, counts, _ints(ROWS), _longs(ROWS))
-    check([reset, mark, count])
+    (count,) = compile_call(gpu, count_tokens, counts, _tables(128256), _ints(ROWS))
+    check([count])
     # Atomics do not return the previous value.
-    assert re.search(r"\bRED\S*\.OR\b", mark.sass)
+    assert re.search(r"\bRED\S*\.OR\b", count.sass)
     assert re.search(r"\bRED\S*\.ADD\b", count.sass)
 
 

@@ -17,6 +17,8 @@ def slot_tables(max_model_len: int, block_size: int) -> SlotTables:
         max_model_len=max_model_len,
         max_blocks=-(-max_model_len // block_size),
         max_stop_token_ids=8,
+        max_biases=3,
+        vocab_size=50,
         device=META,
     )
 

@@ -17,6 +17,8 @@ def test_tokens(max_stop_token_ids: int, gpu: str) -> None:
         max_model_len=32771,
         max_blocks=2049,
         max_stop_token_ids=max_stop_token_ids,
+        max_biases=3,
+        vocab_size=50,
         device=META,
     )
     slots = torch.empty(256, dtype=torch.int32, device=META)

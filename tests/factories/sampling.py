@@ -18,8 +18,9 @@ from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
-from engine.execution.sampling.sampler import SamplePlan, Sampler
+from engine.execution.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import write_admissions
+from engine.limits import MAX_LOGIT_BIAS
 from engine.protocol import TokenLogprobs
 from kernels.slot_tables import SlotTables
 from kernels.slot_writes import SlotWrites
@@ -42,7 +43,11 @@ class SampledToken(NamedTuple):
 
 
 def make_tables(
-    num_slots: int, *, max_model_len: int = 64, device: torch.device = CPU
+    num_slots: int,
+    *,
+    max_model_len: int = 64,
+    vocab_size: int = 32,
+    device: torch.device = CPU,
 ) -> SlotTables:
     """Return tables for sequences of one block."""
     return SlotTables.allocate(
@@ -50,6 +55,8 @@ def make_tables(
         max_model_len=max_model_len,
         max_blocks=1,
         max_stop_token_ids=MAX_STOP_TOKEN_IDS,
+        max_biases=MAX_LOGIT_BIAS,
+        vocab_size=vocab_size,
         device=device,
     )
 
@@ -57,7 +64,12 @@ def make_tables(
 def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
     """Return a token of each request, from a new sampler."""
     max_model_len = max((request.num_tokens for request in requests), default=0) + 1
-    tables = make_tables(len(requests), max_model_len=max_model_len, device=logits.device)
+    tables = make_tables(
+        len(requests),
+        max_model_len=max_model_len,
+        vocab_size=logits.shape[1],
+        device=logits.device,
+    )
     sampler = Sampler(tables, logits.shape[1])
     slots = range(len(requests))
     for slot, request in zip(slots, requests, strict=True):
@@ -70,7 +82,7 @@ def admit(sampler: Sampler, slot: int, request: Request) -> None:
     admissions = AdmissionsBuilder()
     admissions.add(request, slot, 0)
     writes = SlotWrites(sampler._tables)
-    write_admissions(admissions.build(), writes)
+    write_admissions(admissions.build(), writes, sampler._tables.allowed_tokens.shape[1])
     writes.apply()
     sampler.admit(admissions.build())
 
@@ -82,11 +94,11 @@ def make_plan(
     rows = np.array(slots, dtype=np.int32)
     counts = np.array([r.num_output_tokens + ahead for r in requests], dtype=np.int32)
     wants_token = counts + 1 > ahead if ahead >= 0 else counts > 2**30
-    constraints = SamplingConstraints()
+    constraints = SamplingConstraints(vocab_size=sampler._vocab_size)
     for slot, request in zip(slots, requests, strict=True):
         constraints.add(slot, request)
     schedule = replace(EMPTY, slots=rows, wants_token=wants_token, num_output_tokens=counts)
-    return sampler.plan(rows, wants_token, constraints.batch(schedule))
+    return sampler.plan(schedule, constraints.batch(schedule))
 
 
 @torch.inference_mode()

@@ -47,6 +47,8 @@ class Host:
             max_model_len=MAX_MODEL_LEN,
             max_blocks=self.max_blocks,
             max_stop_token_ids=MAX_STOP_TOKEN_IDS,
+            max_biases=3,
+            vocab_size=50,
             device=DEVICE,
         )
         self.cache = [-1] * (num_blocks * block_size)

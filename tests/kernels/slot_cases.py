@@ -33,6 +33,8 @@ def random_tables(
         max_model_len=max_model_len,
         max_blocks=-(-max_model_len // block_size),
         max_stop_token_ids=max_stop_token_ids,
+        max_biases=3,
+        vocab_size=50,
         device=torch.device("cpu"),
     )
     rng = random.Random(seed)
@@ -54,6 +56,8 @@ def random_tables(
         max_model_len=max_model_len,
         max_blocks=tables.block_tables.shape[1],
         max_stop_token_ids=max_stop_token_ids,
+        max_biases=3,
+        vocab_size=50,
         device=DEVICE,
     )
     found.buffer.copy_(tables.buffer)
@@ -102,7 +106,13 @@ def vast_tables(monkeypatch: pytest.MonkeyPatch) -> SlotTables:
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", lambda size, **_: vast_zeros(4 * size).view(torch.int32))
         return SlotTables.allocate(
-            3, max_model_len=2**30 + 64, max_blocks=2**24 + 1, max_stop_token_ids=1, device=DEVICE
+            3,
+            max_model_len=2**30 + 64,
+            max_blocks=2**24 + 1,
+            max_stop_token_ids=1,
+            max_biases=3,
+            vocab_size=50,
+            device=DEVICE,
         )
 
 

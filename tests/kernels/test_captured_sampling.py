@@ -16,12 +16,13 @@ from torch import Tensor
 pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
+
 from engine import SamplingParams
 from engine.execution.downloads import Downloads
 from engine.execution.graphs.sample_graphs import PlainSampling, SampleGraphs
 from engine.execution.graphs.step_graphs import Capturer, CudaCapturer
-from engine.execution.sampling.draw import draw
 from kernels import device
+from kernels.sampling.draw import sample_tokens
 from kernels.slot_tables import SlotTables
 from kernels.token_scatter import scatter_tokens
 from tests.factories.greedy import GreedyCheckpoint
@@ -91,7 +92,7 @@ def test_a_replay_is_bitwise_what_the_kernels_do_one_by_one() -> None:
         # Padded to the same size: a product may differ in its last bits with the number of rows.
         size = min(size for size in (1, 2, 4, 6) if size >= num_rows)
         logits = head.compute_logits(hidden[:size])[:num_rows]
-        token_ids = draw(logits, expected, slots[:num_rows], has_filters=True)
+        token_ids = sample_tokens(logits, expected, slots[:num_rows], has_filters=True)
         reasons = scatter_tokens(expected, slots[:num_rows], token_ids)
         packed = graphs.run(num_rows, has_filters=has_filters)
         in_flight.append((downloads.copy(packed), token_ids, reasons))

@@ -14,7 +14,7 @@ from engine.core.bad_words import BadWords
 from engine.core.request import Request
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import SentSamples
-from engine.execution.sampling.sampler import Sampler
+from engine.execution.sampler import Sampler
 from kernels import device
 from tests.factories.requests import append_tokens, make_request
 from tests.factories.sampling import (
@@ -112,7 +112,7 @@ def _serve(steps: int) -> list[list[SampledToken]]:
         {},
     ]
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(kinds)]
-    sampler = Sampler(make_tables(len(kinds) + 1, device=DEVICE), VOCAB)
+    sampler = Sampler(make_tables(len(kinds) + 1, vocab_size=VOCAB, device=DEVICE), VOCAB)
     slots = [4, 0, 5, 1, 3]
     for slot, request in zip(slots, requests, strict=True):
         admit(sampler, slot, request)
@@ -142,7 +142,7 @@ def test_nothing_waits_for_the_device() -> None:
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
     requests[0].bad_words = BadWords([[90, 17], [3]])
     sampler, slots = (
-        Sampler(make_tables(len(requests), device=DEVICE), VOCAB),
+        Sampler(make_tables(len(requests), vocab_size=VOCAB, device=DEVICE), VOCAB),
         list(range(len(requests))),
     )
     for slot, request in zip(slots, requests, strict=True):

@@ -44,13 +44,21 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_tables_are_zero_and_share_nothing() -> None:
     tables = SlotTables.allocate(
-        3, max_model_len=7, max_blocks=2, max_stop_token_ids=5, device=DEVICE
+        3,
+        max_model_len=7,
+        max_blocks=2,
+        max_stop_token_ids=5,
+        max_biases=6,
+        vocab_size=70,
+        device=DEVICE,
     )
     assert tables.num_slots == 3
     assert tables.max_model_len == 7
     assert tables.token_ids.shape == (3, 7)
     assert tables.block_tables.shape == (3, 2)
     assert tables.stop_token_ids.shape == (3, 5)
+    assert tables.bias_token_ids.shape == tables.bias_values.shape == (3, 6)
+    assert tables.allowed_tokens.shape == (3, 3)
     assert not tables.buffer.any()
     for number, name in enumerate(NAMES, start=1):
         assert getattr(tables, name).is_contiguous()
@@ -84,6 +92,7 @@ def test_admission_writes_the_whole_slot_and_no_other() -> None:
         "min_tokens": 3,
         "max_tokens": 9,
         "finish_reasons": RUNNING,
+        "num_counted_tokens": 0,
     }.items():
         getattr(expected, name)[1] = value
     writes = SlotWrites(tables)
@@ -144,6 +153,7 @@ def test_places_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wrong_sizes_are_named() -> None:
     sizes = {"num_slots": 1, "max_model_len": 1, "max_blocks": 1, "max_stop_token_ids": 1}
+    sizes |= {"max_biases": 1, "vocab_size": 1}
     for name in sizes:
         arguments = {**sizes, name: 0}
         with pytest.raises(ValueError, match=f"{name}: must be positive"):

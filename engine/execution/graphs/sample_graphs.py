@@ -19,9 +19,9 @@ from torch import Tensor
 from engine.execution.downloads import Packed
 from engine.execution.graphs.graph_sizes import next_size
 from engine.execution.graphs.step_graphs import Capturer, Graph
-from engine.execution.sampling.draw import draw
 from engine.models.causal_lm import CausalLM
 from engine.nvtx import nvtx_range
+from kernels.sampling.draw import sample_tokens
 from kernels.slot_tables import SlotTables
 from kernels.token_scatter import scatter_tokens
 
@@ -62,7 +62,7 @@ class PlainSampling:
     ) -> None:
         """Do what `SampleRows` says."""
         logits = self._model.compute_logits(hidden)
-        draw(logits, self._tables, slots, has_filters=has_filters, out=token_ids)
+        sample_tokens(logits, self._tables, slots, has_filters=has_filters, out=token_ids)
         scatter_tokens(self._tables, slots, token_ids, out=finish_reasons)
 
 

@@ -25,7 +25,15 @@ def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _tables(seed: int) -> SlotTables:
     tables = random_tables(9, seed=seed)
-    found = SlotTables.allocate(9, max_model_len=60, max_blocks=4, max_stop_token_ids=4, device=CPU)
+    found = SlotTables.allocate(
+        9,
+        max_model_len=60,
+        max_blocks=4,
+        max_stop_token_ids=4,
+        max_biases=3,
+        vocab_size=50,
+        device=CPU,
+    )
     found.buffer.copy_(tables.buffer)
     return found
 

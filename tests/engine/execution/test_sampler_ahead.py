@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kernels.upload
 from engine.core.bad_words import BadWords
 from engine.core.request import Request
-from engine.execution.sampling import step_arrays
-from engine.execution.sampling.draw import uniform_numbers
-from engine.execution.sampling.sampler import Sampler
+from engine.execution.sampler import Sampler
 from tests.factories.requests import append_tokens, make_request
 from tests.factories.sampling import admit, make_plan, make_tables, run_plan, sample_requests
 
@@ -123,19 +122,6 @@ def test_the_last_of_several_admissions_counts() -> None:
     assert step(sampler, {0: plain}) == [3]
 
 
-def test_a_plan_stands_when_its_slot_is_given_away() -> None:
-    sampler = Sampler(make_tables(1), VOCAB)
-    before = make_request(1, [8], **PENALISED, allowed_token_ids=[4, 5], logit_bias={5: 1.0})
-    append_tokens(before, [5, 5])
-    after = make_request(2, [8], temperature=0)
-    admit(sampler, 0, before)
-    old = make_plan(sampler, [0], [before])
-    admit(sampler, 0, after)
-    new = make_plan(sampler, [0], [after])
-    assert run_plan(sampler, old, falling()[None], [0])[0].token_id == 4
-    assert run_plan(sampler, new, falling()[None], [0])[0].token_id == 3
-
-
 def test_an_idle_row_is_not_counted() -> None:
     sampler = Sampler(make_tables(3), VOCAB)
     requests = {slot: make_request(slot, [8], **PENALISED) for slot in (2, 0)}
@@ -165,31 +151,24 @@ def test_admissions_before_a_step_that_draws_nothing() -> None:
     assert step(sampler, {0: request}) == [4]
 
 
-def test_lists_are_uploaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_uploads_nothing_that_the_tables_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
     def upload(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
         sizes.append(values.nbytes)
         return torch.from_numpy(values).to(device)
 
-    monkeypatch.setattr(step_arrays, "upload", upload)
-    request = make_request(
-        1,
-        [8],
-        **PENALISED,
-        allowed_token_ids=range(1000),
-        logit_bias=dict.fromkeys(range(1000), 1.0),
-        logprobs=1,
-    )
-    sampler = Sampler(make_tables(1), 1000)
-    admit(sampler, 0, request)
-    for _ in range(3):
-        plan = make_plan(sampler, [0], [request])
-        run_plan(sampler, plan, torch.zeros(1, 1000), [0])
-    # Besides one small upload a step: 8 bytes for a token that is allowed, 4 and 4 for a bias.
-    assert sorted(sizes)[-3:] == [4000, 4000, 8000]
-    assert len(sizes) == 6
-    assert sorted(sizes)[-4] < 300
+    monkeypatch.setattr(kernels.upload, "upload", upload)
+    lists = {"allowed_token_ids": range(1000), "logit_bias": dict.fromkeys(range(1000), 1.0)}
+    stops = {"min_tokens": 4, "stop_token_ids": frozenset({1})}
+    sampler = Sampler(make_tables(1, vocab_size=1000), 1000)
+    for wishes in ({}, {"logprobs": 1}, {"bad_words": [[3]]}):
+        bad_words = wishes.pop("bad_words", ())
+        request = make_request(1, [8], **PENALISED, **lists, **stops, **wishes)
+        request.bad_words = BadWords(bad_words) if bad_words else None
+        admit(sampler, 0, request)
+        run_plan(sampler, make_plan(sampler, [0], [request]), torch.zeros(1, 1000), [0])
+    assert sizes == [4 * 4, 4 * (4 + 32)], "a row; a mask, and whose it is"
 
 
 WISHES: list[dict[str, Any]] = [
@@ -235,20 +214,6 @@ def test_a_row_depends_neither_on_its_company_nor_on_its_slot(data: st.DataObjec
         for row, request in zip(logits, requests, strict=True)
     ]
     assert together == alone
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1)), min_size=1, max_size=9
-    )
-)
-def test_uniform_numbers_are_numpys(rows: list[tuple[int, int]]) -> None:
-    seeds, positions = zip(*rows, strict=True)
-    found = uniform_numbers(np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.int64))
-    assert found.tolist() == [
-        np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
-        for seed, position in rows
-    ]
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])

@@ -15,7 +15,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.core.schedule import SKIPPED, Samples, SamplingBatch, Schedule
+from engine.core.schedule import ALLOWED, SKIPPED, Samples, SamplingBatch, Schedule
 from engine.execution.loading import Runner, load_model
 from engine.execution.pending_step import PendingStep
 from engine.models.model_config import ModelConfig
@@ -175,8 +175,8 @@ def test_these_steps_have_everything_in_them(steps: Recorder) -> None:
     assert any(each.any() for each in resumed)
     hits = [(a.token_ids.lengths > 40) & (a.num_computed_tokens == 40) for a in admissions]
     assert any(each.any() for each in hits), "a prefix is found in the cache"
-    assert any(len(b.forbidden_rows) for b in steps.batches)
-    assert any(a.is_constrained.any() for a in admissions)
+    assert any(len(b.mask_rows) for b in steps.batches)
+    assert any((a.features & ALLOWED).any() for a in admissions)
     assert any(len(a.bias_values) for a in admissions)
     assert any((a.frequency_penalty > 0).any() for a in admissions)
     assert any((s.finish_reasons == SKIPPED).any() for s in steps.samples), "one step ahead"

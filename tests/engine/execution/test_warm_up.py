@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
+from engine.core.schedule import ALLOWED, BIAS, FILTERS, LOGPROBS, PENALTIES
 from engine.execution.devices import ResolvedConfig, choose_device, resolve
 from engine.execution.warm_up import largest_step, warm_up_steps
 
@@ -58,14 +59,18 @@ def test_the_largest_step_takes_the_memory_of_every_feature() -> None:
     assert (admissions.num_top_logprobs == 50).all()
     assert (admissions.presence_penalty != 0).all()
     assert (admissions.top_p < 1).all()
-    assert admissions.is_constrained.all()
+    assert (admissions.features == ALLOWED | BIAS | PENALTIES | FILTERS | LOGPROBS).all()
 
 
 @pytest.mark.parametrize("most", [0, 1, 20, 50])
 def test_each_way_to_find_log_probabilities_is_taken(most: int) -> None:
     steps = warm_up_steps(config(max_logprobs=most), 64)
-    asked = {int(number) for step in steps for number in step.admissions.num_top_logprobs}
-    assert asked == {-1, 0, min(1, most), most}
+    asked = {
+        int(number)
+        for step in steps
+        for number in step.admissions.num_top_logprobs[step.admissions.features & LOGPROBS > 0]
+    }
+    assert asked == {0, min(1, most), most}
 
 
 def test_counts_for_penalties_are_allocated_by_the_first_request_that_needs_them(

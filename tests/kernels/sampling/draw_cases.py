@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.draw import Settings
+from kernels.slot_tables import SlotTables
 from tests.kernels.support import DEVICE
 
 # Several groups per tile, tiles per list and chunks per row, for rows of some hundreds of logits;
@@ -39,36 +40,33 @@ FILTERS = [
 class Rows(NamedTuple):
     """The arguments of `sample_tokens` except the logits."""
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
-    num_tokens: Tensor
-    num_prompt_tokens: Tensor
+    tables: SlotTables
+    slots: Tensor
 
     @property
     def positions(self) -> Tensor:
-        return (self.num_tokens - self.num_prompt_tokens).long()
+        return (self.tables.num_tokens - self.tables.num_prompt_tokens)[self.slots].long()
 
     def take(self, rows: Tensor | slice) -> Rows:
-        return Rows(*(column[rows] for column in self))
+        return Rows(self.tables, self.slots[rows])
 
 
 def rows_of(filters: list[dict[str, float]], seed: int = 0) -> Rows:
     """Return one row per element of `filters`, each with its own seed and position."""
-
-    def column(name: str, neutral: float, dtype: torch.dtype) -> Tensor:
-        values = [row.get(name, neutral) for row in filters]
-        return torch.tensor(values, dtype=dtype, device=DEVICE)
-
-    numbers = torch.arange(len(filters), device=DEVICE)
-    return Rows(
-        temperature=column("temperature", 1.0, torch.float32),
-        top_k=column("top_k", 0, torch.int32),
-        top_p=column("top_p", 1.0, torch.float32),
-        min_p=column("min_p", 0.0, torch.float32),
-        seeds=(numbers + 1 + 1000 * seed) * 0x9E3779B97F4A7C1,
-        num_tokens=(numbers * 5 + seed).int(),
-        num_prompt_tokens=(numbers * 2).int(),
+    tables = SlotTables.allocate(
+        max(len(filters), 1),
+        max_model_len=1,
+        max_blocks=1,
+        max_stop_token_ids=1,
+        max_biases=1,
+        vocab_size=1,
+        device=DEVICE,
     )
+    numbers = torch.arange(len(filters), device=DEVICE)
+    for name, neutral in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+        values = [row.get(name, neutral) for row in filters]
+        getattr(tables, name)[: len(filters)] = torch.tensor(values, device=DEVICE)
+    tables.seeds[: len(filters)] = (numbers + 1 + 1000 * seed) * 0x9E3779B97F4A7C1
+    tables.num_tokens[: len(filters)] = numbers * 5 + seed
+    tables.num_prompt_tokens[: len(filters)] = numbers * 2
+    return Rows(tables, numbers.int())

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import device
 from kernels.device import INTERPRETED
 from kernels.sampling import draw
 from kernels.sampling.draw import reference, sample_tokens
@@ -61,11 +60,11 @@ def test_parameters_are_those_of_the_slot_of_a_row() -> None:
     order = torch.randperm(len(FILTERS), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     slots = order.int()
     slots[3] = -1
-    drawn = sample_tokens(logits[order], *rows, slots=slots)
+    drawn = sample_tokens(logits[order], rows.tables, slots)
     expected = together[order]
     expected[3] = 0
     assert drawn.tolist() == expected.tolist()
-    assert reference(logits[order], *rows, slots=slots).tolist() == expected.tolist()
+    assert reference(logits[order], rows.tables, slots).tolist() == expected.tolist()
 
 
 @pytest.mark.usefixtures("division")
@@ -96,7 +95,7 @@ def test_the_reference_does_what_the_interface_says() -> None:
     for seed in range(4):
         rows = rows_of(FILTERS, seed)
         logits = randn(len(FILTERS), 150, seed=seed) * 3
-        times = exponentials_reference(rows.seeds, rows.positions, 150)
+        times = exponentials_reference(rows.tables.seeds, rows.positions, 150)
         expected = [_plainly(*each) for each in zip(logits, FILTERS, times, strict=True)]
         assert reference(logits, *rows).tolist() == expected
 
@@ -184,7 +183,7 @@ def test_tokens_follow_the_distribution(
 def test_a_large_flat_vocabulary_is_drawn_from_evenly() -> None:
     count, vocab = 200, 2**15
     rows = rows_of([{}] * count)
-    tokens = exponentials_reference(rows.seeds, rows.positions, vocab).argmin(-1)
+    tokens = exponentials_reference(rows.tables.seeds, rows.positions, vocab).argmin(-1)
     assert _chi_square(tokens // (vocab // 16), [1 / 16] * 16) < 44.3
     logits = torch.zeros(1, vocab, device=DEVICE)
     assert int(sample_tokens(logits, *rows.take(slice(0, 1)))) == int(tokens[0])
@@ -197,14 +196,6 @@ def test_rows_that_lie_beyond_two_to_the_31() -> None:
     logits.copy_(randn(3, 150))
     rows = rows_of([{}, {"top_k": 20, "top_p": 0.9}, {"top_p": 0.5}])
     assert sample_tokens(logits, *rows).tolist() == reference(logits, *rows).tolist()
-
-
-def test_without_triton_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, logits = rows_of(FILTERS), randn(len(FILTERS), 150)
-    with_triton = sample_tokens(logits, *rows)
-    monkeypatch.setattr(device, "runs_triton", lambda tensor: False)
-    monkeypatch.setattr(draw, "_launch", None)
-    assert sample_tokens(logits, *rows).tolist() == with_triton.tolist()
 
 
 def test_no_rows() -> None:
@@ -229,12 +220,14 @@ def test_wrong_arguments_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             sample_tokens(wrong, *rows)
-    for name, column in rows._asdict().items():
-        for changed, message in (
-            (column.half(), "must be torch"),
-            (column[:1], r"must have shape \[2\]"),
-            (column.to("meta"), "must be on"),
-            (torch.stack([column, column], 1)[:, 0], "must be contiguous"),
-        ):
-            with pytest.raises(ValueError, match=f"{name}: {message}"):
-                sample_tokens(logits, *rows._replace(**{name: changed}))
+    slots = rows.slots
+    for changed, message in (
+        (slots.long(), r"slots: must be torch\.int32"),
+        (slots[:1], r"slots: must have shape \[2\]"),
+        (slots.to("meta"), "slots: must be on"),
+        (torch.stack([slots, slots], 1)[:, 0], "slots: must be contiguous"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sample_tokens(logits, rows.tables, changed)
+    with pytest.raises(ValueError, match="out: must have shape"):
+        sample_tokens(logits, *rows, out=torch.zeros(3, dtype=torch.int64, device=DEVICE))

@@ -24,7 +24,8 @@ def assert_keeps(logits: Tensor, row: dict[str, float], kept: int) -> None:
     rows, given = rows_of([row] * 700), logits.expand(700, -1)
     expected = reference(given, *rows)
     order = logits.argsort(descending=True, stable=True)
-    times = exponentials_reference(rows.seeds, rows.positions, len(logits))[:, order[: kept + 1]]
+    times = exponentials_reference(rows.tables.seeds, rows.positions, len(logits))
+    times = times[:, order[: kept + 1]]
     drawn_last, next_is_first = expected == order[kept - 1], times.argmin(-1) == kept
     assert torch.isin(expected, order[:kept]).all()
     seeds = [mask.nonzero()[:1, 0] for mask in (drawn_last, next_is_first)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernels.sampling import draw, logprobs
 from tests.kernels.sampling.draw_cases import SMALL, rows_of
-from tests.kernels.sampling.test_adjust_logits import check_rows
+from tests.kernels.sampling.test_adjust_logits import Row, check_rows
 from tests.kernels.sampling.test_logprobs import assert_same
 from tests.kernels.support import DEVICE, randn
 
@@ -80,11 +80,15 @@ def test_logprobs(vocab: int, seed: int, ties: bool, forbidden: float, data: st.
         assert_same(logits, token_ids, data.draw(st.integers(0, min(vocab, 36))))
 
 
+token_sets = st.none() | st.lists(st.integers(0, 99), min_size=1, max_size=9)
+
+
 @given(
     st.lists(
-        st.tuples(
-            st.dictionaries(st.integers(0, 99), st.floats(-100, 100, width=32), max_size=6),
-            st.fixed_dictionaries(
+        st.builds(
+            Row,
+            bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100, width=32), max_size=6),
+            penalties=st.fixed_dictionaries(
                 {},
                 optional={
                     "repetition": st.floats(0.5, 2.0, width=32),
@@ -92,6 +96,10 @@ def test_logprobs(vocab: int, seed: int, ties: bool, forbidden: float, data: st.
                     "frequency": st.floats(-2, 2, width=32),
                 },
             ),
+            allowed=token_sets,
+            mask=token_sets,
+            stops=st.lists(st.integers(0, 99), max_size=5),
+            min_tokens=st.integers(0, 5),
         ),
         min_size=1,
         max_size=3,
@@ -99,5 +107,5 @@ def test_logprobs(vocab: int, seed: int, ties: bool, forbidden: float, data: st.
     st.integers(100, 2100),
 )
 @settings(max_examples=20, deadline=None)
-def test_adjustments(rows: list[tuple[dict[int, float], dict[str, float]]], vocab: int) -> None:
-    check_rows([(dict(sorted(bias.items())), penalties) for bias, penalties in rows], vocab)
+def test_adjustments(rows: list[Row], vocab: int) -> None:
+    check_rows(rows, vocab)

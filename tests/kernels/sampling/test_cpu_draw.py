@@ -1,9 +1,16 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("hypothesis")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.execution.sampling.draw import _FEW as FEW
-from engine.execution.sampling.draw import TorchFilter
+from kernels.sampling.cpu_draw import _FEW as FEW
+from kernels.sampling.cpu_draw import TorchFilter, uniform_numbers
 
 VOCAB = 3 * FEW
 
@@ -79,3 +86,17 @@ def test_flat_and_steep_rows_at_once() -> None:
     for found, (row, _, kept) in zip(out, asked, strict=True):
         assert (found > 0).nonzero()[:, 0].tolist() == kept
         assert torch.equal(found[kept], row[kept])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1)), min_size=1, max_size=9
+    )
+)
+def test_uniform_numbers_are_numpys(rows: list[tuple[int, int]]) -> None:
+    seeds, positions = zip(*rows, strict=True)
+    found = uniform_numbers(np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.int64))
+    assert found.tolist() == [
+        np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
+        for seed, position in rows
+    ]

@@ -1,7 +1,6 @@
-"""The draw of a token per row: temperature, top-k, top-p, min-p and the random number.
+"""The draw of a token per row on a CPU, with the random numbers of NumPy's Philox generator.
 
-On a GPU by kernels in the Triton language; on a CPU by a C++ kernel, or by torch's operations if it
-has not been built. Both CPU forms draw the same tokens from the same random numbers.
+By a C++ kernel, or by torch's operations if it has not been built: both draw the same tokens.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels import cpu
-from kernels import device as devices
 from kernels.cpu.draw import draw_tokens
-from kernels.sampling.draw import sample_tokens
 from kernels.slot_tables import SlotTables
 
 _FEW = 512  # most likely tokens that are filtered before a whole row is sorted
@@ -28,36 +25,13 @@ _ROUNDS = 10
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def draw(
-    logits: Tensor,
-    tables: SlotTables,
-    slots: Tensor,
-    *,
-    has_filters: bool,
-    out: Tensor | None = None,
-) -> Tensor:
+def draw_on_cpu(logits: Tensor, tables: SlotTables, slots: Tensor) -> Tensor:
     """Return a token per row, int64 [R], by the parameters of its slot.
 
     Args:
         logits: float32 [R, V]; not changed.
         slots: int32 [R]; a row with -1 gets the token 0.
-        has_filters: False if no row that is not greedy has top_k, top_p or min_p.
-        out: int64 [R], written to and returned; allocated by default.
     """
-    if devices.has_triton(logits.device):
-        return sample_tokens(
-            logits,
-            tables.temperature,
-            tables.top_k,
-            tables.top_p,
-            tables.min_p,
-            tables.seeds,
-            tables.num_tokens,
-            tables.num_prompt_tokens,
-            slots=slots,
-            has_filters=has_filters,
-            out=out,
-        )
     rows = slots.long().clamp(min=0)
     temperature = torch.where(slots >= 0, tables.temperature[rows], 0.0).double()
     uniform = torch.zeros_like(temperature)
@@ -67,8 +41,7 @@ def draw(
         uniform = torch.from_numpy(uniform_numbers(seeds, positions.numpy()))
     filters = (tables.top_k[rows], tables.top_p[rows].double(), tables.min_p[rows].double())
     form = draw_with_torch if cpu.operations(logits) is None else draw_tokens
-    token_ids = form(logits, temperature, *filters, uniform).masked_fill_(slots < 0, 0)
-    return token_ids if out is None else out.copy_(token_ids)
+    return form(logits, temperature, *filters, uniform).masked_fill_(slots < 0, 0)
 
 
 def draw_with_torch(

@@ -1,0 +1,170 @@
+"""Sampler: from the logits of a step to one token per row.
+
+The host may not have read the tokens of earlier steps. `Sampler.plan` collects on the host what the
+rows need, and `Sampler.sample` runs on the device. What a sequence asks for is in the slot tables,
+written when it gets its slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.core.schedule import (
+    ALLOWED,
+    BIAS,
+    FILTERS,
+    LOGPROBS,
+    MIN_TOKENS,
+    PENALTIES,
+    Admissions,
+    Int32s,
+    SamplingBatch,
+    Schedule,
+    num_sampled_rows,
+)
+from engine.nvtx import nvtx_range
+from kernels.sampling.adjust_logits import RowMasks, adjust_logits
+from kernels.sampling.draw import sample_tokens
+from kernels.sampling.logprobs import Logprobs, token_logprobs
+from kernels.sampling.token_counts import TokenCounts, count_tokens
+from kernels.slot_tables import SlotTables
+from kernels.upload import upload_together
+
+
+class Drawn(NamedTuple):
+    """The tokens drawn for R rows, on the device."""
+
+    token_ids: Tensor  # int64 [R]
+    logprobs: Logprobs | None  # of the rows that ask for them
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """How the R rows of a step are sampled. Made by `Sampler.plan`, for one `Sampler.sample`.
+
+    Attributes:
+        wants_token: [R], whose token is of interest.
+        has_penalties: whether any row has penalties, so that tokens are counted.
+        adjusts_logits: whether any row has a mask, biases or penalties.
+        has_filters: whether any row has top_k, top_p or min_p.
+        mask_ids: int32 [R], which of `masks` each row has; -1: none. Empty if no row has one.
+        masks: int32 [N, ceil(V / 32)], as in `SamplingBatch`.
+        logprobs_rows: int32 [K], which ask for log-probabilities.
+        num_top_logprobs: int32 [K], how many most likely tokens each of them asks for.
+    """
+
+    wants_token: NDArray[np.bool_]
+    has_penalties: bool
+    adjusts_logits: bool
+    has_filters: bool
+    mask_ids: Int32s
+    masks: Int32s
+    logprobs_rows: Int32s
+    num_top_logprobs: Int32s
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tokens are drawn from the logits as they are, and nothing else is done."""
+        return not self.adjusts_logits and not len(self.logprobs_rows)
+
+
+class Sampler:
+    """Chooses tokens for the sequences in the slots of `SlotTables`.
+
+    A row's token depends on its logits, its parameters, its seed and its number of output tokens
+    alone, never on the other rows. Log-probabilities are those before any processing.
+
+    `admit` and `plan` run on the host, and read nothing that a step in flight uses. `sample` runs
+    on the device: it takes the plans in the order in which they were made, possibly on another
+    thread.
+    """
+
+    def __init__(self, tables: SlotTables, vocab_size: int) -> None:
+        """Sample for the sequences in `tables`, from logits on their device.
+
+        The first sequence with penalties allocates 4 bytes there per slot and vocabulary token.
+        """
+        self._tables = tables
+        self._vocab_size = vocab_size
+        # By slot, as in `Admissions`.
+        self._features = np.zeros(tables.num_slots, dtype=np.int32)
+        self._min_tokens = np.zeros_like(self._features)
+        self._num_top_logprobs = np.zeros_like(self._features)
+        self._counts = self._new_counts(1)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The tensors on the device that `sample` changes, beside the tables, by name."""
+        return self._counts._asdict()
+
+    def admit(self, admissions: Admissions) -> None:
+        """Give slots to sequences: new ones, or ones that resume after a preemption."""
+        slots = admissions.slots
+        self._features[slots] = admissions.features
+        self._min_tokens[slots] = admissions.min_tokens
+        self._num_top_logprobs[slots] = admissions.num_top_logprobs.clip(max=self._vocab_size)
+
+    def plan(self, schedule: Schedule, sampling: SamplingBatch) -> SamplePlan:
+        """Plan the sampling of the first rows of `schedule`, up to the last that wants a token."""
+        num_rows = num_sampled_rows(schedule)
+        slots, wants_token = schedule.slots[:num_rows], schedule.wants_token[:num_rows]
+        features = np.where(wants_token, self._features[slots], 0)
+        used = int(np.bitwise_or.reduce(features, initial=0))
+        adjusts_logits = bool(used & (ALLOWED | BIAS | PENALTIES)) or len(sampling.mask_rows) > 0
+        if used & MIN_TOKENS and not adjusts_logits:
+            is_early = schedule.num_output_tokens[:num_rows] < self._min_tokens[slots]
+            adjusts_logits = bool((is_early & (features & MIN_TOKENS != 0)).any())
+        mask_ids = np.zeros(0, dtype=np.int32)
+        if len(sampling.mask_rows):
+            mask_ids = np.full(num_rows, -1, dtype=np.int32)
+            mask_ids[sampling.mask_rows] = np.arange(len(sampling.mask_rows))
+        logprobs_rows = np.flatnonzero(features & LOGPROBS).astype(np.int32)
+        return SamplePlan(
+            wants_token=wants_token,
+            has_penalties=bool(used & PENALTIES),
+            adjusts_logits=adjusts_logits,
+            has_filters=bool(used & FILTERS),
+            mask_ids=mask_ids,
+            masks=sampling.masks,
+            logprobs_rows=logprobs_rows,
+            num_top_logprobs=self._num_top_logprobs[slots[logprobs_rows]],
+        )
+
+    @nvtx_range("draw")
+    def sample(self, plan: SamplePlan, logits: Tensor, slots: Tensor) -> Drawn:
+        """Sample according to `plan`, without waiting for the device.
+
+        Args:
+            plan: the oldest that has not been sampled from.
+            logits: float32 [R, V], may be overwritten.
+            slots: int32 [R], those of the plan; -1 if the sequence has ended on the device, or
+                wants no token: it is undefined then.
+        """
+        mask_ids, masks, rows = upload_together(
+            (plan.mask_ids, plan.masks, plan.logprobs_rows), logits.device
+        )
+        kept = logits.index_select(0, rows) if len(rows) else None  # before they change
+        if plan.has_penalties:
+            if len(self._counts.output_counts) < self._tables.num_slots:
+                self._counts = self._new_counts(self._tables.num_slots)
+            count_tokens(self._counts, self._tables, slots)
+        if plan.adjusts_logits:
+            row_masks = RowMasks(mask_ids, masks) if len(mask_ids) else None
+            adjust_logits(logits, self._tables, slots, self._counts, row_masks)
+        token_ids = sample_tokens(logits, self._tables, slots, has_filters=plan.has_filters)
+        if kept is None:
+            return Drawn(token_ids, None)
+        num_top = int(plan.num_top_logprobs.max())
+        return Drawn(token_ids, token_logprobs(kept, token_ids.index_select(0, rows), num_top))
+
+    def free_penalty_counts(self) -> None:
+        """Free what the first sequence with penalties has allocated; no such sequence may run."""
+        self._counts = self._new_counts(1)
+
+    def _new_counts(self, num_slots: int) -> TokenCounts:
+        return TokenCounts.allocate(num_slots, self._vocab_size, self._tables.buffer.device)

@@ -1,1 +1,0 @@
-"""Sampling: from the logits of a step to its tokens."""
