@@ -52,7 +52,7 @@ def warm_up_steps(config: ResolvedConfig, max_model_len: int) -> Iterator[Schedu
     # Small prefill tiles; few log-probabilities, which are not found as many are; and biases in a
     # step without masks.
     few = SamplingParams(temperature=0, logprobs=min(1, config.max_logprobs), logit_bias={0: 1.0})
-    yield padding_step([min(2, max_model_len)], few, config.block_size)
+    yield padding_step([min(2, max_model_len, most)], few, config.block_size)
     long = [max_model_len] * (most // max_model_len) + [most % max_model_len]
     long = [length for length in long if length][: config.max_num_seqs]
     yield padding_step(long, SamplingParams(temperature=1.0, logprobs=0), config.block_size)

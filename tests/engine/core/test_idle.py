@@ -49,6 +49,7 @@ def work_of(check: Callable[[Scheduler], None], scheduler: Scheduler) -> int:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # before settrace, or Python 3.12 traces none at all
     sys.settrace(trace)
     try:
         check(scheduler)

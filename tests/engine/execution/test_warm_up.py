@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine import LLM, SamplingParams
@@ -35,6 +35,7 @@ def config(**settings: object) -> ResolvedConfig:
     more_tokens=st.integers(0, 300),
     max_model_len=st.integers(1, 200),
 )
+@example(max_num_seqs=1, more_tokens=0, max_model_len=2)
 def test_steps_keep_to_the_limits_and_the_first_is_the_largest(
     max_num_seqs: int, more_tokens: int, max_model_len: int
 ) -> None:

@@ -13,10 +13,11 @@ assert len(gc.get_objects()) < 10_000
 class Cycle: pass
 cycle = Cycle()
 cycle.itself = cycle
-gone = weakref.ref(cycle)
+gone = []
+weakref.finalize(cycle, gone.append, True)
 del cycle
 keep = []
-while gone() is not None:
+while not gone:
     keep.append([])
     assert len(keep) < 1_000_000, "no automatic collection"
 """
