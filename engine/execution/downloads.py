@@ -37,36 +37,19 @@ def pack(tensors: Sequence[Tensor]) -> Packed:
     return Packed(words, tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors))
 
 
-class Event(Protocol):
-    """Marks a place in the work of a device."""
-
-    def record(self) -> None:
-        """Mark the place after all work so far."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has come to the place."""
-
-
-class _NoEvent:
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """Memory on the host for one copy at a time, and the event after it.
+    """Memory on the host for one copy at a time.
 
     Attributes:
         words: int32, pinned where there is a GPU.
         array: the same memory.
+        event: comes after the copy; None where a copy is done when it is launched.
     """
 
     words: Tensor
     array: NDArray[np.int32]
-    event: Event
+    event: torch.cuda.Event | None
 
 
 class Download(Protocol):
@@ -99,16 +82,15 @@ class Downloads:
         if len(words) > num_words:
             words = words[:num_words]
         words.copy_(packed.words, non_blocking=True)
-        landing.event.record()
+        if landing.event is not None:
+            landing.event.record()
         return _Copy(self._free, landing, packed)
 
     def _landing(self, num_words: int) -> _Landing:
         if self._free and len((landing := self._free.pop()).words) >= num_words:
             return landing
         words = torch.empty(num_words, dtype=torch.int32, pin_memory=self._is_cuda)
-        event: Event = _NoEvent()
-        if self._is_cuda:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
         return _Landing(words, words.numpy(), event)
 
 
@@ -131,7 +113,8 @@ class _Copy:
 
     def wait(self) -> list[NDArray[Any]]:
         if self._landing is not None:
-            self._landing.event.synchronize()
+            if self._landing.event is not None:
+                self._landing.event.synchronize()
             words = self._landing.array[: self._num_words].copy()
             self._free.append(self._landing)
             self._landing = None

@@ -15,6 +15,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.schedule import SamplingBatch, Schedule
 from engine.errors import ConfigError
+from engine.execution.attention.backend import attention_backend
 from engine.execution.cpu_threads import set_num_threads
 from engine.execution.devices import (
     ResolvedConfig,
@@ -36,13 +37,18 @@ from engine.execution.memory.kv_cache_plan import (
     KVCachePlan,
     kv_cache_dtype,
     plan_kv_cache,
+    require_room_for_weights,
     swap_space_bytes,
 )
 from engine.execution.model_runner import ModelRunner
 from engine.execution.null_device import NullRunner
 from engine.execution.pending_step import PendingStep
 from engine.execution.progress import in_tenths
+from engine.models.build import build_model
+from engine.models.causal_lm import CausalLM
+from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
 from engine.models.model_config import ModelConfig
+from engine.weights import initialise_weights
 
 log = logging.getLogger("trident.engine")
 
@@ -134,24 +140,33 @@ class _Loader:
         if device.type == "cuda":
             require_full_precision()
         before = memory_before_loading(config, device)
+        attention = attention_backend(device, dtype=self._dtype, block_size=config.block_size)
+        attention.check(
+            num_heads=self._model_config.num_heads,
+            num_kv_heads=self._model_config.num_kv_heads,
+            head_dim=self._model_config.head_dim,
+            kv_cache_dtype=kv_cache_dtype(config, self._dtype),
+        )
         report(f"loading the weights of {config.model}")
         runner = ModelRunner(
-            checkpoint,
-            self._model_config,
+            self._load_weights(checkpoint),
+            attention,
             config,
             max_model_len=self._max_model_len,
             dtype=self._dtype,
             device=device,
-            on_progress=in_tenths(report, "loading weights {bar} {share} % of {mib:,.0f} MiB"),
         )
         captures = device.type == "cuda" and not config.enforce_eager
         profile = None
         if before is not None:
             report("compiling kernels, and measuring the memory of the largest step")
             runner.allocate_kv_cache(1)
+            measure = None
             # A cache of a given size leaves it to the user what graphs find beside it.
-            measures_graphs = captures and cache_fills_share(config)
-            measure = partial(self._measure_graphs, runner) if measures_graphs else None
+            if captures and cache_fills_share(config):
+                measure = partial(self._capture_some, runner)
+                measure()  # what libraries load for these sizes is not taken for the graphs'
+                runner.drop_graphs()
             profile = profile_memory(config, before, runner.warm_up, measure, device)
             runner.drop_graphs()
             report(profile.summary)
@@ -167,8 +182,34 @@ class _Loader:
             where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
         if captures:
             self._capture(runner, runner.graph_sizes)
+        if before is not None:
+            # The largest step is the first: smaller ones take parts of what it has allocated. After
+            # them it would find no place among theirs, and the process would outgrow its share.
+            runner.warm_up()
         memory = f"{plan.num_bytes / 2**20:,.0f} MiB of {kv_cache_dtype(config, self._dtype)}"
         return self._loaded(runner, plan, num_host_blocks, f"{self._dtype}, {where}", memory)
+
+    def _load_weights(self, checkpoint: Path) -> CausalLM:
+        config, device = self._config, self.device
+        check_quantization(config.quantization, device, self._dtype)
+        build = partial(
+            build_model, self._model_config, max_model_len=self._max_model_len, dtype=self._dtype
+        )
+        outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
+        num_bytes = sum(p.nbytes for p in outline.parameters())
+        num_bytes += num_copied_bytes(outline, config.quantization, device)
+        require_room_for_weights(num_bytes, device, config)
+        model = build(device=device)
+        text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
+        initialise_weights(
+            model,
+            checkpoint,
+            load_format=config.load_format,
+            seed=config.seed,
+            on_progress=in_tenths(self._on_progress, text),
+        )
+        convert_weights(model, config.quantization)
+        return model
 
     def load_null_device(self, token_ids: Sequence[int]) -> LoadedModel:
         """Prepare the null device to make up tokens of `token_ids`.
@@ -224,7 +265,7 @@ class _Loader:
             f"{time.perf_counter() - begin:.1f} s and {taken}"
         )
 
-    def _measure_graphs(self, runner: ModelRunner) -> float:
+    def _capture_some(self, runner: ModelRunner) -> float:
         """Capture some graphs; return how many times as many there will be."""
         some = runner.graph_sizes.some()
         self._capture(runner, some)

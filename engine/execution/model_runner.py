@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.core.schedule import SamplingBatch, Schedule
-from engine.execution.attention.backend import attention_backend
+from engine.execution.attention.backend import AttentionBackend
 from engine.execution.block_moves import move_blocks
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Downloads
@@ -22,7 +21,6 @@ from engine.execution.graphs.step_graphs import Capturer
 from engine.execution.memory.kv_cache_plan import kv_cache_dtype
 from engine.execution.memory.kv_caches import allocate_host_cache, allocate_kv_cache
 from engine.execution.memory.step_memory import with_memory
-from engine.execution.model_weights import load_weights
 from engine.execution.pending_step import (
     ForwardResults,
     LaunchedForward,
@@ -34,7 +32,7 @@ from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.execution.warm_up import warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch
-from engine.models.model_config import ModelConfig
+from engine.models.causal_lm import CausalLM
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
 from kernels.step_inputs import StepInputs, prepare_inputs
@@ -50,81 +48,65 @@ class ModelRunner:
 
     def __init__(
         self,
-        checkpoint: Path,
-        model_config: ModelConfig,
+        model: CausalLM,
+        attention: AttentionBackend,
         config: ResolvedConfig,
         *,
         max_model_len: int,
         dtype: torch.dtype,
         device: torch.device,
-        on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load the weights of `checkpoint`; `on_progress` is called with (loaded, total) bytes.
-
-        Raises:
-            CheckpointError: the checkpoint is incomplete or broken.
-            InsufficientMemoryError: the weights do not fit.
-            UnsupportedError: the device has no kernels for the model or the blocks.
-        """
+        """Run `model`, which computes in `dtype` on `device`, with `attention`."""
+        self.model = model
         self.device = device
-        self._dtype = dtype
-        self._model_config = model_config
+        self._attention = attention
         self._config = config
-        self._kv_cache_dtype = kv_cache_dtype(config, dtype)
+        self._dtype = dtype
         self._downloads = Downloads(device)
         self._kv_cache: list[LayerCache] = []
+        self._block_copier: BlockCopier | None = None  # of the KV cache
         self._graphs: CapturedSteps | None = None
         self._launched: LaunchedForward | None = None  # waits for its sampling
-        self._attention = attention_backend(device, dtype=dtype, block_size=config.block_size)
-        self._attention.check(
-            num_heads=model_config.num_heads,
-            num_kv_heads=model_config.num_kv_heads,
-            head_dim=model_config.head_dim,
-            kv_cache_dtype=self._kv_cache_dtype,
-        )
-        self.model = load_weights(
-            checkpoint,
-            model_config,
-            config,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-            on_progress=on_progress,
-        )
-        self._tables = allocate_tables(config, model_config.vocab_size, max_model_len, device)
-        self._sampler = Sampler(self._tables, model_config.vocab_size)
+        vocab_size = model.config.vocab_size
+        self._tables = allocate_tables(config, vocab_size, max_model_len, device)
+        self._sampler = Sampler(self._tables, vocab_size)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one."""
-        self._kv_cache = []  # before the new one: there may be no room for both
+        # Before the new one: there may be no room for both.
+        self._kv_cache, self._block_copier = [], None
+        model = self.model.config
         self._kv_cache = allocate_kv_cache(
             num_blocks,
             self._config.block_size,
-            num_layers=self._model_config.num_layers,
-            num_kv_heads=self._model_config.num_kv_heads,
-            head_dim=self._model_config.head_dim,
-            dtype=self._kv_cache_dtype,
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=kv_cache_dtype(self._config, self._dtype),
             device=self.device,
         )
-        self._block_copier = BlockCopier([cache for layer in self._kv_cache for cache in layer])
+        self._block_copier = BlockCopier(self._caches)
 
     def allocate_swap_space(self, num_bytes: int) -> int:
         """Allocate blocks of the host for swaps, within `num_bytes`; return how many there are.
 
         The KV cache must be allocated.
         """
-        caches = [cache for layer in self._kv_cache for cache in layer]
-        host_caches = allocate_host_cache(caches, num_bytes)
+        host_caches = allocate_host_cache(self._caches, num_bytes)
         num_blocks = len(host_caches[0])
         if num_blocks:
-            self._block_copier = BlockCopier(caches, host_caches)
+            self._block_copier = BlockCopier(self._caches, host_caches)
         return num_blocks
+
+    @property
+    def _caches(self) -> list[Tensor]:
+        """The keys and values of all layers."""
+        return [cache for layer in self._kv_cache for cache in layer]
 
     @property
     def state(self) -> dict[str, Tensor]:
         """The tensors on the device that steps change, by name."""
-        caches = [cache for layer in self._kv_cache for cache in layer]
-        named = {f"KV cache {i}": cache for i, cache in enumerate(caches)}
+        named = {f"KV cache {i}": cache for i, cache in enumerate(self._caches)}
         return {**named, "slot tables": self._tables.buffer, **self._sampler.state}
 
     @torch.inference_mode()
@@ -145,10 +127,12 @@ class ModelRunner:
             masks = np.full((len(rows), num_words), -1, dtype=np.int32)
             self.forward(step)
             self.sample(SamplingBatch(mask_rows=rows, masks=masks)).wait()
+        assert self._block_copier is not None
         self._block_copier.warm_up()
         self._sampler.free_penalty_counts()
 
     @cached_property
+    @torch.inference_mode()
     def graph_sizes(self) -> GraphSizes:
         """For which steps graphs are captured; measured once, when the KV cache is allocated."""
         config = self._config
@@ -169,7 +153,7 @@ class ModelRunner:
         Raises:
             InsufficientMemoryError: there is no memory left for them.
         """
-        shape = (self._config.max_num_seqs, self._model_config.hidden_size)
+        shape = (self._config.max_num_seqs, self.model.config.hidden_size)
         self._graphs = CapturedSteps(
             self._forward,
             PlainSampling(self.model, self._tables),
@@ -213,12 +197,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run_forward(self, schedule: Schedule) -> ForwardResults:
-        move_blocks(
-            self._block_copier,
-            swap_out=schedule.swap_out,
-            copies=schedule.copies,
-            swap_in=schedule.swap_in,
-        )
+        assert self._block_copier is not None
+        move_blocks(self._block_copier, schedule)
         num_rows, num_tokens = schedule.num_rows, schedule.total_num_tokens
         captured = None
         if self._graphs is not None:

@@ -142,12 +142,7 @@ class PagedOracle:
         raise AssertionError("the scheduler makes no progress")
 
     def execute(self, schedule: Schedule) -> Samples:
-        move_blocks(
-            self.blocks,
-            swap_out=schedule.swap_out,
-            copies=schedule.copies,
-            swap_in=schedule.swap_in,
-        )
+        move_blocks(self.blocks, schedule)
         self._write(schedule)
         rows = [
             Row(self._slots[slot], num_tokens, wants_token)

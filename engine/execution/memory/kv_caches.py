@@ -27,14 +27,12 @@ def allocate_kv_cache(
 ) -> list[LayerCache]:
     """Return the zeroed KV cache of every layer on `device`.
 
-    `dtype` is that of the cache, which may be float8_e4m3fn.
+    All are one allocation: torch rounds each large one up to 2 MiB. `dtype` is that of the cache,
+    which may be float8_e4m3fn.
     """
-    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
     zeros = zeroed_on_demand if device.type == "cpu" else partial(torch.zeros, device=device)
-    return [
-        LayerCache(key=zeros(shape, dtype=dtype), value=zeros(shape, dtype=dtype))
-        for _ in range(num_layers)
-    ]
+    return [LayerCache(*layer) for layer in zeros(shape, dtype=dtype)]
 
 
 def zeroed_on_demand(shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedError
 from engine.execution import devices, loading
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.loading import LoadedModel, load_model
@@ -26,6 +26,9 @@ MODEL: Any = SimpleNamespace(
     dtype="bfloat16",
     architecture="Any",
     vocab_size=100,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=64,
 )
 
 
@@ -51,7 +54,8 @@ class Model:
         return num_bytes // BLOCK
 
     def warm_up(self) -> None:
-        self._gpu.libraries += GIB
+        if "warm-up" not in self.done:
+            self._gpu.libraries += GIB
         self._gpu.allocate(STEP)
         self._gpu.release(STEP)
         self.done.append("warm-up")
@@ -60,6 +64,8 @@ class Model:
         self, capturer: object, on_progress: Callable[[int, int], None], sizes: GraphSizes
     ) -> int:
         self._gpu.allocate(GIB)
+        if not any("sizes" in done for done in self.done):
+            self._gpu.libraries += GIB // 2
         self._gpu.libraries += 7 * MIB * sizes.num_steps
         self._graphs = sizes
         self.done.append(f"{sizes.num_steps} sizes")
@@ -83,6 +89,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(loading, "require_full_precision", lambda: None)
     monkeypatch.setattr(loading, "CudaCapturer", lambda: None)
+    monkeypatch.setattr(loading._Loader, "_load_weights", lambda *_: None)
     monkeypatch.setattr(loading, "ModelRunner", lambda *_, **__: Model(gpu))
     return gpu
 
@@ -97,9 +104,18 @@ def load(told: list[str], **settings: object) -> tuple[LoadedModel, Model]:
 def test_all_of_the_share_is_used_and_no_more(gpu: Gpu) -> None:
     told: list[str] = []
     loaded, model = load(told)
-    # Of 33 and 32 sizes the largest, the smallest, and every eighth are measured.
-    assert model.done == ["block", "warm-up", "10 sizes", "cache", "65 sizes"]
-    taken = gpu.reserved + gpu.libraries + STEP
+    # Of 33 and 32 sizes the largest, the smallest, and every eighth are measured: after libraries
+    # have loaded what they need for these.
+    assert model.done == [
+        "block",
+        "10 sizes",
+        "warm-up",
+        "10 sizes",
+        "cache",
+        "65 sizes",
+        "warm-up",
+    ]
+    taken = gpu.reserved + gpu.libraries  # with what the largest step leaves to smaller ones
     assert 0.9 * 80 * GIB - 2 * BLOCK < taken <= 0.9 * 80 * GIB
     assert told[-1].startswith(
         "65 CUDA graphs, for steps of up to 33 sequences, and of up to 2,048"
@@ -111,15 +127,27 @@ def test_all_of_the_share_is_used_and_no_more(gpu: Gpu) -> None:
 
 def test_without_graphs_their_memory_is_for_the_cache(gpu: Gpu) -> None:
     loaded, model = load([], enforce_eager=True)
-    assert model.done == ["block", "warm-up", "cache"]
+    assert model.done == ["block", "warm-up", "cache", "warm-up"]
     # The share without weights, libraries, the largest step, and the block that it was run with.
     assert loaded.kv_cache.num_blocks == (72 - 16 - 1 - 3) * GIB // BLOCK - 1
 
 
 def test_what_graphs_find_beside_a_cache_of_a_given_size_is_left_to_the_user(gpu: Gpu) -> None:
     loaded, model = load([], num_gpu_blocks_override=600)
-    assert model.done == ["block", "warm-up", "cache", "65 sizes"]
+    assert model.done == ["block", "warm-up", "cache", "65 sizes", "warm-up"]
     assert loaded.kv_cache.num_blocks == 600
+
+
+def test_blocks_and_heads_without_kernels_are_refused_before_anything_is_loaded(gpu: Gpu) -> None:
+    with pytest.raises(UnsupportedError, match=r"^block_size: must be 16, 32 or 64 on a GPU"):
+        load([], block_size=8)
+    MODEL.head_dim = 8
+    try:
+        with pytest.raises(UnsupportedError, match=r"^config\.json: head_dim: .* \(got 8\)"):
+            load([])
+    finally:
+        MODEL.head_dim = 64
+    assert gpu.reserved == 0
 
 
 def test_a_prompt_must_fit_into_a_step_that_may_not_be_split(gpu: Gpu) -> None:
