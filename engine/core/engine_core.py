@@ -224,7 +224,7 @@ class EngineCore:
                     outputs.append(output)
         for uid, error in errors.items():
             outputs += self._fail([uid], error)
-        return StepOutputs.of(outputs)
+        return StepOutputs.of(outputs) if outputs else NO_OUTPUTS
 
     def _fail(self, uids: Sequence[int], error: Exception) -> list[RequestFailed]:
         """End requests because of `error`; only what is meant for users tells them more."""

@@ -55,12 +55,12 @@ class OutputBuilder:
         starts = states.num_prompt_tokens[slots] + num_released
         num_new = states.num_tokens[slots] - starts
         is_due = ((num_new >= self._stream_interval) | (num_released == 0)) & ~has_window
-        if not is_due.all():
+        if np.count_nonzero(is_due) < len(slots):
             slots, starts, num_new = slots[is_due], starts[is_due], num_new[is_due]
         states.num_released_tokens[slots] += num_new
-        ends = num_new.cumsum()
-        places = np.arange(num_new.sum()) + (starts + num_new - ends).repeat(num_new)
-        token_ids = states.token_ids[slots.repeat(num_new), places]
+        owners, ends = slots.repeat(num_new), num_new.cumsum()
+        places = np.arange(len(owners)) + (starts + num_new - ends).repeat(num_new)
+        token_ids = states.token_ids[owners, places]
         skips_special_tokens = states.skips_special_tokens[slots]
         opens_window = self._opens_window[skips_special_tokens, token_ids[ends - 1]]
         for i in (~opens_window).nonzero()[0].tolist():

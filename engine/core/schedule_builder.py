@@ -141,7 +141,7 @@ class ScheduleBuilder:
             columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]
         slots, num_tokens, wants_token, num_output_tokens = columns
         num_decodes = len(slots)
-        if self.num_tokens > num_decodes or not wants_token.all():
+        if self.num_tokens > num_decodes or np.count_nonzero(wants_token) < num_decodes:
             order = np.argsort(2 * (num_tokens > 1) + ~wants_token, kind="stable")
             slots, num_tokens, wants_token, num_output_tokens = (each[order] for each in columns)
             num_decodes = int(np.searchsorted(num_tokens, 2))

@@ -32,7 +32,8 @@ class SlotStates:
         index: int32 [S].
         host_chooses: bool [S], the host takes part in choosing each token.
         is_watched: bool [S], as `Request.is_watched`.
-        watched_bytes: uint64 [S, 4], as `StopChecker.watch`.
+        has_stop_strings: bool [S].
+        watched_bytes: uint64 [S, 4], as `StopChecker.watch`, of those with stop strings.
         skips_special_tokens: int32 [S], 1 if special tokens are left out of the text.
         is_streamed: bool [S], outputs are due before the end.
         last_token_time: float64 [S], by `time.monotonic()`; 0 before the first token.
@@ -48,8 +49,9 @@ class SlotStates:
         ints = np.zeros((6, num_slots), dtype=np.int32)
         self.num_unread_tokens, self.num_prompt_tokens, self.max_num_tokens = ints[:3]
         self.capacity, self.index, self.skips_special_tokens = ints[3:]
-        flags = np.zeros((4, num_slots), dtype=np.bool_)
-        self.host_chooses, self.is_watched, self.has_window, self.is_streamed = flags
+        flags = np.zeros((5, num_slots), dtype=np.bool_)
+        self.host_chooses, self.is_watched, self.has_stop_strings = flags[:3]
+        self.has_window, self.is_streamed = flags[3:]
         self.watched_bytes = np.zeros((num_slots, 4), dtype=np.uint64)
         self.serial = np.full(num_slots, FREE, dtype=np.int64)
         self.uid = np.zeros(num_slots, dtype=np.int64)
@@ -76,6 +78,7 @@ class SlotStates:
         self.host_chooses[slot] = request.bad_words is not None
         self.is_watched[slot] = request.is_watched
         checker = request.output.stop_checker
+        self.has_stop_strings[slot] = checker is not None
         self.watched_bytes[slot] = 0 if checker is None else checker.watch
         self.has_window[slot] = bool(request.output.window_ids)
         self.skips_special_tokens[slot] = request.sampling_params.skip_special_tokens

@@ -88,19 +88,18 @@ class TokenReader:
         for request in begun:
             request.times.first_token = now
         is_examined = (ended != RUNNING) | states.is_watched[slots]
-        watched_bytes = states.watched_bytes[slots]
-        if watched_bytes.any():
-            is_examined |= (self._token_bytes[token_ids] & watched_bytes).any(axis=1)
-        examined = []
-        if is_examined.any():
-            logprobs = token_logprobs(samples)
-            for i in is_examined.nonzero()[0].tolist():
-                request = states.owner(slots[i])
-                reason = _FINISH_REASONS[ended[i]]
-                request.examine(int(token_ids[i]), reason, logprobs.get(int(rows[i])))
-                if request.output.stop_checker is not None:
-                    states.watched_bytes[slots[i]] = request.output.stop_checker.watch
-                examined.append(request)
+        searched = states.has_stop_strings[slots].nonzero()[0]
+        if len(searched):
+            found = self._token_bytes[token_ids[searched]] & states.watched_bytes[slots[searched]]
+            is_examined[searched] |= found.any(axis=1)
+        examined, logprobs = [], token_logprobs(samples)
+        for i in is_examined.nonzero()[0].tolist():
+            request = states.owner(slots[i])
+            reason = _FINISH_REASONS[ended[i]]
+            request.examine(int(token_ids[i]), reason, logprobs.get(int(rows[i])))
+            if request.output.stop_checker is not None:
+                states.watched_bytes[slots[i]] = request.output.stop_checker.watch
+            examined.append(request)
         return Advanced(slots[~is_examined], examined, begun, gaps)
 
     def _commit(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:

@@ -169,11 +169,13 @@ def test_these_steps_have_everything_in_them(steps: Recorder) -> None:
     assert any(s.num_decodes not in (0, s.num_rows) for s in schedules), "mixed steps"
     assert any((~s.wants_token).any() for s in schedules), "chunks of prompts"
     resumed = [
-        (a.num_prompt_tokens < a.token_ids.lengths) & (a.num_computed_tokens > 0)
+        (a.num_prompt_tokens < np.diff(a.token_ids.start_loc)) & (a.num_computed_tokens > 0)
         for a in admissions
     ]
     assert any(each.any() for each in resumed)
-    hits = [(a.token_ids.lengths > 40) & (a.num_computed_tokens == 40) for a in admissions]
+    hits = [
+        (np.diff(a.token_ids.start_loc) > 40) & (a.num_computed_tokens == 40) for a in admissions
+    ]
     assert any(each.any() for each in hits), "a prefix is found in the cache"
     assert any(len(b.mask_rows) for b in steps.batches)
     assert any((a.features & ALLOWED).any() for a in admissions)
