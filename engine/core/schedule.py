@@ -42,6 +42,11 @@ class Ragged:
         """Return list `item`."""
         return self.values[self.start_loc[item] : self.start_loc[item + 1]]
 
+    @property
+    def lengths(self) -> Int32s:
+        """int32 [N]."""
+        return np.diff(self.start_loc)
+
 
 @dataclass(frozen=True, slots=True)
 class Admissions:
