@@ -107,7 +107,7 @@ class RepeatedSteps:
         assert launched is not None
         pending = runner.sample(sampling)
         found = _samples(pending.wait())
-        results = launched.results
+        results = launched[1]
         hidden, slots = results.hidden[: schedule.num_rows], results.slots[: schedule.num_rows]
         # Rows for which no token is sampled are undefined.
         sampled = slots >= 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from engine.execution.pending_step import SentSamples
+from engine.execution.pending_step import PendingStep
 
 
 class WaitClock:
@@ -23,14 +23,14 @@ class WaitClock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Measure inside the block, for every engine of this process."""
-        wait = SentSamples.wait
+        wait = PendingStep.wait
 
-        def timed(sent: SentSamples) -> object:
+        def timed(sent: PendingStep) -> object:
             start = time.perf_counter()
             try:
                 return wait(sent)
             finally:
                 self.seconds += time.perf_counter() - start
 
-        with patch.object(SentSamples, "wait", timed):
+        with patch.object(PendingStep, "wait", timed):
             yield

@@ -31,7 +31,7 @@ def set_num_threads(run_step: Callable[[], None]) -> int:
     if _seconds(run_step) > _LONG_S:
         return most
     best, best_s = 1, math.inf
-    for num_threads in _candidates(most):
+    for num_threads in sorted({*(2**i for i in range(most.bit_length())), most}):
         torch.set_num_threads(num_threads)
         run_step()  # starts the threads
         step_s = min(_seconds(run_step) for _ in range(_REPEATS))
@@ -39,13 +39,6 @@ def set_num_threads(run_step: Callable[[], None]) -> int:
             best, best_s = num_threads, step_s
     torch.set_num_threads(best)
     return best
-
-
-def _candidates(most: int) -> list[int]:
-    """Return 1, 2, 4 ... and `most`."""
-    if most == 1:
-        return [1]
-    return [*(2**i for i in range((most - 1).bit_length())), most]
 
 
 def _seconds(run_step: Callable[[], None]) -> float:

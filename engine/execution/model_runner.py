@@ -11,22 +11,15 @@ from torch import Tensor
 
 from engine.core.schedule import SamplingBatch, Schedule
 from engine.execution.attention.backend import AttentionBackend
-from engine.execution.block_moves import move_blocks
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Downloads
 from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes, run_padding
 from engine.execution.graphs.graph_sizes import GraphSizes
-from engine.execution.graphs.sample_graphs import PlainSampling
 from engine.execution.graphs.step_graphs import Capturer
 from engine.execution.memory.kv_cache_plan import kv_cache_dtype
-from engine.execution.memory.kv_caches import allocate_host_cache, allocate_kv_cache
+from engine.execution.memory.kv_caches import allocate_host_cache, allocate_kv_cache, move_blocks
 from engine.execution.memory.step_memory import with_memory
-from engine.execution.pending_step import (
-    ForwardResults,
-    LaunchedForward,
-    PendingStep,
-    SentSamples,
-)
+from engine.execution.pending_step import ForwardResults, PendingStep
 from engine.execution.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.execution.warm_up import warm_up_steps
@@ -66,7 +59,8 @@ class ModelRunner:
         self._kv_cache: list[LayerCache] = []
         self._block_copier: BlockCopier | None = None  # of the KV cache
         self._graphs: CapturedSteps | None = None
-        self._launched: LaunchedForward | None = None  # waits for its sampling
+        # Waits for its sampling.
+        self._launched: tuple[Schedule, ForwardResults] | None = None
         vocab_size = model.config.vocab_size
         self._tables = allocate_tables(config, vocab_size, max_model_len, device)
         self._sampler = Sampler(self._tables, vocab_size)
@@ -156,7 +150,7 @@ class ModelRunner:
         shape = (self._config.max_num_seqs, self.model.config.hidden_size)
         self._graphs = CapturedSteps(
             self._forward,
-            PlainSampling(self.model, self._tables),
+            self.model.compute_logits,
             capturer,
             self._tables,
             hidden=torch.zeros(shape, dtype=self._dtype, device=self.device),
@@ -180,7 +174,7 @@ class ModelRunner:
         """
         self._sampler.admit(schedule.admissions)
         results = with_memory(schedule, self.device, partial(self._run_forward, schedule))
-        self._launched = LaunchedForward(schedule, results)
+        self._launched = schedule, results
 
     @nvtx_range("sample")
     def sample(self, sampling: SamplingBatch) -> PendingStep:
@@ -190,10 +184,9 @@ class ModelRunner:
             StepOutOfMemoryError: as from `forward`.
         """
         assert self._launched is not None
-        forward, self._launched = self._launched, None
-        schedule, plan = forward.schedule, self._sampler.plan(forward.schedule, sampling)
-        run = partial(self._run_sample, forward.results, plan)
-        return PendingStep(with_memory(schedule, self.device, run))
+        (schedule, results), self._launched = self._launched, None
+        plan = self._sampler.plan(schedule, sampling)
+        return with_memory(schedule, self.device, partial(self._run_sample, results, plan))
 
     @torch.inference_mode()
     def _run_forward(self, schedule: Schedule) -> ForwardResults:
@@ -214,13 +207,13 @@ class ModelRunner:
         return ForwardResults(*results, in_graph=False)
 
     @torch.inference_mode()
-    def _run_sample(self, forward: ForwardResults, plan: SamplePlan) -> SentSamples:
+    def _run_sample(self, forward: ForwardResults, plan: SamplePlan) -> PendingStep:
         hidden, slots, in_graph = forward
         num_rows = len(plan.wants_token)
         # Without a row that wants a token nothing is launched but the copy to wait for.
         if self._graphs is not None and in_graph and plan.is_plain and num_rows:
             packed = self._graphs.sampling.run(num_rows, has_filters=plan.has_filters)
-            return SentSamples(plan, self._downloads.copy(packed))
+            return PendingStep(plan, self._downloads.copy(packed))
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
         return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots)
 
@@ -249,6 +242,6 @@ class ModelRunner:
         return prepare_inputs(self._tables, slots, starts, num_tokens, self._config.block_size)
 
     @nvtx_range("scatter")
-    def _scatter(self, plan: SamplePlan, drawn: Drawn, slots: Tensor) -> SentSamples:
+    def _scatter(self, plan: SamplePlan, drawn: Drawn, slots: Tensor) -> PendingStep:
         finish_reasons = scatter_tokens(self._tables, slots, drawn.token_ids)
-        return SentSamples.of(plan, drawn, finish_reasons, self._downloads)
+        return PendingStep.of(plan, drawn, finish_reasons, self._downloads)

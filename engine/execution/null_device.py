@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +16,6 @@ from numpy.typing import NDArray
 
 from engine.core.schedule import (
     Int32s,
-    SampledLogprobs,
-    Samples,
     SamplingBatch,
     Schedule,
     num_sampled_rows,
@@ -24,7 +23,7 @@ from engine.core.schedule import (
 from engine.errors import ConfigError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.pending_step import PendingStep
-from engine.execution.sampler import SamplePlan, Sampler
+from engine.execution.sampler import Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.models.model_config import ModelConfig
 from kernels.token_scatter import scatter_tokens
@@ -33,19 +32,19 @@ from kernels.upload import upload_together
 _CPU = torch.device("cpu")
 
 
-class NullSamples:
-    """Made-up samples that are there at a `time.monotonic()` second."""
+class NullDownload:
+    """Made-up results that are there at a `time.monotonic()` second."""
 
-    def __init__(self, samples: Samples, ready_at: float) -> None:
-        self._samples = samples
+    def __init__(self, arrays: list[NDArray[Any]], ready_at: float) -> None:
+        self._arrays = arrays
         self._ready_at = ready_at
 
-    def wait(self) -> Samples:
-        """Sleep until the step is over; return the samples."""
+    def wait(self) -> list[NDArray[Any]]:
+        """Sleep until the step is over; return them."""
         wait_s = self._ready_at - time.monotonic()
         if wait_s > 0:
             time.sleep(wait_s)
-        return self._samples
+        return self._arrays
 
 
 class NullRunner:
@@ -102,26 +101,21 @@ class NullRunner:
             torch.from_numpy(token_ids),
         )
         self._idle_from = max(self._idle_from, time.monotonic()) + self._step_s
-        samples = Samples(
-            token_ids[wanted].astype(np.int32),
-            finish_reasons.numpy()[wanted],
-            self._logprobs(plan) if len(plan.logprobs_rows) else None,
-        )
-        return PendingStep(NullSamples(samples, self._idle_from))
+        arrays: list[NDArray[Any]] = [token_ids, finish_reasons.numpy()]
+        if len(plan.logprobs_rows):
+            arrays += self._logprobs(len(plan.logprobs_rows))
+        return PendingStep(plan, NullDownload(arrays, self._idle_from))
 
     def _tokens(self, seeds: NDArray[np.uint64], positions: Int32s) -> NDArray[np.int64]:
         places = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
         tokens: NDArray[np.int64] = self._token_ids[places]
         return tokens
 
-    def _logprobs(self, plan: SamplePlan) -> SampledLogprobs:
-        num_rows = len(plan.logprobs_rows)
+    def _logprobs(self, num_rows: int) -> list[NDArray[Any]]:
         shape = (num_rows, self._num_top_logprobs)
-        return SampledLogprobs(
-            rows=np.cumsum(plan.wants_token, dtype=np.int32)[plan.logprobs_rows] - 1,
-            logprobs=np.full(num_rows, -1.0, dtype=np.float32),
-            ranks=np.ones(num_rows, dtype=np.int32),
-            num_top=plan.num_top_logprobs,
-            top_token_ids=np.resize(self._token_ids, shape).astype(np.int32),
-            top_logprobs=np.full(shape, -1.0, dtype=np.float32),
-        )
+        return [
+            np.full(num_rows, -1.0, dtype=np.float32),
+            np.ones(num_rows, dtype=np.int32),
+            np.resize(self._token_ids, shape).astype(np.int32),
+            np.full(shape, -1.0, dtype=np.float32),
+        ]

@@ -1,14 +1,13 @@
-"""A step that has been launched, and the copy of its tokens to the host."""
+"""A step that has been launched: its forward pass, and the copy of its tokens to the host."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from engine.core.schedule import SampledLogprobs, Samples, Schedule
+from engine.core.schedule import SampledLogprobs, Samples
 from engine.execution.downloads import Download, Downloads
 from engine.execution.sampler import Drawn, SamplePlan
 from engine.nvtx import nvtx_range
@@ -28,23 +27,8 @@ class ForwardResults(NamedTuple):
     in_graph: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedForward:
-    """A forward pass that has been launched."""
-
-    schedule: Schedule
-    results: ForwardResults
-
-
-class Sent(Protocol):
-    """Samples that are on the host once the step has run."""
-
-    def wait(self) -> Samples:
-        """Wait for them, and return them."""
-
-
-class SentSamples:
-    """Samples that the device copies to the host after it has computed them."""
+class PendingStep:
+    """A step that has been launched; the device copies its samples to the host."""
 
     def __init__(self, plan: SamplePlan, download: Download) -> None:
         """Read the tokens and finish reasons of the rows of `plan`, and its log-probabilities."""
@@ -54,7 +38,7 @@ class SentSamples:
     @classmethod
     def of(
         cls, plan: SamplePlan, drawn: Drawn, finish_reasons: Tensor, downloads: Downloads
-    ) -> SentSamples:
+    ) -> PendingStep:
         """Copy the results of `plan` to the host, without waiting for it."""
         tensors = [drawn.token_ids, finish_reasons]
         if drawn.logprobs is not None:
@@ -63,6 +47,7 @@ class SentSamples:
             tensors.append(found.top_logprobs)
         return cls(plan, downloads.start(tensors))
 
+    @nvtx_range("wait")
     def wait(self) -> Samples:
         """Wait for the copy; return the samples of the rows that want one."""
         token_ids, finish_reasons, *found = self._download.wait()
@@ -80,15 +65,3 @@ class SentSamples:
                 top_logprobs=top_logprobs,
             )
         return Samples(token_ids[rows].astype(np.int32), finish_reasons[rows], logprobs)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingStep:
-    """A step whose forward pass and sampling are launched."""
-
-    sent: Sent
-
-    @nvtx_range("wait")
-    def wait(self) -> Samples:
-        """Wait for the step and return its tokens."""
-        return self.sent.wait()

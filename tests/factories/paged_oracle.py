@@ -18,7 +18,7 @@ from engine.core.integrity import check_integrity
 from engine.core.request import Request
 from engine.core.schedule import LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
 from engine.core.scheduler import Scheduler
-from engine.execution.block_moves import move_blocks
+from engine.execution.memory.kv_caches import move_blocks
 from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB
 
 

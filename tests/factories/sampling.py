@@ -17,7 +17,7 @@ from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples
 from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.execution.downloads import Downloads
-from engine.execution.pending_step import SentSamples
+from engine.execution.pending_step import PendingStep
 from engine.execution.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import write_admissions
 from engine.limits import MAX_LOGIT_BIAS
@@ -109,7 +109,7 @@ def run_plan(
     where = torch.tensor(slots, dtype=torch.int32, device=logits.device)
     drawn = sampler.sample(plan, logits, where)
     reasons = scatter_tokens(sampler._tables, where, drawn.token_ids)
-    sent = SentSamples.of(plan, drawn, reasons, Downloads(logits.device))
+    sent = PendingStep.of(plan, drawn, reasons, Downloads(logits.device))
     samples = sent.wait()
     found = token_logprobs(samples)
     return [

@@ -19,7 +19,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import SamplingParams
 from engine.execution.downloads import Downloads
-from engine.execution.graphs.sample_graphs import PlainSampling, SampleGraphs
+from engine.execution.graphs.sample_graphs import SampleGraphs
 from engine.execution.graphs.step_graphs import Capturer, CudaCapturer
 from kernels import device
 from kernels.sampling.draw import sample_tokens
@@ -75,7 +75,7 @@ def test_a_replay_is_bitwise_what_the_kernels_do_one_by_one() -> None:
     tables, head = random_tables(NUM_SLOTS, max_model_len=60), Head()
     hidden = torch.zeros(NUM_SLOTS, HIDDEN, device=DEVICE)
     slots = torch.full((NUM_SLOTS,), -1, dtype=torch.int32, device=DEVICE)
-    graphs = SampleGraphs(PlainSampling(head, tables), hidden, slots, [1, 2, 4, 6])
+    graphs = SampleGraphs(head.compute_logits, tables, hidden, slots, [1, 2, 4, 6])
     for _ in graphs.capture(make_capturer()):
         pass
     expected = tables.clone()

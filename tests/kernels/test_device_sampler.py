@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 from engine.core.bad_words import BadWords
 from engine.core.request import Request
 from engine.execution.downloads import Downloads
-from engine.execution.pending_step import SentSamples
+from engine.execution.pending_step import PendingStep
 from engine.execution.sampler import Sampler
 from kernels import device
 from tests.factories.requests import append_tokens, make_request
@@ -153,5 +153,5 @@ def test_nothing_waits_for_the_device() -> None:
         plan = make_plan(sampler, slots, requests)
         with no_waiting():
             drawn = sampler.sample(plan, logits, where)
-            sent = SentSamples.of(plan, drawn, where, downloads)
+            sent = PendingStep.of(plan, drawn, where, downloads)
         assert len(sent.wait().token_ids) == len(requests)

@@ -17,7 +17,7 @@ from engine.execution.graphs.graph_sizes import (
     mixed_sizes,
     time_step,
 )
-from engine.execution.graphs.sample_graphs import SampleGraphs, SampleRows
+from engine.execution.graphs.sample_graphs import SampleGraphs
 from engine.execution.graphs.step_graphs import Capturer, Rows, StepGraphs
 from engine.execution.memory.step_memory import is_out_of_memory
 from kernels.slot_tables import SlotTables
@@ -66,7 +66,7 @@ class CapturedSteps:
     def __init__(
         self,
         forward: Rows,
-        sample: SampleRows,
+        compute_logits: Callable[[Tensor], Tensor],
         capturer: Capturer,
         tables: SlotTables,
         *,
@@ -77,7 +77,7 @@ class CapturedSteps:
         """Capture them; `on_progress` is called with (captured, total).
 
         Args:
-            forward, sample: are captured.
+            forward, compute_logits: are captured.
             tables: hold the rows of a step.
             hidden: [max_num_seqs, hidden_size], for the last hidden state of each row.
             sizes: of the steps that are captured.
@@ -88,7 +88,7 @@ class CapturedSteps:
         slots = torch.full((len(hidden),), -1, dtype=torch.int32, device=hidden.device)
         self.forward = StepGraphs(forward, tables, (hidden, slots), sizes)
         # The same sizes as of decode steps: no graph samples for rows that its step does not have.
-        self.sampling = SampleGraphs(sample, hidden, slots, sizes.decode)
+        self.sampling = SampleGraphs(compute_logits, tables, hidden, slots, sizes.decode)
         self.num_graphs = total = self.forward.num_graphs + self.sampling.num_graphs
         captures = chain(self.forward.capture(capturer), self.sampling.capture(capturer))
         try:

@@ -9,9 +9,8 @@ about these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from torch import Tensor
 from engine.execution.downloads import Packed
 from engine.execution.graphs.graph_sizes import next_size
 from engine.execution.graphs.step_graphs import Capturer, Graph
-from engine.models.causal_lm import CausalLM
 from engine.nvtx import nvtx_range
 from kernels.sampling.draw import sample_tokens
 from kernels.slot_tables import SlotTables
@@ -28,56 +26,27 @@ from kernels.token_scatter import scatter_tokens
 _ALIGNMENT = 4  # words: kernels take 16 bytes in one load
 
 
-class SampleRows(Protocol):
-    """Head, draw and scatter of R rows."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        slots: Tensor,
-        *,
-        has_filters: bool,
-        token_ids: Tensor,
-        finish_reasons: Tensor,
-    ) -> None:
-        """Write the tokens, int64 [R], and finish reasons, int32 [R]."""
-
-
-class PlainSampling:
-    """The `SampleRows` of a model."""
-
-    def __init__(self, model: CausalLM, tables: SlotTables) -> None:
-        """Sample for the sequences in `tables`."""
-        self._model = model
-        self._tables = tables
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        slots: Tensor,
-        *,
-        has_filters: bool,
-        token_ids: Tensor,
-        finish_reasons: Tensor,
-    ) -> None:
-        """Do what `SampleRows` says."""
-        logits = self._model.compute_logits(hidden)
-        sample_tokens(logits, self._tables, slots, has_filters=has_filters, out=token_ids)
-        scatter_tokens(self._tables, slots, token_ids, out=finish_reasons)
-
-
 class SampleGraphs:
-    """The graphs of `SampleRows`, by the number of rows, with filters and without."""
+    """The graphs of one model, by the number of rows, with filters and without."""
 
-    def __init__(self, sample: SampleRows, hidden: Tensor, slots: Tensor, sizes: list[int]) -> None:
+    def __init__(
+        self,
+        compute_logits: Callable[[Tensor], Tensor],
+        tables: SlotTables,
+        hidden: Tensor,
+        slots: Tensor,
+        sizes: list[int],
+    ) -> None:
         """Allocate what the graphs for `sizes` read and write.
 
         Args:
-            sample: is captured.
+            compute_logits: the head of the model.
+            tables: of the sequences.
             hidden, slots: [S, hidden_size] and [S], which the graphs of forward passes write.
             sizes: ascending, S at most.
         """
-        self._sample = sample
+        self._compute_logits = compute_logits
+        self._tables = tables
         self._hidden, self._slots = hidden, slots
         self._sizes = sizes
         self._graphs: dict[tuple[int, bool], Graph] = {}
@@ -96,16 +65,15 @@ class SampleGraphs:
         """Capture the graphs, and yield after each."""
         for size in reversed(self._sizes):  # the smaller ones reuse the memory of the largest
             for has_filters in (True, False):
-                work = partial(
-                    self._sample,
-                    self._hidden[:size],
-                    self._slots[:size],
-                    has_filters=has_filters,
-                    token_ids=self._token_ids[:size],
-                    finish_reasons=self._finish_reasons[:size],
-                )
+                work = partial(self._sample, size, has_filters)
                 self._graphs[size, has_filters] = capturer.capture(work)
                 yield
+
+    def _sample(self, num_rows: int, has_filters: bool) -> None:
+        logits = self._compute_logits(self._hidden[:num_rows])
+        slots, token_ids = self._slots[:num_rows], self._token_ids[:num_rows]
+        sample_tokens(logits, self._tables, slots, has_filters=has_filters, out=token_ids)
+        scatter_tokens(self._tables, slots, token_ids, out=self._finish_reasons[:num_rows])
 
     @nvtx_range("replay sampling")
     def run(self, num_rows: int, *, has_filters: bool) -> Packed:

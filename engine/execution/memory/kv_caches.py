@@ -1,4 +1,4 @@
-"""The KV caches: of every layer on the device, and for swapped-out KV on the host."""
+"""The KV caches: of every layer on the device, and for swapped-out KV on the host; their copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from engine.core.schedule import Schedule
 from engine.layers.attention import LayerCache
+from engine.nvtx import nvtx_range
+from kernels.block_copy import BlockCopier
 
 
 def allocate_kv_cache(
@@ -92,3 +95,17 @@ def allocate_host_cache(caches: Sequence[Tensor], num_bytes: int) -> list[Tensor
         piece.view(like.dtype).view(layout.num_blocks, *like.shape[1:])
         for piece in pieces[: len(caches)]
     ]
+
+
+@nvtx_range("move blocks")
+def move_blocks(copier: BlockCopier, schedule: Schedule) -> None:
+    """Carry out the block moves of `schedule`, before anything else of its step."""
+    # Swap-outs first: their blocks may be reused by the copies and swap-ins. Swap-ins last: they
+    # may reuse the source of a copy, and may bring back what has just been swapped out.
+    for pairs, move in (
+        (schedule.swap_out, copier.swap_out),
+        (schedule.copies, copier.copy),
+        (schedule.swap_in, copier.swap_in),
+    ):
+        if len(pairs):
+            move(pairs[:, 0].tolist(), pairs[:, 1].tolist())

@@ -17,7 +17,7 @@ from engine.bench.shapes import TINY
 from engine.bench.wait_clock import WaitClock
 from engine.bench.worker import measure
 from engine.bench.workload import SMALL
-from engine.execution.pending_step import SentSamples
+from engine.execution.pending_step import PendingStep
 
 CPU = torch.device("cpu")
 ENGINE, FEW, ALL = groups([TINY], SMALL)
@@ -108,8 +108,8 @@ def test_what_is_left_at_the_deadline_is_left_out(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_clock_counts_waiting_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SentSamples, "wait", lambda sent: time.sleep(0.05))
-    sent = SentSamples.__new__(SentSamples)
+    monkeypatch.setattr(PendingStep, "wait", lambda sent: time.sleep(0.05))
+    sent = PendingStep.__new__(PendingStep)
     clock = WaitClock()
     sent.wait()
     assert clock.seconds == 0

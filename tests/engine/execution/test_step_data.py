@@ -17,7 +17,6 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import ALLOWED, SKIPPED, Samples, SamplingBatch, Schedule
 from engine.execution.loading import Runner, load_model
-from engine.execution.pending_step import PendingStep
 from engine.models.model_config import ModelConfig
 from engine.protocol import AddRequest
 from engine.token_ids import pack_token_ids
@@ -98,7 +97,7 @@ class Recorder:
         self.schedules.append(schedule)
         self._runner.forward(schedule)
 
-    def sample(self, sampling: SamplingBatch) -> PendingStep:
+    def sample(self, sampling: SamplingBatch) -> Any:
         self.batches.append(sampling)
         step = self._runner.sample(sampling)
 
@@ -106,7 +105,7 @@ class Recorder:
             self.samples.append(step.wait())
             return self.samples[-1]
 
-        return PendingStep(Waiting(wait))
+        return Waiting(wait)
 
 
 class Waiting:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.core.schedule import LENGTH, RUNNING
 from engine.errors import InsufficientMemoryError
 from engine.execution.downloads import Downloads
 from engine.execution.graphs.captured_steps import CapturedSteps
@@ -22,55 +23,54 @@ from engine.execution.graphs.sample_graphs import SampleGraphs
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.sampling import make_tables
 
-NUM_SLOTS = 6
+NUM_SLOTS, VOCAB = 6, 64
 
 
-class Sampling:
-    """Gives each row the token `10 * slot + 3`."""
+class Head:
+    """Gives each row the token `10 * row + 3`."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, bool]] = []
+        self.calls: list[int] = []
 
-    def __call__(
-        self,
-        hidden: Tensor,
-        slots: Tensor,
-        *,
-        has_filters: bool,
-        token_ids: Tensor,
-        finish_reasons: Tensor,
-    ) -> None:
-        assert len(hidden) == len(slots) == len(token_ids) == len(finish_reasons)
-        self.calls.append((len(slots), has_filters))
-        token_ids.copy_(10 * slots + 3)
-        finish_reasons.copy_(slots % 3)
+    def __call__(self, hidden: Tensor) -> Tensor:
+        self.calls.append(len(hidden))
+        return torch.nn.functional.one_hot(10 * hidden[:, 0].long().clamp(0) + 3, VOCAB).float()
 
 
 @pytest.fixture
-def sampling() -> Sampling:
-    return Sampling()
+def head() -> Head:
+    return Head()
 
 
 @pytest.fixture
-def graphs(sampling: Sampling) -> SampleGraphs:
-    hidden, slots = torch.zeros(NUM_SLOTS, 2), torch.arange(NUM_SLOTS, dtype=torch.int32)
-    graphs = SampleGraphs(sampling, hidden, slots, [1, 2, 4, 6])
+def graphs(head: Head) -> SampleGraphs:
+    """Of sequences that end with their first token in the slots 1, 3 and 5."""
+    slots, tables = torch.arange(NUM_SLOTS, dtype=torch.int32), make_tables(NUM_SLOTS)
+    tables.max_tokens.copy_(torch.where(slots % 2 == 0, 99, 1))
+    tables.stop_token_ids.fill_(-1)
+    hidden = slots[:, None].float()
+    graphs = SampleGraphs(head, tables, hidden, slots, [1, 2, 4, 6])
     capturer = ReplayingCapturer()
     assert len(list(graphs.capture(capturer))) == len(capturer.graphs) == graphs.num_graphs == 8
-    sampling.calls.clear()
+    tables.finish_reasons.zero_()
+    tables.num_tokens.zero_()
+    head.calls.clear()
     return graphs
 
 
 @pytest.mark.parametrize("has_filters", [False, True])
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)])
 def test_a_step_takes_the_next_number_of_rows(
-    num_rows: int, size: int, has_filters: bool, sampling: Sampling, graphs: SampleGraphs
+    num_rows: int, size: int, has_filters: bool, head: Head, graphs: SampleGraphs
 ) -> None:
     packed = graphs.run(num_rows, has_filters=has_filters)
     token_ids, finish_reasons = Downloads(torch.device("cpu")).copy(packed).wait()
-    assert sampling.calls == [(size, has_filters)]
+    assert head.calls == [size]
+    assert graphs._graphs[size, has_filters].num_replays == 1
     assert token_ids[:num_rows].tolist() == [10 * row + 3 for row in range(num_rows)]
-    assert finish_reasons[:num_rows].tolist() == [row % 3 for row in range(num_rows)]
+    assert finish_reasons[:num_rows].tolist() == [
+        LENGTH if row % 2 else RUNNING for row in range(num_rows)
+    ]
 
 
 @given(max_num_seqs=st.integers(1, 1200), budget=st.integers(1, 3000), data=st.data())
@@ -99,11 +99,11 @@ class Forward:
         return slots[:, None].float(), slots.clone()
 
 
-def test_progress_and_what_is_captured_are_told(sampling: Sampling) -> None:
+def test_progress_and_what_is_captured_are_told(head: Head) -> None:
     told: list[tuple[int, int]] = []
     captured = CapturedSteps(
         Forward(fails=False),
-        sampling,
+        head,
         ReplayingCapturer(),
         make_tables(4),
         hidden=torch.zeros(4, 1),
@@ -114,13 +114,13 @@ def test_progress_and_what_is_captured_are_told(sampling: Sampling) -> None:
     assert captured.num_graphs == 10
 
 
-def test_where_no_memory_is_left_the_user_is_told_what_to_change(sampling: Sampling) -> None:
+def test_where_no_memory_is_left_the_user_is_told_what_to_change(head: Head) -> None:
     with pytest.raises(
         InsufficientMemoryError, match=r"gpu_memory_utilization: .* 10 CUDA graphs .* enforce_eager"
     ):
         CapturedSteps(
             Forward(fails=True),
-            sampling,
+            head,
             ReplayingCapturer(),
             make_tables(4),
             hidden=torch.zeros(4, 1),

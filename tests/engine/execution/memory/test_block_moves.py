@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from engine.core.schedule import Int32s
-from engine.execution.block_moves import move_blocks
+from engine.execution.memory.kv_caches import move_blocks
 from kernels.block_copy import BlockCopier
 from tests.factories.sampling import EMPTY
 
