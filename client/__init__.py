@@ -26,6 +26,7 @@ from client.protocol import (
     Logprob,
     Message,
     SamplingOptions,
+    Section,
     TokenLogprobs,
 )
 from client.retry import RetryPolicy
@@ -50,6 +51,7 @@ __all__ = [
     "RetryPolicy",
     "SSLOptions",
     "SamplingOptions",
+    "Section",
     "ServerError",
     "TLSError",
     "Timeout",

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+import msgspec
+
 
 class SamplingOptions(TypedDict, total=False):
     """Sampling parameters of a request, in vLLM's names; see `engine.SamplingParams`."""
@@ -29,6 +31,7 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     allowed_token_ids: Sequence[int] | None
     skip_special_tokens: bool
+    return_sections: bool
     logprobs: int | None
 
 
@@ -65,6 +68,22 @@ class TokenLogprobs:
     top: tuple[Logprob, ...]
 
 
+class Section(msgspec.Struct, frozen=True):
+    """A section of a sequence, or the part of one that a chunk has.
+
+    Attributes:
+        type: `content`, `reasoning` or `tool_call`.
+        index: of the section in the sequence, from 0; the same in all its parts.
+        text: without the tags of the model.
+        tag: what opened it, in its first part: an end tag, its own start tag or a header.
+    """
+
+    type: str
+    index: int
+    text: str
+    tag: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The next piece of one sequence.
@@ -76,6 +95,8 @@ class Chunk:
         num_output_tokens: tokens in this chunk.
         num_input_tokens: tokens of the prompt.
         logprobs: one per token in this chunk; None unless the option `logprobs` asks for them.
+        sections: what of the text is content, reasoning and tool calls; None unless the option
+            `return_sections` asks for them.
     """
 
     text: str
@@ -84,6 +105,7 @@ class Chunk:
     num_output_tokens: int = 0
     num_input_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    sections: tuple[Section, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +117,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     num_output_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    sections: tuple[Section, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +15,15 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from client.errors import ServerError
-from client.protocol import Chunk, Completion, CompletionOutput, Health, Logprob, TokenLogprobs
+from client.protocol import (
+    Chunk,
+    Completion,
+    CompletionOutput,
+    Health,
+    Logprob,
+    Section,
+    TokenLogprobs,
+)
 
 _UNREADABLE = (
     ValueError,
@@ -36,6 +45,7 @@ class _Entry(msgspec.Struct):
 
 # At each position the chosen token comes first.
 _LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry]])
+_SECTIONS = msgspec.json.Decoder(tuple[Section, ...])
 
 
 def read_chunks(response: service_pb2.ModelInferResponse) -> Iterator[Chunk]:
@@ -59,17 +69,19 @@ def _chunks(result: InferResult) -> Iterator[Chunk]:
             ("finish_reason", b""),
             ("num_output_tokens", 0),
             ("logprobs", None),
+            ("sections", None),
         )
     ]
     num_input_tokens = int((_values(result, "num_input_tokens") or [0])[0])
-    for text, index, reason, num_output_tokens, logprobs in zip(texts, *columns, strict=True):
+    for text, index, reason, num_tokens, logprobs, sections in zip(texts, *columns, strict=True):
         yield Chunk(
             text=text.decode(),
             index=int(index),
             finish_reason=_finish_reason(reason),
-            num_output_tokens=int(num_output_tokens),
+            num_output_tokens=int(num_tokens),
             num_input_tokens=num_input_tokens,
             logprobs=None if logprobs is None else _logprobs(logprobs),
+            sections=None if sections is None else _SECTIONS.decode(sections),
         )
 
 
@@ -133,6 +145,7 @@ class Collector:
                 finish_reason=chunks[-1].finish_reason,
                 num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
                 logprobs=_joined(chunks),
+                sections=_joined_sections(chunks),
             )
             for index, chunks in sorted(self._chunks.items())
         )
@@ -144,6 +157,17 @@ def _joined(chunks: Sequence[Chunk]) -> tuple[TokenLogprobs, ...] | None:
     if all(chunk.logprobs is None for chunk in chunks):
         return None
     return tuple(position for chunk in chunks for position in chunk.logprobs or ())
+
+
+def _joined_sections(chunks: Sequence[Chunk]) -> tuple[Section, ...] | None:
+    if all(chunk.sections is None for chunk in chunks):
+        return None
+    parts = [part for chunk in chunks for part in chunk.sections or ()]
+    sections = (list(same) for _, same in groupby(parts, attrgetter("index")))
+    return tuple(
+        msgspec.structs.replace(same[0], text="".join(part.text for part in same))
+        for same in sections
+    )
 
 
 def takes_batches(config: service_pb2.ModelConfigResponse) -> bool:

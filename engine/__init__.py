@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.outputs import CompletionOutput, Logprob, RequestOutput
     from engine.sampling_params import SamplingParams
+    from engine.text.sections import Section
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "Section"]
 
 _MODULES = {
     "LLM": "engine.llm",
@@ -20,6 +21,7 @@ _MODULES = {
     "Logprob": "engine.outputs",
     "RequestOutput": "engine.outputs",
     "SamplingParams": "engine.sampling_params",
+    "Section": "engine.text.sections",
 }
 
 

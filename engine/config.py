@@ -20,11 +20,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from engine.errors import ConfigError
+from engine.text.section_tags import AUTO, NONE, REASONING, TOOL_CALLS
 from engine.validation import describe
 
 ENV_PREFIX = "TRIDENT_"
@@ -130,6 +132,14 @@ class EngineConfig(BaseModel):
     max_logprobs: Annotated[int, Field(ge=0)] = Field(
         20, description="largest `logprobs` of a request"
     )
+    reasoning_parser: str = Field(
+        AUTO,
+        description="whose tags delimit reasoning; auto: those of the chat template; none; or one "
+        f"of {', '.join(REASONING)}",
+    )
+    tool_call_parser: str = Field(
+        AUTO, description=f"the same of tool calls; one of {', '.join(TOOL_CALLS)}"
+    )
     stream_interval: Annotated[int, Field(ge=1)] = Field(1, description="tokens per streamed chunk")
     log_format: Literal["text", "json"] = Field(
         "text", description="of Trident's own log lines; json: one object per line"
@@ -158,6 +168,14 @@ class EngineConfig(BaseModel):
                 "must be auto, cpu, cuda, or null:MS with the milliseconds of a step (0 to "
                 f"{_MAX_NULL_STEP_MS})"
             )
+        return value
+
+    @field_validator("reasoning_parser", "tool_call_parser")
+    @classmethod
+    def _known_parser(cls, value: str, info: ValidationInfo) -> str:
+        known = REASONING if info.field_name == "reasoning_parser" else TOOL_CALLS
+        if value not in (AUTO, NONE, *known):
+            raise ValueError(f"must be {AUTO}, {NONE} or one of {', '.join(known)}")
         return value
 
     @field_validator("served_model_name")

@@ -19,6 +19,7 @@ from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text import chat_template
+from engine.text.section_reader import SectionReader
 from engine.token_ids import pack_token_ids
 
 Prompt = str | Sequence[int]
@@ -44,6 +45,7 @@ class LLM:
         unbounded = {"max_num_queued_reqs": 2**31, "max_num_queued_tokens": 2**62}
         with _loading(config.model) as report:
             self._core = EngineCore(config.model_copy(update=unbounded), report)
+        self._sections = SectionReader(self._core.detokenizer, self._core.section_format)
         self._next_uid = 0
 
     def generate(
@@ -140,7 +142,7 @@ class LLM:
                 self._core.abort(uid)
             raise
         return [
-            self._output(text, prompt, finished[uid], skip_special_tokens=p.skip_special_tokens)
+            self._output(text, prompt, finished[uid], p)
             for text, prompt, uid, p in zip(texts, token_ids, uids, params, strict=True)
         ]
 
@@ -187,27 +189,27 @@ class LLM:
         text: str | None,
         prompt: list[int],
         outputs: list[SequenceOutput],
-        *,
-        skip_special_tokens: bool,
+        params: SamplingParams,
     ) -> RequestOutput:
         outputs.sort(key=lambda output: output.index)
         assert outputs[0].stats is not None
         return RequestOutput(
             prompt=text,
             prompt_token_ids=prompt,
-            outputs=[self._completion(output, skip_special_tokens) for output in outputs],
+            outputs=[self._completion(output, params) for output in outputs],
             metrics=outputs[0].stats,
         )
 
-    def _completion(self, output: SequenceOutput, skip_special_tokens: bool) -> CompletionOutput:
+    def _completion(self, output: SequenceOutput, params: SamplingParams) -> CompletionOutput:
         assert output.finish_reason is not None
+        skip = params.skip_special_tokens
         return CompletionOutput(
             index=output.index,
             text=self._core.detokenizer.text(
                 output.window_ids,
                 output.token_ids,
                 output,
-                skip_special_tokens=skip_special_tokens,
+                skip_special_tokens=skip,
             ),
             token_ids=output.token_ids,
             cumulative_logprob=output.cumulative_logprob,
@@ -218,6 +220,13 @@ class LLM:
             ),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
+            sections=(
+                self._sections.read(
+                    output.window_ids, output.token_ids, output, skip_special_tokens=skip
+                )
+                if params.return_sections
+                else None
+            ),
         )
 
     def _logprobs(self, position: TokenLogprobs) -> dict[int, Logprob]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.protocol import RequestStats
+from engine.text.sections import Section
 
 
 class Logprob(NamedTuple):
@@ -28,6 +29,7 @@ class CompletionOutput:
         logprobs: per output token, token id -> Logprob; the chosen token comes first.
         finish_reason: "stop", "length" or "abort".
         stop_reason: the stop token id or stop string that ended it.
+        sections: what of the text is content, reasoning and tool calls, if it was asked for.
     """
 
     index: int
@@ -37,6 +39,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str
     stop_reason: int | str | None
+    sections: list[Section] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,8 @@ class OutputDetails(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None  # one per new token, if asked for
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None  # with the finish_reason
+    # `engine.text.sections.Place` where the new tokens begin, if sections were asked for.
+    place: tuple[Int32, Int32] = (0, 0)
 
 
 NO_DETAILS = OutputDetails()
@@ -144,6 +146,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None
     omit_stop_token: bool = False
+    place: tuple[int, int] = (0, 0)
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -99,6 +99,7 @@ class SamplingParams(BaseModel):
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: only these tokens may be produced.
         skip_special_tokens: leave special tokens out of the text.
+        return_sections: tell which text is content, which reasoning and which a tool call.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -123,6 +124,7 @@ class SamplingParams(BaseModel):
     logit_bias: dict[_TokenId, _Finite] | None = None
     allowed_token_ids: tuple[_TokenId, ...] | None = None
     skip_special_tokens: bool = True
+    return_sections: bool = False
 
     @classmethod
     def parse(

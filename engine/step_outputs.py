@@ -88,6 +88,7 @@ class StepOutputs:
                 cumulative_logprob=details.cumulative_logprob,
                 stats=details.stats,
                 omit_stop_token=details.omit_stop_token,
+                place=details.place,
             )
 
     @classmethod
@@ -233,6 +234,7 @@ def _details(output: SequenceOutput) -> OutputDetails:
         logprobs=output.logprobs,
         cumulative_logprob=output.cumulative_logprob,
         stats=output.stats,
+        place=output.place,
     )
 
 

@@ -29,6 +29,7 @@ from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, St
 from engine.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
+from engine.text.section_format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger("trident.engine")
@@ -60,6 +61,9 @@ class EngineCore:
                     f"vocab_size {model_config.vocab_size}"
                 )
         self.detokenizer = Detokenizer(self.tokenizer)
+        self.section_format = SectionFormat(
+            self.tokenizer, config.reasoning_parser, config.tool_call_parser
+        )
         loaded = load_model(config, checkpoint, model_config, self._text_token_ids, on_progress)
         plan, self.config = loaded.kv_cache, loaded.config
         self._runner = loaded.runner
@@ -97,6 +101,7 @@ class EngineCore:
         self._factory = RequestFactory(
             self.tokenizer,
             self.detokenizer,
+            self.section_format,
             eos_token_ids=self.generation_defaults.eos_token_ids,
             vocab_size=model_config.vocab_size,
             max_model_len=plan.max_model_len,

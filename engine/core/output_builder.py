@@ -106,6 +106,7 @@ class OutputBuilder:
         request.num_released_tokens = end
         if finish is None:
             self._set_window(request, self._window_after(request, window_ids, new_ids))
+        place = (0, 0) if output.sections is None else output.sections.take_place()
         logprobs = None
         if request.sampling_params.logprobs is not None:
             logprobs = output.logprobs[: len(new_ids)]
@@ -122,6 +123,7 @@ class OutputBuilder:
             cumulative_logprob=None if logprobs is None else output.cumulative_logprob,
             stats=None if finish is None else _stats(request),
             omit_stop_token=finish is not None and finish.omit_stop_token,
+            place=place,
         )
 
     def _window_after(

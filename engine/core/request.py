@@ -14,6 +14,7 @@ from engine.core.bad_words import BadWords
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.text.section_tracker import SectionTracker
 from engine.text.stop import StopChecker
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -88,12 +89,14 @@ class RequestOutput:
         window_ids: tokens before the next ones to release, the context needed to decode these;
             empty if that is only the last token before them.
         stop_checker: if the request has stop strings.
+        sections: if the request asked for them.
         logprobs: of the output tokens not released yet, if the request asked for them.
         cumulative_logprob: sum over all output tokens, if it did.
     """
 
     window_ids: list[int]
     stop_checker: StopChecker | None = None
+    sections: SectionTracker | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
 
@@ -131,6 +134,7 @@ class Request:
         arrival_time: float | None = None,
         stream: bool = True,
         stop_checker: StopChecker | None = None,
+        sections: SectionTracker | None = None,
         bad_words: BadWords | None = None,
         window_ids: Sequence[int] = (),
     ) -> None:
@@ -170,7 +174,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.kv = RequestKV()
-        self.output = RequestOutput(list(window_ids), stop_checker)
+        self.output = RequestOutput(list(window_ids), stop_checker, sections)
         self.times = RequestTimes(time.monotonic() if arrival_time is None else arrival_time)
 
         self.finish: Finish | None = None
@@ -195,6 +199,7 @@ class Request:
         """Whether the host looks at each token, for more than the device and stop strings."""
         return (
             self.sampling_params.logprobs is not None
+            or self.output.sections is not None
             or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
         )
 
@@ -221,6 +226,9 @@ class Request:
             ended = "stop"
         try:
             self.finish = self._finish_with(token_id, ended)
+            if self.output.sections is not None and self.finish is None:
+                stop = self.output.stop_checker
+                self.output.sections.append(token_id, stop.num_held_tokens if stop else 0)
         except Exception as error:
             self.finish = Finish("error", error=error)
 
@@ -252,9 +260,10 @@ class Request:
     @property
     def num_releasable_tokens(self) -> int:
         """Output tokens that may be released to the client now."""
-        checker = self.output.stop_checker
         if self.finish is not None:
             return self.num_output_tokens
         if not self.stream:
             return 0
-        return self.num_output_tokens - (0 if checker is None else checker.num_held_tokens)
+        # The tracker of sections holds what the checker of stop strings holds, too.
+        holder = self.output.sections or self.output.stop_checker
+        return self.num_output_tokens - (0 if holder is None else holder.num_held_tokens)

@@ -19,6 +19,10 @@ from engine.limits import (
 from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
+from engine.text.section_format import SectionFormat
+from engine.text.section_reader import place_after_prompt
+from engine.text.section_tracker import SectionTracker
+from engine.text.sections import Place
 from engine.text.stop import StopChecker
 from engine.text.stop_automaton import StopAutomaton
 from engine.text.tokenizer import Tokenizer
@@ -35,6 +39,7 @@ class RequestFactory:
         self,
         tokenizer: Tokenizer,
         detokenizer: Detokenizer,
+        section_format: SectionFormat,
         *,
         eos_token_ids: Collection[int],
         vocab_size: int,
@@ -46,6 +51,7 @@ class RequestFactory:
         """Build requests for one model; `seeds` supplies seeds for requests without one."""
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
+        self._section_format = section_format
         self._eos_token_ids = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -78,6 +84,9 @@ class RequestFactory:
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
         bad_words = self._bad_words(params.bad_words)
+        place = None
+        if params.return_sections:
+            place = place_after_prompt(self._section_format, self._detokenizer, prompt.tolist())
         return [
             Request(
                 message.uid,
@@ -92,6 +101,7 @@ class RequestFactory:
                 arrival_time=message.arrival_time,
                 stream=message.stream,
                 stop_checker=self._stop_checker(window, params) if params.stop else None,
+                sections=None if place is None else self._sections(window, place, params),
                 bad_words=bad_words,
                 window_ids=window if window != prompt[-1:].tolist() else (),
             )
@@ -148,6 +158,15 @@ class RequestFactory:
             self._stop_automaton(params.stop),
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+
+    def _sections(self, window: list[int], place: Place, params: SamplingParams) -> SectionTracker:
+        return SectionTracker(
+            self._section_format,
+            self._detokenizer,
+            window,
+            place,
             skip_special_tokens=params.skip_special_tokens,
         )
 

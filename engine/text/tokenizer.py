@@ -31,6 +31,7 @@ class Tokenizer:
         hf_tokenizer: the transformers tokenizer, which renders chat templates.
         vocab_size: one more than the largest id, added tokens included.
         special_ids: ids that `skip_special_tokens` leaves out of the text.
+        added_token_ids: the tokens beside the vocabulary proper, special ones among them.
         byte_fallback_ids: ids that stand for one byte of UTF-8, `<0xE4>` (SentencePiece).
         decoder_steps: the steps of decoding: the decoder's JSON with sequences flattened.
     """
@@ -43,11 +44,9 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.vocab_size: int = max(self._backend.get_vocab().values(), default=-1) + 1
-        self.special_ids = frozenset(
-            token_id
-            for token_id, token in self._backend.get_added_tokens_decoder().items()
-            if token.special
-        )
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.added_token_ids = {token.content: token_id for token_id, token in added.items()}
         self._token_texts = cache(self._decode_token)
         self.decoder_steps = _decoder_steps(self._backend.decoder)
         has_byte_fallback = any(step["type"] == "ByteFallback" for step in self.decoder_steps)
@@ -112,6 +111,12 @@ class Tokenizer:
         if isinstance(template, dict):
             template = template.get("default")
         return isinstance(template, str) and template != ""
+
+    @property
+    def chat_template_text(self) -> str:
+        """The source of all its chat templates; empty if there is none."""
+        template = self.hf_tokenizer.chat_template or ""
+        return template if isinstance(template, str) else "\n".join(map(str, template.values()))
 
     def encode(
         self, text: str, add_special_tokens: bool = True, *, field: str = "prompt"

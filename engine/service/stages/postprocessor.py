@@ -15,6 +15,8 @@ from engine.service.link import DetokenizerEnd, ForgedMessageError
 from engine.service.outputs import Array, chunk_tensors, strings
 from engine.service.stages.preprocessor import load_tokenizer
 from engine.text.detokenizer import Detokenizer
+from engine.text.section_format import SectionFormat
+from engine.text.section_reader import SectionReader
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import unpack_token_ids
 
@@ -48,16 +50,21 @@ def decode_message(data: memoryview, link: DetokenizerEnd) -> DetokenizerInput:
 class Postprocessor:
     """Turns tokens into text. Keeps no state between responses."""
 
-    def __init__(self, tokenizer: Tokenizer, block_size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, section_format: SectionFormat, block_size: int
+    ) -> None:
         """`block_size` is the engine's, in tokens."""
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
+        self._sections = SectionReader(self._detokenizer, section_format)
         self._block_size = block_size
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Postprocessor:
         """Load the tokenizer that `config` names; raises `TridentError` if it cannot be loaded."""
-        return cls(load_tokenizer(config), config.block_size)
+        tokenizer = load_tokenizer(config)
+        section_format = SectionFormat(tokenizer, config.reasoning_parser, config.tool_call_parser)
+        return cls(tokenizer, section_format, config.block_size)
 
     def __call__(self, message: DetokenizerInput) -> dict[str, Array]:
         """Return the output tensors: `text_output`, and what else was asked for.
@@ -76,6 +83,9 @@ class Postprocessor:
                 outputs[name] = np.array([message.num_prompt_tokens], dtype=np.int32)
             elif name == "logprobs":
                 outputs[name] = strings([self._logprobs(chunk) for chunk in chunks])
+            elif name == "sections":
+                skip = message.skip_special_tokens
+                outputs[name] = strings([self._sections_of(chunk, skip) for chunk in chunks])
             elif name == NULL_LOGPROBS:
                 outputs.setdefault("logprobs", strings(["null"] * len(chunks)))
             elif name in _FIGURES and any(chunk.details.stats is not None for chunk in chunks):
@@ -89,6 +99,16 @@ class Postprocessor:
             chunk.details,
             skip_special_tokens=skip_special_tokens,
         )
+
+    def _sections_of(self, chunk: Chunk, skip_special_tokens: bool) -> str:
+        """Return JSON: the parts of `Section`s in the text."""
+        sections = self._sections.read(
+            unpack_token_ids(chunk.window_ids).tolist(),
+            unpack_token_ids(chunk.token_ids).tolist(),
+            chunk.details,
+            skip_special_tokens=skip_special_tokens,
+        )
+        return msgspec.json.encode(sections).decode()
 
     def _logprobs(self, chunk: Chunk) -> str:
         """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`."""

@@ -116,7 +116,11 @@ class Preprocessor:
             cache_salt=inputs.cache_salt,
             timeout_us=inputs.timeout_us,
             options=ResponseOptions(
-                outputs=[*inputs.outputs, *(["sequence_index"] if params.n > 1 else [])],
+                outputs=[
+                    *inputs.outputs,
+                    *(["sequence_index"] if params.n > 1 else []),
+                    *(["sections"] if params.return_sections else []),
+                ],
                 text_prefix=prompt if _wants_prompt(inputs) else "",
                 arrival_time=arrival_time,
             ),

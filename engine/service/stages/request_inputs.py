@@ -46,6 +46,7 @@ _NUMBERS = {
         "length_penalty",
     )
 }
+_SWITCHES = {"return_sections": "return_sections"}
 _WORDS = {"stop_words": "stop", "bad_words": "bad_words"}
 
 # Flag -> the optional outputs that it asks for.
@@ -182,6 +183,7 @@ def _sampling_tensors(inputs: InputReader) -> tuple[dict[str, Any], dict[str, st
     readers: list[tuple[Mapping[str, str], Callable[[str], Any]]] = [
         (_INTEGERS, inputs.integer),
         (_NUMBERS, inputs.number),
+        (_SWITCHES, inputs.boolean),
         (_WORDS, lambda name: inputs.strings(name, MAX_WORDS)),
     ]
     for table, read in readers:

@@ -69,6 +69,8 @@ def parse_engine_inputs(
     fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))
     cache_salt = take_cache_salt(fields)
     params = SamplingParams.parse(fields)
+    if params.return_sections and decoded is None:
+        raise RequestError("return_sections: is of the text; call the ensemble")
     asked = params.max_tokens if "max_tokens" in fields else None
     check_length("input_ids", len(prompt), asked, ready.max_model_len)
     text_prefix = decoded.text_prefix if decoded else ""

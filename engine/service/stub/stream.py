@@ -112,6 +112,8 @@ def _joined(chunks: list[Chunk]) -> Chunk:
     if any(chunk.details.logprobs for chunk in chunks):
         logprobs = [position for chunk in chunks for position in chunk.details.logprobs or ()]
         details = structs.replace(details, logprobs=logprobs)
+    if details.place != chunks[0].details.place:
+        details = structs.replace(details, place=chunks[0].details.place)
     token_ids = b"".join([chunk.token_ids for chunk in chunks])
     return Chunk(chunks[0].index, chunks[0].window_ids, token_ids, details)
 

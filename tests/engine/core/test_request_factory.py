@@ -7,6 +7,7 @@ from engine.core.request_factory import RequestFactory
 from engine.errors import RequestError
 from engine.protocol import AddRequest
 from engine.text.detokenizer import Detokenizer
+from engine.text.section_format import SectionFormat
 from engine.text.stop import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
@@ -18,6 +19,7 @@ def make_factory() -> tuple[Tokenizer, RequestFactory]:
     factory = RequestFactory(
         tokenizer,
         Detokenizer(tokenizer),
+        SectionFormat(tokenizer),
         eos_token_ids=[],
         vocab_size=tokenizer.vocab_size,
         max_model_len=64,

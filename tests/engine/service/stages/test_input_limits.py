@@ -26,6 +26,7 @@ from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stub.engine_inputs import parse_engine_inputs
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
+from engine.text.section_format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -42,6 +43,7 @@ def make_factory(max_model_len: int) -> RequestFactory:
     return RequestFactory(
         TOKENIZER,
         Detokenizer(TOKENIZER),
+        SectionFormat(TOKENIZER),
         eos_token_ids=[0],
         vocab_size=VOCAB,
         max_model_len=max_model_len,

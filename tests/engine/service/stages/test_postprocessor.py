@@ -22,13 +22,14 @@ from engine.protocol import (
 from engine.service.link import DetokenizerEnd, EngineEnd
 from engine.service.outputs import chunk_tensors
 from engine.service.stages.postprocessor import Postprocessor, decode_message
+from engine.text.section_format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 from tests.engine.service.stub.test_stream import out
 from tests.factories.tokenizers import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())
-POSTPROCESS = Postprocessor(TOKENIZER, block_size=16)
+POSTPROCESS = Postprocessor(TOKENIZER, SectionFormat(TOKENIZER), block_size=16)
 END = TOKENIZER.eos_token_id
 assert END is not None
 

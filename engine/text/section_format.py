@@ -1,0 +1,148 @@
+"""SectionFormat: which tags a checkpoint's output may have, and what each of them begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+from engine.text.section_tags import AUTO, HARMONY, NONE, REASONING, TOOL_CALLS, Kind, Tags
+from engine.text.stop_automaton import StopAutomaton
+from engine.text.tokenizer import Tokenizer
+
+_HEADER_STARTS, (_MESSAGE,), _MESSAGE_ENDS = HARMONY[0].starts, HARMONY[0].ends, HARMONY[1].ends
+# By what a header has in it, the first that fits: places in `_harmony`'s states.
+_MESSAGE_STATES = ((" to=", 4), ("<|channel|>analysis", 3), ("", 2))
+
+
+@dataclass(frozen=True)
+class State:
+    """What text is in, and where each tag leads from there.
+
+    Attributes:
+        kind: of the section; a `header` is no section, but the start of one.
+        next: the state after a tag.
+        text_tags: finds those of the tags that are no tokens of their own.
+        is_answer: whether the text is the answer, if no reasoning follows.
+    """
+
+    kind: Kind | Literal["header"]
+    next: Mapping[str, int]
+    text_tags: StopAutomaton
+    is_answer: bool = False
+
+    def after(self, tag: str, header: str) -> int:
+        """Return the state after `tag`; `header` is the text of the header that it ends."""
+        if self.kind != "header":
+            return self.next[tag]
+        return next(state for part, state in _MESSAGE_STATES if part in header)
+
+
+class SectionFormat:
+    """The states of a text with tags; the first is content outside all tags.
+
+    A tag that is an added token of the vocabulary is that token, however it might be spelt out
+    otherwise; other tags are found in the text. Inside reasoning, the start of a tool call counts
+    if it is a special token: what is no special token may be a part of the thoughts.
+
+    Attributes:
+        states: by number.
+        tag_of: the tags that are tokens.
+        turn_ids: the added tokens that are no tags; one of them starts each turn of a chat.
+        has_reasoning: whether reasoning may come.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, reasoning: str = AUTO, tool_calls: str = AUTO) -> None:
+        """Find the tags of a checkpoint.
+
+        Args:
+            tokenizer: its own, with the chat template.
+            reasoning: a name of `REASONING`; `auto`: those tags that are tokens of the vocabulary,
+                or in the chat template; `none`.
+            tool_calls: a name of `TOOL_CALLS`, or as before.
+        """
+        self._tokenizer = tokenizer
+        ids = tokenizer.added_token_ids
+        chosen = [
+            *_chosen(reasoning, REASONING, tokenizer),
+            *_chosen(tool_calls, TOOL_CALLS, tokenizer),
+        ]
+        # Of two that start alike, the one whose end is known too.
+        chosen.sort(key=lambda tags: not tags.ends)
+        if set(HARMONY) & set(chosen):
+            self.states = _harmony(self._state)
+        else:
+            self.states = self._states(list(dict.fromkeys(chosen)))
+        tags = {tag for state in self.states for tag in state.next}
+        self.tag_of = {ids[tag]: tag for tag in tags if tag in ids}
+        self.turn_ids = frozenset(ids.values()) - self.tag_of.keys()
+        self.has_reasoning = any(state.kind == "reasoning" for state in self.states)
+        self._markers = [frozenset(self.tag_of), tokenizer.special_ids | self.tag_of.keys()]
+
+    def markers(self, skip_special_tokens: bool) -> frozenset[int]:
+        """Return the tokens that may have a meaning beside their text."""
+        return self._markers[skip_special_tokens]
+
+    def _states(self, sections: list[Tags]) -> tuple[State, ...]:
+        starts: dict[str, int] = {}
+        for number, tags in enumerate(sections, start=1):
+            for tag in tags.starts:
+                starts.setdefault(tag, number)
+        ids, special = self._tokenizer.added_token_ids, self._tokenizer.special_ids
+        interrupts = {
+            tag: number
+            for tag, number in starts.items()
+            if sections[number - 1].kind == "tool_call" and ids.get(tag) in special
+        }
+        states = [self._state("content", starts, is_answer=True)]
+        for number, tags in enumerate(sections, start=1):
+            ends = dict.fromkeys(tags.ends, 0) or dict.fromkeys(tags.starts, number)
+            others = interrupts if tags.kind == "reasoning" else {}
+            is_answer = tags.kind == "content"
+            states.append(self._state(tags.kind, {**others, **ends}, is_answer=is_answer))
+        return tuple(states)
+
+    def _state(
+        self,
+        kind: Kind | Literal["header"],
+        following: Mapping[str, int],
+        *,
+        is_answer: bool = False,
+    ) -> State:
+        spelt = (tag for tag in following if tag not in self._tokenizer.added_token_ids)
+        return State(kind, following, StopAutomaton(spelt), is_answer)
+
+
+def _harmony(state: Callable[..., State]) -> tuple[State, ...]:
+    headers = dict.fromkeys(_HEADER_STARTS, 1)
+    after_message = {**headers, **dict.fromkeys(_MESSAGE_ENDS, 0)}
+    return (
+        state("content", headers),
+        state("header", {_MESSAGE: 0}),
+        state("content", after_message, is_answer=True),
+        state("reasoning", after_message),
+        state("tool_call", after_message),
+    )
+
+
+def _chosen(
+    name: str, known: Mapping[str, tuple[Tags, ...]], tokenizer: Tokenizer
+) -> Iterable[Tags]:
+    if name == NONE:
+        return ()
+    if name != AUTO:
+        return known[name]
+    template, ids = tokenizer.chat_template_text, tokenizer.added_token_ids
+    if all(tag in ids for tag in (*_HEADER_STARTS, _MESSAGE)):
+        return HARMONY
+
+    def has_one(tags: tuple[str, ...]) -> bool:
+        return any(tag in ids or tag in template for tag in tags)
+
+    every = dict.fromkeys(chain.from_iterable(known.values()))
+    return [
+        tags
+        for tags in every
+        if tags not in HARMONY and has_one(tags.starts) and (not tags.ends or has_one(tags.ends))
+    ]

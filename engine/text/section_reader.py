@@ -1,0 +1,113 @@
+"""From tokens to sections: of a chunk, and of the turn that a prompt leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.protocol import OutputDetails, SequenceOutput
+from engine.text.detokenizer import Detokenizer
+from engine.text.section_format import SectionFormat
+from engine.text.sections import Event, Place, Section, SectionSplitter
+
+_MAX_TURN = 4096  # tokens of the prompt that may belong to the turn that it leaves open
+
+
+def read_events(
+    detokenizer: Detokenizer,
+    markers: frozenset[int],
+    window_ids: Sequence[int],
+    new_ids: Sequence[int],
+    *,
+    final: bool,
+    skip_special_tokens: bool,
+) -> list[Event]:
+    """Return what `new_ids` add, with `markers` apart; together the shown texts are the `delta`."""
+    tokenizer = detokenizer.tokenizer
+    events: list[Event] = []
+    start = 0
+    for place, token_id in enumerate(new_ids):
+        if token_id not in markers:
+            continue
+        ids = new_ids[start : place + 1]
+        text = detokenizer.delta(
+            window_ids, ids, final=False, skip_special_tokens=skip_special_tokens
+        )
+        marker = tokenizer.token_text(token_id)
+        is_shown = not skip_special_tokens or token_id not in tokenizer.special_ids
+        events.append(Event(text.removesuffix(marker) if is_shown else text))
+        events.append(Event(marker, token_id, is_shown))
+        window_ids = detokenizer.next_window(
+            window_ids, ids, skip_special_tokens=skip_special_tokens
+        )
+        start = place + 1
+    text = detokenizer.delta(
+        window_ids, new_ids[start:], final=final, skip_special_tokens=skip_special_tokens
+    )
+    return [*events, Event(text)]
+
+
+def cut(events: list[Event], num_characters: int) -> list[Event]:
+    """Return `events` without the last `num_characters` of the text that they show."""
+    kept = list(events)
+    while num_characters:
+        event = kept.pop()
+        if not event.is_shown:
+            continue
+        if len(event.text) > num_characters:
+            kept.append(Event(event.text[:-num_characters]))
+        num_characters = max(0, num_characters - len(event.text))
+    return kept
+
+
+class SectionReader:
+    """Reads the sections of a chunk. Immutable."""
+
+    def __init__(self, detokenizer: Detokenizer, section_format: SectionFormat) -> None:
+        self._detokenizer = detokenizer
+        self._format = section_format
+
+    def read(
+        self,
+        window_ids: Sequence[int],
+        new_ids: Sequence[int],
+        details: OutputDetails | SequenceOutput,
+        *,
+        skip_special_tokens: bool,
+    ) -> list[Section]:
+        """Return the sections in what `Detokenizer.text` returns, with the same arguments."""
+        final = details.finish_reason is not None
+        events = read_events(
+            self._detokenizer,
+            self._format.markers(skip_special_tokens),
+            window_ids,
+            new_ids[:-1] if details.omit_stop_token else new_ids,
+            final=final,
+            skip_special_tokens=skip_special_tokens,
+        )
+        splitter = SectionSplitter(self._format, Place(*details.place))
+        splitter.read(cut(events, details.text_cut))
+        return splitter.finish() if final else splitter.take()
+
+
+def place_after_prompt(
+    section_format: SectionFormat, detokenizer: Detokenizer, prompt_ids: Sequence[int]
+) -> Place:
+    """Return where the output begins; its number counts the tags of the turn that the prompt opens.
+
+    Only what follows the last token that may start a turn is read: a template may end the prompt
+    with a tag, and a client with an answer to go on with; what a user wrote before has no meaning.
+    """
+    turn = list(prompt_ids[-_MAX_TURN:])
+    starts = [i for i, token_id in enumerate(turn, 1) if token_id in section_format.turn_ids]
+    splitter = SectionSplitter(section_format)
+    splitter.read(
+        read_events(
+            detokenizer,
+            section_format.markers(skip_special_tokens=False),
+            [],
+            turn[max(starts, default=0) :],
+            final=False,
+            skip_special_tokens=False,
+        )
+    )
+    return splitter.place

@@ -1,0 +1,91 @@
+"""SectionTracker: follows the output of one sequence through its sections, token by token."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from engine.text.detokenizer import Detokenizer
+from engine.text.section_format import SectionFormat
+from engine.text.section_reader import read_events
+from engine.text.sections import Place, SectionSplitter
+
+
+class SectionTracker:
+    """Tells where chunks may end, and in which section each one begins.
+
+    Attributes:
+        num_held_tokens: of the last tokens, how many must not be released yet, because a chunk that
+            ended with them would end inside a tag, or in text that a stop string may still take.
+        has_reasoning_ended: whether the text is, or has been, the answer itself: reasoning was
+            closed, or other text than reasoning has come. At once, if no reasoning can come.
+    """
+
+    def __init__(
+        self,
+        section_format: SectionFormat,
+        detokenizer: Detokenizer,
+        window_ids: Sequence[int],
+        place: Place,
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """Start after a prompt with the window `window_ids` that left the text at `place`."""
+        begin = Place(place.state)
+        self.num_held_tokens = 0
+        self._detokenizer = detokenizer
+        self._format = section_format
+        self._window_ids = list(window_ids)
+        self._skip = skip_special_tokens
+        self._markers = section_format.markers(skip_special_tokens)
+        self._splitter = SectionSplitter(section_format, begin)
+        self._num_tokens = 0
+        self._begin = begin
+        # Numbers of tokens after which a chunk may end, the first one as of now, and the places.
+        self._borders = deque([(0, begin)])
+        self.has_reasoning_ended = self._splitter.state.is_answer and (
+            place.number > 0 or not section_format.has_reasoning
+        )
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the next text is reasoning, unless it ends that."""
+        return self._splitter.state.kind == "reasoning"
+
+    def append(self, token_id: int, num_held_tokens: int = 0) -> None:
+        """Add one output token.
+
+        Args:
+            num_held_tokens: of the last tokens, how many must be held for another reason.
+        """
+        events = read_events(
+            self._detokenizer,
+            self._markers,
+            self._window_ids,
+            [token_id],
+            final=False,
+            skip_special_tokens=self._skip,
+        )
+        self._window_ids = self._detokenizer.next_window(
+            self._window_ids, [token_id], skip_special_tokens=self._skip
+        )
+        self._splitter.read(events)
+        self._num_tokens += 1
+        self._note_answer()
+        if not self._splitter.is_inside_tag:
+            self._borders.append((self._num_tokens, self._splitter.place))
+        releasable = self._num_tokens - num_held_tokens
+        while len(self._borders) > 1 and self._borders[1][0] <= releasable:
+            self._borders.popleft()
+        self.num_held_tokens = self._num_tokens - self._borders[0][0]
+
+    def take_place(self) -> Place:
+        """Return where the chunk begins that is released now: all tokens but the held ones."""
+        place, self._begin = self._begin, self._borders[0][1]
+        return place
+
+    def _note_answer(self) -> None:
+        parts = self._splitter.take()
+        if self._splitter.state.is_answer and not self.has_reasoning_ended:
+            has_text = any(part.type != "reasoning" and part.text.strip() for part in parts)
+            self.has_reasoning_ended = self._splitter.place.number > 0 or has_text

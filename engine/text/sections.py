@@ -1,0 +1,167 @@
+"""Sections: which text of a sequence is content, which reasoning and which a tool call.
+
+The engine and the detokenizer stage read tokens with the same code. The engine tells with each
+chunk in which section it starts, and ends no chunk inside a tag, so that the stage needs no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from engine.text.section_format import SectionFormat, State
+
+_MAX_STEP = 64  # characters searched at once; what is left after a tag is searched again
+
+
+class Place(NamedTuple):
+    """Where between sections a text is.
+
+    Attributes:
+        state: of the `SectionFormat`.
+        number: of the section in the sequence, from 0.
+    """
+
+    state: int = 0
+    number: int = 0
+
+
+_BEGIN = Place()
+
+
+class Section(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A section, or the part of one that a chunk has; parts have the same `index`.
+
+    Attributes:
+        type: `content`, `reasoning` or `tool_call`.
+        index: of the section in the sequence, from 0.
+        text: without tags. Special tokens are left out, if the request says so, except in a tool
+            call, where they separate its parts.
+        tag: what opened the section, in the part where it did: the end tag of the one before, or
+            its own start tag; of gpt-oss the whole header, which names the function.
+    """
+
+    type: str
+    index: int
+    text: str
+    tag: str = ""
+
+
+class Event(NamedTuple):
+    """A piece of text, or a token with a meaning of its own.
+
+    Attributes:
+        token_id: None for a piece of text.
+        is_shown: whether the text is a part of the sequence's text.
+    """
+
+    text: str
+    token_id: int | None = None
+    is_shown: bool = True
+
+
+class SectionSplitter:
+    """Splits one text into sections, event by event.
+
+    Attributes:
+        place: after what has been read.
+    """
+
+    def __init__(self, section_format: SectionFormat, place: Place = _BEGIN) -> None:
+        self.place = place
+        self._format = section_format
+        self._sections: list[Section] = []
+        self._header = ""
+        self._pending = ""  # may become a part of a tag
+        self._search = 0  # state of the automaton after it
+
+    @property
+    def state(self) -> State:
+        """The state of `place`."""
+        return self._format.states[self.place.state]
+
+    @property
+    def is_inside_tag(self) -> bool:
+        """Whether the last text may be a part of a tag, or is one of a header."""
+        return bool(self._pending) or self.state.kind == "header"
+
+    def read(self, events: Iterable[Event]) -> None:
+        """Go on with `events`."""
+        for text, token_id, is_shown in events:
+            if token_id is not None:
+                self._read_marker(text, token_id, is_shown)
+                continue
+            for start in range(0, len(text), _MAX_STEP):
+                self._read_text(text[start : start + _MAX_STEP])
+
+    def take(self) -> list[Section]:
+        """Return the parts of sections since the last call, each section once."""
+        sections, self._sections = self._sections, []
+        joined: list[Section] = []
+        texts: list[str] = []
+        for part in sections:
+            if joined and joined[-1].index == part.index:
+                texts.append(part.text)
+                continue
+            _close(joined, texts)
+            joined.append(part)
+            texts = [part.text]
+        _close(joined, texts)
+        return joined
+
+    def finish(self) -> list[Section]:
+        """End the text; return the last parts. An incomplete tag is text, a header is not."""
+        self._flush()
+        return self.take()
+
+    def _read_marker(self, text: str, token_id: int, is_shown: bool) -> None:
+        self._flush()
+        tag = self._format.tag_of.get(token_id, "")
+        if tag in self.state.next:
+            self._enter(tag)
+        elif is_shown or self.state.kind in ("tool_call", "header"):
+            self._write(text)
+
+    def _read_text(self, text: str) -> None:
+        while text:
+            tags = self.state.text_tags
+            self._search, match = tags.advance(self._search, text)
+            num_pending = len(self._pending)
+            text, self._pending = self._pending + text, ""
+            if match is None:
+                end = len(text) - tags.held[self._search]
+                self._write(text[:end])
+                self._pending = text[end:]
+                return
+            self._write(text[: num_pending + match.start])
+            text = text[num_pending + match.end :]
+            self._enter(match.stop)
+
+    def _flush(self) -> None:
+        self._write(self._pending)
+        self._pending, self._search = "", 0
+
+    def _write(self, text: str) -> None:
+        if self.state.kind == "header":
+            self._header += text
+        elif text:
+            self._sections.append(Section(self.state.kind, self.place.number, text))
+
+    def _enter(self, tag: str) -> None:
+        self._search = 0
+        self._header += tag
+        state = self.state.after(tag, self._header)
+        if self._format.states[state].kind == "header":
+            self.place = Place(state, self.place.number)
+            return
+        self.place = Place(state, self.place.number + 1)
+        self._sections.append(Section(self.state.kind, self.place.number, "", self._header))
+        self._header = ""
+
+
+def _close(sections: list[Section], texts: list[str]) -> None:
+    """Give the last of `sections` the joined `texts`."""
+    if len(texts) > 1:
+        sections[-1] = msgspec.structs.replace(sections[-1], text="".join(texts))
