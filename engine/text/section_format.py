@@ -49,7 +49,8 @@ class SectionFormat:
     Attributes:
         states: by number.
         tag_of: the tags that are tokens.
-        turn_ids: the added tokens that are no tags; one of them starts each turn of a chat.
+        turn_ids: special tokens, and added ones of the chat template, that are no tags; most
+            templates start each turn with one of them.
         has_reasoning: whether reasoning may come.
     """
 
@@ -76,9 +77,11 @@ class SectionFormat:
             self.states = self._states(list(dict.fromkeys(chosen)))
         tags = {tag for state in self.states for tag in state.next}
         self.tag_of = {ids[tag]: tag for tag in tags if tag in ids}
-        self.turn_ids = frozenset(ids.values()) - self.tag_of.keys()
+        template, special = tokenizer.chat_template_text, tokenizer.special_ids
+        turns = (i for token, i in ids.items() if i in special or token in template)
+        self.turn_ids = frozenset(turns) - self.tag_of.keys()
         self.has_reasoning = any(state.kind == "reasoning" for state in self.states)
-        self._markers = [frozenset(self.tag_of), tokenizer.special_ids | self.tag_of.keys()]
+        self._markers = [frozenset(self.tag_of), special | self.tag_of.keys()]
 
     def markers(self, skip_special_tokens: bool) -> frozenset[int]:
         """Return the tokens that may have a meaning beside their text."""
