@@ -49,7 +49,7 @@ class SectionFormat:
     Attributes:
         states: by number.
         tag_of: the tags that are tokens.
-        turn_ids: special tokens, and added ones of the chat template, that are no tags; most
+        turn_ids: special tokens, and added ones of the chat template, that are in no tag; most
             templates start each turn with one of them.
         has_reasoning: whether reasoning may come.
     """
@@ -79,7 +79,8 @@ class SectionFormat:
         self.tag_of = {ids[tag]: tag for tag in tags if tag in ids}
         template, special = tokenizer.chat_template_text, tokenizer.special_ids
         turns = (i for token, i in ids.items() if i in special or token in template)
-        self.turn_ids = frozenset(turns) - self.tag_of.keys()
+        parts = {i for token, i in ids.items() if any(token in tag for tag in tags)}
+        self.turn_ids = frozenset(turns) - parts
         self.has_reasoning = any(state.kind == "reasoning" for state in self.states)
         self._markers = [frozenset(self.tag_of), special | self.tag_of.keys()]
 
