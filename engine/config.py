@@ -101,6 +101,11 @@ class EngineConfig(BaseModel):
     request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="seconds from arrival until a request is ended; default: no limit"
     )
+    deterministic: bool = Field(
+        False,
+        description="the same request gets the same tokens and log-probabilities, to the last bit, "
+        "whatever else runs",
+    )
     enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
     async_scheduling: bool | None = Field(
         None,

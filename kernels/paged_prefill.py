@@ -38,6 +38,7 @@ def paged_prefill_attention(
     soft_cap: float | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    is_invariant: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(scale * q k) v of the last tokens of each sequence; softmax in float32.
@@ -60,6 +61,8 @@ def paged_prefill_attention(
         sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
         soft_cap: with c, scores s become c * tanh(s / c).
         key_scale, value_scale: float32 [Hkv], positive, with fp8 caches only: key = stored * scale.
+        is_invariant: have a token's result depend, to the last bit, on its own query and keys
+            alone: not on its chunk, nor on the other sequences.
         out: where to write the result, like `query` except for strides; a new tensor by default.
 
     Returns:
@@ -84,7 +87,7 @@ def paged_prefill_attention(
     elif query.numel() and len(seq_lens):
         _launch(
             query, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
-            scale, sliding_window, soft_cap, key_scale, value_scale, out,
+            scale, sliding_window, soft_cap, key_scale, value_scale, is_invariant, out,
         )  # fmt: skip
     return out
 
@@ -146,6 +149,7 @@ def _launch(
     soft_cap: float | None,
     key_scale: Tensor | None,
     value_scale: Tensor | None,
+    is_invariant: bool,
     out: Tensor,
 ) -> None:
     num_tokens, num_heads, head_dim = query.shape
@@ -154,7 +158,7 @@ def _launch(
     limits = device.limits(query.device)
     tiles = settings(
         num_tokens * group, len(seq_lens), num_kv_heads, head_dim,
-        query.dtype, key_cache.dtype, limits,
+        query.dtype, key_cache.dtype, limits, is_fixed=is_invariant,
     )  # fmt: skip
     if key_cache.dtype == FP8 and limits.capability < (8, 9):
         key_cache, value_cache = key_cache.view(torch.int8), value_cache.view(torch.int8)
@@ -182,6 +186,9 @@ def _launch(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        # A token's tile may be masked for the sake of others, which is another loop: it must not
+        # fuse other operations.
+        enable_fp_fusion=not is_invariant,
         **tiles,
     )
 

@@ -59,6 +59,8 @@ def settings(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     limits: DeviceLimits,
+    *,
+    is_fixed: bool = False,
 ) -> dict[str, int]:
     """Return tile sizes, warps, stages and registers.
 
@@ -70,11 +72,12 @@ def settings(
         num_sequences, num_kv_heads, head_dim: of the call.
         dtype, cache_dtype: of queries and keys.
         limits: of the GPU.
+        is_fixed: choose by the dtypes, `head_dim` and the GPU alone: tiles for few rows.
     """
     block_d = triton.next_power_of_2(head_dim)
     width = max(block_d, 64)
     enough = num_rows // 128 * num_kv_heads >= limits.num_sms
-    is_narrow = not (enough and num_rows > 64 * num_sequences)
+    is_narrow = is_fixed or not (enough and num_rows > 64 * num_sequences)
     if dtype == torch.float32:
         tile = _FLOAT32
     elif limits.capability[0] not in (9, 10):

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
@@ -98,6 +99,7 @@ class EngineCore:
             max_num_seqs=loaded.config.max_num_seqs,
         )
         self._recorder = StatsRecorder()
+        draw_seed = partial(random.Random(config.seed).getrandbits, 64)
         self._factory = RequestFactory(
             self.tokenizer,
             self.detokenizer,
@@ -107,7 +109,7 @@ class EngineCore:
             max_model_len=plan.max_model_len,
             max_logprobs=config.max_logprobs,
             min_priority=config.min_priority,
-            seeds=random.Random(config.seed),
+            draw_seed=(lambda: config.seed) if config.deterministic else draw_seed,
         )
         self.ready = Ready(
             max_model_len=plan.max_model_len,

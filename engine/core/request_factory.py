@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 
 from engine.core.bad_words import BadWords
@@ -45,10 +44,10 @@ class RequestFactory:
         vocab_size: int,
         max_model_len: int,
         max_logprobs: int,
-        seeds: random.Random,
+        draw_seed: Callable[[], int],
         min_priority: int | None = None,
     ) -> None:
-        """Build requests for one model; `seeds` supplies seeds for requests without one."""
+        """Build requests for one model; `draw_seed` returns a seed for a request without one."""
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._section_format = section_format
@@ -57,7 +56,7 @@ class RequestFactory:
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
         self._min_priority = min_priority
-        self._seeds = seeds
+        self._draw_seed = draw_seed
         self._stop_automaton = lru_cache(_MAX_AUTOMATA)(StopAutomaton)  # shared by equal `stop`
 
     def build(self, message: AddRequest) -> list[Request]:
@@ -80,7 +79,7 @@ class RequestFactory:
         window = self._detokenizer.prompt_window(
             prompt, skip_special_tokens=params.skip_special_tokens
         )
-        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        seed = self._draw_seed() if params.seed is None else params.seed
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
         bad_words = self._bad_words(params.bad_words)

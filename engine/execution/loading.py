@@ -46,7 +46,12 @@ from engine.execution.pending_step import PendingStep
 from engine.execution.progress import in_tenths
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
+from engine.models.conversion import (
+    check_deterministic,
+    check_quantization,
+    convert_weights,
+    num_copied_bytes,
+)
 from engine.models.model_config import ModelConfig
 from engine.weights import initialise_weights
 
@@ -140,7 +145,12 @@ class _Loader:
         if device.type == "cuda":
             require_full_precision()
         before = memory_before_loading(config, device)
-        attention = attention_backend(device, dtype=self._dtype, block_size=config.block_size)
+        attention = attention_backend(
+            device,
+            dtype=self._dtype,
+            block_size=config.block_size,
+            deterministic=config.deterministic,
+        )
         attention.check(
             num_heads=self._model_config.num_heads,
             num_kv_heads=self._model_config.num_kv_heads,
@@ -196,8 +206,12 @@ class _Loader:
             build_model, self._model_config, max_model_len=self._max_model_len, dtype=self._dtype
         )
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
+        if config.deterministic:
+            check_deterministic(outline, device)
         num_bytes = sum(p.nbytes for p in outline.parameters())
-        num_bytes += num_copied_bytes(outline, config.quantization, device)
+        num_bytes += num_copied_bytes(
+            outline, config.quantization, device, deterministic=config.deterministic
+        )
         require_room_for_weights(num_bytes, device, config)
         model = build(device=device)
         text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
@@ -208,7 +222,7 @@ class _Loader:
             seed=config.seed,
             on_progress=in_tenths(self._on_progress, text),
         )
-        convert_weights(model, config.quantization)
+        convert_weights(model, config.quantization, deterministic=config.deterministic)
         return model
 
     def load_null_device(self, token_ids: Sequence[int]) -> LoadedModel:

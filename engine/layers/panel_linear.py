@@ -10,11 +10,13 @@ from kernels.cpu.linear import gated_linear, interleave, linear, pack, pack_int8
 
 
 class PanelLinear(nn.Module):
-    """y = x W^T + b, or `activation(gate) * up` of what that returns, for x in bfloat16.
+    """y = x W^T + b, or `activation(gate) * up` of what that returns.
+
+    A row of y depends on its row of x alone, to the last bit.
 
     Args:
-        weight: [out_features, in_features], one that `kernels.cpu.linear.serves`. It is copied.
-        bias: [out_features] or None, bfloat16.
+        weight: [out_features, in_features], with which `kernels.cpu.linear.runs`. It is copied.
+        bias: [out_features] or None, of the type of the weight, as x is.
         int8: quantise the weight, with a scale per output channel, and each token's activations:
             the product is one of 8-bit integers (W8A8).
         activation: of the first half of the output, the gates; None for none. The halves must be
@@ -32,7 +34,7 @@ class PanelLinear(nn.Module):
         wide: bool = False,
     ) -> None:
         super().__init__()
-        assert activation is None or not wide, "activations are bfloat16"
+        assert activation is None or not wide, "activations are rounded"
         self._out_features = len(weight)
         self._activation = activation
         self._wide = wide

@@ -1,4 +1,5 @@
-"""Conversion of loaded projections to the form that is fastest on their device, or to int8.
+"""Conversion of loaded projections: to the fastest form on their device, to int8, or to one form
+for every batch.
 
 A form is a module that replaces a `Linear`: it has the same `forward`, and is made of its weight
 and bias.
@@ -7,6 +8,7 @@ and bias.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -20,10 +22,12 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import Gated, GatedLinear
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
+from engine.layers.tiled_linear import TiledLinear
 from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM, DecoderLayer
 from engine.models.fused_layers import FusedLayers, can_fuse
 from kernels.cpu import linear as panels
+from kernels.device import has_triton
 
 
 def check_quantization(
@@ -44,7 +48,28 @@ def check_quantization(
         )
 
 
-def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
+def check_deterministic(model: CausalLM, device: torch.device) -> None:
+    """Raise `UnsupportedError` if `model` cannot be converted to be deterministic on `device`.
+
+    The weights of `model` may be on any device.
+    """
+    if has_triton(device):
+        return
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    weights = [model.model.embed_tokens.rows, *(linear.weight for linear in linears)]
+    if not all(panels.runs(weight, device) for weight in weights) or not all(
+        panels.can_gate(len(each.weight) // 2) for each in linears if isinstance(each, GatedLinear)
+    ):
+        raise UnsupportedError(
+            "deterministic: on a CPU it needs dtype bfloat16 or float32, AVX2 (of those with "
+            "AVX-512 only those with BF16 and VNNI), the kernels that `python -m kernels.cpu` "
+            "builds, and projections of a multiple of 4 inputs, of 16 in an MLP; leave it out"
+        )
+
+
+def convert_weights(
+    model: CausalLM, quantization: Quantization | None, *, deterministic: bool = False
+) -> None:
     """Replace the loaded projections of `model` by their form for this device, if there is one.
 
     The weight of each is freed before the next is converted. With `quantization` all are
@@ -52,57 +77,80 @@ def convert_weights(model: CausalLM, quantization: Quantization | None) -> None:
     of what a step of few sequences reads. A tied head is a converted copy: the embedding needs
     plain rows. If all layers can be fused, `model` runs them in one operation afterwards.
 
+    With `deterministic`, which `check_deterministic` must allow, a token's logits depend on its own
+    sequence alone, to the last bit: our own products serve, and on a CPU the layers are fused.
+
     Raises:
         UnsupportedError: this machine cannot quantise a projection of this shape.
     """
-    int8 = quantization is not None
-    _convert(model.model, partial(_layer_form, int8=int8))
+    forms = _Forms(int8=quantization is not None, deterministic=deterministic)
+    _convert(model.model, forms.of_layer)
     # Logits are float32: without rounding to bfloat16 in between, fewer of them are equal.
-    head_form = partial(_form, bias=None, int8=int8, wide=True)
+    head_form = partial(forms.of_weight, bias=None, wide=True)
     if isinstance(model.lm_head, LMHead):
         model.lm_head = head_form(model.lm_head.rows) or model.lm_head
     else:
         model.model.embed_tokens.head = head_form(model.model.embed_tokens.rows)
     layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
     if can_fuse(layers):
-        model.model.fused = FusedLayers(layers)
+        model.model.fused = FusedLayers(layers, split_keys=not deterministic)
 
 
 def num_copied_bytes(
-    model: CausalLM, quantization: Quantization | None, device: torch.device
+    model: CausalLM,
+    quantization: Quantization | None,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
 ) -> int:
     """Return the bytes that `convert_weights` adds to `model` on `device`, at most."""
     weight = model.model.embed_tokens.rows
     is_copied = device.type == "cpu" and (
-        quantization is not None or panels.serves(weight, device) or can_pack(weight.dtype)
+        quantization is not None
+        or deterministic
+        or panels.serves(weight, device)
+        or can_pack(weight.dtype)
     )
     return weight.nbytes if is_copied and model.lm_head is None else 0
 
 
-def _layer_form(linear: Linear, *, int8: bool) -> nn.Module | None:
-    weight, bias = linear.weight, linear.bias
-    if not isinstance(linear, GatedLinear):
-        return _form(weight, bias, int8=int8)
-    if panels.serves(weight, weight.device) and panels.can_gate(len(weight) // 2):
-        return PanelLinear(weight, bias, int8=int8, activation="silu")
-    form = _form(weight, bias, int8=int8)
-    return None if form is None else Gated(form)
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """Chooses the form of each projection; None for one that stays."""
 
+    int8: bool
+    deterministic: bool
 
-def _form(
-    weight: Tensor, bias: Tensor | None, *, int8: bool, wide: bool = False
-) -> nn.Module | None:
-    if panels.serves(weight, weight.device):
-        return PanelLinear(weight, bias, int8=int8, wide=wide)
-    if int8:
-        if not multiplies_int8():
-            raise UnsupportedError(
-                "quantization: int8 needs projections of a multiple of 4 inputs on this CPU (got "
-                f"{weight.shape[1]}); leave it out"
-            )
-        return Int8Linear(weight, bias)
-    is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
-    return PackedLinear(weight, bias) if is_packed else None
+    def of_layer(self, linear: Linear) -> nn.Module | None:
+        weight, bias = linear.weight, linear.bias
+        if not isinstance(linear, GatedLinear):
+            return self.of_weight(weight, bias)
+        if self._are_panels(weight) and panels.can_gate(len(weight) // 2):
+            return PanelLinear(weight, bias, int8=self.int8, activation="silu")
+        form = self.of_weight(weight, bias)
+        return None if form is None else Gated(form)
+
+    def of_weight(
+        self, weight: Tensor, bias: Tensor | None, *, wide: bool = False
+    ) -> nn.Module | None:
+        if self._are_panels(weight):
+            return PanelLinear(weight, bias, int8=self.int8, wide=wide)
+        if self.deterministic:
+            return TiledLinear(weight, bias, wide=wide)
+        if self.int8:
+            if not multiplies_int8():
+                raise UnsupportedError(
+                    "quantization: int8 needs projections of a multiple of 4 inputs on this CPU "
+                    f"(got {weight.shape[1]}); leave it out"
+                )
+            return Int8Linear(weight, bias)
+        is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
+        return PackedLinear(weight, bias) if is_packed else None
+
+    def _are_panels(self, weight: Tensor) -> bool:
+        if self.deterministic:
+            return not has_triton(weight.device)
+        return panels.serves(weight, weight.device)
 
 
 def _convert(module: nn.Module, form_of: Callable[[Linear], nn.Module | None]) -> None:

@@ -17,9 +17,12 @@ class FusedLayers(nn.Module):
     """Replaces `DecoderLayer`s, with the same result; `can_fuse` must allow them.
 
     For a single sequence, the time that Python takes between operations is a large part of a step.
+
+    Args:
+        split_keys: as in `kernels.cpu.attention`.
     """
 
-    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], *, split_keys: bool = True) -> None:
         super().__init__()
         attention = layers[0].self_attn
         self._layers = decoder_layers(
@@ -27,6 +30,7 @@ class FusedLayers(nn.Module):
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
             norm_eps=layers[0].input_layernorm.eps,
+            split_keys=split_keys,
         )
         for layer in layers:
             self._layers.append(_tensors(layer), layer.self_attn.sliding_window)

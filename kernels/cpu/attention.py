@@ -29,6 +29,7 @@ def attention_in_place(
     *,
     scale: float,
     sliding_window: int | None,
+    split_keys: bool = True,
 ) -> Tensor:
     """Return softmax(scale * q k) v for the last queries of each sequence; float32 arithmetic.
 
@@ -45,6 +46,9 @@ def attention_in_place(
         block_tables: int32 [B, max blocks], rows contiguous.
         scale: factor of the scores.
         sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
+        split_keys: whether the keys of few long sequences may be divided among threads. If not, a
+            token's result depends, to the last bit, on its own query and keys alone: not on the
+            other tokens of the step, on the threads or on the blocks.
 
     Returns:
         [T, H, D]; undefined for tokens of idle rows and of no sequence.
@@ -83,6 +87,6 @@ def attention_in_place(
     assert fast is not None, "the CPU kernels are not there"
     out: Tensor = fast.paged_attention(
         query, key_cache, value_cache, query_start_loc, seq_lens, block_tables, scale,
-        sliding_window,
+        sliding_window, split_keys,
     )  # fmt: skip
     return out

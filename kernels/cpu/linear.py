@@ -1,4 +1,4 @@
-"""Matrix products with packed weights, in bfloat16 or int8.
+"""Matrix products with packed weights, in bfloat16, float32 or int8.
 
 Weights are packed into panels of output channels in the order in which the kernels read them. A
 panel has as many channels as two vector registers hold: 32 with AVX-512, 16 with AVX2.
@@ -25,15 +25,16 @@ from kernels.cpu.library import operations
 from kernels.cpu.target import has_matrix_unit
 
 _UNIT_BYTES = 4  # multiplied at once by one instruction, along K
+_DTYPES = (torch.bfloat16, torch.float32)
 
 
 def runs(weight: Tensor, device: torch.device) -> bool:
     """Return whether `linear` can multiply with `weight` [N, K] on `device`.
 
     Requires the kernels, built for a processor with AVX-512 BF16 and VNNI, or with AVX2 only. The
-    weight, on any device, must be bfloat16, its K a multiple of 4.
+    weight, on any device, must be bfloat16 or float32, its K a multiple of 4.
     """
-    if weight.dtype != torch.bfloat16 or weight.shape[1] % _UNIT_BYTES:
+    if weight.dtype not in _DTYPES or weight.shape[1] % _UNIT_BYTES:
         return False
     return hasattr(operations(torch.empty(0, device=device)), "linear")
 
@@ -41,9 +42,9 @@ def runs(weight: Tensor, device: torch.device) -> bool:
 def serves(weight: Tensor, device: torch.device) -> bool:
     """Return whether `linear` is the fastest available product on `device` for `weight` [N, K].
 
-    With AMX, oneDNN's products are faster.
+    With AMX, and in float32, oneDNN's products are faster.
     """
-    return runs(weight, device) and not has_matrix_unit()
+    return weight.dtype == torch.bfloat16 and runs(weight, device) and not has_matrix_unit()
 
 
 @cache
@@ -61,8 +62,11 @@ def can_gate(size: int) -> bool:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return bfloat16 `weight` [N, K] as panels [P, K / 2, C, 2], padded with zero channels."""
-    return _pack(weight, 2)
+    """Return `weight` [N, K] as panels [P, K / n, C, n], padded with zero channels.
+
+    n is 2 for bfloat16 and 1 for float32.
+    """
+    return _pack(weight, _UNIT_BYTES // weight.itemsize)
 
 
 def pack_int8(steps: Tensor) -> Tensor:
@@ -87,20 +91,21 @@ def linear(
 ) -> Tensor:
     """Return `x` W^T + bias, rounded once.
 
-    bfloat16 products are summed in float32. For int8 weights the rows of `x` are quantised first,
+    Products are summed in float32, in the order of K: a row's result does not depend on the others,
+    on their number or on the threads. For int8 weights the rows of `x` are quantised first,
     symmetrically to 127 steps of their largest magnitude, and summed exactly.
 
     Args:
-        x: bfloat16 [..., K], rows contiguous.
-        weight: W as `pack` or `pack_int8` returns it.
-        bias: bfloat16 [N] or None.
+        x: bfloat16 or float32 [..., K], rows contiguous.
+        weight: W, of the dtype of `x`, as `pack` returns it, or as `pack_int8` does.
+        bias: [N] of the dtype of `x`, or None.
         out_features: N.
         scale: float32 [P * C], the per-channel scales of int8 weights.
         wide: return float32.
 
     Returns:
-        [..., N], contiguous, bfloat16 unless `wide`. With int8 weights, rows with a value that is
-        not finite are NaN.
+        [..., N], contiguous, in the dtype of `x` unless `wide`. With int8 weights, rows with a
+        value that is not finite are NaN.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype or stride.
@@ -119,7 +124,7 @@ def gated_linear(
     activation: Activation,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """Return `activation(gate) * up`, bfloat16 [..., `size`], of the product that `linear` returns.
+    """Return `activation(gate) * up`, [..., `size`], of the product that `linear` returns.
 
     Args:
         x: as in `linear`.
@@ -161,10 +166,11 @@ def _operations(
     x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, out_features: int
 ) -> Any:
     """Check these arguments of `linear` and return the operators to use."""
-    check_dtype("x", x, torch.bfloat16)
+    check_dtype("x", x, *_DTYPES)
     check_last_stride("x", x)
-    per_unit, dtype = (2, torch.bfloat16) if scale is None else (4, torch.uint8)
+    dtype = x.dtype if scale is None else torch.uint8
     check_dtype("weight", weight, dtype)
+    per_unit = _UNIT_BYTES // dtype.itemsize
     columns = panel_columns()
     num_panels = -(-out_features // columns)
     if x.shape[-1] % per_unit:
@@ -176,7 +182,7 @@ def _operations(
         check_shape("scale", scale, (num_panels * columns,))
         check_contiguous("scale", scale)
     if bias is not None:
-        check_dtype("bias", bias, torch.bfloat16)
+        check_dtype("bias", bias, x.dtype)
         check_shape("bias", bias, (out_features,))
         check_contiguous("bias", bias)
     for name, tensor in (("weight", weight), ("scale", scale), ("bias", bias)):

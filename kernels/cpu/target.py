@@ -29,6 +29,7 @@ _COMMON = (
     "-fPIC",
     "-fopenmp",
     "-fno-math-errno",
+    "-ffp-contract=off",  # forms of a loop for different numbers of rows round alike
     "-fvisibility=hidden",
     "-fvisibility-inlines-hidden",
     "-w",  # warnings are of torch's headers; ours are clean with -Wall -Wextra

@@ -27,6 +27,7 @@ def compile_prefill(
     dtype: torch.dtype = torch.bfloat16,
     sliding_window: int | None = None,
     block_size: int = 16,
+    is_invariant: bool = False,
 ) -> Compiled:
     heads, kv_heads, head_dim, soft_cap = MODELS[model]
     tokens, sequences = STEPS[step]
@@ -48,6 +49,7 @@ def compile_prefill(
             soft_cap=soft_cap,
             key_scale=scales,
             value_scale=scales,
+            is_invariant=is_invariant,
         )
     check([kernel])
     return kernel
@@ -113,6 +115,21 @@ def test_little_shared_memory(model: str, gpu: str) -> None:
 @each_gpu
 def test_wide_heads_with_a_soft_cap(gpu: str) -> None:
     check_products(compile_prefill(gpu, "Gemma-2-9B", "long"))
+
+
+@each_gpu
+@pytest.mark.parametrize("cache", [torch.bfloat16, FP8], ids=str)
+def test_tiles_that_no_batch_changes(cache: torch.dtype, gpu: str) -> None:
+    kernels = [
+        compile_prefill(gpu, "Llama-3.1-8B", step, cache=cache, is_invariant=True) for step in STEPS
+    ]
+    assert kernels[0].constants == kernels[1].constants
+    assert kernels[0].num_warps == kernels[1].num_warps
+    for kernel in kernels:
+        # Additions are fused with products in neither of the loops, so that both round alike.
+        assert kernel.sass.count("FFMA") == 0
+    if cache == torch.bfloat16:
+        check_products(kernels[0])
 
 
 @pytest.mark.parametrize("model", ["Phi-3-mini", "bundled"])

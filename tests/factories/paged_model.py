@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.config import Quantization
 from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.build import build_model
+from engine.models.conversion import check_deterministic, convert_weights
 from engine.models.model_config import ModelConfig
 from engine.weights import load_weights
 from tests.factories.batches import BatchRow, build_batch
@@ -45,10 +47,17 @@ class PagedModel:
         num_blocks: int = 160,
         block_size: int = 4,
         seed: int = 0,
+        deterministic: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
+        """Convert the weights if they are to be deterministic."""
         self.config = ModelConfig.from_hf(path)
         self.model = build_model(self.config, max_model_len=max_model_len, dtype=dtype, device=CPU)
         load_weights(self.model, path)
+        if deterministic:
+            check_deterministic(self.model, CPU)
+            convert_weights(self.model, quantization, deterministic=True)
+        self.is_quantized = quantization is not None
         self._block_size = block_size
         self._cache = allocate_kv_cache(
             num_blocks,
@@ -59,15 +68,25 @@ class PagedModel:
             dtype=dtype,
             device=CPU,
         )
-        self._backend = attention_backend(CPU, dtype=dtype, block_size=block_size)
+        self._backend = attention_backend(
+            CPU, dtype=dtype, block_size=block_size, deterministic=deterministic
+        )
         self._free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self._free)
 
-    def start(self, token_ids: list[int]) -> Sequence:
-        blocks = -(-len(token_ids) // self._block_size)
+    def start(
+        self, token_ids: list[int], *, prefix: Sequence | None = None, num_cached: int = 0
+    ) -> Sequence:
+        """Allocate blocks for a sequence that takes its first `num_cached` tokens from `prefix`."""
+        shared = [] if prefix is None else prefix.block_ids[: num_cached // self._block_size]
+        blocks = -(-len(token_ids) // self._block_size) - len(shared)
         taken, self._free = self._free[:blocks], self._free[blocks:]
         assert len(taken) == blocks
-        return Sequence(token_ids, taken)
+        return Sequence(token_ids, shared + taken, len(shared) * self._block_size)
+
+    def end(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence that shares none."""
+        self._free.extend(sequence.block_ids)
 
     @torch.inference_mode()
     def step(self, work: list[tuple[Sequence, int]]) -> None:
@@ -88,5 +107,5 @@ class PagedModel:
         sequence = self.start(token_ids)
         for count in chunks or [len(token_ids)]:
             self.step([(sequence, count)])
-        self._free.extend(sequence.block_ids)
+        self.end(sequence)
         return torch.cat(sequence.logits)

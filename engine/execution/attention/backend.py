@@ -15,6 +15,7 @@ from kernels import device as kernel_device
 # Name of a backend -> the module and the class that implement it, imported on first use.
 BACKENDS: dict[str, tuple[str, str]] = {
     "cpu": ("engine.execution.attention.cpu_attention", "CpuAttention"),
+    "invariant": ("engine.execution.attention.invariant_attention", "InvariantAttention"),
     "torch": ("engine.execution.attention.torch_attention", "TorchAttention"),
     "triton": ("engine.execution.attention.triton_attention", "TritonAttention"),
 }
@@ -33,23 +34,24 @@ class AttentionBackend(Protocol):
 
 
 def attention_backend(
-    device: torch.device, *, dtype: torch.dtype, block_size: int
+    device: torch.device, *, dtype: torch.dtype, block_size: int, deterministic: bool = False
 ) -> AttentionBackend:
     """Return the backend that serves queries of `dtype` on `device`.
 
     Args:
         block_size: tokens in a block of the KV cache.
+        deterministic: as in `EngineConfig`. On a CPU the layers bring their own attention then.
 
     Raises:
         UnsupportedError: it has no kernels for such blocks.
     """
-    module, name = BACKENDS[_backend_name(device, dtype)]
+    module, name = BACKENDS[_backend_name(device, dtype, deterministic)]
     backend: AttentionBackend = getattr(importlib.import_module(module), name)(block_size)
     return backend
 
 
-def _backend_name(device: torch.device, dtype: torch.dtype) -> str:
+def _backend_name(device: torch.device, dtype: torch.dtype, deterministic: bool) -> str:
     if kernel_device.has_triton(device):
-        return "triton"
+        return "invariant" if deterministic else "triton"
     query = torch.empty(0, dtype=dtype, device=device)
     return "torch" if cpu.fast_operations(query) is None else "cpu"

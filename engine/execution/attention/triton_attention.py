@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.layers.attention import LayerCache
+from engine.layers.attention import LayerCache, StepAttention
 from engine.models.batch import Batch
 from kernels.paged_cache import BLOCK_SIZES, MAX_GROUP
 from kernels.paged_decode import paged_decode_attention
@@ -36,7 +36,7 @@ class TritonAttention:
                 f"on a GPU (got {group})"
             )
 
-    def plan(self, batch: Batch) -> TritonStepAttention:
+    def plan(self, batch: Batch) -> StepAttention:
         return TritonStepAttention(batch)
 
 

@@ -29,6 +29,10 @@ struct Task {
   int64_t key_begin, key_end;   // positions
   int64_t parts;                // tasks that share the queries; set in the first one
   int64_t partial;              // offset of its partial result; -1: it covers all keys
+
+  int64_t first_tile() const {  // which may begin before the first key
+    return key_begin / kKeys * kKeys;
+  }
 };
 
 template <typename T>
@@ -84,7 +88,7 @@ std::vector<Task> split_tasks(
     const std::vector<Task>& tasks, const Layout<T>& layout, int64_t wanted, int64_t& size) {
   std::vector<Task> out;
   for (Task task : tasks) {
-    const int64_t begin = task.key_begin, keys = task.key_end - begin;
+    const int64_t begin = task.first_tile(), keys = task.key_end - begin;
     const int64_t most = std::max<int64_t>(1, keys / kRangeKeys);
     const int64_t length = round_up((keys - 1) / std::min(wanted, most) + 1, kKeys);
     task.parts = (keys + length - 1) / length;
@@ -93,7 +97,7 @@ std::vector<Task> split_tasks(
       continue;
     }
     for (int64_t part = 0; part < task.parts; ++part) {
-      task.key_begin = begin + part * length;
+      task.key_begin = std::max(task.key_begin, begin + part * length);
       task.key_end = begin + std::min(keys, (part + 1) * length);
       task.partial = size;
       size += layout.partial_size(task.count);

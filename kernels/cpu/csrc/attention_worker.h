@@ -45,7 +45,7 @@ class Worker {
     const int64_t total = a_.query_start_loc[task.sequence + 1] - query_start;
     const int64_t position = a_.seq_lens[task.sequence] - total + task.first;  // of row 0
     if (located_ != &task) {
-      locate(task, task.key_begin);
+      locate(task, task.first_tile());
       for (int64_t head = 0; head < task.kv_heads; ++head) {
         fetch(a_.key_cache, head, 0, kKeys);
         fetch(a_.value_cache, head, 0, kKeys);
@@ -56,12 +56,12 @@ class Worker {
     std::fill_n(s_.maximum, rows, kNothing);
     std::fill_n(s_.sum, rows, 0.0f);
     std::fill_n(s_.out, rows * layout_.dim, 0.0f);
-    for (int64_t key = task.key_begin; key < task.key_end; key += kKeys) {
+    for (int64_t key = task.first_tile(); key < task.key_end; key += kKeys) {
       std::swap(tile_, ahead_);
       if (key + kKeys < task.key_end) {
         locate(task, key + kKeys);
       } else if (next != nullptr) {
-        locate(*next, next->key_begin);
+        locate(*next, next->first_tile());
       } else {
         ahead_.count = 0;
       }
@@ -127,13 +127,15 @@ class Worker {
     }
   }
 
-  // Computes the offsets of the next tile's keys from the block table.
+  // Computes the offsets of the next tile's keys from the block table. Keys that no query of the
+  // task sees may not exist: the first one that exists takes their places.
   void locate(const Task& task, int64_t key) {
     const int32_t* table = a_.block_tables + task.sequence * a_.table_stride;
-    int64_t block = key / a_.block_size, place = key % a_.block_size;
+    const int64_t first = std::max(key, task.key_begin);
+    int64_t block = first / a_.block_size, place = first % a_.block_size;
     ahead_.kv_heads = task.kv_heads;
     ahead_.count = std::min(kKeys, task.key_end - key);
-    for (int64_t j = 0; j < ahead_.count; ++j) {
+    for (int64_t j = first - key; j < ahead_.count; ++j) {
       const int64_t slot = table[block] * a_.block_size + place;
       ahead_.rows[j] = (slot * a_.kv_heads + task.kv_head) * a_.dim;
       if (++place == a_.block_size) {
@@ -141,6 +143,7 @@ class Worker {
         ++block;
       }
     }
+    std::fill_n(ahead_.rows, first - key, ahead_.rows[first - key]);
   }
 
   // Prefetches keys [begin, end) of the next tile from one of the caches: hardware prefetchers do

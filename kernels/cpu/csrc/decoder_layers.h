@@ -20,8 +20,14 @@ class DecoderLayers : public torch::CustomClassHolder {
   using Tensor = at::Tensor;
   using Tensors = c10::Dict<std::string, Tensor>;
 
-  DecoderLayers(int64_t heads, int64_t kv_heads, int64_t head_dim, double norm_eps)
-      : heads_(heads), kv_heads_(kv_heads), head_dim_(head_dim), norm_eps_(norm_eps) {}
+  // `splits` is that of attention; all else depends on its own token alone in any case.
+  DecoderLayers(
+      int64_t heads, int64_t kv_heads, int64_t head_dim, double norm_eps, bool splits)
+      : heads_(heads),
+        kv_heads_(kv_heads),
+        head_dim_(head_dim),
+        norm_eps_(norm_eps),
+        splits_(splits) {}
 
   // Appends a layer. `tensors` are named after a checkpoint's modules: `weight` of the norms, and
   // `weight`, `scale` and `bias` of the projections qkv_proj, o_proj, gate_up_proj and down_proj as
@@ -65,7 +71,7 @@ class DecoderLayers : public torch::CustomClassHolder {
       lap.ends(kRotary);
       const Tensor mixed = paged_attention(
           query, keys, values, query_start_loc, seq_lens, block_tables, scale,
-          layer.sliding_window);
+          layer.sliding_window, splits_);
       lap.ends(kAttention);
       x = layer.o.multiply(mixed.view({tokens, heads_ * head_dim_}), size);
       lap.ends(kO);
@@ -145,6 +151,7 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   int64_t heads_, kv_heads_, head_dim_;
   double norm_eps_;
+  bool splits_;
   std::vector<Layer> layers_;
   double seconds_[kParts] = {};
 };

@@ -100,7 +100,7 @@ Tensor rotary_and_cache(
 Tensor paged_attention(
     const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
     const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& block_tables,
-    double scale, std::optional<int64_t> sliding_window) {
+    double scale, std::optional<int64_t> sliding_window, bool splits) {
   const Tensor q = query.contiguous();
   Tensor out = at::empty(query.sizes(), query.options());
   for_dtype(q, [&](auto zero) {
@@ -110,7 +110,8 @@ Tensor paged_attention(
         out.mutable_data_ptr<T>(), query_start_loc.const_data_ptr<int32_t>(),
         seq_lens.const_data_ptr<int32_t>(), block_tables.const_data_ptr<int32_t>(),
         seq_lens.size(0), block_tables.stride(0), key_cache.size(1), q.size(1),
-        key_cache.size(2), q.size(2), static_cast<float>(scale), sliding_window.value_or(0)});
+        key_cache.size(2), q.size(2), static_cast<float>(scale), sliding_window.value_or(0),
+        splits});
   });
   return out;
 }
@@ -119,7 +120,7 @@ Tensor paged_attention(
 namespace {
 
 // Calls run with a `Linear` whose result has out_channels channels of type Out.
-template <typename Out, typename Run>
+template <typename In, typename Out, typename Run>
 Tensor multiply(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t out_features, int64_t out_channels, Run run) {
@@ -128,10 +129,10 @@ Tensor multiply(
   auto shape = x.sizes().vec();
   shape.back() = out_channels;
   Tensor out = at::empty(shape, x.options().dtype(c10::CppTypeToScalarType<Out>::value));
-  run(Linear<Out>{
-      flat.const_data_ptr<at::BFloat16>(), weight.const_data_ptr(), pointer<float>(scale),
-      pointer<at::BFloat16>(bias), out.mutable_data_ptr<Out>(), flat.size(0), in_features,
-      out_features, flat.stride(0)});
+  run(Linear<In, Out>{
+      flat.const_data_ptr<In>(), weight.const_data_ptr(), pointer<float>(scale),
+      pointer<In>(bias), out.mutable_data_ptr<Out>(), flat.size(0), in_features, out_features,
+      flat.stride(0)});
   return out;
 }
 
@@ -140,20 +141,29 @@ Tensor multiply(
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t out_features, bool wide) {
-  const auto run = [](const auto& a) { trident::linear(a); };
-  if (wide) {
-    return multiply<float>(x, weight, scale, bias, out_features, out_features, run);
+  const auto run_as = [&]<typename In, typename Out>() {
+    return multiply<In, Out>(
+        x, weight, scale, bias, out_features, out_features,
+        [](const auto& a) { trident::linear(a); });
+  };
+  if (x.scalar_type() == at::kFloat) {
+    return run_as.operator()<float, float>();
   }
-  return multiply<at::BFloat16>(x, weight, scale, bias, out_features, out_features, run);
+  return wide ? run_as.operator()<at::BFloat16, float>()
+              : run_as.operator()<at::BFloat16, at::BFloat16>();
 }
 
 // `activation` is an `Activation`.
 Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t size, int64_t activation) {
-  return multiply<at::BFloat16>(x, weight, scale, bias, 2 * size, size, [&](const auto& a) {
-    trident::gated_linear(a, static_cast<Activation>(activation));
-  });
+  const auto run_as = [&]<typename T>() {
+    return multiply<T, T>(x, weight, scale, bias, 2 * size, size, [&](const auto& a) {
+      trident::gated_linear(a, static_cast<Activation>(activation));
+    });
+  };
+  return x.scalar_type() == at::kFloat ? run_as.operator()<float>()
+                                       : run_as.operator()<at::BFloat16>();
 }
 #endif
 
@@ -177,7 +187,7 @@ TORCH_LIBRARY(trident_cpu, m) {
       &trident::operators::rotary_and_cache);
   m.def(
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor query_start_loc,"
-      " Tensor seq_lens, Tensor block_tables, float scale, int? sliding_window) -> Tensor",
+      " Tensor seq_lens, Tensor block_tables, float scale, int? sliding_window, bool splits) -> Tensor",
       &trident::operators::paged_attention);
   m.def(
       "draw(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p,"
@@ -205,7 +215,7 @@ TORCH_LIBRARY(trident_cpu, m) {
       " int activation) -> Tensor",
       &trident::operators::gated_linear);
   m.class_<trident::DecoderLayers>("DecoderLayers")
-      .def(torch::init<int64_t, int64_t, int64_t, double>())
+      .def(torch::init<int64_t, int64_t, int64_t, double, bool>())
       .def("append", &trident::DecoderLayers::append)
       .def("forward", &trident::DecoderLayers::forward)
       .def("take_seconds", &trident::DecoderLayers::take_seconds);

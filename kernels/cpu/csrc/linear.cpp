@@ -1,9 +1,10 @@
-// Matrix products with packed weights, in bfloat16 or int8.
+// Matrix products with packed weights, in bfloat16, int8 or float32.
 //
 // A panel is a block of output channels, stored in the order in which it is read: unit by unit
 // along the depth, each unit for all channels of the panel. Rows are packed the same way, in groups
 // of as many as fit into registers. A task multiplies one panel with some groups, and prefetches
-// the next panel into the cache.
+// the next panel into the cache. A sum runs over the whole depth in order, whatever the other rows,
+// the groups and the threads are.
 #include "linear.h"
 
 #ifdef TRIDENT_LINEAR
@@ -21,10 +22,10 @@ constexpr int64_t kBlockBytes = 1 << 20;  // of a task's rows, which stay in the
 constexpr int64_t kUnitLines = kColumns * 4 / 64;  // cache lines per unit of a panel
 
 // Epilogue: adds the bias and stores the results of a row and a panel.
-template <typename Out>
+template <typename In, typename Out>
 class Plain {
  public:
-  explicit Plain(const Linear<Out>& a) : a_(a) {}
+  explicit Plain(const Linear<In, Out>& a) : a_(a) {}
 
   void operator()(int64_t row, int64_t panel, Vec left, Vec right) const {
     store_some(row, panel * kColumns, left);
@@ -43,14 +44,14 @@ class Plain {
     store(a_.out + row * a_.out_features + column, value, n);
   }
 
-  const Linear<Out>& a_;
+  const Linear<In, Out>& a_;
 };
 
 // Epilogue: the first half of a panel are gates, the second half the values they multiply.
-template <Activation kind>
+template <typename T, Activation kind>
 class Gated {
  public:
-  explicit Gated(const Linear<at::BFloat16>& a) : a_(a) {}
+  explicit Gated(const Linear<T, T>& a) : a_(a) {}
 
   void operator()(int64_t row, int64_t panel, Vec gate, Vec up) const {
     if (a_.bias != nullptr) {
@@ -61,7 +62,7 @@ class Gated {
   }
 
  private:
-  const Linear<at::BFloat16>& a_;
+  const Linear<T, T>& a_;
 };
 
 template <int64_t ROWS, typename Rows, typename Finish>
@@ -120,9 +121,15 @@ void run(const auto& a, const Finish& finish) {
   share_out(blocks * panels, [&] { return multiply; });
 }
 
-template <typename Rows>
-void run_gated(const Linear<at::BFloat16>& a, Activation activation) {
-  for_activation(activation, [&](auto kind) { run<Rows>(a, Gated<kind()>(a)); });
+// Calls call with the kind of the rows of `a` as a type argument.
+template <typename In, typename Out>
+void for_rows(const Linear<In, Out>& a, const auto& call) {
+  using Product = std::conditional_t<std::is_same_v<In, float>, Float32Product, BFloat16Product>;
+  if (a.scale == nullptr) {
+    call.template operator()<FloatRows<Product>>();
+  } else {
+    call.template operator()<Int8Rows>();
+  }
 }
 
 }  // namespace
@@ -131,17 +138,24 @@ int64_t panel_columns() {
   return kColumns;
 }
 
-template <typename Out>
-void linear(const Linear<Out>& a) {
-  a.scale == nullptr ? run<BFloat16Rows>(a, Plain<Out>(a)) : run<Int8Rows>(a, Plain<Out>(a));
+template <typename In, typename Out>
+void linear(const Linear<In, Out>& a) {
+  for_rows(a, [&]<typename Rows>() { run<Rows>(a, Plain<In, Out>(a)); });
 }
 
-template void linear(const Linear<at::BFloat16>&);
-template void linear(const Linear<float>&);
+template void linear(const Linear<at::BFloat16, at::BFloat16>&);
+template void linear(const Linear<at::BFloat16, float>&);
+template void linear(const Linear<float, float>&);
 
-void gated_linear(const Linear<at::BFloat16>& a, Activation activation) {
-  a.scale == nullptr ? run_gated<BFloat16Rows>(a, activation) : run_gated<Int8Rows>(a, activation);
+template <typename T>
+void gated_linear(const Linear<T, T>& a, Activation activation) {
+  for_activation(activation, [&](auto kind) {
+    for_rows(a, [&]<typename Rows>() { run<Rows>(a, Gated<T, kind()>(a)); });
+  });
 }
+
+template void gated_linear(const Linear<at::BFloat16, at::BFloat16>&, Activation);
+template void gated_linear(const Linear<float, float>&, Activation);
 
 }  // namespace trident
 #endif

@@ -18,23 +18,25 @@ namespace trident {
 // Returns the output channels per panel.
 int64_t panel_columns();
 
-template <typename Out>
+// In and Out are bfloat16 or float.
+template <typename In, typename Out>
 struct Linear {
-  const at::BFloat16* x;     // [rows, in_features], strided by row
+  const In* x;               // [rows, in_features], strided by row
   const void* weight;        // [panels, units, columns, values per unit], contiguous
   const float* scale;        // [panels * columns] of int8 weights, otherwise null
-  const at::BFloat16* bias;  // [out_features] or null
+  const In* bias;            // [out_features] or null
   Out* out;                  // [rows, out_features], contiguous
   int64_t rows, in_features, out_features, x_stride;
 };
 
 // With int8 weights, which have scales, the rows of x are quantised to int8 first. in_features must
-// be a whole number of 32-bit units.
-template <typename Out>
-void linear(const Linear<Out>& a);
+// be a whole number of 32-bit units. A row's result does not depend on the others.
+template <typename In, typename Out>
+void linear(const Linear<In, Out>& a);
 
 // The first half of a panel are gates, the second half the values they multiply; out is
 // [rows, out_features / 2]. out_features must be a multiple of the columns.
-void gated_linear(const Linear<at::BFloat16>& a, Activation activation);
+template <typename T>
+void gated_linear(const Linear<T, T>& a, Activation activation);
 
 }  // namespace trident

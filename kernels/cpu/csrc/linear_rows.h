@@ -1,4 +1,4 @@
-// The rows of a product, packed in groups: as bfloat16, or quantised to 8-bit integers. For
+// The rows of a product, packed in groups: as they are, or quantised to 8-bit integers. For
 // linear.cpp alone.
 #pragma once
 
@@ -64,13 +64,14 @@ void pack_groups(const Groups& groups, int64_t steps, int32_t* packed, Pack pack
   });
 }
 
-class BFloat16Rows {
+template <typename FloatProduct>
+class FloatRows {
  public:
-  using Product = BFloat16Product;
+  using Product = FloatProduct;
 
   template <typename A>
-  BFloat16Rows(const A& a, const Groups& groups)
-      : units(a.in_features / 2), steps(units * Product::kSteps) {
+  FloatRows(const A& a, const Groups& groups)
+      : units(a.in_features * sizeof(*a.x) / 4), steps(units * Product::kSteps) {
     if (a.rows == 1 && Product::kSteps == 1) {
       packed_ = reinterpret_cast<const int32_t*>(a.x);
       return;
@@ -78,7 +79,7 @@ class BFloat16Rows {
     memory_ = std::make_unique_for_overwrite<int32_t[]>(a.rows * steps);
     packed_ = memory_.get();
     pack_groups(groups, steps, memory_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
-      scatter<Product::Value>(a.x + row * a.x_stride, steps, to, stride);
+      scatter<typename Product::Value>(a.x + row * a.x_stride, steps, to, stride);
     });
   }
 
@@ -134,7 +135,7 @@ class Int8Rows {
 
  private:
   // Quantises to 127 steps of the row's largest magnitude; if that is not finite, its scale is NaN.
-  void quantize(const at::BFloat16* x, int64_t size, Product::Value* integers, int64_t row) {
+  void quantize(const auto* x, int64_t size, Product::Value* integers, int64_t row) {
     // Magnitudes compare alike as integers and as floats, with NaN above infinity.
     Ints largest(0);
     for (int64_t i = 0; i < size; i += W) {

@@ -5,6 +5,9 @@
 // query heads of a group, which share keys, are rows of the same product. Keys are processed in
 // tiles, gathered from the blocks they are in. If there are too few tasks for the threads, each
 // task gets one KV head and, if that is not enough, only a range of the keys (split-KV).
+//
+// Tiles begin at multiples of kKeys, and keys of a tile that a query does not see add exact zeros.
+// So without ranges a query's result does not depend on the chunk that it is computed with.
 #include <ATen/Parallel.h>
 
 #include <cstdint>
@@ -28,7 +31,7 @@ void paged_attention(const PagedAttention<T>& a) {
   if (too_few(tasks)) {
     tasks = whole_tasks(a, layout, 1);
   }
-  if (!tasks.empty() && too_few(tasks)) {
+  if (a.splits && !tasks.empty() && too_few(tasks)) {
     tasks = split_tasks(tasks, layout, (wanted - 1) / std::ssize(tasks) + 1, partial_size);
   }
   const Floats partials = floats(partial_size);

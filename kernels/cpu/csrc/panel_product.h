@@ -9,8 +9,8 @@
 
 namespace trident {
 
-// A unit is 32 bits along the depth of the weights: two bfloat16, or four unsigned integers, whose
-// zero point is accounted for in the initial sums. A product takes a unit in kSteps steps, each
+// A unit is 32 bits along the depth of the weights: a float, two bfloat16, or four unsigned
+// integers, whose zero point is accounted for in the initial sums. A product takes a unit in kSteps steps, each
 // with 32 bits of a row, converted to `Value`.
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 
@@ -27,6 +27,20 @@ struct BFloat16Product {
   }
   static Sums add(Sums sums, int32_t x, Units weights) {
     return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(x));
+  }
+};
+
+struct Float32Product {
+  using Sums = __m512;
+  using Value = float;
+  static constexpr int64_t kSteps = 1;
+
+  static Units weights(const int32_t* units, int64_t) {
+    return _mm512_load_si512(units);
+  }
+  static Sums add(Sums sums, int32_t x, Units weights) {
+    return _mm512_fmadd_ps(
+        _mm512_castsi512_ps(_mm512_set1_epi32(x)), _mm512_castsi512_ps(weights), sums);
   }
 };
 
@@ -54,21 +68,29 @@ inline Units load_units(const int32_t* from) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
 }
 
-// In float32, one value of the pair after the other.
-struct BFloat16Product {
+struct Float32Product {
   using Sums = __m256;
   using Value = float;
+  static constexpr int64_t kSteps = 1;
+
+  static Units weights(const int32_t* units, int64_t) {
+    return load_units(units);
+  }
+  static Sums add(Sums sums, int32_t x, Units weights) {
+    // With the intrinsics here and below, GCC 12 runs out of registers.
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(_mm256_set1_epi32(x)), "x"(weights));
+    return sums;
+  }
+};
+
+// In float32, one value of the pair after the other.
+struct BFloat16Product : Float32Product {
   static constexpr int64_t kSteps = 2;
 
   static Units weights(const int32_t* from, int64_t step) {
     const Units units = load_units(from);
     return step == 0 ? _mm256_slli_epi32(units, 16)
                      : _mm256_and_si256(units, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000)));
-  }
-  static Sums add(Sums sums, int32_t x, Units weights) {
-    // With the intrinsics here and below, GCC 12 runs out of registers.
-    asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(_mm256_set1_epi32(x)), "x"(weights));
-    return sums;
   }
 };
 

@@ -1,5 +1,3 @@
-import random
-
 import pytest
 
 from engine.core import request_factory
@@ -24,7 +22,7 @@ def make_factory() -> tuple[Tokenizer, RequestFactory]:
         vocab_size=tokenizer.vocab_size,
         max_model_len=64,
         max_logprobs=0,
-        seeds=random.Random(0),
+        draw_seed=lambda: 0,
     )
     return tokenizer, factory
 

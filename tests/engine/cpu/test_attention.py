@@ -1,5 +1,6 @@
 """What the oracle of the attention backends does not see: idle rows, ranges of keys, arguments."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -96,6 +97,29 @@ def test_many_sequences_take_several_heads_at_once(
     for row, (start, end) in enumerate(pairwise(given["query_start_loc"].tolist())):
         expected = _expected(given, row, window)
         torch.testing.assert_close(out[start:end], expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 50, 700])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(14, 2, 64), (3, 3, 40)])
+@pytest.mark.usefixtures("threads")
+def test_a_token_alone_gets_the_same_bits_as_in_any_chunk(
+    fast: Any, heads: int, kv_heads: int, dim: int, window: int | None, dtype: torch.dtype
+) -> None:
+    lengths, queries = [1337, 66, 1, 300], [1, 66, 1, 170]
+    given = _inputs(lengths, queries, heads, kv_heads, dim, dtype)
+    attend = partial(attention_in_place, scale=dim**-0.5, sliding_window=window, split_keys=False)
+    together = attend(**given)
+    for row, (start, end) in enumerate(pairwise(given["query_start_loc"].tolist())):
+        for token in range(start, end):
+            step = {
+                **given,
+                "query": given["query"][token : token + 1],
+                "query_start_loc": torch.tensor([0, 1]).int(),
+                "seq_lens": torch.tensor([lengths[row] - (end - 1 - token)]).int(),
+                "block_tables": given["block_tables"][row : row + 1],
+            }
+            assert torch.equal(attend(**step)[0], together[token])
 
 
 def test_idle_rows_are_passed_over(fast: Any) -> None:

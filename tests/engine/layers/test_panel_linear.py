@@ -26,17 +26,20 @@ BFLOAT16 = torch.finfo(torch.bfloat16).eps / 2
 FLOAT32 = torch.finfo(torch.float32).eps / 2
 
 
-each_kind = pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
+each_kind = pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 
 
-def operands(in_features: int, out_features: int, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def operands(
+    in_features: int, out_features: int, num_rows: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, whose rows lie apart with NaN between them, weight and bias."""
     generator = torch.Generator().manual_seed(in_features * 1000 + out_features + num_rows)
     normal = partial(torch.randn, generator=generator)
     x = torch.full((num_rows, in_features + 6), torch.nan)
     x[:, :in_features] = normal(num_rows, in_features)
     weight, bias = normal(out_features, in_features), normal(out_features)
-    return x.bfloat16()[:, :in_features], weight.bfloat16(), bias.bfloat16()
+    return x.to(dtype)[:, :in_features], weight.to(dtype), bias.to(dtype)
 
 
 def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -44,33 +47,37 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("wide", [False, True], ids=["bfloat16", "float32"])
+@each_dtype
+@pytest.mark.parametrize("wide", [False, True], ids=["rounded", "wide"])
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products(shape: tuple[int, int], num_rows: int, with_bias: bool, wide: bool) -> None:
-    x, weight, bias = operands(*shape, num_rows)
+def test_products(
+    shape: tuple[int, int], num_rows: int, with_bias: bool, wide: bool, dtype: torch.dtype
+) -> None:
+    x, weight, bias = operands(*shape, num_rows, dtype)
     given = bias if with_bias else None
     found = PanelLinear(weight, given, wide=wide)(x)
-    assert found.dtype == (torch.float32 if wide else torch.bfloat16)
+    assert found.dtype == (torch.float32 if wide else dtype)
     assert found.shape == (num_rows, shape[1])
     sizes = exact(x.abs(), weight.abs(), None if given is None else given.abs())
     wanted = exact(x, weight, given)
-    rounded = 0 if wide else BFLOAT16 * wanted.abs()
+    rounded = torch.finfo(found.dtype).eps / 2 * wanted.abs()
     bound = (shape[0] + 2) * FLOAT32 * sizes * (1 + BFLOAT16) + rounded
     assert ((found.double() - wanted).abs() <= bound).all()
 
 
 @pytest.mark.usefixtures("threads")
+@each_dtype
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_int8_products_are_those_of_the_quantised_operands(
-    shape: tuple[int, int], num_rows: int, with_bias: bool
+    shape: tuple[int, int], num_rows: int, with_bias: bool, dtype: torch.dtype
 ) -> None:
-    x, weight, bias = operands(*shape, num_rows)
+    x, weight, bias = operands(*shape, num_rows, dtype)
     found = PanelLinear(weight, bias if with_bias else None, int8=True)(x)
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == dtype
     assert found.shape == (num_rows, shape[1])
     step, weight_step = (t.float().abs().amax(1, keepdim=True) / 127 for t in (x, weight))
     # As the kernel does: one division for a row, halves to the even side.
@@ -83,7 +90,7 @@ def test_int8_products_are_those_of_the_quantised_operands(
     if with_bias:
         wanted = wanted + bias.double()
     off = (found.double() - wanted).abs()
-    assert (off <= BFLOAT16 * wanted.abs() + 4 * FLOAT32 * sizes).all()
+    assert (off <= torch.finfo(dtype).eps / 2 * wanted.abs() + 4 * FLOAT32 * sizes).all()
 
 
 def test_sums_beyond_16_bits_are_exact() -> None:
@@ -116,27 +123,38 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(int8: bool, value: float) 
     assert torch.equal(found[others], linear(x)[others])
 
 
+@pytest.mark.usefixtures("threads")
 @each_kind
-def test_rows_do_not_depend_on_each_other(int8: bool) -> None:
-    x, weight, _ = operands(896, 100, 64)
+@each_dtype
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_rows_do_not_depend_on_each_other(
+    int8: bool, dtype: torch.dtype, activation: Activation | None
+) -> None:
+    x, weight, bias = operands(896, 96, 64, dtype)
     x[1:] *= 100
-    linear = PanelLinear(weight, None, int8=int8)
-    assert torch.equal(linear(x), torch.cat([linear(row[None]) for row in x]))
+    linear = PanelLinear(weight, bias, int8=int8, activation=activation)
+    alone = torch.cat([linear(row[None]) for row in x])
+    for num_rows in (*range(1, 28), 64):  # groups of all sizes
+        assert torch.equal(linear(x[:num_rows]), alone[:num_rows])
 
 
 @pytest.mark.usefixtures("threads")
 @each_kind
+@each_dtype
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("num_rows", [0, 1, 14])
-def test_gates(num_rows: int, activation: Activation, with_bias: bool, int8: bool) -> None:
-    x, weight, bias = operands(160, 2 * 48, num_rows)
+def test_gates(
+    num_rows: int, activation: Activation, with_bias: bool, dtype: torch.dtype, int8: bool
+) -> None:
+    x, weight, bias = operands(160, 2 * 48, num_rows, dtype)
     given = bias if with_bias else None
     found = PanelLinear(weight, given, int8=int8, activation=activation)(x)
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == dtype
     product = PanelLinear(weight, given, int8=int8, wide=True)(x)
     wanted = gated_activation.reference(product, activation)
-    torch.testing.assert_close(found.float(), wanted, rtol=BFLOAT16 * 1.01, atol=1e-5)
+    rounding = torch.finfo(dtype).eps / 2 + 4 * FLOAT32
+    torch.testing.assert_close(found.float(), wanted, rtol=rounding * 1.01, atol=1e-5)
 
 
 def test_dimensions_in_front_are_kept() -> None:
@@ -151,6 +169,8 @@ def test_wrong_arguments_are_named() -> None:
     packed = kernels.pack(weight)
     linear = partial(kernels.linear, out_features=33)
     with pytest.raises(ValueError, match=r"^x: must be torch.bfloat16"):
+        linear(x.half(), packed, bias)
+    with pytest.raises(ValueError, match=r"^weight: must be torch.float32"):
         linear(x.float(), packed, bias)
     # By the channels of a panel, which are those of two registers of AVX2 or of AVX-512.
     weight_shape, channels, half = {

@@ -4,7 +4,6 @@ The inputs are read from the model repository, so that a new one without a limit
 """
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def make_factory(max_model_len: int) -> RequestFactory:
         vocab_size=VOCAB,
         max_model_len=max_model_len,
         max_logprobs=20,
-        seeds=random.Random(0),
+        draw_seed=lambda: 0,
     )
 
 
