@@ -83,8 +83,16 @@ class SlotWrites:
             "finish_reasons": np.full_like(slots, RUNNING),
             "num_counted_tokens": np.zeros_like(slots),
         }
+        numbers = []  # of tables with one for each slot, which are set together
         for name, values in columns.items():
-            self.set_column(name, slots, values)
+            if values.shape == slots.shape and values.itemsize == slots.itemsize:
+                numbers.append((getattr(tables, name).storage_offset(), values.view(np.int32)))
+            else:
+                self.set_column(name, slots, values)
+        offsets, rows = zip(*numbers, strict=True)
+        self._places.append(np.add.outer(np.array(offsets), slots).ravel())
+        self._sizes.append(np.ones(len(offsets) * len(slots), dtype=np.int64))
+        self._values.append(np.concatenate(rows))
 
     def set_column(self, name: str, slots: NDArray[np.int32], values: NDArray[Any]) -> None:
         """Set the rows `slots` [A] of the table `name` to `values` [A, ...], of its dtype.

@@ -18,7 +18,6 @@ from engine.core.schedule import (
     Int32s,
     SamplingBatch,
     Schedule,
-    num_sampled_rows,
 )
 from engine.errors import ConfigError
 from engine.execution.devices import ResolvedConfig
@@ -27,7 +26,6 @@ from engine.execution.sampler import Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.models.model_config import ModelConfig
 from kernels.token_scatter import scatter_tokens
-from kernels.upload import upload_together
 
 _CPU = torch.device("cpu")
 
@@ -89,11 +87,13 @@ class NullRunner:
     def sample(self, sampling: SamplingBatch) -> PendingStep:
         """Launch the sampling of the step whose forward pass was launched last."""
         assert self._schedule is not None
-        schedule, num_rows = self._schedule, num_sampled_rows(self._schedule)
-        slots, wanted = schedule.slots[:num_rows], schedule.wants_token[:num_rows]
-        positions = schedule.num_output_tokens[:num_rows]
-        plan = self._sampler.plan(schedule, sampling)
-        upload_together((plan.mask_ids, plan.masks, plan.logprobs_rows), _CPU)
+        schedule, plan = self._schedule, self._sampler.plan(self._schedule, sampling)
+        wanted = plan.wants_token
+        slots, positions = (
+            column[: len(wanted)] for column in (schedule.slots, schedule.num_output_tokens)
+        )
+        if not plan.is_plain:
+            plan.upload(_CPU)
         token_ids = self._tokens(self._seeds[slots], positions)
         finish_reasons = scatter_tokens(
             self._tables,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,6 +35,8 @@ from kernels.sampling.logprobs import Logprobs, token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
 from kernels.slot_tables import SlotTables
 from kernels.upload import upload_together
+
+_NONE = np.zeros(0, dtype=np.int32)
 
 
 class Drawn(NamedTuple):
@@ -71,6 +74,10 @@ class SamplePlan:
     def is_plain(self) -> bool:
         """Whether the tokens are drawn from the logits as they are, and nothing else is done."""
         return not self.adjusts_logits and not len(self.logprobs_rows)
+
+    def upload(self, device: torch.device) -> list[Tensor]:
+        """Return `mask_ids`, `masks` and `logprobs_rows` on `device`."""
+        return upload_together((self.mask_ids, self.masks, self.logprobs_rows), device)
 
 
 class Sampler:
@@ -113,26 +120,29 @@ class Sampler:
         """Plan the sampling of the first rows of `schedule`, up to the last that wants a token."""
         num_rows = num_sampled_rows(schedule)
         slots, wants_token = schedule.slots[:num_rows], schedule.wants_token[:num_rows]
-        features = np.where(wants_token, self._features[slots], 0)
+        features = self._features[slots] * wants_token
         used = int(np.bitwise_or.reduce(features, initial=0))
-        adjusts_logits = bool(used & (ALLOWED | BIAS | PENALTIES)) or len(sampling.mask_rows) > 0
+        num_masks = len(sampling.mask_rows)
+        adjusts_logits = num_masks > 0 or used & (ALLOWED | BIAS | PENALTIES) > 0
         if used & MIN_TOKENS and not adjusts_logits:
             is_early = schedule.num_output_tokens[:num_rows] < self._min_tokens[slots]
-            adjusts_logits = bool((is_early & (features & MIN_TOKENS != 0)).any())
-        mask_ids = np.zeros(0, dtype=np.int32)
-        if len(sampling.mask_rows):
+            adjusts_logits = bool((is_early & (features & MIN_TOKENS > 0)).any())
+        mask_ids = logprobs_rows = num_top_logprobs = _NONE
+        if num_masks:
             mask_ids = np.full(num_rows, -1, dtype=np.int32)
-            mask_ids[sampling.mask_rows] = np.arange(len(sampling.mask_rows))
-        logprobs_rows = np.flatnonzero(features & LOGPROBS).astype(np.int32)
+            mask_ids[sampling.mask_rows] = np.arange(num_masks)
+        if used & LOGPROBS:
+            logprobs_rows = np.flatnonzero(features & LOGPROBS).astype(np.int32)
+            num_top_logprobs = self._num_top_logprobs[slots[logprobs_rows]]
         return SamplePlan(
             wants_token=wants_token,
-            has_penalties=bool(used & PENALTIES),
+            has_penalties=used & PENALTIES > 0,
             adjusts_logits=adjusts_logits,
-            has_filters=bool(used & FILTERS),
+            has_filters=used & FILTERS > 0,
             mask_ids=mask_ids,
             masks=sampling.masks,
             logprobs_rows=logprobs_rows,
-            num_top_logprobs=self._num_top_logprobs[slots[logprobs_rows]],
+            num_top_logprobs=num_top_logprobs,
         )
 
     @nvtx_range("draw")
@@ -145,9 +155,10 @@ class Sampler:
             slots: int32 [R], those of the plan; -1 if the sequence has ended on the device, or
                 wants no token: it is undefined then.
         """
-        mask_ids, masks, rows = upload_together(
-            (plan.mask_ids, plan.masks, plan.logprobs_rows), logits.device
-        )
+        if plan.is_plain:
+            has_filters = plan.has_filters
+            return Drawn(sample_tokens(logits, self._tables, slots, has_filters=has_filters), None)
+        mask_ids, masks, rows = plan.upload(logits.device)
         kept = logits.index_select(0, rows) if len(rows) else None  # before they change
         if plan.has_penalties:
             if len(self._counts.output_counts) < self._tables.num_slots:
