@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
-from engine.protocol import RequestStats, SequenceOutput
+from engine.protocol import OutputDetails, RequestStats, SequenceOutput
 from engine.step_outputs import StepOutputs
 from engine.text.detokenizer import Detokenizer
 
@@ -42,7 +42,7 @@ class OutputBuilder:
         self._stream_interval = stream_interval
 
     def build_rows(self, slots: NDArray[np.int32]) -> tuple[StepOutputs, list[Request]]:
-        """Return the outputs that are due of running sequences with nothing but tokens to tell.
+        """Return the outputs that are due of running sequences, which have not ended.
 
         Each of them has a new token. Their window is the token before; the few sequences with
         another window are returned, for `build`.
@@ -66,6 +66,13 @@ class OutputBuilder:
         for i in (~opens_window).nonzero()[0].tolist():
             window = states.token_ids[slots[i], starts[i] - 1 : starts[i] + num_new[i]]
             self._set_window(states.owner(slots[i]), window.tolist())
+        details = {}
+        for i in states.has_logprobs[slots].nonzero()[0].tolist():
+            output = states.owner(slots[i]).output
+            details[i] = OutputDetails(
+                logprobs=output.logprobs, cumulative_logprob=output.cumulative_logprob
+            )
+            output.logprobs = []
         outputs = StepOutputs(
             uids=states.uid[slots],
             indexes=states.index[slots],
@@ -73,6 +80,7 @@ class OutputBuilder:
             num_window_tokens=np.ones_like(num_new),
             token_ids=token_ids,
             window_ids=states.token_ids[slots, starts - 1],
+            details=details,
         )
         return outputs, others
 

@@ -100,6 +100,11 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
 
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Add those of the newest token."""
+        self.logprobs.append(logprobs)
+        self.cumulative_logprob += logprobs.logprobs[0]
+
 
 class Request:
     """One sequence: its tokens, how far they are computed, and its state by owner.
@@ -197,15 +202,9 @@ class Request:
     @property
     def is_watched(self) -> bool:
         """Whether the host looks at each token, for more than the device and stop strings."""
-        return (
-            self.sampling_params.logprobs is not None
-            or self.output.sections is not None
-            or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
-        )
+        return self.output.sections is not None or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
 
-    def examine(
-        self, token_id: int, ended: FinishReason | None, logprobs: TokenLogprobs | None
-    ) -> None:
+    def examine(self, token_id: int, ended: FinishReason | None) -> None:
         """Look at the newest token, and set `finish` if the sequence ends with it.
 
         Any error of the tokenizer's decoder ends it too: the stop search runs on its own data.
@@ -213,12 +212,8 @@ class Request:
         Args:
             token_id: the last of `token_ids`.
             ended: "stop" or "length" if the device has ended the sequence with it.
-            logprobs: those of the token, if the request asked for them.
         """
         assert self.finish is None
-        if logprobs is not None:
-            self.output.logprobs.append(logprobs)
-            self.output.cumulative_logprob += logprobs.logprobs[0]
         # The device does not know all stop tokens if there are many.
         if token_id in self.stop_token_ids and (
             self.num_output_tokens > self.sampling_params.min_tokens

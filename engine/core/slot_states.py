@@ -36,6 +36,7 @@ class SlotStates:
         watched_bytes: uint64 [S, 4], as `StopChecker.watch`, of those with stop strings.
         skips_special_tokens: int32 [S], 1 if special tokens are left out of the text.
         is_streamed: bool [S], outputs are due before the end.
+        has_logprobs: bool [S], outputs tell the log-probabilities of their tokens.
         last_token_time: float64 [S], by `time.monotonic()`; 0 before the first token.
         requests: the sequence in each slot, or None.
     """
@@ -49,9 +50,9 @@ class SlotStates:
         ints = np.zeros((6, num_slots), dtype=np.int32)
         self.num_unread_tokens, self.num_prompt_tokens, self.max_num_tokens = ints[:3]
         self.capacity, self.index, self.skips_special_tokens = ints[3:]
-        flags = np.zeros((5, num_slots), dtype=np.bool_)
+        flags = np.zeros((6, num_slots), dtype=np.bool_)
         self.host_chooses, self.is_watched, self.has_stop_strings = flags[:3]
-        self.has_window, self.is_streamed = flags[3:]
+        self.has_window, self.is_streamed, self.has_logprobs = flags[3:]
         self.watched_bytes = np.zeros((num_slots, 4), dtype=np.uint64)
         self.serial = np.full(num_slots, FREE, dtype=np.int64)
         self.uid = np.zeros(num_slots, dtype=np.int64)
@@ -83,6 +84,7 @@ class SlotStates:
         self.has_window[slot] = bool(request.output.window_ids)
         self.skips_special_tokens[slot] = request.sampling_params.skip_special_tokens
         self.is_streamed[slot] = request.stream
+        self.has_logprobs[slot] = request.sampling_params.logprobs is not None
         self.last_token_time[slot] = request.times.last_token
         request.slot = slot
         self.set_blocks(request)

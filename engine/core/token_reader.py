@@ -87,16 +87,21 @@ class TokenReader:
         begun = [states.owner(slot) for slot in slots[is_first].tolist()]
         for request in begun:
             request.times.first_token = now
+        if samples.logprobs is not None:
+            logprobs = token_logprobs(samples)
+            for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
+                if row in logprobs:
+                    states.owner(slot).output.add_logprobs(logprobs[row])
         is_examined = (ended != RUNNING) | states.is_watched[slots]
         searched = states.has_stop_strings[slots].nonzero()[0]
         if len(searched):
             found = self._token_bytes[token_ids[searched]] & states.watched_bytes[slots[searched]]
             is_examined[searched] |= found.any(axis=1)
-        examined, logprobs = [], token_logprobs(samples)
+        examined = []
         for i in is_examined.nonzero()[0].tolist():
             request = states.owner(slots[i])
             reason = _FINISH_REASONS[ended[i]]
-            request.examine(int(token_ids[i]), reason, logprobs.get(int(rows[i])))
+            request.examine(int(token_ids[i]), reason)
             if request.output.stop_checker is not None:
                 states.watched_bytes[slots[i]] = request.output.stop_checker.watch
             examined.append(request)

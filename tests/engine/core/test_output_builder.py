@@ -76,7 +76,7 @@ def answer(
     for token_id in tokens:
         append_tokens(request, [token_id])
         ended = token_id in stop_token_ids or request.num_output_tokens == request.max_tokens
-        request.examine(token_id, "length" if ended else None, None)  # a stop token is found
+        request.examine(token_id, "length" if ended else None)  # a stop token is found
         if (output := builder.build(request)) is not None:
             outputs.append(output)
         if request.finish is not None:
