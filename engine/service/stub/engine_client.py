@@ -232,7 +232,7 @@ class EngineClient:
                 continue
             if stream.append(chunk):
                 due[stream] = None
-            if stream.finished:
+            if chunk.details.finish_reason is not None and stream.finished:
                 self._pop(uid)
                 if stream.error is None:
                     self._suspects.clear(stream.fingerprint)

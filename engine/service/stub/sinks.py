@@ -26,7 +26,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # A check for cancellation is a round trip between the detokenizer and the server: of all requests
 # of the ensemble together there are so many per second, of each one within these limits.
-_CANCEL_CHECKS_PER_S = 200
+_CANCEL_CHECKS_PER_S = 500
 _LEAST_CHECK_INTERVAL_S = 0.05
 _MOST_CHECK_INTERVAL_S = 1.0
 

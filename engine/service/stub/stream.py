@@ -88,18 +88,15 @@ class _Sequence:
     """The chunks of one sequence since its last response."""
 
     def __init__(self) -> None:
-        self._pending: list[Chunk] = []
+        self.pending: list[Chunk] = []
         self._started = False
-
-    def append(self, chunk: Chunk) -> None:
-        self._pending.append(chunk)
 
     def take(self, text_prefix: str) -> Chunk | None:
         """Return them as one chunk."""
-        if not self._pending:
+        if not self.pending:
             return None
-        chunk = self._pending[0] if len(self._pending) == 1 else _joined(self._pending)
-        self._pending = []
+        chunk = self.pending[0] if len(self.pending) == 1 else _joined(self.pending)
+        self.pending = []
         if text_prefix and not self._started:
             chunk = structs.replace(chunk, text_prefix=text_prefix)
         self._started = True
@@ -175,6 +172,7 @@ class RequestStream:
         self.stats: list[RequestStats] = []
         self.num_output_tokens = 0
         self._streams = request.stream
+        self._waits = False  # whether `append` has asked for a `deliver` that is still to come
         self._text_prefix = request.text_prefix
         self._sink = sink
         self._lock = threading.Lock()
@@ -188,12 +186,12 @@ class RequestStream:
     @property
     def finished(self) -> bool:
         """Whether every sequence has finished; the last response may still be pending."""
-        return self.num_unfinished == 0
+        return len(self.finish_reasons) == len(self._sequences)
 
     @property
     def is_urgent(self) -> bool:
         """Whether the next response is the last."""
-        return self.finished or self.error is not None
+        return self.error is not None or self.finished
 
     @property
     def is_refused(self) -> bool:
@@ -202,18 +200,19 @@ class RequestStream:
         return not isinstance(self.error, harmless)
 
     def append(self, chunk: Chunk) -> bool:
-        """Take an output; return whether there is something to deliver now."""
+        """Take an output; return whether it needs a `deliver` beside that of the outputs before."""
+        details = chunk.details
         with self._lock:
-            details = chunk.details
-            if details.finish_reason is not None:
-                self.finish_reasons[chunk.index] = details.finish_reason
-            if details.stats is not None:
-                self.stats.append(details.stats)
+            if details is not NO_DETAILS:
+                if details.finish_reason is not None:
+                    self.finish_reasons[chunk.index] = details.finish_reason
+                if details.stats is not None:
+                    self.stats.append(details.stats)
             if self.error is not None:
                 return False
-            self.num_output_tokens += chunk.num_tokens
-            self._sequences[chunk.index].append(chunk)
-            return self._streams or self.finished
+            self._sequences[chunk.index].pending.append(chunk)
+            is_first, self._waits = not self._waits, self._streams
+            return (self._streams and is_first) or self.finished
 
     def fail(self, error: TridentError) -> bool:
         """End with `error` in place of what is pending; False if it has ended already."""
@@ -233,7 +232,9 @@ class RequestStream:
                 return
             error, last = self.error, self.finished
             self.answered = self.is_urgent
+            self._waits = False
             chunks = [c for s in self._sequences if (c := s.take(self._text_prefix)) is not None]
+            self.num_output_tokens += sum(chunk.num_tokens for chunk in chunks)
         if error is not None:
             self._sink.fail(error)
         elif chunks:

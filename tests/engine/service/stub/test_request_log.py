@@ -46,6 +46,7 @@ def test_a_request_that_has_finished(
 ) -> None:
     for each in (output(0, 1), output(1, 2, "stop", start=1), output(0, 3, "length")):
         stream.append(each)
+    stream.deliver()
     log_end(stream)
     assert not stream.is_refused
     assert lines(caplog) == [
@@ -84,6 +85,7 @@ def test_each_other_end(
 ) -> None:
     stream.append(output(0, 2))
     stream.fail(error)
+    stream.deliver()
     log_end(stream)
     assert stream.is_refused == is_refused
     ((said, fields),) = lines(caplog)

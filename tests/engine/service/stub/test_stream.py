@@ -46,8 +46,8 @@ def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
     stream = RequestStream(1, NewRequest([1, 2, 3], {}, num_sequences=2, text_prefix="P"), sink)
     one, two, three = (TokenLogprobs([i], [-1.0], [1]) for i in (10, 11, 20))
     assert stream.append(out(0, 10, window=[2, 3], logprobs=[one], cumulative_logprob=-1.0))
-    assert stream.append(out(1, 20, window=[2, 3], logprobs=[three]))
-    assert stream.append(out(0, 11, window=[10], logprobs=[two], cumulative_logprob=-2.0))
+    assert not stream.append(out(1, 20, window=[2, 3], logprobs=[three]))
+    assert not stream.append(out(0, 11, window=[10], logprobs=[two], cumulative_logprob=-2.0))
     stream.deliver()
     stream.deliver()  # with nothing new
     first = out(0, 10, 11, window=[2, 3], logprobs=[one, two], cumulative_logprob=-2.0)
@@ -129,12 +129,14 @@ def test_any_coalescing_gives_the_same_tokens_and_true_windows(
     sink = Recorder()
     stream = RequestStream(1, NewRequest([1], {}), sink)
     before: list[int] = []
+    asked = False  # for what has been appended since the last `deliver`
     for number, (piece, turn) in enumerate(zip(pieces, turns, strict=False), start=1):
         finish = "stop" if number == len(pieces) else None
-        stream.append(out(0, *piece, window=list(before), finish=finish))
+        asked |= stream.append(out(0, *piece, window=list(before), finish=finish))
         before += piece
-        if turn or finish:
+        if asked and (turn or finish):
             stream.deliver()
+            asked = False
     seen: list[int] = []
     for chunks in sink.responses:
         for chunk in chunks:
