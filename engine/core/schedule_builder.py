@@ -52,13 +52,15 @@ class AdmissionsBuilder:
 
     def build(self) -> Admissions:
         """Return the columns of the sequences, which are not changed any more."""
+        return self._columns() if self._requests else _NO_ADMISSIONS
+
+    def _columns(self) -> Admissions:
         requests = self._requests
-        if not requests:
-            return _NO_ADMISSIONS
         params = [request.sampling_params for request in requests]
         temperature = _float32(p.temperature for p in params)
         clipped = temperature.clip(_MIN_TEMPERATURE, _MAX_TEMPERATURE)
         is_sampled = np.array([p.temperature > 0 for p in params])
+        stop_ids = [_padded_stop_ids(request) for request in requests]
         bias = [sorted((p.logit_bias or {}).items()) for p in params]
         return Admissions(
             slots=_int32(self._slots),
@@ -67,7 +69,7 @@ class AdmissionsBuilder:
             num_computed_tokens=_int32(self._starts),
             min_tokens=_int32([p.min_tokens for p in params]),
             max_tokens=_int32([request.max_tokens for request in requests]),
-            stop_token_ids=_int32([_padded_stop_ids(request) for request in requests]),
+            stop_token_ids=_int32(stop_ids).reshape(-1, MAX_STOP_TOKEN_IDS),
             features=_int32([_features(request) for request in requests]),
             seeds=np.array([request.seed for request in requests], dtype=np.uint64),
             temperature=np.where(is_sampled, clipped, np.float32(0)),
@@ -210,32 +212,6 @@ def _padded_stop_ids(request: Request) -> list[int]:
     return first + [-1] * (MAX_STOP_TOKEN_IDS - len(first))
 
 
-def _no_admissions() -> Admissions:
-    ints, floats, none = _int32([]), _float32([]), ragged([])
-    return Admissions(
-        slots=ints,
-        token_ids=none,
-        num_prompt_tokens=ints,
-        num_computed_tokens=ints,
-        min_tokens=ints,
-        max_tokens=ints,
-        stop_token_ids=ints.reshape(0, MAX_STOP_TOKEN_IDS),
-        features=ints,
-        seeds=np.zeros(0, dtype=np.uint64),
-        temperature=floats,
-        top_k=ints,
-        top_p=floats,
-        min_p=floats,
-        repetition_penalty=floats,
-        presence_penalty=floats,
-        frequency_penalty=floats,
-        num_top_logprobs=ints,
-        bias_token_ids=none,
-        bias_values=floats,
-        allowed_token_ids=none,
-    )
-
-
-_NO_ADMISSIONS = _no_admissions()
+_NO_ADMISSIONS = AdmissionsBuilder()._columns()
 _NO_BLOCK_PAIRS = np.zeros((0, 2), dtype=np.int32)
 _NO_BLOCK_WRITES = BlockWrites(_int32([]), _int32([]), ragged([]))
