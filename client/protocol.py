@@ -33,6 +33,8 @@ class SamplingOptions(TypedDict, total=False):
     skip_special_tokens: bool
     return_sections: bool
     logprobs: int | None
+    structured_outputs: Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | None
 
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import RequestError, TridentError
+from engine.errors import RequestError, error_of
 from engine.limits import check_cache_salt
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
@@ -66,7 +66,8 @@ class LLM:
 
         Raises:
             ValueError: a prompt or parameter is wrong; no prompt has been run.
-            TridentError: a prompt failed while it ran; all others have been aborted.
+            TridentError: a prompt failed while it ran, or its grammar cannot be compiled (a
+                `RequestError`); all others have been aborted.
         """
         many = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
@@ -132,7 +133,9 @@ class LLM:
                 while self._core.has_unfinished_requests():
                     outputs = self._core.step()
                     for failed in outputs.failures:
-                        raise TridentError(f"prompt {uids.index(failed.uid)}: {failed.message}")
+                        raise error_of(
+                            failed.code, f"prompt {uids.index(failed.uid)}: {failed.message}"
+                        )
                     for output in outputs.rows():
                         finished[output.uid].append(output)
                         advance()

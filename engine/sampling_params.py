@@ -25,6 +25,8 @@ from engine.limits import (
     MAX_WORDS,
     MAX_WORDS_CHARACTERS,
 )
+from engine.text.grammar import request_forms
+from engine.text.grammar.spec import GrammarSpec
 from engine.validation import describe
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -48,11 +50,6 @@ _NOT_YET = {
     "best_of": 1,
     "length_penalty": 1.0,
     "guided_decoding": None,
-    "structured_outputs": None,
-    "guided_json": None,
-    "guided_regex": None,
-    "guided_choice": None,
-    "guided_grammar": None,
     "prompt_logprobs": None,
     "logits_processors": None,
     "truncate_prompt_tokens": None,
@@ -98,6 +95,8 @@ class SamplingParams(BaseModel):
         logprobs: number of most likely tokens to report per position, beside the chosen one.
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: only these tokens may be produced.
+        structured_outputs: what the output must match, in vLLM's form (a key `json`, `json_object`,
+            `regex`, `choice`, `grammar` or `structural_tag`); `parse` takes the other forms too.
         skip_special_tokens: leave special tokens out of the text.
         return_sections: tell which text is content, which reasoning and which a tool call.
     """
@@ -123,6 +122,7 @@ class SamplingParams(BaseModel):
     logprobs: _Count | None = None
     logit_bias: dict[_TokenId, _Finite] | None = None
     allowed_token_ids: tuple[_TokenId, ...] | None = None
+    structured_outputs: GrammarSpec | None = None
     skip_special_tokens: bool = True
     return_sections: bool = False
 
@@ -136,7 +136,7 @@ class SamplingParams(BaseModel):
             UnsupportedError: a field of vLLM or SGLang that Trident does not implement.
             RequestError: an unknown field or a wrong value; the text names it.
         """
-        known = dict(fields)
+        known = request_forms.merged(fields)
         for name, neutral in _NOT_YET.items():
             value = known.pop(name, None)
             if value is not None and not _means(value, neutral):
@@ -155,6 +155,11 @@ class SamplingParams(BaseModel):
         if isinstance(value, (list, tuple, dict)) and len(value) > limit:
             raise ValueError(f"must have at most {limit} elements, not {len(value)}")
         return value
+
+    @field_validator("structured_outputs", mode="before")
+    @classmethod
+    def _one_grammar(cls, value: Any) -> Any:
+        return None if value is None else request_forms.parse_structured_outputs(value)
 
     @field_validator("top_k", mode="before")
     @classmethod

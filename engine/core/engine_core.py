@@ -10,6 +10,7 @@ from functools import partial
 
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
+from engine.core.grammar_queue import GrammarQueue
 from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
@@ -20,7 +21,13 @@ from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.core.token_reader import Advanced
-from engine.errors import CheckpointError, QueueFullError, StepOutOfMemoryError, TridentError
+from engine.errors import (
+    CheckpointError,
+    QueueFullError,
+    RequestError,
+    StepOutOfMemoryError,
+    TridentError,
+)
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
@@ -30,10 +37,14 @@ from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, St
 from engine.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
+from engine.text.grammar.compiler import GrammarCompiler
+from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.section_format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger("trident.engine")
+
+_MAX_IDLE_S = 0.005  # that arrivals may wait while nothing but grammars is to be waited for
 
 
 class EngineCore:
@@ -86,6 +97,14 @@ class EngineCore:
             max_model_len=plan.max_model_len,
             token_bytes=token_flags.byte_sets,
         )
+        eos_token_ids = self.generation_defaults.eos_token_ids
+        self._grammars = GrammarQueue(
+            self.scheduler,
+            GrammarCompiler(
+                lambda: Vocabulary.of(self.tokenizer, model_config.vocab_size, eos_token_ids)
+            ),
+            max(model_config.vocab_size, self.tokenizer.vocab_size),
+        )
         self._outputs = OutputBuilder(
             self.detokenizer,
             token_flags.opens_window,
@@ -104,7 +123,7 @@ class EngineCore:
             self.tokenizer,
             self.detokenizer,
             self.section_format,
-            eos_token_ids=self.generation_defaults.eos_token_ids,
+            eos_token_ids=eos_token_ids,
             vocab_size=model_config.vocab_size,
             max_model_len=plan.max_model_len,
             max_logprobs=config.max_logprobs,
@@ -141,8 +160,12 @@ class EngineCore:
             self._queue_limits,
             len(self.scheduler.slots.free),
         )
+        spec = siblings[0].sampling_params.structured_outputs
         timeouts = [t for t in (message.timeout_s, self.config.request_timeout_s) if t is not None]
-        self.scheduler.add(siblings)
+        if spec is None:
+            self.scheduler.add(siblings)
+        else:
+            self._grammars.add(siblings, spec)
         try:
             self._recorder.accepted(siblings)
             if timeouts:
@@ -181,9 +204,9 @@ class EngineCore:
         `RequestFailed` as the last output for its uid. So do the requests of a step for which the
         device has no memory.
         """
-        expired = self._expire()
-        if expired:
-            return expired  # without waiting for a step
+        ended = [*self._expire(), *self._start_compiled()]
+        if ended:
+            return StepOutputs.concatenated(ended)  # without waiting for a step
         schedule = self.scheduler.schedule()
         launched, failures = None, NO_OUTPUTS
         if schedule.num_rows:
@@ -196,6 +219,8 @@ class EngineCore:
         if self._is_ahead:
             due, self._in_flight = self._in_flight, launched
         if due is None:
+            if not launched:
+                self._grammars.wait(_MAX_IDLE_S)
             return failures
         pending, num_tokens = due
         advanced = self.scheduler.update(pending.wait())
@@ -235,11 +260,12 @@ class EngineCore:
 
     def _fail(self, uids: Sequence[int], error: Exception) -> list[RequestFailed]:
         """End requests because of `error`; only what is meant for users tells them more."""
-        log.error("request failed", exc_info=error, extra={"fields": {"uids": uids}})
+        if not isinstance(error, RequestError):
+            log.error("request failed", exc_info=error, extra={"fields": {"uids": uids}})
         for uid in uids:
             self._end(uid)
-        message = str(error) if isinstance(error, TridentError) else "internal error"
-        return [RequestFailed(uid, TridentError.code, message) for uid in uids]
+        shown = error if isinstance(error, TridentError) else TridentError("internal error")
+        return [RequestFailed(uid, shown.code, str(shown)) for uid in uids]
 
     def _end(self, uid: int) -> None:
         """End all sequences of a request, and count them."""
@@ -258,7 +284,10 @@ class EngineCore:
         """Assert that no block is lost and no reference is left over, by a scan of all blocks."""
         check_integrity(self.scheduler)
 
-    def _expire(self) -> StepOutputs:
+    def _expire(self) -> list[StepOutputs]:
         """Abort the requests whose deadline has passed."""
-        uids = self._deadlines.expired(time.monotonic())
-        return StepOutputs.concatenated([self.abort(uid) for uid in uids])
+        return [self.abort(uid) for uid in self._deadlines.expired(time.monotonic())]
+
+    def _start_compiled(self) -> list[StepOutputs]:
+        """Queue the requests whose grammar is compiled; fail those whose grammar cannot be."""
+        return [StepOutputs.of(self._fail([uid], error)) for uid, error in self._grammars.release()]

@@ -11,7 +11,9 @@ def check_idle(scheduler: Scheduler) -> None:
 
     The engine calls it whenever it becomes idle: it compares counters only, in constant time.
     """
-    assert not any((scheduler.unfinished, scheduler.running, scheduler.waiting))
+    assert not any(
+        (scheduler.unfinished, scheduler.waiting.held, scheduler.running, scheduler.waiting)
+    )
     assert scheduler.waiting.queued_load == Load()
     assert len(scheduler.slots.free) == len(scheduler.slots.serial)
     scheduler.kv_cache.check_idle()
@@ -27,7 +29,7 @@ def check_integrity(scheduler: Scheduler) -> None:
     waiting.check_integrity()
     assert all(request.slot is None for request in waiting)
     scheduler.slots.check_integrity(running)
-    sequences = [*running, *waiting]
+    sequences = [*running, *waiting, *waiting.held.values()]
     scheduler.kv_cache.check_integrity(sequences)
     sequences += [fork for request in sequences for fork in request.forks]
     assert {(r.uid, r.index): r for r in sequences} == {

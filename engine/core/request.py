@@ -14,6 +14,7 @@ from engine.core.bad_words import BadWords
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.text.grammar.matcher import SequenceGrammar
 from engine.text.section_tracker import SectionTracker
 from engine.text.stop import StopChecker
 
@@ -167,6 +168,7 @@ class Request:
         self.cache_salt = cache_salt
         self.stream = stream
         self.bad_words = bad_words
+        self.grammar: SequenceGrammar | None = None  # before it runs, if the request asks for one
 
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + max_tokens  # of prompt and output
@@ -202,12 +204,17 @@ class Request:
     @property
     def is_watched(self) -> bool:
         """Whether the host looks at each token, for more than the device and stop strings."""
-        return self.output.sections is not None or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
+        return (
+            self.output.sections is not None
+            or self.grammar is not None
+            or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
+        )
 
     def examine(self, token_id: int, ended: FinishReason | None) -> None:
         """Look at the newest token, and set `finish` if the sequence ends with it.
 
-        Any error of the tokenizer's decoder ends it too: the stop search runs on its own data.
+        The end of its grammar ends it; the token belongs to the text then. So does any error of
+        the grammar or of the tokenizer's decoder, which run on the sequence's own data.
 
         Args:
             token_id: the last of `token_ids`.
@@ -220,7 +227,10 @@ class Request:
         ):
             ended = "stop"
         try:
-            self.finish = self._finish_with(token_id, ended)
+            is_over = self.grammar is not None and ended != "stop" and self.grammar.take(token_id)
+            self.finish = self._finish_with(token_id, "length" if is_over else ended)
+            if is_over and self.finish == Finish("length"):
+                self.finish = Finish("stop")
             if self.output.sections is not None and self.finish is None:
                 stop = self.output.stop_checker
                 self.output.sections.append(token_id, stop.num_held_tokens if stop else 0)

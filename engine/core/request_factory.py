@@ -80,7 +80,9 @@ class RequestFactory:
             prompt, skip_special_tokens=params.skip_special_tokens
         )
         seed = self._draw_seed() if params.seed is None else params.seed
-        eos = frozenset() if params.ignore_eos else self._eos_token_ids
+        # The end of a grammar is an end-of-sequence token, whatever follows for others.
+        ignores_eos = params.ignore_eos and params.structured_outputs is None
+        eos = frozenset() if ignores_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
         bad_words = self._bad_words(params.bad_words)
         place = None

@@ -8,23 +8,30 @@ from numpy.typing import NDArray
 from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule
 from engine.core.token_masks import forbid, token_mask
+from engine.text.grammar.matcher import MaskFiller
 
 
 class SamplingConstraints:
-    """The running sequences with bad words, or with `min_tokens` and more stop tokens than the
-    device knows.
+    """The running sequences with a grammar, with bad words, or with `min_tokens` and more stop
+    tokens than the device knows.
     """
 
     def __init__(self, *, vocab_size: int) -> None:
         """Start with none."""
         self._every_token = token_mask(np.arange(vocab_size, dtype=np.int32), -(-vocab_size // 32))
         self._nothing = SamplingBatch(np.zeros(0, dtype=np.int32), self._every_token[None][:0])
+        self._filler = MaskFiller(vocab_size)
         self._running: dict[int, tuple[Request, NDArray[np.int32]]] = {}  # by slot, with its mask
 
     def add(self, slot: int, request: Request) -> None:
         """`request` runs in `slot`."""
-        if request.bad_words is not None or (
-            request.sampling_params.min_tokens and len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS
+        if (
+            request.bad_words
+            or request.grammar
+            or (
+                request.sampling_params.min_tokens
+                and len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS
+            )
         ):
             mask, allowed = self._every_token, request.sampling_params.allowed_token_ids
             if allowed is not None:
@@ -39,25 +46,38 @@ class SamplingConstraints:
         """Return the masks of the rows of the newest `schedule` that must not get some tokens."""
         if not self._running:
             return self._nothing
+        rows = {
+            row: self._running[slot]
+            for row in np.flatnonzero(schedule.wants_token).tolist()
+            if (slot := int(schedule.slots[row])) in self._running
+        }
+        grammars = [request.grammar for request, _ in rows.values() if request.grammar is not None]
+        filled = iter(self._filler.fill(grammars)) if grammars else iter(())
         masks = {}
-        for row in np.flatnonzero(schedule.wants_token).tolist():
-            if (slot := int(schedule.slots[row])) in self._running:
-                mask = self._mask(slot, int(schedule.num_output_tokens[row]))
-                if mask is not None:
-                    masks[row] = mask
+        for row, (request, allowed) in rows.items():
+            left = allowed if request.grammar is None else allowed & next(filled)
+            mask = _mask(request, left, int(schedule.num_output_tokens[row]))
+            if mask is not None:
+                masks[row] = mask
         if not masks:
             return self._nothing
         return SamplingBatch(np.array([*masks], dtype=np.int32), np.stack([*masks.values()]))
 
-    def _mask(self, slot: int, num_output_tokens: int) -> NDArray[np.int32] | None:
-        """Return the mask of a row; None if nothing is forbidden, or no token would be left."""
-        request, allowed = self._running[slot]
-        forbidden = _forbidden(request, num_output_tokens)
-        if not forbidden:
-            return None
-        mask = allowed.copy()
+
+def _mask(
+    request: Request, left: NDArray[np.int32], num_output_tokens: int
+) -> NDArray[np.int32] | None:
+    """Return the mask of a row, of which `left` may be drawn; None if the device knows it.
+
+    What is forbidden beyond that is allowed if nothing else is left. A grammar that leaves nothing
+    fails with whatever token comes.
+    """
+    if forbidden := _forbidden(request, num_output_tokens):
+        mask = left.copy()
         forbid(mask, np.array(forbidden, dtype=np.int32))
-        return mask if mask.any() else None
+        if mask.any():
+            return mask
+    return left if request.grammar is not None and left.any() else None
 
 
 def device_forbids_stops(request: Request) -> bool:
@@ -70,6 +90,7 @@ def device_forbids_stops(request: Request) -> bool:
         params.min_tokens > 0
         and 0 < len(stops) <= MAX_STOP_TOKEN_IDS
         and request.bad_words is None
+        and request.grammar is None
         and (params.allowed_token_ids is None or not stops.issuperset(params.allowed_token_ids))
     )
 

@@ -91,12 +91,15 @@ class Scheduler:
         priority = request.priority if self.policy == "priority" else 0
         return (priority, request.uid, request.index)
 
-    def add(self, siblings: Sequence[Request]) -> None:
-        """Queue the sequences of one request; the first computes the prompt for all of them."""
+    def add(self, siblings: Sequence[Request], *, hold: bool = False) -> None:
+        """Queue the sequences of one request; the first computes the prompt for all of them.
+
+        With `hold` they wait until `waiting.release`.
+        """
         first, *others = siblings
         first.forks = others
         self.unfinished[first.uid] = {request.index: request for request in siblings}
-        self.waiting.push(first)
+        (self.waiting.hold if hold else self.waiting.push)(first)
 
     @nvtx_range("schedule")
     def schedule(self) -> Schedule:

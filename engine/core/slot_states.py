@@ -76,7 +76,7 @@ class SlotStates:
         self.max_num_tokens[slot] = request.max_num_tokens
         self.uid[slot] = request.uid
         self.index[slot] = request.index
-        self.host_chooses[slot] = request.bad_words is not None
+        self.host_chooses[slot] = bool(request.bad_words or request.grammar)
         self.is_watched[slot] = request.is_watched
         checker = request.output.stop_checker
         self.has_stop_strings[slot] = checker is not None

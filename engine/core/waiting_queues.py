@@ -20,6 +20,7 @@ class WaitingQueues:
         paused: admitted sequences without blocks: preempted ones, and forks whose blocks were
             reclaimed.
         forked: sequences that hold the blocks of their prompt and have not run yet.
+        held: uid -> first sequence of a new request that is not ready to run; in no queue.
         queued_load: of the requests in `queued`.
     """
 
@@ -30,6 +31,7 @@ class WaitingQueues:
         self.paused: list[Request] = []
         self.forked: list[Request] = []
         self._queues = (self.queued, self.paused, self.forked)
+        self.held: dict[int, Request] = {}
         self.queued_load = Load()
 
     def __len__(self) -> int:
@@ -85,8 +87,17 @@ class WaitingQueues:
         if _is_new(request):
             self.queued_load += _load(request)
 
+    def hold(self, request: Request) -> None:
+        """Keep a new request until it is ready to run; it is in no other's way."""
+        self.held[request.uid] = request
+
+    def release(self, uid: int) -> None:
+        """Queue a request that is held."""
+        self.push(self.held.pop(uid))
+
     def discard(self, request: Request) -> None:
-        """Remove `request`, if it is queued."""
+        """Remove `request`, if it is queued or held."""
+        self.held.pop(request.uid, None)
         queue = self._queue_of(request)
         place = bisect_left(queue, self._rank(request), key=self._rank)
         if place < len(queue) and queue[place] is request:

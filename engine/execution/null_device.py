@@ -48,7 +48,7 @@ class NullDownload:
 class NullRunner:
     """Runs steps as `ModelRunner` does, one after the other, each in `step_s` seconds.
 
-    A sequence's tokens depend on its seed and on their positions alone.
+    A sequence's tokens depend on its seed, their positions and the masks of the host alone.
     """
 
     def __init__(
@@ -95,6 +95,9 @@ class NullRunner:
         if not plan.is_plain:
             plan.upload(_CPU)
         token_ids = self._tokens(self._seeds[slots], positions)
+        for row, mask in zip(sampling.mask_rows, sampling.masks, strict=True):
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            token_ids[row] = allowed[token_ids[row] % len(allowed)]
         finish_reasons = scatter_tokens(
             self._tables,
             torch.from_numpy(np.where(wanted, slots, np.int32(-1))),

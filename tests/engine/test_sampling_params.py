@@ -62,7 +62,7 @@ def test_a_wrong_value_is_an_error_that_names_the_field(
 
 @pytest.mark.parametrize(
     "fields",
-    [{"beam_width": 2}, {"best_of": 3}, {"length_penalty": 0.5}, {"guided_json": {}}],
+    [{"beam_width": 2}, {"best_of": 3}, {"length_penalty": 0.5}, {"guided_decoding": {}}],
 )
 def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, object]) -> None:
     with pytest.raises(UnsupportedError, match=next(iter(fields))):

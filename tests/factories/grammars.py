@@ -38,7 +38,8 @@ class RandomWriter:
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         self._tokenizer = tokenizer
         self._ends = vocabulary.eos_token_ids
-        self._filler = MaskFiller(vocabulary.size, vocabulary.num_ids)
+        self._num_ids = vocabulary.num_ids
+        self._filler = MaskFiller(vocabulary.size)
         self._bias = np.zeros(32 * -(-vocabulary.size // 32))
         for token_id in tokenizer.text_token_ids():
             text = tokenizer.token_text(token_id)
@@ -50,7 +51,11 @@ class RandomWriter:
 
     def write(self, matcher: LLMatcher, seed: int, max_tokens: int = 400) -> str | None:
         """Return a text of the grammar; None if it did not end within `max_tokens`."""
-        draw, grammar, ids = np.random.default_rng(seed), SequenceGrammar(matcher), []
+        draw, grammar, ids = (
+            np.random.default_rng(seed),
+            SequenceGrammar(matcher, self._num_ids),
+            [],
+        )
         for _ in range(max_tokens):
             allowed = allowed_ids(self._filler.fill([grammar])[0])
             logits = (draw.gumbel(size=len(allowed)) * 1.5 + draw.normal(size=len(allowed))) + (

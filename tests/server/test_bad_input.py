@@ -31,7 +31,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -2}, "top_k: Input should be greater than or equal to 0"),
     ({"num_return_sequences": 0}, "num_return_sequences: Input should be greater"),
     ({"beam_width": 2}, "beam_width: not supported"),
-    ({"guided_decoding_guide_type": "json"}, "guided_decoding_guide_type: not supported"),
+    ({"guided_decoding_guide_type": "xml"}, "guided_decoding_guide_type: must be json"),
+    (
+        {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(?=a)b"},
+        "guided_decoding_guide: at 1(8): invalid regex",
+    ),
     ({"lora_task_id": 1}, "lora_task_id: not supported"),
     ({"end_id": 100_000}, "end_id: token id 100000 is outside the vocabulary"),
     ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: must have one weight per word"),

@@ -35,6 +35,7 @@ ANSWERS = {
     "trident chat": "12 + 7 = 19",
     "health --generate": "healthy",
     '"health": true': "ready",
+    '"regex"': '"text_output":"12 + 7 = 19"',
     "repository/index": "ensemble",
     "What is 12 + 7?": "19",
     "tritonclient.grpc": "Paris",

@@ -22,6 +22,7 @@ from engine.service.parameters import (
     take_cache_salt,
 )
 from engine.service.tensors import InputReader, Tensors
+from engine.text.grammar.request_forms import GUIDE, GUIDE_TYPE, guided_decoding
 
 # Tensor -> field of SamplingParams; later ones win, so aliases stand first.
 _INTEGERS = {
@@ -120,9 +121,10 @@ def parse_inputs(
     """
     inputs = InputReader(tensors)
     _refuse_unsupported(inputs)
+    grammar = guided_decoding(inputs.string(GUIDE_TYPE) or "", inputs.string(GUIDE) or "")
     text, messages = _prompt(inputs)
     tensor_fields, names = _sampling_tensors(inputs)
-    merged = {**tensor_fields, **_sampling_parameters(inputs, parameters)}
+    merged = {**tensor_fields, **_sampling_parameters(inputs, parameters), GUIDE: grammar}
     # null asks for the default, except that no limit of max_tokens is a value of its own.
     fields = {k: v for k, v in merged.items() if v is not None or k == "max_tokens"}
     cache_salt = take_cache_salt(fields)
@@ -158,9 +160,7 @@ def requested_outputs(inputs: InputReader) -> list[str]:
 
 
 def _refuse_unsupported(inputs: InputReader) -> None:
-    guides = ("guided_decoding_guide_type", "guided_decoding_guide")
-    asked = [name for name in guides if inputs.string(name)]
-    asked += [name for name in ("lora_task_id", "image", "embedding_request") if name in inputs]
+    asked = [name for name in ("lora_task_id", "image", "embedding_request") if name in inputs]
     if asked:
         raise UnsupportedError(f"{asked[0]}: not supported by this version of Trident")
 

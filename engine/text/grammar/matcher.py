@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
-from engine.errors import TridentError
+from engine.errors import RequestError
 from engine.text.grammar.trial import described
 
 _WORD_BITS = 32
@@ -18,21 +18,27 @@ _WORD_BITS = 32
 class SequenceGrammar:
     """The grammar of one sequence, after the output tokens so far."""
 
-    def __init__(self, start: LLMatcher) -> None:
-        """Begin at `start`, which `GrammarCompiler` has made and which is not changed."""
+    def __init__(self, start: LLMatcher, num_ids: int) -> None:
+        """Begin at `start`, which is not changed; `num_ids` is that of its `Vocabulary`."""
         self.matcher = start.deep_copy()
+        self.num_ids = num_ids
 
     def take(self, token_id: int) -> bool:
         """Go on with an output token; return whether nothing may follow it.
 
         Raises:
-            TridentError: the grammar does not allow it, because no token of the vocabulary was
-                left or a limit was reached.
+            RequestError: the grammar does not allow it, because nothing that it allows could be
+                chosen, or a limit was reached.
         """
+        if self.matcher.is_error():
+            raise _cannot_follow(described(self.matcher.get_error()))
         if not self.matcher.consume_token(token_id):
-            error = described(self.matcher.get_error())
-            raise TridentError(f"structured_outputs: the grammar cannot be followed: {error}")
+            raise _cannot_follow("no token of it is left, with what else the request allows")
         return bool(self.matcher.is_stopped())
+
+
+def _cannot_follow(reason: str) -> RequestError:
+    return RequestError(f"structured_outputs: the grammar cannot be followed: {reason}")
 
 
 class MaskFiller:
@@ -41,10 +47,9 @@ class MaskFiller:
     In parallel, and without the GIL.
     """
 
-    def __init__(self, vocab_size: int, num_ids: int) -> None:
-        """Masks are for `vocab_size` logits; `num_ids` is that of `Vocabulary`."""
+    def __init__(self, vocab_size: int) -> None:
+        """Masks are for `vocab_size` logits."""
         self._vocab_size = vocab_size
-        self._num_words = -(-num_ids // _WORD_BITS)
 
     @cached_property
     def _executor(self) -> LLExecutor:
@@ -53,9 +58,11 @@ class MaskFiller:
     def fill(self, grammars: Sequence[SequenceGrammar]) -> NDArray[np.int32]:
         """Return int32 [N, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows token i.
 
-        A sequence without an allowed token may get any: `SequenceGrammar.take` then raises.
+        N is at least 1. No bit is set for a sequence that no token may follow, which can also mean
+        that a limit was reached.
         """
-        masks = np.zeros((len(grammars), self._num_words), dtype=np.int32)
+        num_words = -(-grammars[0].num_ids // _WORD_BITS)
+        masks = np.zeros((len(grammars), num_words), dtype=np.int32)
         jobs = [(grammar.matcher, row) for row, grammar in enumerate(grammars)]
         self._executor.unsafe_compute_mask_ptr(
             jobs, masks.ctypes.data, masks.strides[0], len(grammars)
@@ -63,5 +70,7 @@ class MaskFiller:
         masks = np.ascontiguousarray(masks[:, : -(-self._vocab_size // _WORD_BITS)])
         if rest := self._vocab_size % _WORD_BITS:
             masks[:, -1] &= (1 << rest) - 1
-        masks[~masks.any(axis=1)] = -1
+        for row, grammar in enumerate(grammars):
+            if grammar.matcher.is_error():
+                masks[row] = 0
         return masks

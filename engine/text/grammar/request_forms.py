@@ -1,6 +1,7 @@
 """From the fields by which clients ask for structured output to one `GrammarSpec`.
 
-OpenAI's `response_format`, vLLM's `structured_outputs`, and its older `guided_...` fields.
+OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_...` fields, and
+TensorRT-LLM's pair of inputs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ _KINDS: dict[str, GrammarKind] = {
     "grammar": "grammar",
     "structural_tag": "structural_tag",
 }
+_GUIDE_TYPES: dict[str, GrammarKind] = {
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 _OLDER = {f"guided_{name}": kind for name, kind in _KINDS.items() if name != "structural_tag"}
 
 
@@ -44,6 +52,8 @@ def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
         asked |= {} if spec is None else {"response_format": spec}
     if (value := rest.pop(FIELD, None)) is not None:
         asked[FIELD] = parse_structured_outputs(value)
+    if isinstance(rest.get(GUIDE), GrammarSpec):
+        asked[GUIDE] = rest.pop(GUIDE)
     if len(asked) > 1:
         raise RequestError(f"{', '.join(asked)}: give one of them, not {len(asked)}")
     if asked:
@@ -80,6 +90,27 @@ def parse_structured_outputs(value: Any, field: str = FIELD) -> GrammarSpec:
             raise RequestError(f"{field}.json_object: must be true or false")
         return _spec("json_schema", _ANY_OBJECT, f"{field}.json_object", **options)
     return _spec(_KINDS[name], content, f"{field}.{name}", **options)
+
+
+def guided_decoding(guide_type: str, guide: str) -> GrammarSpec | None:
+    """Return what TensorRT-LLM's inputs ask for, both "" if absent; `merged` takes it as GUIDE.
+
+    Raises:
+        RequestError: the type is unknown, or the guide does not go with it.
+    """
+    if guide_type == "json":
+        if guide:
+            raise RequestError(f"{GUIDE}: {GUIDE_TYPE} json takes none; json_schema takes a schema")
+        return _spec("json_schema", _ANY_OBJECT, GUIDE_TYPE)
+    if not guide_type and not guide:
+        return None
+    if not guide_type:
+        raise RequestError(f"{GUIDE}: needs {GUIDE_TYPE}")
+    if guide_type not in _GUIDE_TYPES:
+        raise RequestError(f"{GUIDE_TYPE}: must be json, {', '.join(_GUIDE_TYPES)}")
+    if not guide:
+        raise RequestError(f"{GUIDE}: is missing")
+    return _spec(_GUIDE_TYPES[guide_type], guide, GUIDE)
 
 
 def _response_format(value: Any) -> GrammarSpec | None:

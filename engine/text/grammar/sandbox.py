@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import asdict
 from typing import IO
 
@@ -26,7 +27,7 @@ _POLL_S = 0.05
 class Sandbox:
     """One child process, started when it is needed and again after a grammar has ended it.
 
-    Not thread-safe. The child ends when this process closes its input, or dies.
+    To be used by one thread: the child ends with it, and with this object.
     """
 
     def __init__(self, vocabulary: Vocabulary, module: str = "engine.text.grammar.trial") -> None:
@@ -34,6 +35,7 @@ class Sandbox:
         self._vocabulary = vocabulary
         self._module = module
         self._child: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., Sandbox] | None = None
 
     def text_of(self, spec: GrammarSpec) -> str:
         """Return the text that llguidance compiles for `spec`, after a trial.
@@ -59,25 +61,30 @@ class Sandbox:
 
     def close(self) -> None:
         """End the child; another call of `text_of` starts a new one."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
+        if self._end is not None:
+            self._end()
+        self._child = None
 
     def _start(self) -> subprocess.Popen[bytes]:
         # -P: no package of the working directory in place of ours.
         command = [sys.executable, "-P", "-m", self._module]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._end = weakref.finalize(self, _kill, child)
         try:
             _send(child, json.dumps(asdict(self._vocabulary)).encode())
             _await(child, _MAX_START_S, _MAX_START_S)
             if _output(child).readline() != b"ready\n":
                 raise EOFError
         except (OSError, EOFError):
-            child.kill()
-            child.communicate()
+            self.close()
             raise TridentError("the process that tries grammars cannot be started") from None
         return child
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    with contextlib.suppress(OSError):  # of what it has not read
+        child.communicate()
 
 
 def _exchange(child: subprocess.Popen[bytes], line: bytes) -> dict[str, str]:

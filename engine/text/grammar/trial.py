@@ -6,10 +6,13 @@ process alone.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
+import re
 import resource
+import signal
 import sys
 import threading
 from typing import NoReturn
@@ -29,10 +32,14 @@ _MAX_MEMORY = 2**30  # bytes, beside those of the vocabulary
 _STACK = 2**21  # bytes: no more than any thread that uses the compiled grammar has
 _NICENESS = 10
 _NUM_STEPS = 16
+_PR_SET_PDEATHSIG = 1
+_EXCERPT = re.compile(r"\s*(\d+ \|.*|\^+)?\s*")
 
 
 def main() -> NoReturn:
     """Answer each line of stdin, a `GrammarSpec`, by a line; the first one is the `Vocabulary`."""
+    # Also if the parent dies while a grammar keeps this process busy.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     vocabulary = Vocabulary(**json.loads(sys.stdin.buffer.readline()))
     tokenizer = vocabulary.ll_tokenizer()
@@ -84,8 +91,9 @@ def _walk(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
 
 
 def described(error: str) -> str:
-    """Return an error of llguidance for clients, without its traces."""
-    text = error.split("\n<")[0].strip()
+    """Return an error of llguidance for clients: one line, without traces and excerpts."""
+    lines = error.split("\n<")[0].splitlines()
+    text = " ".join(line.strip() for line in lines if not _EXCERPT.fullmatch(line))
     if text.startswith("panic"):
         return "is too complex"
     return "nothing can match" if text.startswith("NoExtension") else text

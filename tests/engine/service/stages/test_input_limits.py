@@ -94,7 +94,7 @@ BEYOND: dict[str, dict[str, list[np.ndarray]]] = {
         "bad_words": [text(*WORDS), text(LONG_WORD), text(*MANY_CHARACTERS)],
         "embedding_bias_words": [text(*WORDS), text(LONG_WORD), text(*MANY_CHARACTERS)],
         "embedding_bias_weights": [numbers(limits.MAX_WORDS + 1)],
-        "guided_decoding_guide_type": [text("json")],
+        "guided_decoding_guide_type": [text("x" * 1000)],
         "guided_decoding_guide": [text("x")],
         "image": [text("x")],
         "embedding_request": [text("{}")],

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from engine.errors import RequestError, UnsupportedError
+from engine.sampling_params import SamplingParams
 from engine.service.stages.request_inputs import RequestInputs, parse_inputs
 
 
@@ -213,14 +214,22 @@ def test_bad_inputs_are_named(tensors: dict[str, np.ndarray], message: str) -> N
 @pytest.mark.parametrize(
     "tensors",
     [
-        {"guided_decoding_guide_type": text("json")},
-        {"guided_decoding_guide": text("{}")},
         {"lora_task_id": u64(1)},
     ],
 )
 def test_what_comes_later_is_refused_as_such(tensors: dict[str, np.ndarray]) -> None:
     with pytest.raises(UnsupportedError, match=f"^{next(iter(tensors))}: not supported"):
         parse(**tensors)
+
+
+def test_a_guide_asks_for_structured_output() -> None:
+    inputs = parse(guided_decoding_guide_type=text("regex"), guided_decoding_guide=text("[a-z]+"))
+    params = SamplingParams.parse(inputs.fields)
+    assert params.structured_outputs is not None
+    assert params.structured_outputs.text == "[a-z]+"
+    assert SamplingParams.parse(params.model_dump(mode="json", exclude_defaults=True)) == params
+    with pytest.raises(RequestError, match="guided_decoding_guide: needs"):
+        parse(guided_decoding_guide=text("[a-z]+"))
 
 
 def test_a_prompt_is_needed() -> None:

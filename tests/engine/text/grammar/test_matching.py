@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from engine.errors import TridentError, UnsupportedError
+from engine.errors import RequestError, UnsupportedError
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.compose import llguidance_text
 from engine.text.grammar.matcher import MaskFiller, SequenceGrammar
@@ -21,10 +21,10 @@ from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_token
 ANYTHING = GrammarSpec(kind="regex", text="(?s:.*)")
 
 
-def _matcher(vocabulary: Vocabulary, asked: GrammarSpec) -> LLMatcher:
+def _started(vocabulary: Vocabulary, asked: GrammarSpec) -> SequenceGrammar:
     tokenizer = vocabulary.ll_tokenizer()
     text = llguidance_text(asked, vocabulary.special_tokens(tokenizer))
-    return LLMatcher(tokenizer, text, log_level=0)
+    return SequenceGrammar(LLMatcher(tokenizer, text, log_level=0), vocabulary.num_ids)
 
 
 def _tokenizers() -> dict[str, Tokenizer]:
@@ -50,8 +50,8 @@ def test_a_grammar_allows_text_and_its_end_alone(name: str) -> None:
     tokenizer = _tokenizers()[name]
     size, [end] = tokenizer.vocab_size + 70, sorted(tokenizer.special_ids)[-1:]
     vocabulary = Vocabulary.of(tokenizer, size, [end])
-    grammar = SequenceGrammar(_matcher(vocabulary, ANYTHING))
-    masks = MaskFiller(size, vocabulary.num_ids).fill([grammar])
+    grammar = _started(vocabulary, ANYTHING)
+    masks = MaskFiller(size).fill([grammar])
     assert masks.shape == (1, -(-size // 32))
     allowed = set(allowed_ids(masks[0]).tolist())
     special = vocabulary.special_tokens(vocabulary.ll_tokenizer())
@@ -66,9 +66,7 @@ def test_a_grammar_allows_text_and_its_end_alone(name: str) -> None:
 def test_a_model_with_fewer_logits_than_tokens() -> None:
     tokenizer = demo_tokenizer()
     vocabulary = Vocabulary.of(tokenizer, 1000, [2])
-    masks = MaskFiller(1000, vocabulary.num_ids).fill(
-        [SequenceGrammar(_matcher(vocabulary, ANYTHING))]
-    )
+    masks = MaskFiller(1000).fill([_started(vocabulary, ANYTHING)])
     assert masks.shape == (1, 32)
     assert allowed_ids(masks[0]).max() == 999
 
@@ -87,10 +85,10 @@ def test_a_tokenizer_that_is_not_known_is_refused() -> None:
 def test_masks_of_many_are_those_of_each(
     compiler: GrammarCompiler, vocabulary: Vocabulary, demo: Tokenizer
 ) -> None:
-    filler = MaskFiller(vocabulary.size, vocabulary.num_ids)
+    filler = MaskFiller(vocabulary.size)
     grammars = []
     for place, regex in enumerate(["[a-z]+", r"\d{3}", "yes|no", "(?s:.*)"] * 8):
-        grammar = SequenceGrammar(compiler.compile(spec(regex=regex)).result())
+        grammar = SequenceGrammar(compiler.compile(spec(regex=regex)).result(), vocabulary.num_ids)
         if place % 4 == 0:
             grammar.take(demo.encode("a", add_special_tokens=False)[-1])
         grammars.append(grammar)
@@ -99,16 +97,17 @@ def test_masks_of_many_are_those_of_each(
     np.testing.assert_array_equal(together, alone)
 
 
-def test_the_end_and_what_the_grammar_does_not_allow(compiler: GrammarCompiler) -> None:
+def test_the_end_and_what_the_grammar_does_not_allow(
+    compiler: GrammarCompiler, demo: Tokenizer
+) -> None:
     start = compiler.compile(spec(choice=["a", "ab"])).result()
-    demo = demo_tokenizer()
     a, b = (demo.encode(text, add_special_tokens=False)[0] for text in "ab")
-    grammar = SequenceGrammar(start)
+    grammar = SequenceGrammar(start, demo.vocab_size)
     assert not grammar.take(a)  # "ab" may follow
     assert grammar.take(b)
-    with pytest.raises(TridentError, match="the grammar cannot be followed"):
-        SequenceGrammar(start).take(b)
-    ended = SequenceGrammar(start)
+    with pytest.raises(RequestError, match="the grammar cannot be followed"):
+        SequenceGrammar(start, demo.vocab_size).take(b)
+    ended = SequenceGrammar(start, demo.vocab_size)
     assert not ended.take(a)
     assert ended.take(2)  # the end of the sequence
 
@@ -117,13 +116,13 @@ def test_a_sequence_without_an_allowed_token_fails_when_it_gets_one() -> None:
     """The model has no logit for the only token that the grammar allows."""
     tokenizer = Tokenizer(byte_level_tokenizer())
     vocabulary = Vocabulary.of(tokenizer, 320, [0])
-    grammar = SequenceGrammar(_matcher(vocabulary, spec(choice=["日本 "])))
+    grammar = _started(vocabulary, spec(choice=["日本 "]))
     last = tokenizer.encode("日本 ", add_special_tokens=False)[-1]
     assert last >= 320
     grammar.matcher.consume_tokens(tokenizer.encode("日本", add_special_tokens=False))
-    [mask] = MaskFiller(1, vocabulary.num_ids).fill([grammar])
-    assert (mask == -1).all()
-    with pytest.raises(TridentError, match="cannot be followed"):
+    [mask] = MaskFiller(1).fill([grammar])
+    assert not mask.any()
+    with pytest.raises(RequestError, match="cannot be followed"):
         grammar.take(5)
 
 

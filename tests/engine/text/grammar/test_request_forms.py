@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.errors import RequestError
-from engine.text.grammar.request_forms import merged, parse_structured_outputs
+from engine.text.grammar.request_forms import guided_decoding, merged, parse_structured_outputs
 from engine.text.grammar.spec import MAX_GRAMMAR_CHARACTERS, GrammarSpec
 
 SCHEMA = {"type": "integer"}
@@ -141,6 +141,39 @@ def test_options() -> None:
 def test_wrong_forms_are_refused_by_name(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(RequestError, match=fault):
         merged(fields)
+
+
+@pytest.mark.parametrize(
+    ("guide_type", "guide", "kind"),
+    [
+        ("json", "", "json_schema"),
+        ("json_schema", TEXT, "json_schema"),
+        ("regex", "a", "regex"),
+        ("ebnf_grammar", "root ::= [a]", "grammar"),
+        ("structural_tag", "{}", "structural_tag"),
+    ],
+)
+def test_the_inputs_of_tensorrt_llm(guide_type: str, guide: str, kind: str) -> None:
+    spec = guided_decoding(guide_type, guide)
+    assert spec is not None
+    assert spec.kind == kind
+    assert spec.field.startswith("guided_decoding_guide")
+    assert merged({"guided_decoding_guide": spec}) == {"structured_outputs": spec}
+    with pytest.raises(RequestError, match="guided_json, guided_decoding_guide: give one"):
+        merged({"guided_decoding_guide": spec, "guided_json": {}})
+
+
+def test_wrong_inputs_of_tensorrt_llm() -> None:
+    assert guided_decoding("", "") is None
+    for guide_type, guide, fault in [
+        ("xml", "a", "guided_decoding_guide_type: must be json, json_schema, regex"),
+        ("", "a", "guided_decoding_guide: needs guided_decoding_guide_type"),
+        ("regex", "", "guided_decoding_guide: is missing"),
+        ("json", "{}", "json_schema takes a schema"),
+        ("regex", "a" * (MAX_GRAMMAR_CHARACTERS + 1), "guided_decoding_guide: has"),
+    ]:
+        with pytest.raises(RequestError, match=fault):
+            guided_decoding(guide_type, guide)
 
 
 def test_errors_name_the_field_of_the_client() -> None:

@@ -1,0 +1,154 @@
+"""Requests wait for their grammars in nobody's way."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.errors import RequestError
+from engine.protocol import AddRequest, RequestFailed, SequenceOutput
+from engine.text.grammar.compiler import GrammarCompiler
+from engine.text.grammar.spec import GrammarSpec
+from engine.token_ids import pack_token_ids
+from tests.factories.outputs import listed
+
+
+class _Gate(GrammarCompiler):
+    """Compiles nothing before it is opened."""
+
+    opened: threading.Event
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+        self.opened.wait(30)
+        return super()._compile(spec)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    _Gate.opened = threading.Event()
+    monkeypatch.setattr("engine.core.engine_core.GrammarCompiler", _Gate)
+    yield _Gate.opened
+    _Gate.opened.set()
+
+
+@pytest.fixture(params=[False, True], ids=["step-by-step", "one-step-ahead"])
+def core(checkpoint: Path, request: pytest.FixtureRequest, gate: threading.Event) -> EngineCore:
+    fields = {"model": str(checkpoint), "dtype": "float32", "async_scheduling": request.param}
+    return EngineCore(EngineConfig.parse(fields))
+
+
+def add(core: EngineCore, uid: int, timeout_s: float | None = None, **fields: Any) -> None:
+    params = {"max_tokens": 8, "temperature": 0, **fields}
+    prompt = pack_token_ids([5, 6, 7])
+    core.add_request(AddRequest(uid, prompt, params, timeout_s=timeout_s, stream=False))
+
+
+def step(core: EngineCore) -> list[SequenceOutput | RequestFailed]:
+    outputs = core.step()
+    core.check_integrity()
+    return [*listed(outputs), *outputs.failures]
+
+
+def run(core: EngineCore, until: int = 0) -> list[SequenceOutput | RequestFailed]:
+    """Step until `until` requests are left; return all outputs."""
+    found, deadline = [], time.monotonic() + 30
+    while len(core.scheduler.unfinished) > until or (not until and core.has_unfinished_requests()):
+        assert time.monotonic() < deadline
+        found += step(core)
+    return found
+
+
+REGEX = {"structured_outputs": {"regex": "[a-c]{4}"}}
+
+
+def test_others_run_meanwhile(core: EngineCore, gate: threading.Event) -> None:
+    add(core, 1, **REGEX)
+    add(core, 2, ignore_eos=True)
+    assert {output.uid for output in run(core, until=1)} == {2}
+    assert core.take_stats().num_waiting == 1
+    assert [step(core) for _ in range(5)] == [[]] * 5
+    gate.set()
+    [output] = run(core)
+    assert isinstance(output, SequenceOutput)
+    assert (output.uid, output.finish_reason) == (1, "stop")
+    core.check_idle()
+
+
+def test_aborted_and_expired_while_they_wait(core: EngineCore, gate: threading.Event) -> None:
+    add(core, 1, n=3, **REGEX)
+    add(core, 2, timeout_s=0.05, **REGEX)
+    add(core, 3, **REGEX)
+    assert [o.finish_reason for o in listed(core.abort(1))] == ["abort"] * 3
+    [expired] = run(core, until=1)
+    assert isinstance(expired, SequenceOutput)
+    assert (expired.uid, expired.finish_reason) == (2, "abort")
+    gate.set()
+    assert {output.uid for output in run(core)} == {3}
+    core.check_idle()
+
+
+def test_what_nobody_waits_for_is_not_compiled(core: EngineCore, gate: threading.Event) -> None:
+    compiled: list[Future[LLMatcher]] = []
+    compile_one = core._grammars._compiler.compile
+
+    def noted(spec: GrammarSpec) -> Future[LLMatcher]:
+        compiled.append(compile_one(spec))
+        return compiled[-1]
+
+    core._grammars._compiler.compile = noted  # type: ignore[method-assign]
+    add(core, 1, structured_outputs={"regex": "first"})
+    add(core, 2, structured_outputs={"regex": "second"})
+    add(core, 3, structured_outputs={"regex": "second"})
+    core.abort(2)
+    step(core)
+    assert not compiled[1].cancelled()  # 3 waits for it
+    core.abort(3)
+    add(core, 4, structured_outputs={"regex": "third"})
+    step(core)
+    assert compiled[1].cancelled()
+    gate.set()
+    assert {output.uid for output in run(core)} == {1, 4}
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_requests(
+    core: EngineCore, gate: threading.Event
+) -> None:
+    add(core, 1, n=2, guided_regex="(?=a)b")
+    add(core, 2, structured_outputs={"regex": "(?=a)b"})
+    add(core, 3, **REGEX)
+    gate.set()
+    found = {output.uid: output for output in run(core)}
+    for uid, field in [(1, "guided_regex"), (2, "structured_outputs.regex")]:
+        failure = found[uid]
+        assert isinstance(failure, RequestFailed)
+        assert failure.code == RequestError.code
+        assert failure.message.startswith(f"{field}: ")
+    assert isinstance(found[3], SequenceOutput)
+    core.check_idle()
+
+
+def test_a_known_grammar_starts_at_once(core: EngineCore, gate: threading.Event) -> None:
+    gate.set()
+    add(core, 1, **REGEX)
+    first = run(core)
+    add(core, 2, **REGEX)
+    assert not core.scheduler.waiting
+    core.step()
+    assert core.scheduler.running
+    second = run(core)
+    assert isinstance(first[0], SequenceOutput)
+    assert isinstance(second[0], SequenceOutput)
+    assert first[0].token_ids == second[0].token_ids
+
+
+def test_a_wrong_field_is_refused_when_it_arrives(core: EngineCore) -> None:
+    with pytest.raises(RequestError, match="structured_outputs: give exactly one"):
+        add(core, 1, structured_outputs={})
+    core.check_idle()
