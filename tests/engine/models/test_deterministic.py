@@ -14,6 +14,7 @@ from engine.errors import UnsupportedError
 from engine.models import conversion
 from engine.models.conversion import check_deterministic
 from kernels.cpu import linear as panels
+from kernels.rms_norm import rms_norm
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import runs_panels
 from tests.factories.paged_model import CPU, PagedModel, Sequence
@@ -114,6 +115,18 @@ def test_the_logits_are_those_of_the_other_mode(path: Path, model: PagedModel) -
     wanted = plain.logits(TOKENS[:100], chunks=[99, 1])
     rounding = torch.finfo(weight.dtype).eps / 2
     assert (found - wanted).norm() < (13**0.5 * 2 * rounding + 1e-5) * wanted.norm()
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("size", [896, 8192, 151_936])
+def test_what_torch_computes_does_not_depend_on_other_rows(size: int) -> None:
+    """The last norm in float32, and log-probabilities."""
+    generator = torch.Generator().manual_seed(size)
+    x, weight = torch.randn(33, size, generator=generator), torch.randn(size, generator=generator)
+    normed, logprobs = rms_norm(x, weight, 1e-6), x.log_softmax(-1)
+    for begin, end in ((0, 1), (5, 6), (5, 8), (1, 33)):
+        assert torch.equal(rms_norm(x[begin:end], weight, 1e-6), normed[begin:end])
+        assert torch.equal(x[begin:end].log_softmax(-1), logprobs[begin:end])
 
 
 @pytest.mark.parametrize("fields", [{"intermediate_size": 44}, {"intermediate_size": 34}], ids=str)
