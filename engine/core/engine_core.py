@@ -14,7 +14,7 @@ from engine.core.grammar_queue import GrammarQueue
 from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
-from engine.core.queue_limits import Load, QueueLimits
+from engine.core.queue_limits import QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.schedule import Schedule
@@ -155,10 +155,7 @@ class EngineCore:
         """
         siblings = self._factory.build(message)
         displaced = self.scheduler.waiting.displaced_by(
-            siblings[0],
-            Load(len(siblings), siblings[0].num_prompt_tokens),
-            self._queue_limits,
-            len(self.scheduler.slots.free),
+            siblings[0], self._queue_limits, len(self.scheduler.slots.free)
         )
         spec = siblings[0].sampling_params.structured_outputs
         timeouts = [t for t in (message.timeout_s, self.config.request_timeout_s) if t is not None]

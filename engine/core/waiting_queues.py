@@ -59,18 +59,16 @@ class WaitingQueues:
             num_tokens += request.num_prompt_tokens
         return self.queued_load - Load(min(num_sequences, num_free), num_tokens)
 
-    def displaced_by(
-        self, new: Request, load: Load, limits: QueueLimits, num_free_slots: int
-    ) -> list[Request]:
+    def displaced_by(self, new: Request, limits: QueueLimits, num_free_slots: int) -> list[Request]:
         """Return the queued requests to refuse so that `new` may wait, the last in order first.
 
         Only requests of lower priority are displaced, and none if even all would not suffice.
 
         Raises:
-            QueueFullError: there is no room for `new`, of size `load`.
+            QueueFullError: there is no room for `new`.
         """
         displaced: list[Request] = []
-        waiting = self.load_without_slot(num_free_slots)
+        load, waiting = _load(new), self.load_without_slot(num_free_slots)
         priority, *_ = self._rank(new)
         lower = takewhile(lambda each: self._rank(each)[0] > priority, reversed(self.queued))
         while not limits.have_room(waiting, load):
