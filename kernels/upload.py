@@ -26,9 +26,11 @@ def upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device) 
 
 
 def upload_together(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """Return `arrays` as tensors on `device`, of the same shapes, by one `upload`."""
+    """Return `arrays` as tensors on `device`, of the same shapes, by one `upload` at most."""
     sizes = [-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays]
     starts = [0, *accumulate(sizes)]
+    if not starts[-1]:
+        return [torch.empty(array.shape, dtype=torch.int32, device=device) for array in arrays]
     buffer = np.zeros(starts[-1], dtype=np.int32)
     for start, array in zip(starts, arrays, strict=False):
         buffer[start : start + array.size] = array.ravel()
