@@ -49,7 +49,7 @@ def read_events(
 def cut(events: list[Event], num_characters: int) -> list[Event]:
     """Return `events` without the last `num_characters` of the text that they show."""
     kept = list(events)
-    while num_characters:
+    while num_characters and kept:
         event = kept.pop()
         if not event.is_shown:
             continue

@@ -67,10 +67,13 @@ def joined(parts: list[Section]) -> list[Section]:
     ("settings", "sampling"),
     [
         ({}, {}),
-        ({"async_scheduling": True}, {"stop": ["ab", "b<th"]}),
-        ({"stream_interval": 3}, {"skip_special_tokens": False}),
+        (
+            {"async_scheduling": True, "num_gpu_blocks_override": 12},
+            {"stop": ["ab", "b<th"], "min_tokens": 30},
+        ),
+        ({"stream_interval": 3}, {"skip_special_tokens": False, "logprobs": 1}),
     ],
-    ids=["plain", "ahead, with stop strings", "by three tokens, special ones shown"],
+    ids=["plain", "ahead, preempted, with stop strings", "by three tokens, with logprobs"],
 )
 def test_streamed_sections_are_those_of_the_whole(
     checkpoint: Path, settings: dict[str, Any], sampling: dict[str, Any]
@@ -80,6 +83,8 @@ def test_streamed_sections_are_those_of_the_whole(
     skip = sampling.get("skip_special_tokens", True)
     reader = SectionReader(core.detokenizer, core.section_format)
     assert len(outputs) > 8
+    preemptions = sum(output.stats.num_preemptions for output in outputs if output.stats)
+    assert bool(preemptions) == ("num_gpu_blocks_override" in settings)
     kinds = set()
     for index in range(4):
         chunks = [output for output in outputs if output.index == index]
@@ -91,6 +96,9 @@ def test_streamed_sections_are_those_of_the_whole(
             )
         ]
         token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+        for chunk in chunks:
+            count = None if chunk.logprobs is None else len(chunk.logprobs)
+            assert count == (len(chunk.token_ids) if "logprobs" in sampling else None)
         whole = msgspec.structs.replace(chunks[-1], place=chunks[0].place)
         window = chunks[0].window_ids
         expected = reader.read(window, token_ids, whole, skip_special_tokens=skip)

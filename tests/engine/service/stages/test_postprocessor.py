@@ -26,6 +26,7 @@ from engine.text.section_format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 from tests.engine.service.stub.test_stream import out
+from tests.factories.tagged import format_of, tagged
 from tests.factories.tokenizers import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())
@@ -56,6 +57,23 @@ def test_text_is_cut_and_prefixed() -> None:
     chunk = out(0, *ids, finish="stop", text_cut=5)
     assert texts(structs.replace(chunk, text_prefix="P ")) == ["P one"]
     assert texts(out(0, window=ids, finish="stop")) == [""]
+
+
+def test_sections_come_as_json_for_those_who_ask() -> None:
+    detokenizer = tagged(("<think>", "</think>"), "special")
+    postprocess = Postprocessor(detokenizer.tokenizer, format_of(detokenizer), block_size=16)
+    encode = detokenizer.tokenizer.encode
+    inside, done = encode("hm</think>a stop"), encode("b")
+    chunks = [out(0, *inside, finish="stop", text_cut=5, place=(1, 4)), out(1, *done)]
+    outputs = postprocess(DetokenizerInput(1, chunks, outputs=["sections"]))
+    assert [json.loads(value) for value in outputs["sections"]] == [
+        [
+            {"type": "reasoning", "index": 4, "text": "hm"},
+            {"type": "content", "index": 5, "text": "a", "tag": "</think>"},
+        ],
+        [{"type": "content", "index": 0, "text": "b"}],
+    ]
+    assert [value.decode() for value in outputs["text_output"]] == ["hma", "b"]
 
 
 def test_special_tokens_are_left_out_unless_wanted() -> None:

@@ -58,6 +58,19 @@ def test_messages_go_through_the_template_and_may_fill_the_context() -> None:
     assert made.options.text_prefix == ""
 
 
+def test_sections_are_asked_for_by_either_convention() -> None:
+    asked = request(text_input="hello", return_sections=True)
+    assert asked.sampling_params.return_sections
+    assert asked.options.outputs == ["sections"]
+    assert request(
+        text_input="hello", sampling_parameters='{"return_sections": "1"}'
+    ).options.outputs == ["sections"]
+    overruled = request(
+        text_input="hello", return_sections=True, sampling_parameters='{"return_sections": false}'
+    )
+    assert overruled.options.outputs == []
+
+
 def test_deadlines_start_when_the_request_enters_the_tokenizer_stage() -> None:
     entered = time.monotonic() - 2.5
     made = PREPROCESS(parse_inputs({"text_input": tensor("hello")}, {}), entered)

@@ -70,6 +70,16 @@ def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
     assert sink.ended.is_set()
 
 
+def test_joined_chunks_begin_in_the_section_of_the_first() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1], {}), sink)
+    stream.append(out(0, 5, place=(1, 0)))
+    stream.append(out(0, 6, place=(0, 1)))
+    stream.append(out(0, 7, finish="length", place=(2, 2)))
+    stream.deliver()
+    assert sink.responses == [[out(0, 5, 6, 7, finish="length", place=(1, 0))]]
+
+
 def test_without_streaming_there_is_one_response() -> None:
     sink = Recorder()
     stream = RequestStream(1, NewRequest([1], {}, num_sequences=2, stream=False), sink)

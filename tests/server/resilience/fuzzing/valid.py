@@ -37,6 +37,7 @@ OPTIONAL: Mapping[str, tuple[str, Any]] = {
     "return_log_probs": ("BOOL", True),
     "return_finish_reason": ("BOOL", True),
     "return_num_output_tokens": ("BOOL", True),
+    "return_sections": ("BOOL", True),
     "priority": ("INT32", 1),
     "timeout": ("UINT64", 20_000_000),
     "sampling_parameters": ("BYTES", '{"logprobs": 2, "ignore_eos": true}'),
