@@ -171,13 +171,18 @@ class _Loader:
         if before is not None:
             report("compiling kernels, and measuring the memory of the largest step")
             runner.allocate_kv_cache(1)
-            measure = None
             # A cache of a given size leaves it to the user what graphs find beside it.
-            if captures and cache_fills_share(config):
-                measure = partial(self._capture_some, runner)
-                measure()  # what libraries load for these sizes is not taken for the graphs'
-                runner.drop_graphs()
-            profile = profile_memory(config, before, runner.warm_up, measure, device)
+            measures_graphs = captures and cache_fills_share(config)
+            measure = partial(self._capture_some, runner) if measures_graphs else None
+
+            def run_profile() -> None:
+                if measure is not None:
+                    measure()  # what libraries load for these sizes is not taken for the graphs'
+                    runner.drop_graphs()
+                    torch.cuda.reset_peak_memory_stats(device)
+                runner.warm_up()
+
+            profile = profile_memory(config, before, run_profile, measure, device)
             runner.drop_graphs()
             report(profile.summary)
         plan = self._plan(profile)

@@ -87,8 +87,7 @@ class Sampler:
     alone, never on the other rows. Log-probabilities are those before any processing.
 
     `admit` and `plan` run on the host, and read nothing that a step in flight uses. `sample` runs
-    on the device: it takes the plans in the order in which they were made, possibly on another
-    thread.
+    on the device: it takes the plans in the order in which they were made.
     """
 
     def __init__(self, tables: SlotTables, vocab_size: int) -> None:

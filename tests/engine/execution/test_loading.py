@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, UnsupportedError
+from engine.errors import ConfigError, InsufficientMemoryError, UnsupportedError
 from engine.execution import devices, loading
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.loading import LoadedModel, load_model
@@ -136,6 +136,17 @@ def test_what_graphs_find_beside_a_cache_of_a_given_size_is_left_to_the_user(gpu
     loaded, model = load([], num_gpu_blocks_override=600)
     assert model.done == ["block", "warm-up", "cache", "65 sizes", "warm-up"]
     assert loaded.kv_cache.num_blocks == 600
+
+
+def test_a_step_that_does_not_fit_is_named_whatever_runs_it_first(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Model, "capture_graphs", fail)
+    with pytest.raises(InsufficientMemoryError, match=r"^max_num_batched_tokens: a step of 8192"):
+        load([])
 
 
 def test_blocks_and_heads_without_kernels_are_refused_before_anything_is_loaded(gpu: Gpu) -> None:
