@@ -33,6 +33,7 @@ class SamplingOptions(TypedDict, total=False):
     skip_special_tokens: bool
     return_sections: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     structured_outputs: Mapping[str, Any] | None
     response_format: Mapping[str, Any] | None
 
@@ -59,10 +60,10 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the sampling option `logprobs` reports of one position.
+    """What the sampling options `logprobs` and `prompt_logprobs` report of one position.
 
     Attributes:
-        chosen: the token that was generated.
+        chosen: the token that was generated, or is in the prompt.
         top: as many of the most likely tokens as were asked for, and the chosen one, by rank.
     """
 
@@ -99,6 +100,8 @@ class Chunk:
         logprobs: one per token in this chunk; None unless the option `logprobs` asks for them.
         sections: what of the text is content, reasoning and tool calls; None unless the option
             `return_sections` asks for them.
+        prompt_logprobs: one per token of the prompt but the first, in the request's first chunk if
+            the option `prompt_logprobs` asks for them; else None.
     """
 
     text: str
@@ -108,6 +111,7 @@ class Chunk:
     num_input_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     sections: tuple[Section, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +135,14 @@ class Completion:
         num_input_tokens: tokens of the prompt.
         ttft: seconds from sending to the first chunk.
         duration: seconds from sending to the end.
+        prompt_logprobs: as in `Chunk`.
     """
 
     outputs: tuple[CompletionOutput, ...]
     num_input_tokens: int
     ttft: float
     duration: float
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property
     def text(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -46,6 +46,7 @@ class _Entry(msgspec.Struct):
 # At each position the chosen token comes first.
 _LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry]])
 _SECTIONS = msgspec.json.Decoder(tuple[Section, ...])
+_PROMPT_LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry] | None])
 
 
 def read_chunks(response: service_pb2.ModelInferResponse) -> Iterator[Chunk]:
@@ -73,6 +74,9 @@ def _chunks(result: InferResult) -> Iterator[Chunk]:
         )
     ]
     num_input_tokens = int((_values(result, "num_input_tokens") or [0])[0])
+    prompt = [
+        _positions(_PROMPT_LOGPROBS.decode(c)[1:]) for c in _values(result, "prompt_logprobs")
+    ]
     for text, index, reason, num_tokens, logprobs, sections in zip(texts, *columns, strict=True):
         yield Chunk(
             text=text.decode(),
@@ -80,17 +84,18 @@ def _chunks(result: InferResult) -> Iterator[Chunk]:
             finish_reason=_finish_reason(reason),
             num_output_tokens=int(num_tokens),
             num_input_tokens=num_input_tokens,
-            logprobs=None if logprobs is None else _logprobs(logprobs),
+            logprobs=None if logprobs is None else _positions(_LOGPROBS.decode(logprobs)),
             sections=None if sections is None else _SECTIONS.decode(sections),
+            prompt_logprobs=prompt.pop() if prompt else None,
         )
 
 
-def _logprobs(content: bytes) -> tuple[TokenLogprobs, ...]:
+def _positions(found: Sequence[Mapping[int, _Entry] | None]) -> tuple[TokenLogprobs, ...]:
     positions = []
-    for entries in _LOGPROBS.decode(content):
+    for entries in found:
         tokens = [
             Logprob(token_id, entry.decoded_token, entry.logprob, entry.rank)
-            for token_id, entry in entries.items()
+            for token_id, entry in (entries or {}).items()
         ]
         if not tokens:
             raise ValueError("logprobs: a position without tokens")
@@ -149,8 +154,15 @@ class Collector:
             )
             for index, chunks in sorted(self._chunks.items())
         )
-        prompt = max(c.num_input_tokens for chunks in self._chunks.values() for c in chunks)
-        return Completion(outputs, prompt, self._ttft, time.perf_counter() - self._started)
+        every = [chunk for chunks in self._chunks.values() for chunk in chunks]
+        found = (chunk.prompt_logprobs for chunk in every if chunk.prompt_logprobs is not None)
+        return Completion(
+            outputs,
+            num_input_tokens=max(chunk.num_input_tokens for chunk in every),
+            ttft=self._ttft,
+            duration=time.perf_counter() - self._started,
+            prompt_logprobs=next(found, None),
+        )
 
 
 def _joined(chunks: Sequence[Chunk]) -> tuple[TokenLogprobs, ...] | None:

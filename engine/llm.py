@@ -16,6 +16,7 @@ from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, error_of
 from engine.limits import check_cache_salt
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.prompt_logprobs import positions
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text import chat_template
@@ -196,10 +197,16 @@ class LLM:
     ) -> RequestOutput:
         outputs.sort(key=lambda output: output.index)
         assert outputs[0].stats is not None
+        scores = outputs[0].prompt_logprobs
         return RequestOutput(
             prompt=text,
             prompt_token_ids=prompt,
             outputs=[self._completion(output, params) for output in outputs],
+            prompt_logprobs=(
+                None
+                if scores is None
+                else [None, *(self._logprobs(position) for position in positions(scores))]
+            ),
             metrics=outputs[0].stats,
         )
 

@@ -44,9 +44,16 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """One finished request; `metrics` are those of its first sequence."""
+    """One finished request.
+
+    Attributes:
+        prompt_logprobs: if asked for, per token of the prompt, token id -> Logprob; its own entry
+            comes first. None for the first token, and of an aborted request.
+        metrics: those of its first sequence.
+    """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
     metrics: RequestStats

@@ -29,6 +29,19 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     ranks: list[Int32]  # 1 is the most likely token
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of the tokens of a prompt, all P but the first, as little-endian bytes.
+
+    `engine.prompt_logprobs` packs and unpacks them.
+    """
+
+    token_ids: bytes  # int32 [P - 1]
+    logprobs: bytes  # float32 [P - 1]
+    ranks: bytes  # int32 [P - 1]
+    top_token_ids: bytes  # int32 [P - 1, N], the most likely tokens at each place, in order
+    top_logprobs: bytes  # float32 [P - 1, N]
+
+
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """Figures of one finished sequence. Times are seconds of `time.monotonic()`."""
 
@@ -124,6 +137,7 @@ class OutputDetails(msgspec.Struct, frozen=True, array_like=True):
     stats: RequestStats | None = None  # with the finish_reason
     # `engine.text.sections.Place` where the new tokens begin, if sections were asked for.
     place: tuple[Int32, Int32] = (0, 0)
+    prompt_logprobs: PromptLogprobs | None = None  # with a request's first output, if asked for
 
 
 NO_DETAILS = OutputDetails()
@@ -147,6 +161,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     stats: RequestStats | None = None
     omit_stop_token: bool = False
     place: tuple[int, int] = (0, 0)
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

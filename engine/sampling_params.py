@@ -50,7 +50,6 @@ _NOT_YET = {
     "best_of": 1,
     "length_penalty": 1.0,
     "guided_decoding": None,
-    "prompt_logprobs": None,
     "logits_processors": None,
     "truncate_prompt_tokens": None,
     "lora_request": None,
@@ -84,7 +83,8 @@ class SamplingParams(BaseModel):
         repetition_penalty: > 1 discourages tokens of the prompt and the output.
         presence_penalty, frequency_penalty: subtracted per token of the output, in [-2, 2].
         seed: the same seed gives the same tokens, whatever else is batched; None draws one.
-        max_tokens: output tokens at most; None means the rest of the context.
+        max_tokens: output tokens at most; None means the rest of the context. 0 is possible with
+            `prompt_logprobs`.
         min_tokens: output tokens before which end-of-sequence and stop tokens are masked.
         stop: strings that end the output; matched on text, across token borders. Like
             `bad_words`, at most 256 of at most 1024 characters, 8192 in all.
@@ -93,6 +93,8 @@ class SamplingParams(BaseModel):
         bad_words: strings that must not be produced.
         ignore_eos: continue after the model's end-of-sequence tokens.
         logprobs: number of most likely tokens to report per position, beside the chosen one.
+        prompt_logprobs: the same for each token of the prompt but the first. Then the KV of the
+            prompt does not come from the prefix cache.
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: only these tokens may be produced.
         structured_outputs: what the output must match, in vLLM's form (a key `json`, `json_object`,
@@ -112,7 +114,7 @@ class SamplingParams(BaseModel):
     presence_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = 16
+    max_tokens: _Count | None = 16
     min_tokens: _Count = 0
     stop: _Words = ()
     stop_token_ids: tuple[_TokenId, ...] = ()
@@ -120,6 +122,7 @@ class SamplingParams(BaseModel):
     bad_words: _Words = ()
     ignore_eos: bool = False
     logprobs: _Count | None = None
+    prompt_logprobs: _Count | None = None
     logit_bias: dict[_TokenId, _Finite] | None = None
     allowed_token_ids: tuple[_TokenId, ...] | None = None
     structured_outputs: GrammarSpec | None = None
@@ -196,6 +199,8 @@ class SamplingParams(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> SamplingParams:
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise ValueError("max_tokens: must be at least 1 without prompt_logprobs (got 0)")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens: must not exceed max_tokens ({self.min_tokens} > {self.max_tokens})"

@@ -89,6 +89,7 @@ class StepOutputs:
                 stats=details.stats,
                 omit_stop_token=details.omit_stop_token,
                 place=details.place,
+                prompt_logprobs=details.prompt_logprobs,
             )
 
     @classmethod
@@ -235,6 +236,7 @@ def _details(output: SequenceOutput) -> OutputDetails:
         cumulative_logprob=output.cumulative_logprob,
         stats=output.stats,
         place=output.place,
+        prompt_logprobs=output.prompt_logprobs,
     )
 
 

@@ -58,12 +58,15 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> tuple[list[int], bytes | None]:
         """Return the blocks of the longest cached prefix of `request`, and the hash of the next.
 
-        No blocks if it has some already, and no hash if nothing would make the prefix longer. At
-        least one token is left to compute, since its logits are needed.
+        No blocks if it has some already, and no hash if nothing would make the prefix longer.
+        Left to compute are the last token, whose logits are needed, and those that are scored.
         """
         blocks: list[int] = []
         if self.enable_prefix_caching and not request.kv.block_ids:
-            for i in range((request.num_tokens - 1) // self.block_size):
+            scores, end = request.prompt_scores, request.num_tokens - 1
+            if scores is not None and not scores.is_scheduled:
+                end = scores.num_scheduled
+            for i in range(end // self.block_size):
                 content_hash = self._block_hash(request, i)
                 block_id = self.pool.find(content_hash)
                 if block_id is None:

@@ -119,6 +119,12 @@ class OutputBuilder:
         if request.sampling_params.logprobs is not None:
             logprobs = output.logprobs[: len(new_ids)]
             del output.logprobs[: len(new_ids)]
+        prompt_logprobs = None
+        if request.prompt_scores is not None and request.prompt_scores.is_complete:
+            prompt_logprobs = request.prompt_scores.message()
+            request.prompt_scores = None
+            if request.slot is not None:
+                self._states.is_watched[request.slot] = request.is_watched
         return SequenceOutput(
             uid=request.uid,
             index=request.index,
@@ -132,6 +138,7 @@ class OutputBuilder:
             stats=None if finish is None else _stats(request),
             omit_stop_token=finish is not None and finish.omit_stop_token,
             place=place,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _window_after(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.bad_words import BadWords
+from engine.core.prompt_scores import PromptScores
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -113,7 +114,8 @@ class Request:
     There is no prefill or decode phase: the scheduler advances `num_computed_tokens` up to
     `num_tokens`, plus tokens that a step in flight samples. While the sequence runs, `counters` and
     `tokens` are views of its slot in `SlotStates`, where a step changes them for all rows at once.
-    Only the scheduler assigns `slot` and `forks`; the KV cache manager writes `kv`.
+    Only the scheduler assigns `slot` and `forks`; the KV cache manager writes `kv`. A request's
+    first sequence alone has `prompt_scores`.
 
     Attributes:
         num_tokens: length of `token_ids`.
@@ -180,6 +182,7 @@ class Request:
 
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.prompt_scores: PromptScores | None = None  # to be found, or to be handed out
         self.kv = RequestKV()
         self.output = RequestOutput(list(window_ids), stop_checker, sections)
         self.times = RequestTimes(time.monotonic() if arrival_time is None else arrival_time)
@@ -207,6 +210,7 @@ class Request:
         return (
             self.output.sections is not None
             or self.grammar is not None
+            or self.prompt_scores is not None
             or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
         )
 
@@ -221,6 +225,11 @@ class Request:
             ended: "stop" or "length" if the device has ended the sequence with it.
         """
         assert self.finish is None
+        if self.sampling_params.max_tokens == 0:  # the token has ended the sequence, and is dropped
+            self.num_tokens -= 1
+            self.output.logprobs, self.output.cumulative_logprob = [], 0.0
+            self.finish = Finish("length")
+            return
         # The device does not know all stop tokens if there are many.
         if token_id in self.stop_token_ids and (
             self.num_output_tokens > self.sampling_params.min_tokens

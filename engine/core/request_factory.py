@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 
 from engine.core.bad_words import BadWords
+from engine.core.prompt_scores import PromptScores
 from engine.core.request import Request
 from engine.errors import RequestError
 from engine.limits import (
@@ -14,6 +15,7 @@ from engine.limits import (
     MAX_PROMPT_TOKENS,
     check_cache_salt,
     check_length,
+    check_size,
 )
 from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
@@ -88,7 +90,7 @@ class RequestFactory:
         place = None
         if params.return_sections:
             place = place_after_prompt(self._section_format, self._detokenizer, prompt.tolist())
-        return [
+        requests = [
             Request(
                 message.uid,
                 prompt,
@@ -108,6 +110,11 @@ class RequestFactory:
             )
             for index in range(params.n)
         ]
+        if params.prompt_logprobs is not None:
+            requests[0].prompt_scores = PromptScores(
+                prompt, min(params.prompt_logprobs, self._vocab_size)
+            )
+        return requests
 
     def _check(self, prompt: TokenIds, params: SamplingParams) -> None:
         if not len(prompt):
@@ -120,10 +127,15 @@ class RequestFactory:
             ("allowed_token_ids", params.allowed_token_ids or ()),
         ):
             check_token_ids(field, token_ids, self._vocab_size)
-        if params.logprobs is not None and params.logprobs > self._max_logprobs:
-            raise RequestError(
-                f"logprobs: {params.logprobs} exceeds max_logprobs ({self._max_logprobs})"
-            )
+        for field, count in (
+            ("logprobs", params.logprobs),
+            ("prompt_logprobs", params.prompt_logprobs),
+        ):
+            if count is not None and count > self._max_logprobs:
+                raise RequestError(f"{field}: {count} exceeds max_logprobs ({self._max_logprobs})")
+        if params.prompt_logprobs is not None:
+            num_logprobs = len(prompt) * (params.prompt_logprobs + 1)
+            check_size("prompt_logprobs", num_logprobs, MAX_LOGPROBS_AT_ONCE, "log-probabilities")
         if (total := params.n * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(
                 f"n: {params.n} sequences of a prompt of {len(prompt)} tokens make {total}; at "
@@ -133,7 +145,9 @@ class RequestFactory:
     def _max_tokens(
         self, message: AddRequest, num_prompt_tokens: int, params: SamplingParams
     ) -> int:
-        """Return the output tokens of each sequence: `max_tokens`, limited to what fits.
+        """Return the tokens to sample for each sequence: `max_tokens`, limited to what fits.
+
+        At least one, which ends the sequence; with `max_tokens` 0 it is dropped.
 
         Raises:
             RequestError: it exceeds the limit of one request.
@@ -150,7 +164,7 @@ class RequestFactory:
                 f"max_tokens: {params.max_tokens} is too much for one answer with n "
                 f"{params.n}{logprobs}; at most {limit} are allowed"
             )
-        return min(params.max_tokens, room)
+        return max(1, min(params.max_tokens, room))
 
     def _stop_checker(self, window: list[int], params: SamplingParams) -> StopChecker:
         return StopChecker(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.scored_tokens import ScoredLogprobs, ScoredTokens
+
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 
@@ -131,6 +133,7 @@ class Schedule:
         swap_out: int32 [N, 2], block of the device, block of the host to copy it to.
         copies: int32 [N, 2], source and destination; all are read before any is written.
         swap_in: int32 [N, 2], block of the host, block of the device to copy it to.
+        scored: prompt tokens whose log-probabilities are found; None: there are none.
     """
 
     slots: Int32s
@@ -143,6 +146,7 @@ class Schedule:
     swap_out: Int32s
     copies: Int32s
     swap_in: Int32s
+    scored: ScoredTokens | None = None
 
     @property
     def num_rows(self) -> int:
@@ -205,8 +209,10 @@ class Samples:
         finish_reasons: int32 [R]: RUNNING, or STOP or LENGTH if the sequence ends with the token;
             SKIPPED if it had ended in an earlier step, so that the token is void.
         logprobs: of the sequences that ask for them.
+        prompt_logprobs: of `Schedule.scored`.
     """
 
     token_ids: Int32s
     finish_reasons: Int32s
     logprobs: SampledLogprobs | None
+    prompt_logprobs: ScoredLogprobs | None = None

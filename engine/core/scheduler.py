@@ -118,7 +118,7 @@ class Scheduler:
             self._swap_out.clear()
         schedule = step.build()
         if schedule.num_rows:
-            self._reader.launch(schedule.slots[schedule.wants_token])
+            schedule = self._reader.launch(schedule)
         return schedule
 
     def _advance_running(self, step: ScheduleBuilder) -> bool:
@@ -184,13 +184,14 @@ class Scheduler:
         if request.times.first_scheduled is None:
             request.times.first_scheduled = time.monotonic()
             request.num_cached_tokens = admitted.start
-            if self.kv_cache.enable_prefix_caching and not is_fork:
+            if self.kv_cache.enable_prefix_caching and not (is_fork or request.prompt_scores):
                 self.num_prefix_queries += request.num_prompt_tokens
                 self.num_prefix_hits += admitted.start
         step.copies.extend(copies)
         step.swap_in.extend(self.kv_cache.swap_in(request, len(admitted.prefix)))
         slot = self.slots.assign(request)
         self.constraints.add(slot, request)
+        self._reader.scorer.add(request)
         step.admit(request, admitted.num_tokens)
         self.kv_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)

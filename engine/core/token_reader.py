@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.prompt_scorer import PromptScorer
 from engine.core.request import FinishReason, Request
 from engine.core.sampled_logprobs import token_logprobs
-from engine.core.schedule import RUNNING, Samples
+from engine.core.schedule import RUNNING, Samples, Schedule
 from engine.core.slot_states import SlotStates
 from engine.text.byte_sets import ByteSets
 
@@ -43,7 +44,11 @@ class Advanced:
 
 
 class TokenReader:
-    """Remembers whose rows are in flight: a slot may have another owner when they are read."""
+    """Remembers whose rows are in flight: a slot may have another owner when they are read.
+
+    Attributes:
+        scorer: does so for the prompts whose log-probabilities are found.
+    """
 
     def __init__(self, states: SlotStates, kv_cache: KVCacheManager, token_bytes: ByteSets) -> None:
         """Read the tokens of the sequences in `states`, and commit the blocks that they fill.
@@ -53,23 +58,28 @@ class TokenReader:
         self._token_bytes = token_bytes
         self._states = states
         self._kv_cache = kv_cache
+        self.scorer = PromptScorer()
         # Of each step in flight, slots and serials of the rows that sample a token.
         self._in_flight: deque[tuple[NDArray[np.int32], NDArray[np.int64]]] = deque()
 
-    def launch(self, slots: NDArray[np.int32]) -> None:
-        """Note a step in which `slots` sample a token, [R] in the order of its rows."""
+    def launch(self, schedule: Schedule) -> Schedule:
+        """Note the next step; return it with the prompt tokens that it scores."""
+        slots = schedule.slots[schedule.wants_token]
         self._in_flight.append((slots, self._states.serial[slots]))
+        return self.scorer.launch(schedule)
 
     def cancel(self) -> None:
         """Forget the newest step, which is never read; its sequences still have their slots."""
         slots, _ = self._in_flight.pop()
         self._states.num_unread_tokens[slots] -= 1
+        self.scorer.cancel()
 
     def read(self, samples: Samples) -> Advanced:
         """Take the tokens of the oldest step in flight; those of sequences without slot are lost.
 
         These have ended, or were preempted: then the token is drawn again, from the same seed.
         """
+        self.scorer.read(samples)  # before the first token, which goes out with what it finds
         now, states = time.monotonic(), self._states
         slots, serials = self._in_flight.popleft()
         rows = (states.serial[slots] == serials).nonzero()[0]

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.core.schedule import SamplingBatch, Schedule
 from engine.execution.attention.backend import AttentionBackend
 from engine.execution.devices import ResolvedConfig
-from engine.execution.downloads import Downloads
+from engine.execution.downloads import Download, Downloads
 from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes, run_padding
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import Capturer
@@ -20,6 +20,7 @@ from engine.execution.memory.kv_cache_plan import kv_cache_dtype
 from engine.execution.memory.kv_caches import allocate_host_cache, allocate_kv_cache, move_blocks
 from engine.execution.memory.step_memory import with_memory
 from engine.execution.pending_step import ForwardResults, PendingStep
+from engine.execution.prompt_logprobs import score_tokens
 from engine.execution.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.execution.warm_up import warm_up_steps
@@ -194,7 +195,7 @@ class ModelRunner:
         move_blocks(self._block_copier, schedule)
         num_rows, num_tokens = schedule.num_rows, schedule.total_num_tokens
         captured = None
-        if self._graphs is not None:
+        if self._graphs is not None and schedule.scored is None:
             captured = self._graphs.forward.find(num_rows, num_tokens, schedule.num_decodes)
         if captured is not None:
             num_rows = captured.num_rows
@@ -203,19 +204,24 @@ class ModelRunner:
             return ForwardResults(*captured.run(), in_graph=True)
         slots = self._tables.step_slots[:num_rows]
         query_start_loc = self._tables.query_start_loc[: num_rows + 1]
-        results = self._forward(slots, query_start_loc, num_tokens, schedule.num_decodes)
-        return ForwardResults(*results, in_graph=False)
+        hidden, inputs = self._compute(slots, query_start_loc, num_tokens, schedule.num_decodes)
+        found = None
+        if schedule.scored is not None:
+            most = self._config.max_num_seqs  # rows of logits, for which memory is reserved
+            scores = score_tokens(schedule.scored, hidden, self.model.compute_logits, max_rows=most)
+            found = self._downloads.start(scores)
+        return ForwardResults(hidden[inputs.logits_rows], inputs.sample_slots, False, found)
 
     @torch.inference_mode()
     def _run_sample(self, forward: ForwardResults, plan: SamplePlan) -> PendingStep:
-        hidden, slots, in_graph = forward
+        hidden, slots, in_graph, scored = forward
         num_rows = len(plan.wants_token)
         # Without a row that wants a token nothing is launched but the copy to wait for.
         if self._graphs is not None and in_graph and plan.is_plain and num_rows:
             packed = self._graphs.sampling.run(num_rows, has_filters=plan.has_filters)
             return PendingStep(plan, self._downloads.copy(packed))
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
-        return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots)
+        return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots, scored)
 
     def _forward(
         self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
@@ -224,6 +230,13 @@ class ModelRunner:
 
         The slot is -1 where no token is to be sampled.
         """
+        hidden, inputs = self._compute(slots, query_start_loc, num_tokens, num_decodes)
+        return hidden[inputs.logits_rows], inputs.sample_slots
+
+    def _compute(
+        self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
+    ) -> tuple[Tensor, StepInputs]:
+        """Compute the tokens of a step; return the hidden state of each, and what it was given."""
         inputs = self._prepare_inputs(slots, query_start_loc, num_tokens)
         batch = Batch(
             token_ids=inputs.token_ids,
@@ -234,14 +247,15 @@ class ModelRunner:
             block_tables=inputs.block_tables,
             num_decodes=num_decodes,
         )
-        hidden = self.model(batch, self._kv_cache, self._attention.plan(batch))
-        return hidden[inputs.logits_rows], inputs.sample_slots
+        return self.model(batch, self._kv_cache, self._attention.plan(batch)), inputs
 
     @nvtx_range("prepare inputs")
     def _prepare_inputs(self, slots: Tensor, starts: Tensor, num_tokens: int) -> StepInputs:
         return prepare_inputs(self._tables, slots, starts, num_tokens, self._config.block_size)
 
     @nvtx_range("scatter")
-    def _scatter(self, plan: SamplePlan, drawn: Drawn, slots: Tensor) -> PendingStep:
+    def _scatter(
+        self, plan: SamplePlan, drawn: Drawn, slots: Tensor, scored: Download | None
+    ) -> PendingStep:
         finish_reasons = scatter_tokens(self._tables, slots, drawn.token_ids)
-        return PendingStep.of(plan, drawn, finish_reasons, self._downloads)
+        return PendingStep.of(plan, drawn, finish_reasons, self._downloads, scored)

@@ -106,16 +106,20 @@ class NullRunner:
         self._idle_from = max(self._idle_from, time.monotonic()) + self._step_s
         arrays: list[NDArray[Any]] = [token_ids, finish_reasons.numpy()]
         if len(plan.logprobs_rows):
-            arrays += self._logprobs(len(plan.logprobs_rows))
-        return PendingStep(plan, NullDownload(arrays, self._idle_from))
+            arrays += self._logprobs(len(plan.logprobs_rows), self._num_top_logprobs)
+        found = None
+        if (scored := schedule.scored) is not None:
+            columns = self._logprobs(len(scored.token_ids), scored.num_top)
+            found = NullDownload(columns, self._idle_from)
+        return PendingStep(plan, NullDownload(arrays, self._idle_from), found)
 
     def _tokens(self, seeds: NDArray[np.uint64], positions: Int32s) -> NDArray[np.int64]:
         places = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
         tokens: NDArray[np.int64] = self._token_ids[places]
         return tokens
 
-    def _logprobs(self, num_rows: int) -> list[NDArray[Any]]:
-        shape = (num_rows, self._num_top_logprobs)
+    def _logprobs(self, num_rows: int, num_top: int) -> list[NDArray[Any]]:
+        shape = (num_rows, num_top)
         return [
             np.full(num_rows, -1.0, dtype=np.float32),
             np.ones(num_rows, dtype=np.int32),

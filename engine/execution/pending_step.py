@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.core.schedule import SampledLogprobs, Samples
+from engine.core.scored_tokens import ScoredLogprobs
 from engine.execution.downloads import Download, Downloads
 from engine.execution.sampler import Drawn, SamplePlan
 from engine.nvtx import nvtx_range
@@ -20,24 +21,37 @@ class ForwardResults(NamedTuple):
         hidden: [R, hidden_size], the last hidden state of each row.
         slots: int32 [R], the slot whose token is sampled from the row; -1 if none is.
         in_graph: whether they are where the graphs of the sampling read them.
+        prompt_logprobs: `ScoredLogprobs` on their way to the host, if the step has any.
     """
 
     hidden: Tensor
     slots: Tensor
     in_graph: bool
+    prompt_logprobs: Download | None = None
 
 
 class PendingStep:
     """A step that has been launched; the device copies its samples to the host."""
 
-    def __init__(self, plan: SamplePlan, download: Download) -> None:
-        """Read the tokens and finish reasons of the rows of `plan`, and its log-probabilities."""
+    def __init__(
+        self, plan: SamplePlan, download: Download, prompt_logprobs: Download | None = None
+    ) -> None:
+        """Read the tokens and finish reasons of the rows of `plan`, and its log-probabilities.
+
+        `prompt_logprobs` is on its way already.
+        """
         self._plan = plan
         self._download = download
+        self._prompt_logprobs = prompt_logprobs
 
     @classmethod
     def of(
-        cls, plan: SamplePlan, drawn: Drawn, finish_reasons: Tensor, downloads: Downloads
+        cls,
+        plan: SamplePlan,
+        drawn: Drawn,
+        finish_reasons: Tensor,
+        downloads: Downloads,
+        prompt_logprobs: Download | None = None,
     ) -> PendingStep:
         """Copy the results of `plan` to the host, without waiting for it."""
         tensors = [drawn.token_ids, finish_reasons]
@@ -45,7 +59,7 @@ class PendingStep:
             found = drawn.logprobs
             tensors += [found.chosen, found.ranks, found.top_token_ids.int()]
             tensors.append(found.top_logprobs)
-        return cls(plan, downloads.start(tensors))
+        return cls(plan, downloads.start(tensors), prompt_logprobs)
 
     @nvtx_range("wait")
     def wait(self) -> Samples:
@@ -64,4 +78,10 @@ class PendingStep:
                 top_token_ids=top_token_ids,
                 top_logprobs=top_logprobs,
             )
-        return Samples(token_ids[rows].astype(np.int32), finish_reasons[rows], logprobs)
+        scored = self._prompt_logprobs
+        return Samples(
+            token_ids=token_ids[rows].astype(np.int32),
+            finish_reasons=finish_reasons[rows],
+            logprobs=logprobs,
+            prompt_logprobs=None if scored is None else ScoredLogprobs(*scored.wait()),
+        )

@@ -7,6 +7,7 @@ step admits sequences whose blocks are all the null block, so nothing else need 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from engine.core.kv_cache_manager import blocks_for
 from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.core.schedule_builder import ScheduleBuilder
+from engine.core.scored_tokens import ScoredTokens
 from engine.core.slot_states import SlotStates
 from engine.execution.devices import ResolvedConfig
 from engine.sampling_params import SamplingParams
@@ -41,6 +43,7 @@ def largest_step(config: ResolvedConfig, max_model_len: int) -> Schedule:
         logit_bias={0: 1.0},
         allowed_token_ids=(0,),
         logprobs=config.max_logprobs,
+        prompt_logprobs=config.max_logprobs,
     )
     return padding_step(lengths.tolist(), params, config.block_size)
 
@@ -51,11 +54,13 @@ def warm_up_steps(config: ResolvedConfig, max_model_len: int) -> Iterator[Schedu
     most = config.max_num_batched_tokens
     # Small prefill tiles; few log-probabilities, which are not found as many are; and biases in a
     # step without masks.
-    few = SamplingParams(temperature=0, logprobs=min(1, config.max_logprobs), logit_bias={0: 1.0})
+    one = min(1, config.max_logprobs)
+    few = SamplingParams(temperature=0, logprobs=one, prompt_logprobs=one, logit_bias={0: 1.0})
     yield padding_step([min(2, max_model_len, most)], few, config.block_size)
     long = [max_model_len] * (most // max_model_len) + [most % max_model_len]
     long = [length for length in long if length][: config.max_num_seqs]
-    yield padding_step(long, SamplingParams(temperature=1.0, logprobs=0), config.block_size)
+    none = SamplingParams(temperature=1.0, logprobs=0, prompt_logprobs=0)
+    yield padding_step(long, none, config.block_size)
     num_rows = 1
     while num_rows < config.max_num_seqs:  # the splits of decode rows are planned by powers of two
         num_rows = min(2 * num_rows, config.max_num_seqs)
@@ -65,7 +70,8 @@ def warm_up_steps(config: ResolvedConfig, max_model_len: int) -> Iterator[Schedu
 def padding_step(lengths: Sequence[int], params: SamplingParams, block_size: int) -> Schedule:
     """Return a step that computes prompts of `lengths` tokens in the first slots, in any order.
 
-    All their tokens are token 0, and all their blocks the null block.
+    All their tokens are token 0, and all their blocks the null block. With `prompt_logprobs` all
+    are scored.
     """
     states = SlotStates(len(lengths), max(lengths), block_size)
     step = ScheduleBuilder(states)
@@ -74,4 +80,10 @@ def padding_step(lengths: Sequence[int], params: SamplingParams, block_size: int
         request.kv.block_ids = [NULL_BLOCK] * blocks_for(length, block_size)
         states.assign(request)
         step.admit(request, length)
-    return step.build()
+    schedule = step.build()
+    if params.prompt_logprobs is None:
+        return schedule
+    places = np.arange(sum(lengths), dtype=np.int32)
+    return replace(
+        schedule, scored=ScoredTokens(places, np.zeros_like(places), params.prompt_logprobs)
+    )

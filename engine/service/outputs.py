@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol import Chunk
+from engine.prompt_logprobs import logprobs_of
+from engine.protocol import Chunk, PromptLogprobs
 from engine.token_ids import unpack_token_ids
 
 Array = NDArray[Any]
@@ -21,14 +22,24 @@ def chunk_tensors(chunks: list[Chunk], wanted: Collection[str]) -> dict[str, Arr
 
     `token_ids` and `output_log_probs` have one element per token, chunk after chunk. The latter
     and `cum_log_probs`, which vllm_backend calls `cumulative_logprob`, are there if the request
-    asked for logprobs.
+    asked for logprobs. `prompt_log_probs` has one element per token of the prompt but the first,
+    and is in the first response, if the request asked for prompt_logprobs.
     """
     outputs = {name: _COLUMNS[name](chunks) for name in wanted if name in _COLUMNS}
     if any(name in _LOGPROBS for name in wanted) and all(
         chunk.details.cumulative_logprob is not None for chunk in chunks
     ):
         outputs.update((name, _LOGPROBS[name](chunks)) for name in wanted if name in _LOGPROBS)
+    prompt = prompt_logprobs_in(chunks)
+    if prompt is not None and "prompt_log_probs" in wanted:
+        outputs["prompt_log_probs"] = logprobs_of(prompt)
     return outputs
+
+
+def prompt_logprobs_in(chunks: list[Chunk]) -> PromptLogprobs | None:
+    """Return those of the prompt, if `chunks` have them."""
+    found = (chunk.details.prompt_logprobs for chunk in chunks)
+    return next((each for each in found if each is not None), None)
 
 
 def strings(values: list[str]) -> Array:

@@ -22,7 +22,7 @@ _FORMATS = {"BOOL": "<?", "INT32": "<i", "UINT64": "<Q"}
 class Piece:
     """One response: `texts` by sequence index; None is a response without data.
 
-    `logprobs` is the JSON of that output, one for each text.
+    `logprobs` is the JSON of that output, one for each text; `prompt_logprobs` is one in all.
     """
 
     texts: dict[int, str] | None
@@ -30,6 +30,7 @@ class Piece:
     final: bool = False
     delay_s: float = 0.0
     logprobs: tuple[str, ...] = ()
+    prompt_logprobs: str = ""
 
 
 HELLO = [
@@ -178,6 +179,8 @@ def _response(piece: Piece) -> Any:
     if piece.logprobs:
         contents = [each.encode() for each in piece.logprobs]
         _add(response, "logprobs", "BYTES", _bytes(contents), len(contents))
+    if piece.prompt_logprobs:
+        _add(response, "prompt_logprobs", "BYTES", _bytes([piece.prompt_logprobs.encode()]), 1)
     return response
 
 

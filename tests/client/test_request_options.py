@@ -50,10 +50,28 @@ class TestLogprobs:
         assert [each.chosen for each in first.logprobs] == [LO]
         assert [each.chosen for each in second.logprobs] == [HEL, LO]
 
+    def test_of_the_prompt(self, triton: FakeTriton, connect: Connect) -> None:
+        content = json.dumps([None, FIRST, SECOND])
+        triton.pieces = [
+            Piece({1: "a", 0: "b"}, prompt_logprobs=content),
+            Piece({0: "c", 1: "d"}, (0, 1), final=True),
+        ]
+        with connect(triton.url) as client:
+            chunks = list(client.stream("a", n=2, prompt_logprobs=2, max_tokens=0))
+            completion = client.generate("a", n=2, prompt_logprobs=2)
+        assert completion.prompt_logprobs is not None
+        assert [each.chosen for each in completion.prompt_logprobs] == [HEL, LO]
+        (found,) = (chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None)
+        assert found == completion.prompt_logprobs
+        asked = triton.requests[0]["sampling_parameters"]
+        assert asked == {"n": 2, "prompt_logprobs": 2, "max_tokens": 0}
+
     def test_none_unless_asked_for(self, triton: FakeTriton, connect: Connect) -> None:
         triton.pieces = HELLO
         with connect(triton.url) as client:
-            assert client.generate("a").outputs[0].logprobs is None
+            completion = client.generate("a")
+            assert completion.outputs[0].logprobs is None
+            assert completion.prompt_logprobs is None
             assert all(chunk.logprobs is None for chunk in client.stream("a"))
 
     @pytest.mark.parametrize("content", ["{", "[{}]", '[{"a": 1}]', '[{"1": {"rank": 1}}]', "3"])

@@ -17,7 +17,9 @@ def test_numbers_may_come_as_strings() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens: .*greater than or equal to 1.*got 0"),
+        ({"max_tokens": 0}, r"max_tokens: must be at least 1 without prompt_logprobs \(got 0\)"),
+        ({"max_tokens": -1}, "max_tokens: .*greater than or equal to 0.*got -1"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: .*greater than or equal to 0"),
         ({"max_tokens": 1.5}, "max_tokens: .*integer"),
         ({"temperature": -0.1}, "temperature: .*greater than or equal to 0"),
         ({"temperature": float("nan")}, "temperature: .*finite"),
@@ -50,7 +52,7 @@ def test_numbers_may_come_as_strings() -> None:
         ({"allowed_token_ids": []}, "allowed_token_ids: must not be empty"),
         ({"min_tokens": 5, "max_tokens": 4}, r"min_tokens: must not exceed max_tokens \(5 > 4\)"),
         ({"temprature": 1}, "temprature: unknown field"),
-        ({"max_tokens": 0, "top_p": 3}, "top_p: .*; max_tokens: "),
+        ({"max_tokens": -1, "top_p": 3}, "top_p: .*; max_tokens: "),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_the_field(

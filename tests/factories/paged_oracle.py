@@ -18,6 +18,7 @@ from engine.core.integrity import check_integrity
 from engine.core.request import Request
 from engine.core.schedule import LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
 from engine.core.scheduler import Scheduler
+from engine.core.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.execution.memory.kv_caches import move_blocks
 from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB
 
@@ -35,6 +36,11 @@ def expected_output(prompt: Sequence[int], max_tokens: int, index: int = 0) -> l
     for _ in range(max_tokens):
         tokens.append(next_token(tokens, index))
     return tokens[len(prompt) :]
+
+
+def expected_score(token_ids: Sequence[int]) -> float:
+    """Return what stands for the log-probability of the last token after the others."""
+    return -float(int.from_bytes(chain(token_ids)[:3], "little"))  # exact in float32
 
 
 @dataclass
@@ -162,6 +168,7 @@ class PagedOracle:
             for position in range(slot.num_computed_tokens, row.end):
                 block, place = self._place(slot, position)
                 block[place] = chain(slot.token_ids[: position + 1])
+        scores = None if schedule.scored is None else self._score(rows, schedule.scored)
         token_ids, reasons = [], []
         for row in rows:
             if row.slot.finish_reason == RUNNING:
@@ -171,7 +178,30 @@ class PagedOracle:
             row.slot.num_computed_tokens = row.end
             if row.wants_token:
                 reasons.append(row.slot.append(token_ids[-1]))
-        return Samples(np.array(token_ids, dtype=np.int32), np.array(reasons, dtype=np.int32), None)
+        return Samples(
+            np.array(token_ids, dtype=np.int32), np.array(reasons, dtype=np.int32), None, scores
+        )
+
+    def _score(self, rows: Sequence[Row], scored: ScoredTokens) -> ScoredLogprobs:
+        """Score tokens of prompts; the most likely ones are the same token again and again."""
+        places = [
+            (row.slot, i) for row in rows for i in range(row.slot.num_computed_tokens, row.end)
+        ]
+        logprobs = []
+        for place, token_id in zip(scored.places.tolist(), scored.token_ids.tolist(), strict=True):
+            slot, position = places[place]
+            known = slot.token_ids[: position + 2]
+            assert len(known) == position + 2 <= slot.num_prompt_tokens
+            assert known[-1] == token_id
+            logprobs.append(expected_score(known))
+        found = np.array(logprobs, dtype=np.float32)
+        tops = np.tile(scored.token_ids[:, None], scored.num_top)
+        return ScoredLogprobs(
+            found,
+            np.arange(len(found), dtype=np.int32),
+            tops.astype(np.int32),
+            np.tile(found[:, None], scored.num_top),
+        )
 
     def _write(self, schedule: Schedule) -> None:
         """Change the slots as the schedule says, and compare them with the scheduler's requests."""

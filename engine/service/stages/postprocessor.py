@@ -10,9 +10,10 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
+from engine.prompt_logprobs import positions
 from engine.protocol import NULL_LOGPROBS, Chunk, DetokenizerInput, RequestStats, TokenLogprobs
 from engine.service.link import DetokenizerEnd, ForgedMessageError
-from engine.service.outputs import Array, chunk_tensors, strings
+from engine.service.outputs import Array, chunk_tensors, prompt_logprobs_in, strings
 from engine.service.stages.preprocessor import load_tokenizer
 from engine.text.detokenizer import Detokenizer
 from engine.text.section_format import SectionFormat
@@ -86,6 +87,8 @@ class Postprocessor:
             elif name == "sections":
                 skip = message.skip_special_tokens
                 outputs[name] = strings([self._sections_of(chunk, skip) for chunk in chunks])
+            elif name == "prompt_logprobs":
+                outputs.update(self._prompt_logprobs(chunks))
             elif name == NULL_LOGPROBS:
                 outputs.setdefault("logprobs", strings(["null"] * len(chunks)))
             elif name in _FIGURES and any(chunk.details.stats is not None for chunk in chunks):
@@ -114,6 +117,14 @@ class Postprocessor:
         """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`."""
         positions = [self._position(position) for position in chunk.details.logprobs or []]
         return msgspec.json.encode(positions).decode()
+
+    def _prompt_logprobs(self, chunks: list[Chunk]) -> dict[str, Array]:
+        """Return the output `prompt_logprobs`, if it is due: JSON, `null` and as in `logprobs`."""
+        found = prompt_logprobs_in(chunks)
+        if found is None:
+            return {}
+        entries = [None, *map(self._position, positions(found))]
+        return {"prompt_logprobs": strings([msgspec.json.encode(entries).decode()])}
 
     def _position(self, position: TokenLogprobs) -> dict[str, dict[str, Any]]:
         entries = zip(position.token_ids, position.logprobs, position.ranks, strict=True)

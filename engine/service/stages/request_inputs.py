@@ -128,7 +128,14 @@ def parse_inputs(
     # null asks for the default, except that no limit of max_tokens is a value of its own.
     fields = {k: v for k, v in merged.items() if v is not None or k == "max_tokens"}
     cache_salt = take_cache_salt(fields)
+    echo = _take_echo(fields)
+    if echo and fields.get("logprobs") is not None:
+        fields.setdefault("prompt_logprobs", fields["logprobs"])
     outputs = requested_outputs(inputs)
+    if fields.get("prompt_logprobs") is not None:
+        outputs.append("prompt_logprobs")
+        if "output_log_probs" in outputs:
+            outputs.append("prompt_log_probs")
     return_logprobs = inputs.boolean("return_logprobs")
     if fields.get("logprobs") is None:
         if return_logprobs:
@@ -144,7 +151,9 @@ def parse_inputs(
         fields=fields,
         names=names,
         stream=inputs.boolean("stream") or False,
-        exclude_input_in_output=inputs.boolean("exclude_input_in_output"),
+        exclude_input_in_output=(
+            inputs.boolean("exclude_input_in_output") if echo is None else not echo
+        ),
         end_id=_check_at_least("end_id", inputs.integer("end_id"), -1),
         embedding_bias=_embedding_bias(inputs),
         priority=read_priority(inputs),
@@ -160,6 +169,12 @@ def requested_outputs(inputs: InputReader) -> list[str]:
 
 
 def _refuse_unsupported(inputs: InputReader) -> None:
+    for name in ("return_context_logits", "return_generation_logits"):
+        if inputs.boolean(name):
+            raise UnsupportedError(
+                f"{name}: logits are not returned; prompt_logprobs and logprobs in "
+                "sampling_parameters give log-probabilities"
+            )
     asked = [name for name in ("lora_task_id", "image", "embedding_request") if name in inputs]
     if asked:
         raise UnsupportedError(f"{asked[0]}: not supported by this version of Trident")
@@ -202,6 +217,20 @@ def _sampling_parameters(inputs: InputReader, parameters: Mapping[str, Any]) -> 
     if text:
         fields.update(parse_sampling_parameters(text))
     return fields
+
+
+def _take_echo(fields: dict[str, Any]) -> bool | None:
+    """Remove `echo` of OpenAI's completions from `fields`; None if it is absent.
+
+    Raises:
+        RequestError: it is neither true nor false.
+    """
+    echo = fields.pop("echo", None)
+    if isinstance(echo, str):
+        echo = {"true": True, "false": False}.get(echo.lower(), echo)
+    if echo is not None and not isinstance(echo, bool):
+        raise RequestError("echo: must be true or false")
+    return echo
 
 
 def _embedding_bias(inputs: InputReader) -> tuple[tuple[str, float], ...]:

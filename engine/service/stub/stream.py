@@ -111,6 +111,8 @@ def _joined(chunks: list[Chunk]) -> Chunk:
         details = structs.replace(details, logprobs=logprobs)
     if details.place != chunks[0].details.place:
         details = structs.replace(details, place=chunks[0].details.place)
+    if chunks[0].details.prompt_logprobs is not None:
+        details = structs.replace(details, prompt_logprobs=chunks[0].details.prompt_logprobs)
     token_ids = b"".join([chunk.token_ids for chunk in chunks])
     return Chunk(chunks[0].index, chunks[0].window_ids, token_ids, details)
 

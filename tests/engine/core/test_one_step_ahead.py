@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import Schedule
 from engine.execution.model_runner import ModelRunner
+from engine.prompt_logprobs import positions
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.token_ids import pack_token_ids
 from tests.factories.outputs import listed
@@ -33,11 +34,15 @@ class Answer:
     stop_reason: int | str | None = None
     text_cut: int = 0
     num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     def take(self, output: SequenceOutput) -> None:
         assert self.reason is None
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or []
+        if output.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None
+            self.prompt_logprobs = list(positions(output.prompt_logprobs))
         self.reason, self.stop_reason = output.finish_reason, output.stop_reason
         self.text_cut = output.text_cut
         if output.stats is not None:
@@ -121,6 +126,7 @@ _SAMPLING = st.fixed_dictionaries(
         "top_p": st.sampled_from([0.5, 0.9]),
         "n": st.integers(1, 3),
         "logprobs": st.integers(0, 2),
+        "prompt_logprobs": st.integers(0, 2),
         "min_tokens": st.integers(0, 6),
         "stop_token_ids": st.lists(_TOKENS, max_size=40).map(tuple),
         "stop": st.lists(st.sampled_from(["a", "e", "1", " ", "th"]), max_size=2).map(tuple),
@@ -173,6 +179,7 @@ def test_every_token_is_that_of_the_synchronous_loop(
             assert answer.token_ids == reference.token_ids[:length]
             continue
         assert answer.token_ids == reference.token_ids
+        check_prompt_logprobs(arrivals[key[0]], key[1], answer, reference)
         assert (answer.reason, answer.stop_reason) == (reference.reason, reference.stop_reason)
         assert answer.text_cut == reference.text_cut
         for mine, theirs in zip(answer.logprobs, reference.logprobs, strict=True):
@@ -180,6 +187,19 @@ def test_every_token_is_that_of_the_synchronous_loop(
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
     missing = expected.keys() - found.keys()
     assert all(arrivals[place].cancel is not None for place, _ in missing)
+
+
+def check_prompt_logprobs(arrival: Arrival, index: int, answer: Answer, reference: Answer) -> None:
+    """Assert that the first sequence of a request has them, if it asked for them."""
+    if arrival.sampling.get("prompt_logprobs") is None or index > 0:
+        assert answer.prompt_logprobs is None
+        return
+    assert answer.prompt_logprobs is not None
+    assert reference.prompt_logprobs is not None
+    assert [place.token_ids[0] for place in answer.prompt_logprobs] == arrival.prompt[1:]
+    for mine, theirs in zip(answer.prompt_logprobs, reference.prompt_logprobs, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
 def test_sequences_are_preempted_in_these_engines(checkpoint: Path) -> None:

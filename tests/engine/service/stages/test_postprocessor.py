@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from engine.errors import RequestError
+from engine.prompt_logprobs import pack
 from engine.protocol import (
     NULL_LOGPROBS,
     Chunk,
     DetokenizerInput,
     OutputDetails,
+    PromptLogprobs,
     RequestStats,
     TokenLogprobs,
 )
@@ -114,6 +116,36 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
         "5": {"logprob": -0.5, "rank": 1, "decoded_token": TOKENIZER.token_text(5)},
         "6": {"logprob": -9999.0, "rank": 9, "decoded_token": TOKENIZER.token_text(6)},
     }
+
+
+def prompt_scores() -> PromptLogprobs:
+    return pack(
+        np.array([6, 5], dtype=np.int32),
+        np.array([-math.inf, -0.5], dtype=np.float32),
+        np.array([9, 1], dtype=np.int32),
+        np.array([[5], [5]], dtype=np.int32),
+        np.array([[-0.25], [-0.5]], dtype=np.float32),
+    )
+
+
+def test_log_probabilities_of_the_prompt_come_once_whatever_the_chunks() -> None:
+    chunks = [out(0, 5, prompt_logprobs=prompt_scores()), out(1, 6)]
+    wanted = ["prompt_logprobs", "prompt_log_probs"]
+    outputs = POSTPROCESS(DetokenizerInput(1, chunks, outputs=wanted))
+    assert outputs["prompt_log_probs"].tolist() == [-math.inf, -0.5]
+    assert outputs["prompt_log_probs"].dtype == np.float32
+    five, six = TOKENIZER.token_text(5), TOKENIZER.token_text(6)
+    (content,) = outputs["prompt_logprobs"]
+    assert json.loads(content) == [
+        None,
+        {
+            "6": {"logprob": -9999.0, "rank": 9, "decoded_token": six},
+            "5": {"logprob": -0.25, "rank": 1, "decoded_token": five},
+        },
+        {"5": {"logprob": -0.5, "rank": 1, "decoded_token": five}},
+    ]
+    later = POSTPROCESS(DetokenizerInput(1, chunks[1:], outputs=wanted))
+    assert list(later) == ["text_output"]
 
 
 def test_logprobs_that_nobody_asked_to_compute_are_null() -> None:

@@ -133,7 +133,7 @@ def test_a_default_max_tokens_gives_way_to_a_long_prompt() -> None:
         ({"messages": chat("~" * 64)}, "messages: the prompt has 67 tokens"),
         ({"messages": "[]"}, "messages: must not be empty"),
         ({"messages": "{"}, "messages: is not valid JSON"),
-        ({"max_tokens": 0}, "max_tokens: .* greater than or equal to 1"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1"),
         ({"temperature": float("nan")}, "temperature: .* finite"),
         ({"temperature": -0.5}, "temperature: .* greater than or equal to 0"),
         ({"top_p": 1.5}, "top_p: .* less than or equal to 1"),

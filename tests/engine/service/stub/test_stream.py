@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from engine.errors import EngineDeadError, TridentError
-from engine.protocol import Chunk, OutputDetails, TokenLogprobs
+from engine.protocol import Chunk, OutputDetails, PromptLogprobs, TokenLogprobs
 from engine.service.stub.stream import NewRequest, RequestStream
 from engine.token_ids import pack_token_ids, unpack_token_ids
 
@@ -78,6 +78,17 @@ def test_joined_chunks_begin_in_the_section_of_the_first() -> None:
     stream.append(out(0, 7, finish="length", place=(2, 2)))
     stream.deliver()
     assert sink.responses == [[out(0, 5, 6, 7, finish="length", place=(1, 0))]]
+
+
+def test_what_came_with_the_first_of_joined_chunks_stays() -> None:
+    sink = Recorder()
+    stream = RequestStream(1, NewRequest([1, 2], {}), sink)
+    found = PromptLogprobs(*(bytes(4),) * 3, b"", b"")
+    stream.append(out(0, 10, window=[2], prompt_logprobs=found))
+    stream.append(out(0, 11, window=[10], finish="length"))
+    stream.deliver()
+    expected = out(0, 10, 11, window=[2], finish="length", prompt_logprobs=found)
+    assert sink.responses == [[expected]]
 
 
 def test_without_streaming_there_is_one_response() -> None:

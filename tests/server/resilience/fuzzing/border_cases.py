@@ -83,6 +83,10 @@ def _logprobs(rng: random.Random) -> Fields:
     return {"logprobs": rng.choice([0, 1, 20])}
 
 
+def _prompt_logprobs(rng: random.Random) -> Fields:
+    return {"prompt_logprobs": rng.choice([0, 1, 20]), "max_tokens": rng.choice([0, 1, 4])}
+
+
 _BORDERS: tuple[Callable[[random.Random], Fields], ...] = (
     _one_token,
     _no_stop_before_the_end,
@@ -95,6 +99,7 @@ _BORDERS: tuple[Callable[[random.Random], Fields], ...] = (
     _filters,
     _penalties,
     _logprobs,
+    _prompt_logprobs,
 )
 
 
