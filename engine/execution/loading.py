@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from engine.config import EngineConfig
-from engine.core.schedule import SamplingBatch, Schedule
 from engine.errors import ConfigError
 from engine.execution.attention.backend import attention_backend
 from engine.execution.cpu_threads import set_num_threads
@@ -42,7 +40,7 @@ from engine.execution.memory.kv_cache_plan import (
 )
 from engine.execution.model_runner import ModelRunner
 from engine.execution.null_device import NullRunner
-from engine.execution.pending_step import PendingStep
+from engine.execution.pending_step import Runner
 from engine.execution.progress import in_tenths
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
@@ -58,16 +56,6 @@ from engine.weights import initialise_weights
 log = logging.getLogger("trident.engine")
 
 _TYPICAL_ROWS = 16  # of the step that is timed to choose the number of CPU threads
-
-
-class Runner(Protocol):
-    """Runs the scheduled steps, in order: for each a call of `forward`, then one of `sample`."""
-
-    def forward(self, schedule: Schedule) -> None:
-        """Launch the forward pass of a step with at least one row, without waiting for it."""
-
-    def sample(self, sampling: SamplingBatch) -> PendingStep:
-        """Launch the sampling of the step whose forward pass was launched last."""
 
 
 @dataclass(frozen=True, slots=True)

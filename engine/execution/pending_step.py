@@ -1,13 +1,13 @@
-"""A step that has been launched: its forward pass, and the copy of its tokens to the host."""
+"""A runner of steps, and a step that it has launched: the copy of its tokens to the host."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
-from engine.core.schedule import SampledLogprobs, Samples
+from engine.core.schedule import SampledLogprobs, Samples, SamplingBatch, Schedule
 from engine.core.scored_tokens import ScoredLogprobs
 from engine.execution.downloads import Download, Downloads
 from engine.execution.sampler import Drawn, SamplePlan
@@ -85,3 +85,13 @@ class PendingStep:
             logprobs=logprobs,
             prompt_logprobs=None if scored is None else ScoredLogprobs(*scored.wait()),
         )
+
+
+class Runner(Protocol):
+    """Runs the scheduled steps, in order: for each a call of `forward`, then one of `sample`."""
+
+    def forward(self, schedule: Schedule) -> None:
+        """Launch the forward pass of a step with at least one row, without waiting for it."""
+
+    def sample(self, sampling: SamplingBatch) -> PendingStep:
+        """Launch the sampling of the step whose forward pass was launched last."""

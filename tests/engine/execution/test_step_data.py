@@ -16,7 +16,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import ALLOWED, SKIPPED, Samples, SamplingBatch, Schedule
-from engine.execution.loading import Runner, load_model
+from engine.execution.loading import load_model
+from engine.execution.pending_step import Runner
 from engine.models.model_config import ModelConfig
 from engine.protocol import AddRequest
 from engine.token_ids import pack_token_ids
