@@ -100,9 +100,7 @@ class EngineCore:
         eos_token_ids = self.generation_defaults.eos_token_ids
         self._grammars = GrammarQueue(
             self.scheduler,
-            GrammarCompiler(
-                lambda: Vocabulary.of(self.tokenizer, model_config.vocab_size, eos_token_ids)
-            ),
+            GrammarCompiler(Vocabulary.of(self.tokenizer, model_config.vocab_size, eos_token_ids)),
             max(model_config.vocab_size, self.tokenizer.vocab_size),
         )
         self._outputs = OutputBuilder(

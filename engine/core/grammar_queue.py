@@ -9,7 +9,6 @@ from llguidance import LLMatcher
 
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.errors import TridentError
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.matcher import SequenceGrammar
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
@@ -53,7 +52,7 @@ class GrammarQueue:
                     self._start(uid, future.result())
                 except GrammarTextError as error:
                     yield uid, spec.error(str(error))
-                except TridentError as error:
+                except Exception as error:  # the step must go on for the others
                     yield uid, error
 
     def _start(self, uid: int, start: LLMatcher) -> None:

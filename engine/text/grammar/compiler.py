@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLTokenizer
 
+from engine.errors import UnsupportedError
 from engine.text.grammar.sandbox import Sandbox
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
 from engine.text.grammar.trial import LIMITS, described
@@ -22,16 +22,19 @@ _NICENESS = 10
 class GrammarCompiler:
     """Compiles one grammar at a time, first in the sandbox, then for use.
 
-    Nothing is started before the first grammar.
+    Neither thread nor process is started before the first grammar.
     """
 
-    def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
-        """`make_vocabulary` is called once, in the compiling thread."""
-        self._make_vocabulary = make_vocabulary
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Compile for `vocabulary`; this holds the interpreter for up to a second."""
+        self._tokenizer: LLTokenizer | UnsupportedError
+        try:
+            self._tokenizer = vocabulary.ll_tokenizer()
+        except UnsupportedError as error:  # of the requests, not of the engine
+            self._tokenizer = error
+        self._sandbox = Sandbox(vocabulary)  # of the compiling thread
         self._executor = ThreadPoolExecutor(1, "grammar", initializer=_yield_to_others)
         self._kept: OrderedDict[tuple[str, str, bool, str], Future[LLMatcher]] = OrderedDict()
-        self._sandbox: Sandbox | None = None  # with the next, of the compiling thread
-        self._tokenizer: LLTokenizer | None = None
 
     def compile(self, spec: GrammarSpec) -> Future[LLMatcher]:
         """Return the matcher at its start, to be copied for each sequence; equal specs share it.
@@ -50,14 +53,11 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the thread and the child process."""
         self._executor.shutdown(cancel_futures=True)
-        if self._sandbox is not None:
-            self._sandbox.close()
+        self._sandbox.close()
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
-        if self._sandbox is None or self._tokenizer is None:
-            vocabulary = self._make_vocabulary()
-            self._tokenizer = vocabulary.ll_tokenizer()
-            self._sandbox = Sandbox(vocabulary)
+        if isinstance(self._tokenizer, UnsupportedError):
+            raise self._tokenizer
         text = self._sandbox.text_of(spec)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         matcher.compute_bitmask()  # the first one of a lexer takes longest

@@ -66,6 +66,10 @@ def _answer(
         reply = {"text": text}
     except GrammarTextError as error:
         reply = {"error": str(error)}
+    except (MemoryError, RecursionError):
+        reply = {"error": "is too complex"}
+    except Exception as error:  # without an answer the parent would wait in vain
+        reply = {"error": f"cannot be compiled: {error}"}
     print(json.dumps(reply), flush=True)
 
 

@@ -134,6 +134,21 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_requests(
     core.check_idle()
 
 
+def test_a_fault_of_the_compiler_fails_the_request_alone(
+    core: EngineCore, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: _Gate, spec: GrammarSpec) -> LLMatcher:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(_Gate, "_compile", broken)
+    add(core, 1, **REGEX)
+    add(core, 2)
+    found = {output.uid: output for output in run(core)}
+    assert isinstance(found[1], RequestFailed)
+    assert found[1].message == "internal error"
+    assert isinstance(found[2], SequenceOutput)
+
+
 def test_a_known_grammar_starts_at_once(core: EngineCore, gate: threading.Event) -> None:
     gate.set()
     add(core, 1, **REGEX)

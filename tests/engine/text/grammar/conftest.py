@@ -22,7 +22,7 @@ def vocabulary(demo: Tokenizer) -> Vocabulary:
 
 @pytest.fixture(scope="session")
 def compiler(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(lambda: vocabulary)
+    compiler = GrammarCompiler(vocabulary)
     yield compiler
     compiler.close()
 

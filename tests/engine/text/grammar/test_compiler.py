@@ -7,12 +7,14 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.errors import TridentError
+from engine.errors import TridentError, UnsupportedError
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.sandbox import Sandbox
 from engine.text.grammar.spec import GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
+from engine.text.tokenizer import Tokenizer
 from tests.engine.text.grammar.test_ebnf import ARITHMETIC, JSON, SQL
+from tests.engine.text.other_decoders import word_piece_tokenizer
 from tests.factories.grammars import spec
 from tests.factories.json_schemas import FAMILIES
 
@@ -63,11 +65,19 @@ def test_this_process_goes_on_while_a_large_grammar_compiles(compiler: GrammarCo
 
 def test_the_child_ends_with_the_compiler(vocabulary: Vocabulary) -> None:
     children = set(psutil.Process().children())
-    compiler = GrammarCompiler(lambda: vocabulary)
+    compiler = GrammarCompiler(vocabulary)
     compiler.compile(spec(regex="a")).result()
     [child] = set(psutil.Process().children()) - children
     compiler.close()
     assert not child.is_running()
+
+
+def test_an_unknown_tokenizer_fails_the_grammars_alone() -> None:
+    tokenizer = Tokenizer(word_piece_tokenizer())
+    compiler = GrammarCompiler(Vocabulary.of(tokenizer, tokenizer.vocab_size, [0]))
+    with pytest.raises(UnsupportedError, match="not supported with this checkpoint's tokenizer"):
+        compiler.compile(spec(regex="a")).result()
+    compiler.close()
 
 
 def test_a_child_that_cannot_start_is_reported(vocabulary: Vocabulary) -> None:

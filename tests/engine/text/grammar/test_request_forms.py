@@ -126,6 +126,8 @@ def test_options() -> None:
         ({"structured_outputs": {"json_object": 3}}, "must be true or false"),
         ({"structured_outputs": {"json": {}, "strict": []}}, "structured_outputs.json.strict"),
         ({"structured_outputs": "{"}, "structured_outputs: is not valid JSON"),
+        ({"guided_regex": "\ud800"}, "guided_regex.text: .*(unicode|Unicode)"),
+        ({"guided_json": {"const": "\ud800"}}, "guided_json.text: .*(unicode|Unicode)"),
         ({"structured_outputs": "[" * 10**5}, "structured_outputs: is nested too deeply"),
         ({"structured_outputs": {"json": {"a": float("nan")}}}, "cannot be written as JSON"),
         ({"structured_outputs": {"kind": "x", "text": ""}}, "structured_outputs.kind"),
