@@ -69,7 +69,6 @@ class NullRunner:
         if not usable:
             raise ConfigError("device: null needs a vocabulary with tokens of text")
         self._token_ids = np.array(usable, dtype=np.int64)
-        self._num_top_logprobs = min(config.max_logprobs, model_config.vocab_size)
         self._step_s = step_s
         self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
@@ -106,7 +105,8 @@ class NullRunner:
         self._idle_from = max(self._idle_from, time.monotonic()) + self._step_s
         arrays: list[NDArray[Any]] = [token_ids, finish_reasons.numpy()]
         if len(plan.logprobs_rows):
-            arrays += self._logprobs(len(plan.logprobs_rows), self._num_top_logprobs)
+            num_top = plan.num_top_logprobs
+            arrays += self._logprobs(len(num_top), int(num_top.max()))
         found = None
         if (scored := schedule.scored) is not None:
             columns = self._logprobs(len(scored.token_ids), scored.num_top)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -113,9 +114,9 @@ def _torch(
                 num_outputs < tables.min_tokens[slot], -torch.inf, row[stops.long()]
             )
         if features & slot_tables.ALLOWED:
-            row[~_torch_bits(tables.allowed_tokens[slot], len(row))] = -torch.inf
+            row.masked_fill_(~_torch_bits(tables.allowed_tokens[slot], len(row)), -torch.inf)
         if masks is not None and slot >= 0 and mask_id >= 0:
-            row[~_torch_bits(masks.masks[mask_id], len(row))] = -torch.inf
+            row.masked_fill_(~_torch_bits(masks.masks[mask_id], len(row)), -torch.inf)
 
 
 def _torch_penalties(
@@ -133,8 +134,8 @@ def _torch_penalties(
 
 def _torch_bits(words: Tensor, size: int) -> Tensor:
     """Return the first bits of int32 `words`, the lowest of each first: bool [size]."""
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
-    return (((words[:, None] >> shifts) & 1) > 0).flatten()[:size]
+    bits = np.unpackbits(words.cpu().numpy().view(np.uint8), count=size, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_)).to(words.device)
 
 
 @triton.jit
