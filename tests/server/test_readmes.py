@@ -26,6 +26,8 @@ ANSWERS = {
     'client.stream("Once upon a time", max_tokens=64': "lived",
     "asyncio.gather": "4 + 5 = 9",
     "logprobs=2": "' R'",
+    "prompt_logprobs=0": "Paris -",
+    '"echo": true': '"prompt_logprobs":"[null,',
     "except InvalidRequestError": "temperature: ",
     "Timeout(total=": "Madrid",
     "client.is_ready()": "True",
