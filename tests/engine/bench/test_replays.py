@@ -17,6 +17,7 @@ from engine.bench.replays import ReplaySession
 from engine.bench.workload import SMALL
 from engine.core.schedule import Schedule
 from engine.execution.graphs.graph_sizes import decode_sizes
+from kernels.step_inputs import StepInputs
 from tests.factories.replayed_graphs import ReplayedGraph, ReplayingCapturer
 
 CPU = torch.device("cpu")
@@ -151,15 +152,15 @@ def test_a_race_in_the_last_bit_of_a_hidden_state_is_found(
     session: ReplaySession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     race, runner = Race(13), session.steps._runner
-    forward = runner._forward
+    compute = runner._compute
 
-    def racing(*args: Any) -> tuple[Tensor, Tensor]:
-        hidden, slots = forward(*args)
+    def racing(*args: Any) -> tuple[Tensor, StepInputs]:
+        hidden, inputs = compute(*args)
         if race.strikes():
             hidden.view(torch.int16)[:, 0] ^= 1
-        return hidden, slots
+        return hidden, inputs
 
-    monkeypatch.setattr(runner, "_forward", racing)
+    monkeypatch.setattr(runner, "_compute", racing)
     _check_found(session, "hidden states")
 
 
