@@ -48,10 +48,10 @@ def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cl
 @pytest.mark.parametrize(
     ("clock", "expected"),
     [
-        ({1: 0.08, 2: 0.04, 4: 0.02, 8: 0.01}, 8),
-        ({1: 0.08, 2: 0.04, 4: 0.03, 8: 0.0295}, 4),  # not worth four more cores
-        ({1: 0.01, 2: 0.015, 4: 0.02, 8: 0.03}, 1),
-        ({1: 0.08, 2: 0.09, 4: 0.04, 8: 0.05}, 4),
+        ({1: 0.016, 2: 0.008, 4: 0.004, 8: 0.002}, 8),
+        ({1: 0.016, 2: 0.008, 4: 0.006, 8: 0.0059}, 4),  # not worth four more cores
+        ({1: 0.002, 2: 0.003, 4: 0.004, 8: 0.006}, 1),
+        ({1: 0.016, 2: 0.018, 4: 0.008, 8: 0.01}, 4),
     ],
     indirect=["clock"],
 )
