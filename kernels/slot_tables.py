@@ -28,7 +28,8 @@ class SlotTables:
     """State of the running sequences, one in each of S slots. Made by `allocate`.
 
     Each value has one writer at a time. The host writes a whole slot when a sequence is admitted,
-    its block table as it grows, and the rows of the next step (`SlotWrites`). After that only
+    its block table as it grows, tokens that no step has to sample, and the rows of the next step
+    (`SlotWrites`). After that only
     `prepare_inputs` advances `num_computed_tokens`, and only `scatter_tokens` changes `token_ids`,
     `num_tokens` and `finish_reasons`, and only `count_tokens` changes `num_counted_tokens`. All of
     them run in stream order.

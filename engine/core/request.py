@@ -246,6 +246,22 @@ class Request:
         except Exception as error:
             self.finish = Finish("error", error=error)
 
+    @property
+    def takes_forced_tokens(self) -> bool:
+        """Whether tokens that its grammar forces need no forward pass to be chosen."""
+        params = self.sampling_params
+        return (
+            self.grammar is not None
+            and params.logprobs is None
+            and params.allowed_token_ids is None  # may contradict the grammar
+        )
+
+    def force(self, token_id: int) -> None:
+        """Append a token while the sequence runs, as if a step had sampled it."""
+        self.tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+        self.examine(token_id, "length" if self.num_tokens == self.max_num_tokens else None)
+
     def abort(self) -> None:
         """End the sequence. Text that was held back is not searched for stop strings."""
         assert self.finish is None

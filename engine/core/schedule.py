@@ -115,6 +115,21 @@ class BlockWrites:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedTokens:
+    """Tokens that the host has appended to N running sequences, because no other could come.
+
+    Attributes:
+        slots: int32 [N], each at most once, without a token in flight.
+        starts: int32 [N], tokens of the sequence before them.
+        token_ids: the new ones.
+    """
+
+    slots: Int32s
+    starts: Int32s
+    token_ids: Ragged
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """One step of B rows: swap out, copy and swap in blocks, then compute tokens.
 
@@ -134,6 +149,7 @@ class Schedule:
         copies: int32 [N, 2], source and destination; all are read before any is written.
         swap_in: int32 [N, 2], block of the host, block of the device to copy it to.
         scored: prompt tokens whose log-probabilities are found; None: there are none.
+        forced: tokens that the device does not know yet; None: there are none.
     """
 
     slots: Int32s
@@ -147,6 +163,7 @@ class Schedule:
     copies: Int32s
     swap_in: Int32s
     scored: ScoredTokens | None = None
+    forced: ForcedTokens | None = None
 
     @property
     def num_rows(self) -> int:

@@ -108,7 +108,8 @@ class StatsRecorder:
             self._num_prompt_tokens += request.num_prompt_tokens
             wait_s = request.times.first_token - request.times.arrival
             self._observe(time_to_first_token_seconds=wait_s)
-        self._num_generation_tokens += len(advanced.begun) + len(advanced.token_gaps_s)
+        num_sampled = len(advanced.begun) + len(advanced.token_gaps_s)
+        self._num_generation_tokens += num_sampled + advanced.num_forced
         self._histograms["inter_token_latency_seconds"].observe_all(advanced.token_gaps_s)
         self._observe(iteration_tokens_total=num_tokens)
 

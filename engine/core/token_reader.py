@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.forced_tokens import TokenForcer
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.prompt_scorer import PromptScorer
 from engine.core.request import FinishReason, Request
@@ -30,12 +31,14 @@ class Advanced:
         examined: the others: ended, or watched by the host.
         begun: those that got their first token.
         token_gaps_s: float64 [M], of those with earlier tokens, the time since the last one.
+        num_forced: tokens that came with these, without a step of their own.
     """
 
     slots: NDArray[np.int32]
     examined: list[Request]
     begun: list[Request]
     token_gaps_s: NDArray[np.float64]
+    num_forced: int = 0
 
     @property
     def finished(self) -> list[Request]:
@@ -59,14 +62,15 @@ class TokenReader:
         self._states = states
         self._kv_cache = kv_cache
         self.scorer = PromptScorer()
+        self._forcer = TokenForcer(states, vocab_size=len(token_bytes))
         # Of each step in flight, slots and serials of the rows that sample a token.
         self._in_flight: deque[tuple[NDArray[np.int32], NDArray[np.int64]]] = deque()
 
     def launch(self, schedule: Schedule) -> Schedule:
-        """Note the next step; return it with the prompt tokens that it scores."""
+        """Note the next step; return it with what it scores, and with the forced tokens."""
         slots = schedule.slots[schedule.wants_token]
         self._in_flight.append((slots, self._states.serial[slots]))
-        return self.scorer.launch(schedule)
+        return self.scorer.launch(self._forcer.launch(schedule))
 
     def cancel(self) -> None:
         """Forget the newest step, which is never read; its sequences still have their slots."""
@@ -107,15 +111,17 @@ class TokenReader:
         if len(searched):
             found = self._token_bytes[token_ids[searched]] & states.watched_bytes[slots[searched]]
             is_examined[searched] |= found.any(axis=1)
-        examined = []
+        examined, num_forced = [], 0
         for i in is_examined.nonzero()[0].tolist():
             request = states.owner(slots[i])
             reason = _FINISH_REASONS[ended[i]]
             request.examine(int(token_ids[i]), reason)
+            if request.takes_forced_tokens:
+                num_forced += self._forcer.append(request)
             if request.output.stop_checker is not None:
                 states.watched_bytes[slots[i]] = request.output.stop_checker.watch
             examined.append(request)
-        return Advanced(slots[~is_examined], examined, begun, gaps)
+        return Advanced(slots[~is_examined], examined, begun, gaps, num_forced)
 
     def _commit(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Enter the blocks in the prefix cache that are full with the tokens known so far."""

@@ -38,6 +38,10 @@ def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWr
     write_admissions(schedule.admissions, writes, tables.allowed_tokens.shape[1])
     ids = blocks.block_ids
     writes.set_lists("block_tables", blocks.slots, blocks.starts, ids.start_loc, ids.values)
+    if (forced := schedule.forced) is not None:
+        new = forced.token_ids
+        writes.set_lists("token_ids", forced.slots, forced.starts, new.start_loc, new.values)
+        writes.set_column("num_tokens", forced.slots, forced.starts + new.lengths)
     slots = np.full(num_rows, -1, dtype=np.int32)
     slots[: schedule.num_rows] = schedule.slots
     query_start_loc = np.full(num_rows + 1, schedule.total_num_tokens, dtype=np.int32)

@@ -36,6 +36,10 @@ class SequenceGrammar:
             raise _cannot_follow("no token of it is left, with what else the request allows")
         return bool(self.matcher.is_stopped())
 
+    def forced(self) -> list[int]:
+        """Return the only tokens that can follow, as many as are known; they are not taken yet."""
+        return self.matcher.compute_ff_tokens()
+
 
 def _cannot_follow(reason: str) -> RequestError:
     return RequestError(f"structured_outputs: the grammar cannot be followed: {reason}")

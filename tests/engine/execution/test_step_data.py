@@ -45,6 +45,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([16], {"logit_bias": {30: 4.0, 31: 4.0, 32: -9.0}, "seed": 8}),
     ([17] * 6, {"min_tokens": 20, "stop_token_ids": list(range(100, 200)), "seed": 9}),
     ([19, 20], {"n": 4, "temperature": 3.0, "stop_token_ids": [*range(200, 216)], "seed": 11}),
+    ([21], {"structured_outputs": {"choice": ["The quick brown fox", "the lazy dog"]}}),
     ([18] * 30, {"min_tokens": 20, "stop_token_ids": [3, 4], "temperature": 3.0, "seed": 10}),
 ]
 
@@ -178,6 +179,7 @@ def test_these_steps_have_everything_in_them(steps: Recorder) -> None:
     ]
     assert any(each.any() for each in hits), "a prefix is found in the cache"
     assert any(len(b.mask_rows) for b in steps.batches)
+    assert any(s.forced is not None for s in schedules)
     assert any((a.features & ALLOWED).any() for a in admissions)
     assert any(len(a.bias_values) for a in admissions)
     assert any((a.frequency_penalty > 0).any() for a in admissions)

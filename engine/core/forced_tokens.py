@@ -1,0 +1,73 @@
+"""TokenForcer: takes the tokens that grammars leave no choice about, without a forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.core.request import Request
+from engine.core.schedule import ForcedTokens, Schedule
+from engine.core.schedule_builder import ragged
+from engine.core.slot_states import SlotStates
+
+_MAX_AT_ONCE = 4096  # tokens of one sequence, so that no step of the others waits long
+
+
+class TokenForcer:
+    """Appends such tokens to the running sequences, and tells the device with the next step.
+
+    That step computes them together, as a chunk of a prompt.
+    """
+
+    def __init__(self, states: SlotStates, *, vocab_size: int) -> None:
+        """Append tokens to the sequences in `states`, with `vocab_size` logits per token."""
+        self._states = states
+        self._vocab_size = vocab_size
+        # By slot: its serial, and the number of tokens that the device knows.
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def append(self, request: Request) -> int:
+        """Append what must follow the newest token of a running sequence; return how much.
+
+        The sequence may end with it, or with an error of the grammar.
+        """
+        start, slot = request.num_tokens, request.slot
+        assert request.grammar is not None
+        assert slot is not None
+        if request.finish is None:
+            for token_id in request.grammar.forced()[:_MAX_AT_ONCE]:
+                if token_id >= self._vocab_size:
+                    break  # the model cannot go on: that is found when it should
+                request.force(token_id)
+                if request.finish is not None:
+                    break
+        num_forced = request.num_tokens - start
+        if num_forced and request.finish is None:
+            self._known[slot] = int(self._states.serial[slot]), start
+        return num_forced
+
+    def launch(self, schedule: Schedule) -> Schedule:
+        """Return the next step with the tokens that were appended since the one before."""
+        if not self._known:
+            return schedule
+        states = self._states
+        known = {
+            slot: start
+            for slot, (serial, start) in self._known.items()
+            if states.serial[slot] == serial  # else it ended, or is admitted with all its tokens
+        }
+        self._known = {}
+        if not known:
+            return schedule
+        forced = ForcedTokens(
+            slots=np.array([*known], dtype=np.int32),
+            starts=np.array([*known.values()], dtype=np.int32),
+            token_ids=ragged(
+                [
+                    states.token_ids[slot, start : states.num_tokens[slot]]
+                    for slot, start in known.items()
+                ]
+            ),
+        )
+        return replace(schedule, forced=forced)
