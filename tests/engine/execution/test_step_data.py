@@ -45,7 +45,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([16], {"logit_bias": {30: 4.0, 31: 4.0, 32: -9.0}, "seed": 8}),
     ([17] * 6, {"min_tokens": 20, "stop_token_ids": list(range(100, 200)), "seed": 9}),
     ([19, 20], {"n": 4, "temperature": 3.0, "stop_token_ids": [*range(200, 216)], "seed": 11}),
-    ([21], {"structured_outputs": {"choice": ["The quick brown fox", "the lazy dog"]}}),
+    ([21], {"structured_outputs": {"regex": "[Tt]he quick brown fox[.!]"}}),
     ([18] * 30, {"min_tokens": 20, "stop_token_ids": [3, 4], "temperature": 3.0, "seed": 10}),
 ]
 
