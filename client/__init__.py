@@ -19,12 +19,14 @@ from client.errors import (
     UnsupportedRequestError,
 )
 from client.protocol import (
+    ChatParameters,
     Chunk,
     Completion,
     CompletionOutput,
     Health,
     Logprob,
     Message,
+    Prompt,
     SamplingOptions,
     Section,
     TokenLogprobs,
@@ -35,6 +37,7 @@ from client.timeouts import Timeout
 __all__ = [
     "AccessDeniedError",
     "AsyncTridentClient",
+    "ChatParameters",
     "Chunk",
     "Completion",
     "CompletionOutput",
@@ -44,6 +47,7 @@ __all__ = [
     "InvalidRequestError",
     "Logprob",
     "Message",
+    "Prompt",
     "QueueFullError",
     "ReadTimeoutError",
     "RequestCancelledError",

@@ -10,7 +10,15 @@ from typing import Self, Unpack
 from client.aio_transport import AsyncTransport
 from client.connection import CONNECT_TIMEOUT_S, SSLOptions, connection
 from client.errors import InvalidRequestError, TridentClientError
-from client.protocol import Chunk, Completion, Health, Message, SamplingOptions
+from client.protocol import (
+    ChatParameters,
+    Chunk,
+    Completion,
+    Health,
+    Message,
+    Prompt,
+    SamplingOptions,
+)
 from client.request import ENSEMBLE
 from client.response import Collector
 from client.retry import DEFAULT_RETRY, RetryPolicy
@@ -45,9 +53,10 @@ class AsyncTridentClient:
 
     async def generate(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
         timeout: float | Timeout | None = None,
         priority: int = 0,
         request_id: str = "",
@@ -61,6 +70,7 @@ class AsyncTridentClient:
         stream = self.stream(
             prompt,
             messages=messages,
+            chat_parameters=chat_parameters,
             timeout=timeout,
             priority=priority,
             request_id=request_id,
@@ -73,9 +83,10 @@ class AsyncTridentClient:
 
     def stream(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
         timeout: float | Timeout | None = None,
         priority: int = 0,
         request_id: str = "",
@@ -91,6 +102,7 @@ class AsyncTridentClient:
                 prompt,
                 messages,
                 sampling,
+                chat_parameters=chat_parameters,
                 timeout=timeout,
                 priority=priority,
                 request_id=request_id,

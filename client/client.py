@@ -9,7 +9,15 @@ from typing import Self, Unpack
 
 from client.connection import CONNECT_TIMEOUT_S, SSLOptions, connection
 from client.errors import InvalidRequestError, TridentClientError
-from client.protocol import Chunk, Completion, Health, Message, SamplingOptions
+from client.protocol import (
+    ChatParameters,
+    Chunk,
+    Completion,
+    Health,
+    Message,
+    Prompt,
+    SamplingOptions,
+)
 from client.request import ENSEMBLE
 from client.response import Collector
 from client.retry import DEFAULT_RETRY, RetryPolicy
@@ -59,9 +67,10 @@ class TridentClient:
 
     def generate(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
         timeout: float | Timeout | None = None,
         priority: int = 0,
         request_id: str = "",
@@ -70,8 +79,9 @@ class TridentClient:
         """Complete a prompt, or answer chat messages, and return the whole.
 
         Args:
-            prompt: text to complete, without a chat template.
+            prompt: text or token ids to complete, without a chat template.
             messages: a chat as a list of `{"role": ..., "content": ...}`, instead of a prompt.
+            chat_parameters: what the chat template gets beside the messages.
             timeout: seconds until the request is given up, further attempts included, or a
                 `Timeout`; None is the client's.
             priority: smaller runs earlier, on a server with `scheduling_policy` priority.
@@ -86,6 +96,7 @@ class TridentClient:
         stream = self.stream(
             prompt,
             messages=messages,
+            chat_parameters=chat_parameters,
             timeout=timeout,
             priority=priority,
             request_id=request_id,
@@ -98,9 +109,10 @@ class TridentClient:
 
     def stream(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
         timeout: float | Timeout | None = None,
         priority: int = 0,
         request_id: str = "",
@@ -116,6 +128,7 @@ class TridentClient:
                 prompt,
                 messages,
                 sampling,
+                chat_parameters=chat_parameters,
                 timeout=timeout,
                 priority=priority,
                 request_id=request_id,

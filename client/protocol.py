@@ -36,9 +36,21 @@ class SamplingOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     structured_outputs: Mapping[str, Any] | None
     response_format: Mapping[str, Any] | None
+    cache_salt: str
+    echo: bool
+
+
+class ChatParameters(TypedDict, total=False):
+    """What the chat template gets beside the messages; see `engine.text.chat_parameters`."""
+
+    tools: Sequence[Mapping[str, Any]]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any]
 
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+Prompt = str | list[int] | tuple[int, ...]  # text, or token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,7 @@ class Chunk:
         finish_reason: `stop`, `length` or `abort` on the sequence's last chunk, else None.
         num_output_tokens: tokens in this chunk.
         num_input_tokens: tokens of the prompt.
+        num_cached_tokens: those of them that were in the prefix cache; on the last chunk.
         logprobs: one per token in this chunk; None unless the option `logprobs` asks for them.
         sections: what of the text is content, reasoning and tool calls; None unless the option
             `return_sections` asks for them.
@@ -109,6 +122,7 @@ class Chunk:
     finish_reason: str | None = None
     num_output_tokens: int = 0
     num_input_tokens: int = 0
+    num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     sections: tuple[Section, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
@@ -135,6 +149,7 @@ class Completion:
         num_input_tokens: tokens of the prompt.
         ttft: seconds from sending to the first chunk.
         duration: seconds from sending to the end.
+        num_cached_tokens: tokens of the prompt that were in the prefix cache.
         prompt_logprobs: as in `Chunk`.
     """
 
@@ -142,6 +157,7 @@ class Completion:
     num_input_tokens: int
     ttft: float
     duration: float
+    num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from client.errors import InvalidRequestError
-from client.protocol import Message
+from client.protocol import Message, Prompt
 
 ENSEMBLE = "ensemble"
 ENGINE = "engine"
@@ -25,11 +25,12 @@ _MAX_TIMEOUT_US = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One value: `datatype` is Triton's name, `content` its little-endian bytes."""
+    """`size` values: `datatype` is Triton's name, `content` their little-endian bytes."""
 
     name: str
     datatype: str
     content: bytes
+    size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Request:
         message = service_pb2.ModelInferRequest(model_name=self.model, id=self.id)
         deadline = (_timeout(timeout),) if self.has_deadline and timeout is not None else ()
         for tensor in (*self.tensors, *deadline):
-            shape = [1, 1] if batched else [1]
+            shape = [1, tensor.size] if batched else [tensor.size]
             message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
             message.raw_input_contents.append(tensor.content)
         # The FINAL flag may come with the last data or alone after it: ask for both.
@@ -67,10 +68,11 @@ class Request:
 
 
 def completion(
-    prompt: str | None,
+    prompt: Prompt | None,
     messages: Sequence[Message] | None,
     sampling: Mapping[str, Any],
     *,
+    chat_parameters: Mapping[str, Any] | None = None,
     priority: int,
     request_id: str,
     model: str = ENSEMBLE,
@@ -82,6 +84,7 @@ def completion(
 
     Args:
         sampling: see `SamplingOptions`.
+        chat_parameters: see `ChatParameters`.
         priority: smaller runs earlier, if the server schedules by priority.
         model: the name under which the server's ensemble is served.
 
@@ -90,21 +93,28 @@ def completion(
     """
     if (prompt is None) == (messages is None):
         raise InvalidRequestError("give either a prompt or messages")
-    asked = (
-        _string("text_input", prompt)
-        if prompt is not None
-        else _string("messages", _json("messages", messages))
-    )
+    if chat_parameters is not None and messages is None:
+        raise InvalidRequestError("chat_parameters: needs messages")
+    if messages is not None:
+        asked = [_string("messages", _json("messages", messages))]
+        if chat_parameters:
+            text = _json("chat_parameters", chat_parameters)
+            asked.append(_string("chat_parameters", text))
+    elif isinstance(prompt, (list, tuple)):
+        asked = [_int32s("input_ids", prompt)]
+    else:
+        asked = [_string("text_input", prompt)]
     flags = {
         "stream": True,
         "exclude_input_in_output": True,
         "return_finish_reason": True,
         "return_num_input_tokens": True,
         "return_num_output_tokens": True,
+        "return_num_cached_tokens": True,
     }
     tensors = (
         _string("sampling_parameters", _json("sampling options", sampling)),
-        asked,
+        *asked,
         *(_boolean(name, value) for name, value in flags.items()),
         *([_int32("priority", priority)] if priority else []),
     )
@@ -127,7 +137,7 @@ def health() -> Request:
     return Request(ENGINE, (_boolean("health", True),))
 
 
-def _string(name: str, text: str) -> Tensor:
+def _string(name: str, text: Any) -> Tensor:
     content = _utf8(name, text)
     return Tensor(name, "BYTES", struct.pack("<I", len(content)) + content)
 
@@ -141,6 +151,14 @@ def _int32(name: str, value: int) -> Tensor:
         return Tensor(name, "INT32", struct.pack("<i", value))
     except struct.error:
         raise InvalidRequestError(f"{name}: must be a 32-bit integer (got {value!r})") from None
+
+
+def _int32s(name: str, values: Sequence[int]) -> Tensor:
+    try:
+        content = struct.pack(f"<{len(values)}i", *values)
+    except struct.error:
+        raise InvalidRequestError(f"{name}: must be 32-bit integers") from None
+    return Tensor(name, "INT32", content, len(values))
 
 
 def _timeout(seconds: float) -> Tensor:
@@ -160,7 +178,7 @@ def _checked_id(request_id: str) -> str:
     return request_id
 
 
-def _utf8(name: str, text: str) -> bytes:
+def _utf8(name: str, text: Any) -> bytes:
     if not isinstance(text, str):
         raise InvalidRequestError(f"{name}: must be a string (got {type(text).__name__})")
     try:

@@ -69,6 +69,7 @@ def _chunks(result: InferResult) -> Iterator[Chunk]:
             ("sequence_index", 0),
             ("finish_reason", b""),
             ("num_output_tokens", 0),
+            ("num_cached_tokens", 0),
             ("logprobs", None),
             ("sections", None),
         )
@@ -77,13 +78,16 @@ def _chunks(result: InferResult) -> Iterator[Chunk]:
     prompt = [
         _positions(_PROMPT_LOGPROBS.decode(c)[1:]) for c in _values(result, "prompt_logprobs")
     ]
-    for text, index, reason, num_tokens, logprobs, sections in zip(texts, *columns, strict=True):
+    for text, index, reason, num_tokens, num_cached, logprobs, sections in zip(
+        texts, *columns, strict=True
+    ):
         yield Chunk(
             text=text.decode(),
             index=int(index),
             finish_reason=_finish_reason(reason),
             num_output_tokens=int(num_tokens),
             num_input_tokens=num_input_tokens,
+            num_cached_tokens=int(num_cached),
             logprobs=None if logprobs is None else _positions(_LOGPROBS.decode(logprobs)),
             sections=None if sections is None else _SECTIONS.decode(sections),
             prompt_logprobs=prompt.pop() if prompt else None,
@@ -161,6 +165,7 @@ class Collector:
             num_input_tokens=max(chunk.num_input_tokens for chunk in every),
             ttft=self._ttft,
             duration=time.perf_counter() - self._started,
+            num_cached_tokens=max(chunk.num_cached_tokens for chunk in every),
             prompt_logprobs=next(found, None),
         )
 

@@ -14,7 +14,7 @@ from client import request, response
 from client.connection import Connection
 from client.errors import ServerError, UnavailableError
 from client.exchange import Exchange
-from client.protocol import Chunk, Health, Message
+from client.protocol import ChatParameters, Chunk, Health, Message, Prompt
 from client.request import Request
 from client.retry import RetryPolicy
 from client.timeouts import Timeout, limits
@@ -45,10 +45,11 @@ class Session:
 
     def completion(
         self,
-        prompt: str | None,
+        prompt: Prompt | None,
         messages: Sequence[Message] | None,
         sampling: Mapping[str, Any],
         *,
+        chat_parameters: ChatParameters | None = None,
         timeout: float | Timeout | None,
         priority: int,
         request_id: str,
@@ -61,7 +62,13 @@ class Session:
         total, read = limits(timeout, self.timeout)
         own_id = request_id or uuid4().hex
         asked = request.completion(
-            prompt, messages, sampling, priority=priority, request_id=own_id, model=self.model
+            prompt,
+            messages,
+            sampling,
+            chat_parameters=chat_parameters,
+            priority=priority,
+            request_id=own_id,
+            model=self.model,
         )
         return Exchange(
             asked,

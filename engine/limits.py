@@ -26,6 +26,7 @@ MAX_ALLOWED_TOKEN_IDS = 16384
 
 MAX_SAMPLING_FIELDS = 64  # of a JSON object or the request parameters; there are about 40
 MAX_SAMPLING_CHARACTERS = 2**19
+MAX_CHAT_CHARACTERS = 2**21  # of `chat_parameters`; real sets of tools have 100 KB
 MAX_MESSAGES = 4096
 MAX_REQUEST_ID_CHARACTERS = 256
 MAX_CACHE_SALT_CHARACTERS = 1024

@@ -46,7 +46,8 @@ def _optional(type_: str, *names: str, dims: int = 1) -> list[Tensor]:
 
 
 REQUEST = [
-    *_optional("STRING", "text_input", "messages"),
+    *_optional("STRING", "text_input", "messages", "chat_parameters"),
+    *_optional("INT32", "input_ids", dims=-1),
     *_optional("INT32", "max_tokens"),
     *_optional("BOOL", "stream", "exclude_input_in_output"),
     *_optional("STRING", "sampling_parameters"),
@@ -62,7 +63,7 @@ REQUEST = [
     *_optional("STRING", "embedding_bias_words", dims=-1),
     *_optional("FP32", "embedding_bias_weights", dims=-1),
     *_optional("BOOL", "return_log_probs", "return_num_input_tokens", "return_num_output_tokens"),
-    *_optional("BOOL", "return_finish_reason", "return_perf_metrics"),
+    *_optional("BOOL", "return_num_cached_tokens", "return_finish_reason", "return_perf_metrics"),
     *_optional("BOOL", "return_cumulative_logprob", "return_logprobs", "return_sections"),
     *_optional("BOOL", "return_context_logits", "return_generation_logits"),
     *_optional("UINT64", "lora_task_id"),
@@ -87,6 +88,7 @@ RESPONSE = [
     Tensor("num_input_tokens", "INT32", -1),
     Tensor("num_output_tokens", "INT32", -1),
     Tensor("sequence_index", "INT32", -1),
+    Tensor("num_cached_tokens", "INT64", -1),
     Tensor("kv_cache_reused_blocks", "INT64", -1),
     Tensor("arrival_time_ns", "INT64", -1),
     Tensor("first_scheduled_time_ns", "INT64", -1),
@@ -128,7 +130,7 @@ ENGINE_RESPONSE = [
 _ONE_INSTANCE = "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
 
 _HEAD = """\
-# Text in, text out: tokenizer -> engine -> detokenizer. Needs text_input or messages.
+# Text in, text out: tokenizer -> engine -> detokenizer. Needs text_input, messages or input_ids.
 platform: "ensemble"
 """
 

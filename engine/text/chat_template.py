@@ -8,8 +8,10 @@ from typing import Any, NoReturn
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
 from engine.limits import MAX_MESSAGES, check_size
+from engine.text.chat_parameters import ChatParameters
 from engine.text.tokenizer import Tokenizer
 
+_DEFAULTS = ChatParameters()
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _FIELDS = frozenset({"role", "content", "tool_calls", *_TEXT_FIELDS})
 
@@ -47,13 +49,14 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def render_text(
-    tokenizer: Tokenizer, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    parameters: ChatParameters = _DEFAULTS,
 ) -> str:
     """Return the prompt that the checkpoint's chat template makes of `messages`.
 
-    `add_generation_prompt` opens the assistant's answer at its end.
-
     Raises:
+        UnsupportedError: the template has no place for what `parameters` give it.
         RequestError: there is no template, or it refuses the messages.
         CheckpointError: the template itself is broken.
     """
@@ -61,9 +64,17 @@ def render_text(
 
     if not tokenizer.has_chat_template:
         raise RequestError("messages: the model has no chat template; send text instead")
+    parameters.check_template(tokenizer.chat_template_text)
+    if parameters.continue_final_message and "content" not in messages[-1]:
+        raise RequestError("continue_final_message: the last message has no content")
     try:
         prompt: str = tokenizer.hf_tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            messages,
+            tools=[dict(tool) for tool in parameters.tools] or None,
+            tokenize=False,
+            add_generation_prompt=parameters.add_generation_prompt,
+            continue_final_message=parameters.continue_final_message,
+            **parameters.chat_template_kwargs,
         )
     except TemplateSyntaxError as error:
         raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
@@ -75,10 +86,12 @@ def render_text(
 
 
 def render(
-    tokenizer: Tokenizer, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    parameters: ChatParameters = _DEFAULTS,
 ) -> list[int]:
     """Return the token ids of `render_text`; the template itself writes all special tokens."""
-    prompt = render_text(tokenizer, messages, add_generation_prompt=add_generation_prompt)
+    prompt = render_text(tokenizer, messages, parameters)
     return tokenizer.encode(prompt, add_special_tokens=False)
 
 

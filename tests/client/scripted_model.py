@@ -31,6 +31,7 @@ _INPUTS = {
     "return_finish_reason": "BOOL",
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
+    "return_num_cached_tokens": "BOOL",
     "timeout": "UINT64",
 }
 

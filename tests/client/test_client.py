@@ -49,6 +49,7 @@ class TestGenerate:
                 "return_finish_reason": True,
                 "return_num_input_tokens": True,
                 "return_num_output_tokens": True,
+                "return_num_cached_tokens": True,
             }
         ]
 

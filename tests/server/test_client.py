@@ -12,9 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from client import Completion, RetryPolicy, TridentClient, cli
-from client.errors import InvalidRequestError, RequestTimeoutError, UnavailableError
+from client.errors import (
+    InvalidRequestError,
+    RequestTimeoutError,
+    UnavailableError,
+    UnsupportedRequestError,
+)
 from engine.launch.server import TritonServer
 from tests.client.clients import BOTH, AnyClient
+from tests.factories.tokenizers import byte_level_tokenizer
 from tests.server.engine_process import engine_process
 
 pytestmark = pytest.mark.server
@@ -39,6 +45,44 @@ def test_health(server: TritonServer, connect: Callable[..., AnyClient]) -> None
         health = client.health()
         assert client.is_ready()
         assert (health.state, health.detail) == ("ready", "")
+
+
+def test_a_prompt_as_text_and_as_token_ids(
+    server: TritonServer, connect: Callable[..., AnyClient]
+) -> None:
+    tokenizer = byte_level_tokenizer()
+    prompt = f"Say {connect.__name__} at a length of more than a block of tokens."
+    asked: Any = {"max_tokens": 8, "temperature": 0.0}
+    with connect(server.grpc_url) as client:
+        by_text = client.generate(prompt, **asked)
+        by_ids = client.generate(tokenizer.encode(prompt), **asked)
+        assert by_ids.text == by_text.text
+        echoed = client.generate(tokenizer.encode(prompt), echo=True, **asked)
+        assert echoed.text == prompt + by_text.text
+        assert (by_text.num_cached_tokens, by_ids.num_cached_tokens) == (
+            0,
+            (by_text.num_input_tokens - 1) // 16 * 16,
+        )
+        with pytest.raises(InvalidRequestError, match=r"^input_ids: token id 9999 is outside"):
+            client.generate([9999])
+
+
+def test_the_template_gets_what_a_chat_gives_it(server: TritonServer) -> None:
+    messages = [{"role": "assistant", "content": "Once upon"}]
+    with TridentClient(server.grpc_url) as client:
+        continued = client.generate(
+            messages=messages, chat_parameters={"continue_final_message": True}, max_tokens=1
+        )
+        assert continued.num_input_tokens == len(
+            byte_level_tokenizer().encode("<|assistant|>Once upon")
+        )
+        with pytest.raises(UnsupportedRequestError, match=r"^tools: not supported by this model"):
+            client.generate(
+                messages=messages,
+                chat_parameters={"tools": [{"type": "function", "function": {"name": "f"}}]},
+            )
+        with pytest.raises(InvalidRequestError, match=r"^chat_parameters: needs messages"):
+            client.generate("a", chat_parameters={})
 
 
 def test_health_counts_what_is_in_flight(server: TritonServer) -> None:

@@ -25,6 +25,7 @@ _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 Figure = Callable[[RequestStats, int], float]  # of a sequence, and the size of its KV blocks
 _FIGURES: dict[str, Figure] = {
+    "num_cached_tokens": lambda stats, _: stats.num_cached_tokens,
     "kv_cache_reused_blocks": lambda stats, block_size: stats.num_cached_tokens // block_size,
     "arrival_time_ns": lambda stats, _: stats.arrival_time * 1e9,
     "first_scheduled_time_ns": lambda stats, _: stats.first_scheduled_time * 1e9,

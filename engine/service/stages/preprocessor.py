@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +100,7 @@ class Preprocessor:
         if inputs.end_id is not None and inputs.end_id != -1:
             check_token_ids("end_id", [inputs.end_id], self._vocab_size)
         params = self._sampling_params(inputs)
-        prompt = self._prompt(inputs)
-        field = "messages" if inputs.text is None else "text_input"
-        input_ids = self._encode(field, prompt)
+        field, prompt, input_ids = self._prompt(inputs)
         asked = params.max_tokens if "max_tokens" in inputs.fields else None
         check_length(field, len(input_ids), asked, self._max_model_len)
         if asked is None and params.max_tokens is not None:
@@ -121,13 +119,13 @@ class Preprocessor:
                     *(["sequence_index"] if params.n > 1 else []),
                     *(["sections"] if params.return_sections else []),
                 ],
-                text_prefix=prompt if _wants_prompt(inputs) else "",
+                text_prefix=prompt() if _wants_prompt(inputs) else "",
                 arrival_time=arrival_time,
             ),
         )
 
     def _sampling_params(self, inputs: RequestInputs) -> SamplingParams:
-        max_tokens = None if inputs.text is None else DEFAULT_MAX_TOKENS
+        max_tokens = DEFAULT_MAX_TOKENS if inputs.messages is None else None
         fields = {"max_tokens": max_tokens, **inputs.fields}
         try:
             params = SamplingParams.parse(fields, defaults=self._defaults.sampling_defaults(fields))
@@ -135,13 +133,18 @@ class Preprocessor:
             raise inputs.renamed(error) from None
         return params.model_copy(update={**_end(inputs, params), **self._bias(inputs, params)})
 
-    def _prompt(self, inputs: RequestInputs) -> str:
-        """Return the text to tokenise."""
-        if inputs.text is not None:
-            return inputs.text
+    def _prompt(self, inputs: RequestInputs) -> tuple[str, Callable[[], str], TokenIds]:
+        """Return the name of the input that has the prompt, its text, and its tokens."""
+        if (ids := inputs.input_ids) is not None:
+            check_token_ids("input_ids", ids, self._vocab_size)
+            # The text is costly, and hardly ever wanted.
+            return "input_ids", lambda: self._tokenizer.decode(ids.tolist(), False), ids
+        if (text := inputs.text) is not None:
+            return "text_input", lambda: text, self._encode("text_input", text)
         assert inputs.messages is not None
         check_messages_json(inputs.messages, self._max_model_len)
-        return render_text(self._tokenizer, parse_messages(inputs.messages))
+        rendered = render_text(self._tokenizer, parse_messages(inputs.messages), inputs.chat)
+        return "messages", lambda: rendered, self._encode("messages", rendered)
 
     def _encode(self, field: str, prompt: str) -> TokenIds:
         self._check_characters(field, prompt)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestError, UnsupportedError
-from engine.limits import MAX_WORDS, check_words
+from engine.limits import MAX_PROMPT_TOKENS, MAX_WORDS, check_words
 from engine.protocol import NULL_LOGPROBS
 from engine.service.parameters import (
     client_parameters,
@@ -22,7 +22,9 @@ from engine.service.parameters import (
     take_cache_salt,
 )
 from engine.service.tensors import InputReader, Tensors
+from engine.text.chat_parameters import ChatParameters
 from engine.text.grammar.request_forms import GUIDE, GUIDE_TYPE, guided_decoding
+from engine.token_ids import TokenIds
 
 # Tensor -> field of SamplingParams; later ones win, so aliases stand first.
 _INTEGERS = {
@@ -57,6 +59,7 @@ _FLAGS = {
     "return_finish_reason": ("finish_reason",),
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
+    "return_num_cached_tokens": ("num_cached_tokens",),
     "return_perf_metrics": (
         "kv_cache_reused_blocks",
         "arrival_time_ns",
@@ -72,7 +75,8 @@ class RequestInputs:
     """The inputs of a request, before tokenisation.
 
     Attributes:
-        text, messages: the prompt; exactly one of them.
+        text, messages, input_ids: the prompt; exactly one of them.
+        chat: what the chat template gets beside the messages.
         fields: of `SamplingParams`, not yet validated.
         names: the inputs that those fields came from, where their names differ.
         exclude_input_in_output: None if the client did not say.
@@ -86,6 +90,8 @@ class RequestInputs:
 
     text: str | None
     messages: str | None
+    input_ids: TokenIds | None
+    chat: ChatParameters
     fields: Mapping[str, Any]
     names: Mapping[str, str]
     stream: bool
@@ -122,7 +128,12 @@ def parse_inputs(
     inputs = InputReader(tensors)
     _refuse_unsupported(inputs)
     grammar = guided_decoding(inputs.string(GUIDE_TYPE) or "", inputs.string(GUIDE) or "")
-    text, messages = _prompt(inputs)
+    text, messages = inputs.string("text_input"), inputs.string("messages")
+    input_ids = inputs.token_ids("input_ids", MAX_PROMPT_TOKENS) if "input_ids" in inputs else None
+    _check_one_prompt({"text_input": text, "messages": messages, "input_ids": input_ids})
+    chat = inputs.string("chat_parameters") or ""
+    if chat and messages is None:
+        raise RequestError("chat_parameters: needs messages")
     tensor_fields, names = _sampling_tensors(inputs)
     merged = {**tensor_fields, **_sampling_parameters(inputs, parameters), GUIDE: grammar}
     # null asks for the default, except that no limit of max_tokens is a value of its own.
@@ -148,6 +159,8 @@ def parse_inputs(
     return RequestInputs(
         text=text,
         messages=messages,
+        input_ids=input_ids,
+        chat=ChatParameters.parse(chat),
         fields=fields,
         names=names,
         stream=inputs.boolean("stream") or False,
@@ -180,15 +193,15 @@ def _refuse_unsupported(inputs: InputReader) -> None:
         raise UnsupportedError(f"{asked[0]}: not supported by this version of Trident")
 
 
-def _prompt(inputs: InputReader) -> tuple[str | None, str | None]:
-    text, messages = inputs.string("text_input"), inputs.string("messages")
-    if text is not None and messages is not None:
-        raise RequestError("text_input, messages: give one of them, not both")
-    if text is None and messages is None:
-        raise RequestError("text_input: is missing (give text_input or messages)")
-    if text == "" or messages == "":
-        raise RequestError(f"{'messages' if text is None else 'text_input'}: must not be empty")
-    return text, messages
+def _check_one_prompt(prompts: Mapping[str, str | TokenIds | None]) -> None:
+    given = [name for name, prompt in prompts.items() if prompt is not None]
+    if len(given) > 1:
+        raise RequestError(f"{', '.join(given)}: give one of them only")
+    if not given:
+        raise RequestError("text_input: is missing (give text_input, messages or input_ids)")
+    prompt = prompts[given[0]]
+    if prompt is not None and len(prompt) == 0:
+        raise RequestError(f"{given[0]}: must not be empty")
 
 
 def _sampling_tensors(inputs: InputReader) -> tuple[dict[str, Any], dict[str, str]]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
+from engine.text.chat_parameters import ChatParameters
 from engine.text.chat_template import check_messages, parse_messages, render, render_text
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -134,7 +135,8 @@ def test_render(byte_level: Detokenizer) -> None:
     text = "<|user|>hi<|end|><|assistant|>"
     assert render_text(tokenizer, [USER]) == text
     assert render(tokenizer, [USER]) == tokenizer.encode(text, add_special_tokens=False)
-    assert render_text(tokenizer, [USER], add_generation_prompt=False) == "<|user|>hi<|end|>"
+    closed = ChatParameters(add_generation_prompt=False)
+    assert render_text(tokenizer, [USER], closed) == "<|user|>hi<|end|>"
     assert render(tokenizer, [USER])[0] in tokenizer.special_ids
 
 

@@ -85,6 +85,11 @@ BEYOND: dict[str, dict[str, list[np.ndarray]]] = {
             text(f"[{',' * 2**15}]"),
             text("[" * 100_000),
         ],
+        "chat_parameters": [
+            text(json.dumps({"tools": "x" * limits.MAX_CHAT_CHARACTERS})),
+            text('{"a":' * 100_000),
+        ],
+        "input_ids": [numbers(MAX_MODEL_LEN, np.int32), np.full((1, 3), VOCAB, dtype=np.int32)],
         "sampling_parameters": [
             text(json.dumps({"stop": "x" * limits.MAX_SAMPLING_CHARACTERS})),
             text(json.dumps({f"k{i}": 1 for i in range(limits.MAX_SAMPLING_FIELDS + 1)})),
@@ -110,7 +115,9 @@ BEYOND: dict[str, dict[str, list[np.ndarray]]] = {
 def serve(model: str, tensors: dict[str, np.ndarray], **more: Any) -> list[Request]:
     """Take a request through all that is before the scheduler."""
     if model == "ensemble":
-        if "messages" not in tensors:
+        if "chat_parameters" in tensors:
+            tensors = {"messages": text(json.dumps([HI])), **tensors}
+        elif not {"messages", "input_ids"} & tensors.keys():
             tensors = {"text_input": text("hello"), **tensors}
         tensors = engine_tensors(PREPROCESS(parse_inputs(tensors, {})))
     else:

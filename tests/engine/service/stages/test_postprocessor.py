@@ -99,13 +99,14 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     ]
     wanted = ["logprobs", "finish_reason", "sequence_index", "num_input_tokens"]
     wanted += ["kv_cache_reused_blocks", "last_token_time_ns", "cum_log_probs", "output_log_probs"]
-    wanted += ["cumulative_logprob"]
+    wanted += ["cumulative_logprob", "num_cached_tokens"]
     outputs = POSTPROCESS(DetokenizerInput(1, chunks, num_prompt_tokens=40, outputs=wanted))
     assert set(outputs) == {"text_output", *wanted}
     assert outputs["finish_reason"].tolist() == [b"length", b"None"]
     assert outputs["sequence_index"].tolist() == [0, 2]
     assert outputs["num_input_tokens"].tolist() == [40]
     assert outputs["kv_cache_reused_blocks"].tolist() == [2, 0]
+    assert outputs["num_cached_tokens"].tolist() == [33, 0]
     assert outputs["last_token_time_ns"].tolist() == [4_500_000_000, 0]
     assert outputs["cum_log_probs"].tolist() == [-1.0, -0.5]
     assert outputs["cumulative_logprob"].tolist() == [-1.0, -0.5]

@@ -32,7 +32,7 @@ def tensor(value: Any) -> np.ndarray:
 
 
 def request(preprocess: Preprocessor = PREPROCESS, **inputs: Any) -> TokenizedRequest:
-    if "messages" not in inputs:
+    if not {"messages", "input_ids"} & inputs.keys():
         inputs.setdefault("text_input", "hello")
     return preprocess(parse_inputs({name: tensor(v) for name, v in inputs.items()}, {}))
 
@@ -56,6 +56,19 @@ def test_messages_go_through_the_template_and_may_fill_the_context() -> None:
     assert TOKENIZER.decode(made.input_ids.tolist(), False) == "<|user|>hi<|end|><|assistant|>"
     assert made.sampling_params.max_tokens is None
     assert made.options.text_prefix == ""
+
+
+def test_token_ids_are_taken_as_they_are_and_echoed_as_their_text() -> None:
+    ids = TOKENIZER.encode("hello")
+    made = request(input_ids=ids, exclude_input_in_output=False)
+    assert made.input_ids.tolist() == ids
+    assert made.sampling_params.max_tokens == 16
+    assert made.options.text_prefix == "hello"
+    assert request(input_ids=ids).options.text_prefix == ""
+    with pytest.raises(RequestError, match=r"^input_ids: token id 500 is outside the vocabulary"):
+        request(input_ids=[500])
+    with pytest.raises(RequestError, match=r"^input_ids: the prompt has 64 tokens"):
+        request(input_ids=[5] * 64)
 
 
 def test_sections_are_asked_for_by_either_convention() -> None:

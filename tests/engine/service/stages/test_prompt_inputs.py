@@ -3,7 +3,8 @@
 import pytest
 
 from engine.errors import RequestError, UnsupportedError
-from tests.engine.service.stages.test_request_inputs import flag, parse
+from engine.service.stages.request_inputs import parse_inputs
+from tests.engine.service.stages.test_request_inputs import flag, i32, parse, text
 
 
 def test_log_probabilities_of_the_prompt_come_as_json_and_on_request_as_numbers() -> None:
@@ -58,3 +59,21 @@ def test_logits_are_refused_by_name(name: str) -> None:
     assert parse(**{name: flag(False)}).outputs == ()
     with pytest.raises(UnsupportedError, match=f"^{name}: .*prompt_logprobs"):
         parse(**{name: flag(True)})
+
+
+def test_a_prompt_may_be_token_ids() -> None:
+    given = parse_inputs({"input_ids": i32(5, 6)}, {}).input_ids
+    assert given is not None
+    assert given.tolist() == [5, 6]
+    with pytest.raises(RequestError, match=r"^text_input, input_ids: give one of them only"):
+        parse(input_ids=i32(5))
+    with pytest.raises(RequestError, match=r"^input_ids: must not be empty"):
+        parse_inputs({"input_ids": i32()}, {})
+
+
+def test_chat_parameters_are_of_messages() -> None:
+    given = text('{"add_generation_prompt": false}')
+    chat = parse_inputs({"messages": text("[]"), "chat_parameters": given}, {}).chat
+    assert not chat.add_generation_prompt
+    with pytest.raises(RequestError, match=r"^chat_parameters: needs messages"):
+        parse(chat_parameters=given)

@@ -1,0 +1,141 @@
+"""ChatParameters: what a request tells the chat template beside its messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.errors import RequestError, UnsupportedError
+from engine.limits import MAX_CHAT_CHARACTERS, check_size
+
+# Fields of vLLM that are not implemented, and why.
+_REFUSED = {
+    "chat_template": "a template of the client's own may run for ever; the checkpoint's is used",
+    "documents": "not supported by this version of Trident",
+}
+# Arguments of `apply_chat_template` that are not the template's.
+_RESERVED = frozenset(
+    {
+        *("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class ChatParameters:
+    """Arguments of the chat template, in vLLM's names. Immutable.
+
+    Attributes:
+        tools: functions that the model may call, in OpenAI's form.
+        add_generation_prompt: open the assistant's answer at the end of the prompt.
+        continue_final_message: leave the last message open, to be continued.
+        chat_template_kwargs: variables of the template, as `enable_thinking`.
+    """
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> ChatParameters:
+        """Read the JSON object `text`; "" gives the defaults.
+
+        Raises:
+            UnsupportedError: a field of vLLM that Trident does not implement.
+            RequestError: anything else is wrong; the text names the place, as `tools[0].function`.
+        """
+        fields = _object(text)
+        for name, reason in _REFUSED.items():
+            if fields.pop(name, None) is not None:
+                raise UnsupportedError(f"{name}: {reason}")
+        tools = fields.pop("tools", None)
+        kwargs = fields.pop("chat_template_kwargs", None)
+        if kwargs is not None and not isinstance(kwargs, dict):
+            raise RequestError("chat_template_kwargs: must be an object")
+        for name in kwargs or {}:
+            if name in _RESERVED or name in _REFUSED:
+                raise RequestError(f"chat_template_kwargs.{name}: is no variable of a template")
+        continued = _boolean(fields, "continue_final_message", False)
+        opened = _boolean(fields, "add_generation_prompt", not continued)
+        if continued and opened:
+            raise RequestError(
+                "continue_final_message: excludes add_generation_prompt; set that to false"
+            )
+        for name in fields:
+            raise RequestError(f"chat_parameters.{name}: unknown field")
+        return cls(_tools(tools), opened, continued, kwargs or {})
+
+    def check_template(self, template: str) -> None:
+        """Refuse what the chat template with this source would leave out silently.
+
+        Raises:
+            UnsupportedError: the text names the parameter.
+        """
+        if self.tools and not _mentions(template, "tools"):
+            raise UnsupportedError(
+                "tools: not supported by this model: its chat template has no place for them"
+            )
+        for name in self.chat_template_kwargs:
+            if not _mentions(template, name):
+                raise UnsupportedError(
+                    f"chat_template_kwargs.{name}: not supported by this model: its chat template "
+                    "has no such variable"
+                )
+
+
+def _mentions(template: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def _object(text: str) -> dict[str, Any]:
+    check_size("chat_parameters", len(text), MAX_CHAT_CHARACTERS, "characters")
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except RecursionError:
+        raise RequestError("chat_parameters: is nested too deeply") from None
+    except (ValueError, UnicodeError) as error:
+        raise RequestError(f"chat_parameters: must be a JSON object: {error}") from None
+
+
+def _boolean(fields: dict[str, Any], name: str, default: bool) -> bool:
+    value = fields.pop(name, None)
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"{name}: must be true or false")
+    return default if value is None else value
+
+
+def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    if tools is None:
+        return ()
+    if not isinstance(tools, list):
+        raise RequestError("tools: must be a list")
+    names = [_tool_name(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise RequestError(f"tools[{index}].function.name: {name!r} is there twice")
+    return tuple(tools)
+
+
+def _tool_name(tool: Any, place: str) -> str:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        raise RequestError(f"{place}.type: must be 'function'")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise RequestError(f"{place}.function: must be an object")
+    name = function.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
+        raise RequestError(
+            f"{place}.function.name: must be 1 to 64 letters, digits, underscores, dots and dashes"
+        )
+    if not isinstance(function.get("description", ""), str):
+        raise RequestError(f"{place}.function.description: must be a string")
+    if not isinstance(function.get("parameters", {}), dict):
+        raise RequestError(f"{place}.function.parameters: must be an object, a JSON schema")
+    return name
