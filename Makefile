@@ -39,17 +39,17 @@ test: develop  ## What CI runs: all but the large tests
 test-all: develop  ## All tests
 	@$(LANES) SELECT='large or not large'
 
-# The lanes of the tests, one per core. A large test repeats shorter ones at length.
-LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line with-server without-server
+# Parts of the tests, one per core at a time. A large test repeats shorter ones at length.
+LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line \
+  with-server without-server interpreted compiled
 SELECT := not large
 PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
 
 with-server: develop  ## The tests that drive tritonserver
 	$(PYTEST) -m 'server and ($(SELECT))'
 
-without-server: develop  ## All other tests
+without-server: develop  ## All other tests but those of our kernels
 	$(PYTEST) -m 'not server and ($(SELECT))' --ignore=tests/aot
-	@$(MAKE) --no-print-directory SELECT='$(SELECT)' interpreted compiled
 
 interpreted: develop  ## Our kernels on the CPU: without a GPU, under Triton's interpreter
 	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels

@@ -38,6 +38,13 @@ def expected_output(prompt: Sequence[int], max_tokens: int, index: int = 0) -> l
     return tokens[len(prompt) :]
 
 
+def check_output(request: Request) -> None:
+    """Assert that `request` has ended with all tokens that it gets alone."""
+    prompt = request.token_ids[: request.num_prompt_tokens]
+    expected = expected_output(prompt, request.max_tokens, request.index)
+    assert request.token_ids[len(prompt) :].tolist() == expected
+
+
 def expected_score(token_ids: Sequence[int]) -> float:
     """Return what stands for the log-probability of the last token after the others."""
     return -float(int.from_bytes(chain(token_ids)[:3], "little"))  # exact in float32

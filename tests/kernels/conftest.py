@@ -7,15 +7,16 @@ They need only torch, triton, numpy and pytest.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels.device import INTERPRETED
+from kernels import device
 from tests.kernels.support import poison
 
-RUNS = INTERPRETED or torch.cuda.is_available()
+RUNS = device.INTERPRETED or torch.cuda.is_available()
 _ALLOCATORS = ("empty", "empty_like")
 
 
@@ -37,3 +38,11 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _ALLOCATORS:
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the number of SMs: the interpreter runs all programs in turn."""
+    if device.INTERPRETED:
+        limits = replace(device.HOPPER, num_sms=2)
+        monkeypatch.setattr(device, "limits", lambda where: limits)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.slot_tables import RUNNING, STOP, SlotTables
+from kernels.slot_tables import RUNNING, STOP
 from kernels.slot_writes import SlotWrites
 from kernels.step_inputs import StepInputs, prepare_inputs
 from kernels.token_scatter import SKIPPED, scatter_tokens
 from tests.kernels.simulated_sequence import VOCAB, Sequence, next_token
-from tests.kernels.slot_cases import admit, set_blocks
+from tests.kernels.slot_cases import admit, empty_tables, set_blocks
 from tests.kernels.support import DEVICE
 
 NUM_SLOTS = 4
@@ -42,14 +42,11 @@ class Host:
         self.block_size = block_size
         self.max_blocks = -(-MAX_MODEL_LEN // block_size)
         num_blocks = 1 + NUM_SLOTS * self.max_blocks
-        self.tables = SlotTables.allocate(
+        self.tables = empty_tables(
             NUM_SLOTS,
             max_model_len=MAX_MODEL_LEN,
             max_blocks=self.max_blocks,
             max_stop_token_ids=MAX_STOP_TOKEN_IDS,
-            max_biases=3,
-            vocab_size=50,
-            device=DEVICE,
         )
         self.cache = [-1] * (num_blocks * block_size)
         self.free_blocks = list(range(1, num_blocks))

@@ -18,6 +18,13 @@ from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros
 
 
+def empty_tables(num_slots: int, *, device: torch.device = DEVICE, **sizes: int) -> SlotTables:
+    """Return tables of zeros; a size that is not given is 1."""
+    names = ("max_model_len", "max_blocks", "max_stop_token_ids", "max_biases", "vocab_size")
+    given: dict[str, int] = {**dict.fromkeys(names, 1), **sizes}
+    return SlotTables.allocate(num_slots, device=device, **given)
+
+
 def random_tables(
     num_slots: int,
     *,
@@ -26,17 +33,17 @@ def random_tables(
     max_stop_token_ids: int = 4,
     vocab: int = 50,
     seed: int = 0,
+    device: torch.device = DEVICE,
 ) -> SlotTables:
     """Return tables in which each slot holds a sequence in a random state."""
-    tables = SlotTables.allocate(
-        num_slots,
-        max_model_len=max_model_len,
-        max_blocks=-(-max_model_len // block_size),
-        max_stop_token_ids=max_stop_token_ids,
-        max_biases=3,
-        vocab_size=50,
-        device=torch.device("cpu"),
-    )
+    sizes = {
+        "max_model_len": max_model_len,
+        "max_blocks": -(-max_model_len // block_size),
+        "max_stop_token_ids": max_stop_token_ids,
+        "max_biases": 3,
+        "vocab_size": 50,
+    }
+    tables = empty_tables(num_slots, device=torch.device("cpu"), **sizes)
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     tables.token_ids.random_(0, vocab, generator=generator)
@@ -51,15 +58,7 @@ def random_tables(
         tables.min_tokens[slot] = rng.randint(0, 4)
         tables.max_tokens[slot] = rng.randint(1, 6)
         tables.finish_reasons[slot] = rng.choice([RUNNING, RUNNING, RUNNING, STOP, LENGTH])
-    found = SlotTables.allocate(
-        num_slots,
-        max_model_len=max_model_len,
-        max_blocks=tables.block_tables.shape[1],
-        max_stop_token_ids=max_stop_token_ids,
-        max_biases=3,
-        vocab_size=50,
-        device=DEVICE,
-    )
+    found = empty_tables(num_slots, device=device, **sizes)
     found.buffer.copy_(tables.buffer)
     return found
 
@@ -105,15 +104,7 @@ def vast_tables(monkeypatch: pytest.MonkeyPatch) -> SlotTables:
     """Return three slots, the last of which starts beyond 2**31 tokens; most pages are unmapped."""
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", lambda size, **_: vast_zeros(4 * size).view(torch.int32))
-        return SlotTables.allocate(
-            3,
-            max_model_len=2**30 + 64,
-            max_blocks=2**24 + 1,
-            max_stop_token_ids=1,
-            max_biases=3,
-            vocab_size=50,
-            device=DEVICE,
-        )
+        return empty_tables(3, max_model_len=2**30 + 64, max_blocks=2**24 + 1)
 
 
 def assert_tables_equal(found: SlotTables, expected: SlotTables) -> None:

@@ -5,7 +5,6 @@ In the interpreter with a capturer that runs the captured work again; on a GPU w
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,16 +29,10 @@ from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.slot_cases import assert_tables_equal, random_tables
 from tests.kernels.support import DEVICE, randn
 
+pytestmark = pytest.mark.usefixtures("small_gpu")
+
 NUM_SLOTS, HIDDEN, VOCAB = 6, 16, 301
 MAX_TOKENS = 4
-
-
-@pytest.fixture(autouse=True)
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the number of SMs: the interpreter runs all programs in turn."""
-    if device.INTERPRETED:
-        limits = replace(device.HOPPER, num_sms=2)
-        monkeypatch.setattr(device, "limits", lambda where: limits)
 
 
 def make_capturer() -> Capturer:

@@ -6,7 +6,6 @@ A small version of `tests/engine/test_parity.py`, which would take the interpret
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from kernels import device
 from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.support import DEVICE
+
+pytestmark = pytest.mark.usefixtures("small_gpu")
 
 MAX_TOKENS = 4
 
@@ -36,14 +37,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def make_llm(checkpoint: GreedyCheckpoint, **settings: Any) -> LLM:
     defaults = {"block_size": 16, "max_model_len": 48, "max_num_seqs": 8}
     return checkpoint.llm(DEVICE, **{**defaults, **settings})
-
-
-@pytest.fixture(autouse=True)
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the number of SMs: the interpreter runs all programs in turn."""
-    if device.INTERPRETED:
-        limits = replace(device.HOPPER, num_sms=2)
-        monkeypatch.setattr(device, "limits", lambda where: limits)
 
 
 # The second family adds a sliding window, which the attention kernels' tests cover too.

@@ -3,7 +3,6 @@
 A small version of `tests/engine/test_deterministic.py`, which would take the interpreter too long.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,13 +18,7 @@ from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.support import DEVICE
 
-
-@pytest.fixture(autouse=True)
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the number of SMs: the interpreter runs all programs in turn."""
-    if device.INTERPRETED:
-        limits = replace(device.HOPPER, num_sms=2)
-        monkeypatch.setattr(device, "limits", lambda where: limits)
+pytestmark = pytest.mark.usefixtures("small_gpu")
 
 
 @pytest.fixture(scope="module")

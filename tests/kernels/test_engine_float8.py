@@ -26,7 +26,8 @@ from engine.weights import SINGLE
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.kernels.support import DEVICE
-from tests.kernels.test_engine import small_gpu as small_gpu
+
+pytestmark = pytest.mark.usefixtures("small_gpu")
 
 VOCAB = 400
 LENGTHS = (1, 33)

@@ -6,7 +6,6 @@ A small version of `tests/engine/test_prompt_logprobs.py`: the interpreter takes
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,15 @@ pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import LLM, SamplingParams
-from kernels import device
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.greedy import SHARED_GPU
 from tests.factories.prompt_scores import PromptReference, check_prompts
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.kernels.support import DEVICE
 
+pytestmark = pytest.mark.usefixtures("small_gpu")
+
 VOCAB = 397  # odd: rows of logits are padded
-
-
-@pytest.fixture(autouse=True)
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the number of SMs: the interpreter runs all programs in turn."""
-    if device.INTERPRETED:
-        limits = replace(device.HOPPER, num_sms=2)
-        monkeypatch.setattr(device, "limits", lambda where: limits)
 
 
 def test_in_chunks_of_several_prompts(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,8 @@ from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.no_waiting import no_waiting
 from tests.kernels.support import DEVICE
+
+pytestmark = pytest.mark.usefixtures("small_gpu")
 
 # A prompt is admitted with room for the next block of all that run: longer outputs are preempted.
 MAX_TOKENS = 20
@@ -38,14 +39,6 @@ PARAMS = (
     {"temperature": 0, "logprobs": 2, "repetition_penalty": 1.2},
     {"temperature": 1.0, "n": 2, "top_p": 0.9, "seed": 1, "presence_penalty": 0.5},
 )
-
-
-@pytest.fixture(autouse=True)
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the number of SMs: the interpreter runs all programs in turn."""
-    if device.INTERPRETED:
-        limits = replace(device.HOPPER, num_sms=2)
-        monkeypatch.setattr(device, "limits", lambda where: limits)
 
 
 @pytest.fixture(scope="module")

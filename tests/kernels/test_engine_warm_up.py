@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +17,10 @@ from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.kernel_forms import Form, launched_kernels, recorded_forms
 from tests.kernels.support import DEVICE
 
-# Launched by no model of those that are supported; and with the setting `deterministic` alone.
-UNUSED = {"layer_norm._kernel", "matmul._kernel"}
+pytestmark = pytest.mark.usefixtures("small_gpu")
+
+UNUSED = {"layer_norm._kernel"}  # by all models that are supported
+DETERMINISTIC = {"matmul._kernel"}  # launched with this setting alone
 
 MAX_TOKENS = 3
 SETTINGS: dict[str, Any] = {
@@ -53,14 +54,6 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"min_tokens": 2, "stop_token_ids": (7, 8)},
     {"stop_token_ids": tuple(range(40, 80))},
 )
-
-
-@pytest.fixture(autouse=True)
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the number of SMs: the interpreter runs all programs in turn."""
-    if device.INTERPRETED:
-        limits = replace(device.HOPPER, num_sms=2)
-        monkeypatch.setattr(device, "limits", lambda where: limits)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +90,7 @@ def test_no_request_needs_a_kernel_in_another_form(checkpoint: GreedyCheckpoint)
     with recorded_forms() as warm:
         llm = start(checkpoint, SETTINGS, captured=False)
     # A new kernel that models may launch must be launched by the warm-up too.
-    assert {name for name, *_ in warm} == launched_kernels() - UNUSED
+    assert names(warm) == launched_kernels() - UNUSED - DETERMINISTIC
     draw = random.Random(0)
     with recorded_forms() as found:
         # A long prompt alone, then each of the parameters alone, then many at once.
@@ -127,6 +120,27 @@ def test_nor_do_captured_steps_chunks_and_swaps(checkpoint: GreedyCheckpoint) ->
         outputs = llm.generate(prompts, longer, use_tqdm=False)
     check_forms(found, warm)
     assert any(output.metrics.num_preemptions for output in outputs)
+
+
+def test_nor_in_the_deterministic_mode(checkpoint: GreedyCheckpoint) -> None:
+    settings = {
+        **SETTINGS,
+        "max_model_len": 48,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 64,
+        "long_prefill_token_threshold": 24,
+        "deterministic": True,
+    }
+    with recorded_forms() as warm:
+        llm = start(checkpoint, settings, captured=False)
+    assert names(warm) >= DETERMINISTIC
+    with recorded_forms() as found:
+        llm.generate(checkpoint.prompts[1:4], params({"logprobs": 1}), use_tqdm=False)
+    check_forms(found, warm)
+
+
+def names(forms: dict[Form, str]) -> set[str]:
+    return {name for name, *_ in forms}
 
 
 def check_forms(found: dict[Form, str], warm: dict[Form, str]) -> None:

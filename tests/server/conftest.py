@@ -48,8 +48,9 @@ def server(checkpoint: Path) -> Iterator[TritonServer]:
     assert released_all(server)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def caller(server: TritonServer) -> Iterator[Caller]:
+    """Ask the server of the file: that of most tests, or one of its own."""
     caller = Caller(server.grpc_url, server.http_url)
     yield caller
     caller.close()

@@ -61,13 +61,6 @@ def server(checkpoint: Path, collector: Collector) -> Iterator[TritonServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def caller(server: TritonServer) -> Iterator[Caller]:
-    caller = Caller(server.grpc_url, server.http_url)
-    yield caller
-    caller.close()
-
-
 def long_inputs(**params: Any) -> dict[str, Any]:
     return {"sampling_parameters": json.dumps({"ignore_eos": True, **params})}
 

@@ -50,13 +50,6 @@ def server(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def caller(server: TritonServer) -> Iterator[Caller]:
-    caller = Caller(server.grpc_url, server.http_url)
-    yield caller
-    caller.close()
-
-
-@pytest.fixture(scope="module")
 def sampling(tokenizer: Any) -> dict[str, Any]:
     """Sampling that writes little but tags."""
     ids = {i for tag in (*REASONING, *CALLS) for i in tokenizer.encode(tag)}

@@ -13,45 +13,51 @@ namespace trident {
 // integers, whose zero point is accounted for in the initial sums. A product takes a unit in kSteps steps, each
 // with 32 bits of a row, converted to `Value`.
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-
 using Units = __m512i;
 constexpr int64_t kMostRows = 12;  // with two vectors each, 24 of 32 registers
+#else
+using Units = __m256i;
+constexpr int64_t kMostRows = 6;  // with two vectors each, 12 of 16 registers
+#endif
 
-struct BFloat16Product {
-  using Sums = __m512;
-  using Value = at::BFloat16;
+inline Units load_units(const int32_t* from) {
+  return *reinterpret_cast<const Units*>(from);  // aligned
+}
+
+// What a product has that takes a unit at once.
+struct WholeUnits {
   static constexpr int64_t kSteps = 1;
 
-  static Units weights(const int32_t* units, int64_t) {
-    return _mm512_load_si512(units);
+  static Units weights(const int32_t* from, int64_t) {
+    return load_units(from);
   }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+
+struct BFloat16Product : WholeUnits {
+  using Sums = __m512;
+  using Value = at::BFloat16;
+
   static Sums add(Sums sums, int32_t x, Units weights) {
     return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(x));
   }
 };
 
-struct Float32Product {
+struct Float32Product : WholeUnits {
   using Sums = __m512;
   using Value = float;
-  static constexpr int64_t kSteps = 1;
 
-  static Units weights(const int32_t* units, int64_t) {
-    return _mm512_load_si512(units);
-  }
   static Sums add(Sums sums, int32_t x, Units weights) {
     return _mm512_fmadd_ps(
         _mm512_castsi512_ps(_mm512_set1_epi32(x)), _mm512_castsi512_ps(weights), sums);
   }
 };
 
-struct Int8Product {
+struct Int8Product : WholeUnits {
   using Sums = __m512i;
   using Value = int8_t;
-  static constexpr int64_t kSteps = 1;
 
-  static Units weights(const int32_t* units, int64_t) {
-    return _mm512_load_si512(units);
-  }
   static Sums add(Sums sums, int32_t x, Units weights) {
     // With the intrinsic, GCC 12 copies the sums to another register and back.
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(_mm512_set1_epi32(x)));
@@ -61,21 +67,10 @@ struct Int8Product {
 
 #else
 
-using Units = __m256i;
-constexpr int64_t kMostRows = 6;  // with two vectors each, 12 of 16 registers
-
-inline Units load_units(const int32_t* from) {
-  return _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
-}
-
-struct Float32Product {
+struct Float32Product : WholeUnits {
   using Sums = __m256;
   using Value = float;
-  static constexpr int64_t kSteps = 1;
 
-  static Units weights(const int32_t* units, int64_t) {
-    return load_units(units);
-  }
   static Sums add(Sums sums, int32_t x, Units weights) {
     // With the intrinsics here and below, GCC 12 runs out of registers.
     asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(_mm256_set1_epi32(x)), "x"(weights));

@@ -9,14 +9,9 @@ from hypothesis import strategies as st
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from tests.factories.paged_oracle import PagedOracle, expected_output
+from tests.factories.arrivals import Arrival, arrivals, schedulers
+from tests.factories.paged_oracle import PagedOracle, check_output
 from tests.factories.requests import make_request, make_scheduler
-
-
-def check_output(request: Request) -> None:
-    prompt = request.token_ids[: request.num_prompt_tokens]
-    expected = expected_output(prompt, request.max_tokens, request.index)
-    assert request.token_ids[len(prompt) :].tolist() == expected
 
 
 def count_lookups(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
@@ -177,71 +172,35 @@ def test_another_prompt_overtakes_one_that_waits_for_its_prefix() -> None:
     assert {request.uid for request in scheduler.running} == {0, 7}
 
 
-REQUESTS = st.lists(
-    st.tuples(
-        st.integers(0, 15),  # step of arrival
-        st.integers(1, 60),  # prompt length
-        st.integers(0, 3),  # which of few prompts
-        st.integers(1, 20),  # max_tokens
-        st.integers(1, 4),  # n
-        st.integers(-1, 1),  # priority
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
 @settings(max_examples=150, deadline=None)
 @given(
-    arrivals=REQUESTS,
-    num_blocks=st.integers(22, 60),
-    max_num_seqs=st.integers(1, 6),
-    budget=st.integers(6, 80),
-    caching=st.booleans(),
-    threshold=st.sampled_from([0, 5]),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    asked=st.lists(
+        arrivals(
+            step=st.integers(0, 15),
+            length=st.integers(1, 60),
+            max_tokens=st.integers(1, 20),
+            abort=st.none(),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    scheduler=schedulers(
+        num_blocks=st.integers(22, 60),
+        max_num_batched_tokens=st.integers(6, 80),
+        num_host_blocks=st.sampled_from([0, 30]),
+    ),
     num_ahead=st.sampled_from([0, 1]),
-    num_host_blocks=st.sampled_from([0, 30]),
 )
 def test_nothing_starves_and_no_prompt_is_begun_in_vain(
-    arrivals: list[tuple[int, int, int, int, int, int]],
-    num_blocks: int,
-    max_num_seqs: int,
-    budget: int,
-    caching: bool,
-    threshold: int,
-    policy: str,
-    num_ahead: int,
-    num_host_blocks: int,
+    asked: list[Arrival], scheduler: Scheduler, num_ahead: int
 ) -> None:
-    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])  # uids grow with arrival
-    scheduler = make_scheduler(
-        num_blocks=num_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        enable_prefix_caching=caching,
-        long_prefill_token_threshold=threshold,
-        policy=policy,
-        num_host_blocks=num_host_blocks,
-    )
+    asked = sorted(asked, key=lambda arrival: arrival.step)  # uids grow with arrival
+    groups = [arrival.group(uid) for uid, arrival in enumerate(asked)]
     oracle = PagedOracle(scheduler, num_ahead)
-    groups = [
-        [
-            make_request(
-                uid,
-                [which * 10 + i % 7 for i in range(length)],
-                max_tokens=max_tokens,
-                index=i,
-                priority=priority,
-            )
-            for i in range(n)
-        ]
-        for uid, (_, length, which, max_tokens, n, priority) in enumerate(arrivals)
-    ]
     begun: list[Request] = []
     for step in range(3000):
-        for group, (arrival, *_) in zip(groups, arrivals, strict=True):
-            if arrival == step:
+        for group, arrival in zip(groups, asked, strict=True):
+            if arrival.step == step:
                 scheduler.add(group)
         if step > 15 and not oracle.has_work():
             break
@@ -263,7 +222,7 @@ def test_nothing_starves_and_no_prompt_is_begun_in_vain(
                 assert decode_needed_blocks
     else:
         raise AssertionError("somebody starves")
-    if policy == "fcfs" and not threshold:
+    if scheduler.policy == "fcfs" and not scheduler._admission._threshold:
         assert [request.uid for request in begun] == list(range(len(groups)))
     for group in groups:
         for request in group:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +12,8 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.prompt_logprobs import logprobs_of, positions
 from engine.token_ids import unpack_token_ids
-from tests.factories.paged_oracle import PagedOracle, expected_output, expected_score
+from tests.factories.arrivals import Arrival, arrivals, schedulers, serve
+from tests.factories.paged_oracle import PagedOracle, check_output, expected_score
 from tests.factories.requests import make_request, make_scheduler
 
 BLOCK_SIZE = 4
@@ -44,92 +43,33 @@ def check_scores(request: Request) -> None:
         assert position.ranks[1:] == list(range(1, scores.num_top + 1))
 
 
-@dataclass(frozen=True)
-class Arrival:
-    step: int
-    length: int
-    which: int  # of few prompts, so that prefixes are shared
-    num_top: int | None  # None: not scored
-    max_tokens: int
-    n: int
-    priority: int
-    abort: int | None
-
-
-_ARRIVALS = st.lists(
-    st.builds(
-        Arrival,
-        step=st.integers(0, 12),
-        length=st.integers(1, 30),
-        which=st.integers(0, 2),
-        num_top=st.one_of(st.none(), st.integers(0, 3)),
-        max_tokens=st.integers(1, 10),
-        n=st.integers(1, 3),
-        priority=st.integers(-1, 1),
-        abort=st.one_of(st.none(), st.integers(0, 25)),
-    ),
-    min_size=1,
-    max_size=8,
-)
-
-
 @given(
-    arrivals=_ARRIVALS,
-    num_blocks=st.integers(12, 40),
-    max_num_seqs=st.integers(1, 6),
-    budget=st.integers(6, 40),
-    caching=st.booleans(),
-    threshold=st.sampled_from([0, 5]),
+    asked=st.lists(
+        st.tuples(
+            arrivals(),
+            st.one_of(st.none(), st.integers(0, 3)),  # num_top of those that are scored
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    scheduler=schedulers(),
     num_ahead=st.sampled_from([0, 1]),
-    num_host_blocks=st.one_of(st.just(0), st.integers(1, 60)),
 )
 def test_in_any_company(
-    arrivals: list[Arrival],
-    num_blocks: int,
-    max_num_seqs: int,
-    budget: int,
-    caching: bool,
-    threshold: int,
-    num_ahead: int,
-    num_host_blocks: int,
+    asked: list[tuple[Arrival, int | None]], scheduler: Scheduler, num_ahead: int
 ) -> None:
     """Chunks, prefix hits, forks, preemptions, swaps, aborts, one step ahead: none is lost."""
-    scheduler = make_scheduler(
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        enable_prefix_caching=caching,
-        long_prefill_token_threshold=threshold,
-        policy="priority",
-        num_host_blocks=num_host_blocks,
-    )
-    oracle = PagedOracle(scheduler, num_ahead)
-    groups = []
-    for uid, each in enumerate(arrivals):
-        prompt = [each.which * 10 + i % 7 for i in range(each.length)]
-        fields = {"max_tokens": each.max_tokens, "priority": each.priority}
-        group = scored_request(uid, prompt, num_top=each.num_top or 0, n=each.n, **fields)
-        if each.num_top is None:
-            group[0].prompt_scores = None
-        groups.append(group)
-    for step in range(26):
-        for uid, each in enumerate(arrivals):
-            if each.step == step:
-                scheduler.add(groups[uid])
-            if each.abort == step and each.abort > each.step:
-                scheduler.abort(uid)
-        if oracle.has_work():
-            oracle.step()
-    oracle.run()
-    for group, each in zip(groups, arrivals, strict=True):
-        if group[0].finish_reason != "abort" and each.num_top is not None:
+    groups = [arrival.group(uid) for uid, (arrival, _) in enumerate(asked)]
+    for group, (_, num_top) in zip(groups, asked, strict=True):
+        if num_top is not None:
+            group[0].prompt_scores = PromptScores(group[0].token_ids, num_top)
+    serve(PagedOracle(scheduler, num_ahead), [arrival for arrival, _ in asked], groups)
+    for group in groups:
+        if group[0].finish_reason != "abort" and group[0].prompt_scores is not None:
             check_scores(group[0])
         for request in group:
             if request.finish_reason != "abort":
-                prompt = request.token_ids[: request.num_prompt_tokens].tolist()
-                answer = expected_output(prompt, request.max_tokens, request.index)
-                assert request.token_ids[request.num_prompt_tokens :].tolist() == answer
+                check_output(request)
 
 
 def run_until_computed(oracle: PagedOracle, request: Request, num_tokens: int) -> None:

@@ -6,7 +6,7 @@ from engine.core.bad_words import BadWords
 from engine.core.integrity import check_integrity
 from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
-from tests.factories.paged_oracle import PagedOracle, expected_output
+from tests.factories.paged_oracle import PagedOracle, check_output, expected_output
 from tests.factories.requests import StopString, make_request, make_scheduler
 
 
@@ -96,7 +96,7 @@ def test_samples_share_the_prompt_blocks() -> None:
     assert used == 3 + 4
     oracle.run()
     for request in group:
-        assert request.token_ids[14:].tolist() == expected_output(prompt, 3, request.index)
+        check_output(request)
 
 
 def test_abort_frees_at_once_whatever_the_state() -> None:

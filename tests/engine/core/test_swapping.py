@@ -1,7 +1,5 @@
 """Preempted sequences whose KV waits in the host's memory."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from engine.core.bad_words import BadWords
@@ -9,7 +7,7 @@ from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from tests.factories.paged_oracle import PagedOracle, expected_output
+from tests.factories.paged_oracle import PagedOracle, check_output, expected_output
 from tests.factories.requests import append_tokens, make_request, make_scheduler, reuse_prefix
 
 PROMPTS = (range(7), range(20, 27))
@@ -35,13 +33,6 @@ def run_until_preemption(oracle: PagedOracle) -> None:
     raise AssertionError("there is room for all")
 
 
-def check_outputs(requests: Sequence[Request]) -> None:
-    for request, prompt in zip(requests, PROMPTS, strict=True):
-        assert request.token_ids[request.num_prompt_tokens :].tolist() == expected_output(
-            prompt, MAX_TOKENS
-        )
-
-
 @pytest.mark.parametrize("num_ahead", [0, 1])
 @pytest.mark.parametrize("caching", [False, True])
 def test_what_is_swapped_out_is_not_computed_again(num_ahead: int, caching: bool) -> None:
@@ -49,7 +40,8 @@ def test_what_is_swapped_out_is_not_computed_again(num_ahead: int, caching: bool
     oracle = PagedOracle(scheduler, num_ahead)
     requests = make_pair(scheduler)
     oracle.run()
-    check_outputs(requests)
+    for request in requests:
+        check_output(request)
     assert scheduler.num_preemptions > 0
     # The last token of each is never computed. One step ahead, a preemption drops the token in
     # flight, and the one before it is computed again.
@@ -83,7 +75,8 @@ def test_what_finds_no_room_is_recomputed() -> None:
     run_until_preemption(oracle)
     assert requests[1].kv.num_swapped_tokens == requests[1].num_computed_tokens == 0
     oracle.run()
-    check_outputs(requests)
+    for request in requests:
+        check_output(request)
     assert oracle.blocks.num_swapped_in == 0
     assert oracle.num_computed_tokens > sum(r.num_tokens - 1 for r in requests)
     check_idle(scheduler)
@@ -155,8 +148,7 @@ def test_a_step_without_rows_leaves_its_swaps_to_the_next() -> None:
     scheduler.update(oracle.in_flight.popleft())
     oracle.run()
     for request in requests:
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        assert request.token_ids[len(prompt) :].tolist() == expected_output(prompt, 8)
+        check_output(request)
     # The token before the one that was in flight is computed again.
     num_expected = sum(r.num_tokens - 1 for r in requests) + scheduler.num_preemptions
     assert oracle.num_computed_tokens == num_expected

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from kernels import step_inputs, token_scatter
-from kernels.slot_tables import SlotTables
 from kernels.step_inputs import StepInputs, prepare_inputs
 from kernels.token_scatter import scatter_tokens
 from tests.kernels.slot_cases import assert_tables_equal, random_tables
@@ -23,21 +22,6 @@ def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module.device, "runs_triton", lambda tensor: False)
 
 
-def _tables(seed: int) -> SlotTables:
-    tables = random_tables(9, seed=seed)
-    found = SlotTables.allocate(
-        9,
-        max_model_len=60,
-        max_blocks=4,
-        max_stop_token_ids=4,
-        max_biases=3,
-        vocab_size=50,
-        device=CPU,
-    )
-    found.buffer.copy_(tables.buffer)
-    return found
-
-
 def _assert_inputs_equal(found: StepInputs, expected: StepInputs) -> None:
     for field in fields(StepInputs):
         left, right = getattr(found, field.name), getattr(expected, field.name)
@@ -48,7 +32,7 @@ def _assert_inputs_equal(found: StepInputs, expected: StepInputs) -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_inputs_and_places(seed: int) -> None:
     rng = random.Random(seed)
-    tables = _tables(seed)
+    tables = random_tables(9, seed=seed, device=CPU)
     slots = rng.sample([*range(9), -1, -1], rng.randint(0, 11))
     counts = [rng.choice([0, 1, 1, 1, 2, 17, 60]) for _ in slots]
     starts = [sum(counts[:i]) for i in range(len(counts) + 1)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.sampling.draw import Settings
 from kernels.slot_tables import SlotTables
+from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE
 
 # Several groups per tile, tiles per list and chunks per row, for rows of some hundreds of logits;
@@ -53,15 +54,7 @@ class Rows(NamedTuple):
 
 def rows_of(filters: list[dict[str, float]], seed: int = 0) -> Rows:
     """Return one row per element of `filters`, each with its own seed and position."""
-    tables = SlotTables.allocate(
-        max(len(filters), 1),
-        max_model_len=1,
-        max_blocks=1,
-        max_stop_token_ids=1,
-        max_biases=1,
-        vocab_size=1,
-        device=DEVICE,
-    )
+    tables = empty_tables(max(len(filters), 1))
     numbers = torch.arange(len(filters), device=DEVICE)
     for name, neutral in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
         values = [row.get(name, neutral) for row in filters]

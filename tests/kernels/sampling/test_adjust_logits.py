@@ -13,6 +13,7 @@ from kernels.sampling import adjust_logits as module
 from kernels.sampling.adjust_logits import RowMasks, adjust_logits, reference
 from kernels.sampling.token_counts import TokenCounts
 from kernels.slot_tables import ALLOWED, BIAS, MIN_TOKENS, PENALTIES, SlotTables
+from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE, padded, randn
 from tests.kernels.vast_memory import vast_zeros
 
@@ -67,15 +68,7 @@ ROWS = [
 def tables_of(rows: Sequence[Row], slots: Sequence[int], vocab: int) -> SlotTables:
     """Return tables with `rows` in `slots`, and other sequences' numbers in the other slots."""
     num_slots = max(slots, default=0) + 3
-    tables = SlotTables.allocate(
-        num_slots,
-        max_model_len=1,
-        max_blocks=1,
-        max_stop_token_ids=5,
-        max_biases=2000,
-        vocab_size=vocab,
-        device=DEVICE,
-    )
+    tables = empty_tables(num_slots, max_stop_token_ids=5, max_biases=2000, vocab_size=vocab)
     tables.buffer.random_(1, 9, generator=torch.Generator(DEVICE).manual_seed(0))
     for row, slot in zip(rows, slots, strict=True):
         features = BIAS * bool(row.bias) | PENALTIES * bool(row.penalties)
@@ -213,15 +206,7 @@ def test_rows_and_slots_beyond_two_to_the_31() -> None:
     output[last, 5], mask[last, 0] = 3, 1 << 6
     logits[1, 5:7] = 1.0
     row = Row({7: 2.0}, {"repetition": 2.0, "frequency": 1.0})
-    tables = SlotTables.allocate(
-        last + 1,
-        max_model_len=1,
-        max_blocks=1,
-        max_stop_token_ids=1,
-        max_biases=1,
-        vocab_size=vocab,
-        device=DEVICE,
-    )
+    tables = empty_tables(last + 1, vocab_size=vocab)
     small = tables_of([row], [0], vocab)
     for name in ("features", "num_biases", "repetition_penalty", "frequency_penalty"):
         getattr(tables, name)[last] = getattr(small, name)[0]

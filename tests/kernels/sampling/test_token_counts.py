@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels import device
 from kernels.sampling.token_counts import TokenCounts, count_tokens
 from kernels.slot_tables import PENALTIES, SlotTables
+from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros
 
@@ -26,15 +27,7 @@ def forms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def make_tables(num_slots: int = 4) -> SlotTables:
     """Return tables whose sequences all have penalties, and no tokens."""
-    tables = SlotTables.allocate(
-        num_slots,
-        max_model_len=2 * LONG,
-        max_blocks=1,
-        max_stop_token_ids=1,
-        max_biases=1,
-        vocab_size=VOCAB,
-        device=DEVICE,
-    )
+    tables = empty_tables(num_slots, max_model_len=2 * LONG, vocab_size=VOCAB)
     tables.features.fill_(PENALTIES | 1)
     return tables
 
