@@ -19,6 +19,8 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    top_n_sigma: float
+    typical_p: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float

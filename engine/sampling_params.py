@@ -80,6 +80,11 @@ class SamplingParams(BaseModel):
         top_k: 0 or -1 keeps every token.
         top_p: probability mass kept, in (0, 1].
         min_p: tokens below `min_p * max probability` are dropped, in [0, 1].
+        top_n_sigma: tokens whose logit is more than so many standard deviations below the largest
+            one are dropped; 0 or -1 keeps every token.
+        typical_p: probability mass kept, of the tokens whose information is nearest to what is
+            expected (locally typical sampling), in (0, 1]. Like `top_n_sigma`, which comes first,
+            it applies before the other filters.
         repetition_penalty: > 1 discourages tokens of the prompt and the output.
         presence_penalty, frequency_penalty: subtracted per token of the output, in [-2, 2].
         seed: the same seed gives the same tokens, whatever else is batched; None draws one.
@@ -110,6 +115,8 @@ class SamplingParams(BaseModel):
     top_k: _Count = 0
     top_p: Annotated[_Finite, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[_Finite, Field(ge=0, le=1)] = 0.0
+    top_n_sigma: Annotated[_Finite, Field(ge=0)] = 0.0
+    typical_p: Annotated[_Finite, Field(gt=0, le=1)] = 1.0
     repetition_penalty: Annotated[_Finite, Field(gt=0)] = 1.0
     presence_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
@@ -164,9 +171,9 @@ class SamplingParams(BaseModel):
     def _one_grammar(cls, value: Any) -> Any:
         return None if value is None else request_forms.parse_structured_outputs(value)
 
-    @field_validator("top_k", mode="before")
+    @field_validator("top_k", "top_n_sigma", mode="before")
     @classmethod
-    def _disabled_top_k(cls, value: Any) -> Any:
+    def _disabled(cls, value: Any) -> Any:
         return 0 if value in (-1, "-1") else value
 
     @field_validator("stop", "bad_words", mode="before")

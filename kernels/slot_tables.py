@@ -57,6 +57,7 @@ class SlotTables:
         top_k: int32 [S], 0 keeps every token.
         temperature: float32 [S], 0 is greedy.
         top_p, min_p: float32 [S], 1 and 0 keep every token.
+        top_n_sigma, typical_p: float32 [S], 0 and 1 keep every token.
         repetition_penalty: float32 [S], divides positive and multiplies other logits of tokens that
             occur in the prompt or the output.
         presence_penalty: float32 [S], subtracted from the logits of tokens of the output.
@@ -86,6 +87,8 @@ class SlotTables:
     temperature: Tensor
     top_p: Tensor
     min_p: Tensor
+    top_n_sigma: Tensor
+    typical_p: Tensor
     repetition_penalty: Tensor
     presence_penalty: Tensor
     frequency_penalty: Tensor
@@ -129,7 +132,7 @@ class SlotTables:
             ((num_slots,), torch.int32),
             ((num_slots + 1,), torch.int32),
             *[((num_slots,), torch.int32)] * 10,
-            *[((num_slots,), torch.float32)] * 6,
+            *[((num_slots,), torch.float32)] * 8,
             ((num_slots,), torch.int64),
         ]
         words = [prod(shape) * dtype.itemsize // 4 for shape, dtype in shapes]

@@ -57,6 +57,7 @@ _SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "logprobs": 3},
     {"temperature": 1.2, "min_p": 0.02},
+    {"temperature": 1.0, "top_n_sigma": 2.0, "typical_p": 0.8},
     {"temperature": 0, "repetition_penalty": 1.2, "frequency_penalty": 0.2, "logprobs": 0},
     {"temperature": 1.0, "presence_penalty": 0.5, "logit_bias": {"11": 4.0}, "n": 3},
     {"temperature": 1.0, "stop_token_ids": tuple(range(100, 160)), "min_tokens": 1},

@@ -25,7 +25,7 @@ MAX_STOP_TOKEN_IDS = 16
 SKIPPED, RUNNING, STOP, LENGTH = -1, 0, 1, 2
 
 # Bits of `Admissions.features`.
-ALLOWED, BIAS, PENALTIES, MIN_TOKENS, FILTERS, LOGPROBS = (1 << bit for bit in range(6))
+ALLOWED, BIAS, PENALTIES, MIN_TOKENS, FILTERS, LOGPROBS, TRUNCATION = (1 << bit for bit in range(7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,13 @@ class Admissions:
         features: int32 [A], bits of what else than a draw a sequence uses; most have none set:
             ALLOWED, only the tokens in `allowed_token_ids` may be drawn; BIAS; PENALTIES;
             MIN_TOKENS, the device forbids its stop tokens before `min_tokens`; FILTERS, top_k,
-            top_p or min_p of a sequence that is not greedy; LOGPROBS.
+            top_p or min_p of a sequence that is not greedy; LOGPROBS; TRUNCATION, top_n_sigma or
+            typical_p of a sequence that is not greedy.
         seeds: uint64 [A].
         temperature: float32 [A], 0 is greedy.
         top_k: int32 [A], 0 keeps every token.
         top_p, min_p: float32 [A], 1 and 0 keep every token.
+        top_n_sigma, typical_p: float32 [A], 0 and 1 keep every token.
         repetition_penalty, presence_penalty, frequency_penalty: float32 [A]; 1, 0 and 0 are
             neutral.
         num_top_logprobs: int32 [A], most likely tokens to report beside the drawn one.
@@ -90,6 +92,8 @@ class Admissions:
     top_k: Int32s
     top_p: Float32s
     min_p: Float32s
+    top_n_sigma: Float32s
+    typical_p: Float32s
     repetition_penalty: Float32s
     presence_penalty: Float32s
     frequency_penalty: Float32s

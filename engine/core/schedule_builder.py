@@ -20,6 +20,7 @@ from engine.core.schedule import (
     MAX_STOP_TOKEN_IDS,
     MIN_TOKENS,
     PENALTIES,
+    TRUNCATION,
     Admissions,
     BlockWrites,
     Int32s,
@@ -76,6 +77,8 @@ class AdmissionsBuilder:
             top_k=_int32([p.top_k for p in params]),
             top_p=_float32(p.top_p for p in params),
             min_p=_float32(p.min_p for p in params),
+            top_n_sigma=_float32(p.top_n_sigma for p in params),
+            typical_p=_float32(p.typical_p for p in params),
             repetition_penalty=_float32(p.repetition_penalty for p in params),
             presence_penalty=_float32(p.presence_penalty for p in params),
             frequency_penalty=_float32(p.frequency_penalty for p in params),
@@ -197,6 +200,7 @@ def _features(request: Request) -> int:
     p = request.sampling_params
     penalties = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
     is_filtered = p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+    is_truncated = p.top_n_sigma > 0 or p.typical_p < 1
     return (
         ALLOWED * (p.allowed_token_ids is not None)
         | BIAS * bool(p.logit_bias)
@@ -204,6 +208,7 @@ def _features(request: Request) -> int:
         | MIN_TOKENS * device_forbids_stops(request)
         | FILTERS * (is_filtered and p.temperature > 0)
         | LOGPROBS * (p.logprobs is not None)
+        | TRUNCATION * (is_truncated and p.temperature > 0)
     )
 
 

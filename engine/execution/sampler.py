@@ -22,6 +22,7 @@ from engine.core.schedule import (
     LOGPROBS,
     MIN_TOKENS,
     PENALTIES,
+    TRUNCATION,
     Admissions,
     Int32s,
     SamplingBatch,
@@ -33,6 +34,7 @@ from kernels.sampling.adjust_logits import RowMasks, adjust_logits
 from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import Logprobs, token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
+from kernels.sampling.truncate import truncate_logits
 from kernels.slot_tables import SlotTables
 from kernels.upload import upload_together
 
@@ -55,6 +57,7 @@ class SamplePlan:
         has_penalties: whether any row has penalties, so that tokens are counted.
         adjusts_logits: whether any row has a mask, biases or penalties.
         has_filters: whether any row has top_k, top_p or min_p.
+        truncates: whether any row has top_n_sigma or typical_p.
         mask_ids: int32 [R], which of `masks` each row has; -1: none. Empty if no row has one.
         masks: int32 [N, ceil(V / 32)], as in `SamplingBatch`.
         logprobs_rows: int32 [K], which ask for log-probabilities.
@@ -65,6 +68,7 @@ class SamplePlan:
     has_penalties: bool
     adjusts_logits: bool
     has_filters: bool
+    truncates: bool
     mask_ids: Int32s
     masks: Int32s
     logprobs_rows: Int32s
@@ -73,7 +77,7 @@ class SamplePlan:
     @property
     def is_plain(self) -> bool:
         """Whether the tokens are drawn from the logits as they are, and nothing else is done."""
-        return not self.adjusts_logits and not len(self.logprobs_rows)
+        return not (self.adjusts_logits or self.truncates or len(self.logprobs_rows))
 
     def upload(self, device: torch.device) -> list[Tensor]:
         """Return `mask_ids`, `masks` and `logprobs_rows` on `device`."""
@@ -138,6 +142,7 @@ class Sampler:
             has_penalties=used & PENALTIES > 0,
             adjusts_logits=adjusts_logits,
             has_filters=used & FILTERS > 0,
+            truncates=used & TRUNCATION > 0,
             mask_ids=mask_ids,
             masks=sampling.masks,
             logprobs_rows=logprobs_rows,
@@ -166,6 +171,8 @@ class Sampler:
         if plan.adjusts_logits:
             row_masks = RowMasks(mask_ids, masks) if len(mask_ids) else None
             adjust_logits(logits, self._tables, slots, self._counts, row_masks)
+        if plan.truncates:
+            truncate_logits(logits, self._tables, slots)
         token_ids = sample_tokens(logits, self._tables, slots, has_filters=plan.has_filters)
         if kept is None:
             return Drawn(token_ids, None)

@@ -71,6 +71,8 @@ def write_admissions(admissions: Admissions, writes: SlotWrites, num_mask_words:
         temperature=admissions.temperature,
         top_p=admissions.top_p,
         min_p=admissions.min_p,
+        top_n_sigma=admissions.top_n_sigma,
+        typical_p=admissions.typical_p,
         repetition_penalty=admissions.repetition_penalty,
         presence_penalty=admissions.presence_penalty,
         frequency_penalty=admissions.frequency_penalty,

@@ -37,6 +37,8 @@ def largest_step(config: ResolvedConfig, max_model_len: int) -> Schedule:
         top_k=2,
         top_p=0.9,
         min_p=0.01,
+        top_n_sigma=1.0,
+        typical_p=0.9,
         repetition_penalty=1.1,
         presence_penalty=0.1,
         frequency_penalty=0.1,

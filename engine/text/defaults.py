@@ -13,7 +13,9 @@ from engine.text.checkpoint_json import read_object
 from engine.text.tokenizer import Tokenizer
 
 _FILE = "generation_config.json"
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# What shapes the distribution that a token is drawn from; top_n_sigma is not in the file.
+_FILTERS = ("top_p", "top_k", "min_p", "typical_p")
+_SAMPLING_FIELDS = ("temperature", *_FILTERS, "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,12 @@ class GenerationDefaults:
     def sampling_defaults(self, fields: Mapping[str, Any]) -> dict[str, float]:
         """Return the `defaults` of `SamplingParams.parse` for a request that sets `fields`.
 
-        Where greedy decoding is the default, a request that shapes the distribution (top_p, top_k
-        or min_p) without a temperature is sampled at temperature 1.
+        Where greedy decoding is the default, a request that shapes the distribution (by top_p,
+        say) without a temperature is sampled at temperature 1.
         """
         if self.do_sample:
             return dict(self.sampling)
-        samples = any(fields.get(name) is not None for name in ("top_p", "top_k", "min_p"))
+        samples = any(fields.get(name) is not None for name in (*_FILTERS, "top_n_sigma"))
         return {**self.sampling, "temperature": 1.0 if samples else 0.0}
 
 

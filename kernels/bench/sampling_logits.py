@@ -1,4 +1,4 @@
-"""The sampler's other kernels: penalties before sampling, log-probabilities after it."""
+"""The sampler's other kernels: penalties and truncation before it, log-probabilities after it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from kernels.bench.case import LLAMA, Case, Work, numel_bytes, randn
 from kernels.sampling.adjust_logits import adjust_logits
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
+from kernels.sampling.truncate import truncate_logits
 from kernels.slot_tables import BIAS, PENALTIES, SlotTables
 
 _PENALTIES = (1.1, 0.3, 0.2)  # repetition, presence and frequency
 _BIASES = 4  # per row
 _NUM_TOP = 5
+_SIGMAS, _TYPICAL = 3.0, 0.9
 
 
 def slot_tables(rows: int, vocab: int, *, max_model_len: int, device: torch.device) -> SlotTables:
@@ -82,6 +84,34 @@ def _torch_penalties(
     logits.sub_(presence * (produced > 0))
 
 
+def _truncation(rows: int, vocab: int, device: torch.device) -> Work:
+    logits = randn(rows, vocab, dtype=torch.float32, device=device)
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    tables = slot_tables(rows, vocab, max_model_len=1, device=device)
+    tables.temperature.fill_(1.0)
+    tables.top_n_sigma.fill_(_SIGMAS)
+    tables.typical_p.fill_(_TYPICAL)
+    form = partial(_torch_truncation, logits)
+    return Work(
+        ours=partial(truncate_logits, logits, tables, slots),
+        peers={"eager": form},
+        compiled={"compiled": form},
+        bytes=2 * numel_bytes(logits),
+        written=(logits,),
+    )
+
+
+def _torch_truncation(logits: Tensor) -> None:
+    floor = logits.amax(-1, keepdim=True) - _SIGMAS * logits.std(-1, correction=0, keepdim=True)
+    logits.masked_fill_(logits < floor, -torch.inf)
+    logprobs = logits.log_softmax(-1)
+    probs = logprobs.exp()
+    surprise = (logprobs + (-probs * logprobs).nan_to_num().sum(-1, keepdim=True)).abs()
+    distance, order = surprise.sort(-1)
+    last = (probs.gather(-1, order).cumsum(-1) < _TYPICAL).sum(-1, keepdim=True)
+    logits.masked_fill_(surprise > distance.gather(-1, last), -torch.inf)
+
+
 def _logprobs(rows: int, vocab: int, device: torch.device) -> Work:
     logits = randn(rows, vocab, dtype=torch.float32, device=device)
     token_ids = torch.arange(rows, device=device)
@@ -114,6 +144,17 @@ CASES = [
             compile=rows == 64,
         )
         for rows in (64, 256, 1)
+    ),
+    *(
+        Case(
+            operation="sampling",
+            name=f"truncation {LLAMA.label} {rows}",
+            build=_truncation,
+            shape={"rows": rows, "vocab": LLAMA.vocab},
+            tiny={"rows": 3, "vocab": 300},
+            compile=rows == 64,
+        )
+        for rows in (64, 1)
     ),
     *(
         Case(

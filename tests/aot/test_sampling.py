@@ -9,6 +9,7 @@ from kernels.sampling.adjust_logits import RowMasks, adjust_logits
 from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
+from kernels.sampling.truncate import truncate_logits
 from kernels.slot_tables import SlotTables
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
@@ -87,6 +88,12 @@ def test_adjust_logits(has_masks: bool, gpu: str) -> None:
     # once.
     single, double = (len(re.findall(rf"\b{name}\b", code)) for name in ("FADD", "FADD2"))
     assert single + 2 * double >= 32
+
+
+@each_gpu
+@pytest.mark.parametrize("vocab", [128256, 32003])
+def test_truncate(vocab: int, gpu: str) -> None:
+    check(compile_call(gpu, truncate_logits, *_draw(vocab)))
 
 
 @each_gpu

@@ -45,6 +45,8 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "top-k-1": {"temperature": 1.5, "top_k": 1},
     "small-top-p": {"temperature": 0.7, "top_p": 1e-9},
     "min-p-1": {"temperature": 1.1, "min_p": 1.0},
+    "few-sigmas": {"temperature": 1.1, "top_n_sigma": 1e-6, "logprobs": 2},
+    "one-typical": {"temperature": 0.9, "typical_p": 1e-9, "presence_penalty": 0.5},
 }
 
 

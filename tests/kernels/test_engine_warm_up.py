@@ -38,6 +38,8 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_k": 1},
     {"temperature": 1.0, "top_k": 32, "top_p": 0.9},
     {"temperature": 1.0, "min_p": 0.1, "n": 2},
+    {"temperature": 1.0, "typical_p": 0.7},
+    {"temperature": 1.0, "top_n_sigma": 1.5, "top_k": 5, "logprobs": 1},
     {"logprobs": 0},
     {"logprobs": 1},
     {"logprobs": 16},

@@ -194,6 +194,10 @@ TORCH_LIBRARY(trident_cpu, m) {
       " Tensor uniform) -> Tensor",
       &trident::operators::draw);
   m.def(
+      "truncate(Tensor(a!) logits, Tensor temperature, Tensor top_n_sigma, Tensor typical_p)"
+      " -> ()",
+      &trident::operators::truncate);
+  m.def(
       "prepare_inputs(Tensor token_ids, Tensor block_tables, Tensor num_tokens,"
       " Tensor(a!) num_computed_tokens, Tensor finish_reasons, Tensor slots,"
       " Tensor query_start_loc, int num_tokens_padded, int block_size)"

@@ -39,6 +39,10 @@ Tensor draw(
     const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
     const Tensor& min_p, const Tensor& uniform);
 
+// logits are float32 [rows, size], the other arguments float32 [rows].
+void truncate(
+    Tensor logits, const Tensor& temperature, const Tensor& top_n_sigma, const Tensor& typical_p);
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> prepare_inputs(
     const Tensor& token_ids, const Tensor& block_tables, const Tensor& num_tokens,
     Tensor num_computed_tokens, const Tensor& finish_reasons, const Tensor& slots,

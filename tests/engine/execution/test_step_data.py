@@ -40,6 +40,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([1, 2, 3, 4, 5], {"n": 3, "seed": 5, "min_p": 0.02, "logprobs": 0}),
     ([9] * 9, {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.4}),
     ([9] * 10, {"temperature": 2.0, "seed": 6, "frequency_penalty": 1.5, "logprobs": 3}),
+    ([10, 9], {"temperature": 1.4, "seed": 12, "top_n_sigma": 1.5, "typical_p": 0.9}),
     ([11, 12], {"temperature": 1.5, "bad_words": ["a", "the", "b"], "seed": 7}),
     ([13, 14, 15], {"temperature": 0, "allowed_token_ids": [5, 6, 7, 300], "min_tokens": 6}),
     ([16], {"logit_bias": {30: 4.0, 31: 4.0, 32: -9.0}, "seed": 8}),

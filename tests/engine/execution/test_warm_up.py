@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
-from engine.core.schedule import ALLOWED, BIAS, FILTERS, LOGPROBS, PENALTIES
+from engine.core.schedule import ALLOWED, BIAS, FILTERS, LOGPROBS, PENALTIES, TRUNCATION
 from engine.execution.devices import ResolvedConfig, choose_device, resolve
 from engine.execution.warm_up import largest_step, warm_up_steps
 
@@ -60,7 +60,8 @@ def test_the_largest_step_takes_the_memory_of_every_feature() -> None:
     assert (admissions.num_top_logprobs == 50).all()
     assert (admissions.presence_penalty != 0).all()
     assert (admissions.top_p < 1).all()
-    assert (admissions.features == ALLOWED | BIAS | PENALTIES | FILTERS | LOGPROBS).all()
+    every = ALLOWED | BIAS | PENALTIES | FILTERS | LOGPROBS | TRUNCATION
+    assert (admissions.features == every).all()
 
 
 @pytest.mark.parametrize("most", [0, 1, 20, 50])

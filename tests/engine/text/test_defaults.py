@@ -74,6 +74,9 @@ SAMPLING = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "m
         ({}, {"top_p": 0.5}, {"temperature": 1.0}),
         ({}, {"top_k": 5}, {"temperature": 1.0}),
         ({}, {"min_p": 0.1}, {"temperature": 1.0}),
+        ({}, {"typical_p": 0.5}, {"temperature": 1.0}),
+        ({}, {"top_n_sigma": 1.0}, {"temperature": 1.0}),
+        ({"do_sample": True, "typical_p": 0.9}, {}, {"typical_p": 0.9}),
         ({}, {"top_p": None}, {"temperature": 0.0}),
     ],
 )

@@ -68,6 +68,8 @@ def _filters(rng: random.Random) -> Fields:
         "top_k": rng.choice([1, 2, 2**31 - 1]),
         "top_p": rng.choice([5e-324, 1e-9, 1.0]),
         "min_p": rng.choice([0.0, 5e-324, 1.0]),
+        "top_n_sigma": rng.choice([-1, 0.0, 5e-324, 1e308]),
+        "typical_p": rng.choice([5e-324, 0.5, 1.0]),
     }
 
 

@@ -40,7 +40,7 @@ _FIELDS = (
     "n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens",
     "min_tokens", "stop", "stop_token_ids", "bad_words", "ignore_eos", "logprobs", "logit_bias",
     "allowed_token_ids", "skip_special_tokens", "presence_penalty", "frequency_penalty",
-    "prompt_logprobs", "echo",
+    "prompt_logprobs", "echo", "top_n_sigma", "typical_p",
 )  # fmt: skip
 
 _WRONG_TYPES: tuple[Any, ...] = ({"a": 1}, {"x": {}}, [[1]], [{}], [None], {"1": []})
