@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +99,14 @@ def _truncation(rows: int, vocab: int, device: torch.device) -> Work:
         compiled={"compiled": form},
         bytes=2 * numel_bytes(logits),
         written=(logits,),
+        differs=_keeps_others,
     )
+
+
+def _keeps_others(ours: Any, theirs: Any) -> str | None:
+    """Return how many tokens one keeps and the other drops, None if rounding may explain it."""
+    wrong = int(((ours[0] > -torch.inf) != (theirs[0] > -torch.inf)).sum())
+    return None if wrong <= 1e-4 * ours[0].numel() else f"{wrong} tokens"
 
 
 def _torch_truncation(logits: Tensor) -> None:
