@@ -15,6 +15,10 @@ from client.errors import TridentClientError
 # name -> (module, what the list of commands says of it)
 COMMANDS = {
     "serve": ("client.commands.serve", "Serve a model inside tritonserver until Ctrl-C."),
+    "gateway": (
+        "client.commands.gateway",
+        "Serve OpenAI's API in front of a Triton server until Ctrl-C.",
+    ),
     "demo": (
         "client.commands.demo",
         "Start the server on the bundled model and ask it several questions.",

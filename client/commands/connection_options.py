@@ -69,9 +69,17 @@ def connect(
     Raises:
         ConfigurationError: an option is wrong.
     """
-    given = SSLOptions(tls_ca, tls_key, tls_cert, tls_name)
-    ssl = given if tls or given != SSLOptions() else False
-    return TridentClient(url, model=served_model_name, ssl=ssl, headers=dict(_pairs(header or ())))
+    ssl = ssl_options(tls, tls_ca, tls_cert, tls_key, tls_name)
+    headers = dict(header_pairs(header or ()))
+    return TridentClient(url, model=served_model_name, ssl=ssl, headers=headers)
+
+
+def ssl_options(
+    tls: bool, ca: Path | None, cert: Path | None, key: Path | None, name: str | None
+) -> bool | SSLOptions:
+    """Return what the options of TLS say; one of them implies it."""
+    given = SSLOptions(ca, key, cert, name)
+    return given if tls or given != SSLOptions() else False
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,7 +104,12 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _pairs(headers: Iterable[str]) -> Iterable[tuple[str, str]]:
+def header_pairs(headers: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """Yield name and value of each `NAME=VALUE`.
+
+    Raises:
+        ConfigurationError: one is not of that form.
+    """
     for header in headers:
         name, separator, value = header.partition("=")
         if not separator:

@@ -1,0 +1,43 @@
+"""The application: routes, errors, life and end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from client.gateway.errors import HANDLERS
+from client.gateway.gateway import Gateway
+from client.gateway.middleware import RequestLog
+from client.gateway.routes import chat, completions, models, operation
+from client.gateway.settings import GatewaySettings
+from client.gateway.version import version
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """Return a gateway as an ASGI application.
+
+    Raises:
+        ConfigurationError: the server's address or a certificate is wrong.
+    """
+    gateway = Gateway(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await gateway.client.close()
+
+    app = FastAPI(
+        title="Trident",
+        description="An OpenAI-compatible front of models in NVIDIA Triton Inference Server.",
+        version=version(),
+        lifespan=lifespan,
+        exception_handlers=dict(HANDLERS),
+        redoc_url=None,
+    )
+    app.state.gateway = gateway
+    app.add_middleware(RequestLog, metrics=gateway.metrics)
+    for routes in (completions, chat, models, operation):
+        app.include_router(routes.router)
+    return app

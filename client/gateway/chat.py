@@ -1,0 +1,123 @@
+"""Chats: a request of `/v1/chat/completions` to one of the server, and the answer back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+from msgspec import UNSET
+
+from client.gateway.answer_sections import AnswerSections
+from client.gateway.chat_request import generation_of
+from client.gateway.gateway import Gateway
+from client.gateway.generation import UsageCount
+from client.gateway.logprobs import chat_logprobs, prompt_logprobs
+from client.gateway.schemas.chat import ChatRequest
+from client.gateway.schemas.responses import (
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatLogprobs,
+    ChatMessage,
+    ChunkChoice,
+    Delta,
+)
+from client.protocol import Chunk
+
+
+class ChatCall:
+    """One request to answer a chat."""
+
+    def __init__(self, gateway: Gateway, body: ChatRequest) -> None:
+        """Check `body`, as far as that is not for the engine.
+
+        Raises:
+            ApiError: a field is wrong or not supported.
+        """
+        self._gateway = gateway
+        self._body = body
+        self._model = gateway.model_named(body.model)
+        self._id = f"chatcmpl-{uuid4().hex}"
+        self._generation = generation_of(body, self._id)
+        self._created = int(time.time())
+        self._usage = UsageCount()
+        self._answers = [AnswerSections() for _ in range(body.n or 1)]
+
+    async def answer(self) -> ChatCompletion:
+        """Return the whole.
+
+        Raises:
+            ApiError: the server refuses it, or fails.
+        """
+        choices = [ChatChoice(index, ChatMessage("")) for index in range(self._body.n or 1)]
+        of_prompt: Any = UNSET
+        async with aclosing(self._chunks()) as chunks:
+            async for chunk in chunks:
+                _append(choices[chunk.index], self._choice(chunk))
+                if chunk.prompt_logprobs is not None:
+                    of_prompt = prompt_logprobs(chunk.prompt_logprobs)
+        return ChatCompletion(
+            self._id,
+            self._created,
+            self._model,
+            choices,
+            self._usage.usage(),
+            prompt_logprobs=of_prompt,
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer as events; errors as in `answer`."""
+        encode, body = self._gateway.encode_event, self._body
+        usage: Any = None if body.include_usage else UNSET
+        begun: set[int] = set()
+        async with aclosing(self._chunks()) as chunks:
+            async for chunk in chunks:
+                if body.continuous_usage:
+                    usage = self._usage.usage()
+                if chunk.index not in begun:
+                    begun.add(chunk.index)
+                    opening = ChunkChoice(chunk.index, Delta(role="assistant", content=""))
+                    yield encode(self._piece([opening], usage))
+                yield encode(self._piece([self._choice(chunk)], usage))
+        if body.include_usage:
+            yield encode(self._piece([], self._usage.usage()))
+
+    def _piece(self, choices: list[ChunkChoice], usage: Any) -> ChatCompletionChunk:
+        return ChatCompletionChunk(self._id, self._created, self._model, choices, usage=usage)
+
+    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(self._generation.chunks(self._gateway.client)) as chunks:
+            async for chunk in chunks:
+                self._usage.add(0, chunk)
+                yield chunk
+
+    def _choice(self, chunk: Chunk) -> ChunkChoice:
+        delta = self._answers[chunk.index].delta(chunk)
+        return ChunkChoice(chunk.index, delta, self._logprobs(chunk), chunk.finish_reason)
+
+    def _logprobs(self, chunk: Chunk) -> ChatLogprobs | None:
+        if not self._body.logprobs or chunk.logprobs is None:
+            return None
+        return chat_logprobs(
+            chunk.logprobs,
+            self._body.top_logprobs or 0,
+            as_ids=bool(self._body.return_tokens_as_token_ids),
+        )
+
+
+def _append(choice: ChatChoice, piece: ChunkChoice) -> None:
+    message, delta = choice.message, piece.delta
+    if delta.content is not UNSET:
+        message.content = (message.content or "") + delta.content
+    if delta.reasoning_content is not UNSET:
+        before = "" if message.reasoning_content is UNSET else message.reasoning_content
+        message.reasoning_content = message.reasoning = before + delta.reasoning_content
+    choice.finish_reason = piece.finish_reason
+    if piece.logprobs is not None:
+        if choice.logprobs is None:
+            choice.logprobs = piece.logprobs
+        else:
+            choice.logprobs.content.extend(piece.logprobs.content)

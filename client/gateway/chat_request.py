@@ -1,0 +1,98 @@
+"""A chat as OpenAI's clients send it, as the request for the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from client.gateway.errors import ApiError, unsupported
+from client.gateway.generation import Generation
+from client.gateway.schemas.chat import ChatRequest
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's
+# Fields of answers that clients send back, and that say nothing if they are empty.
+_OF_ANSWERS = ("annotations", "audio", "function_call", "refusal", "tool_calls")
+
+
+def generation_of(body: ChatRequest, request_id: str) -> Generation:
+    """Return the request for the server.
+
+    Raises:
+        ApiError: a field is wrong or not supported.
+    """
+    _check(body)
+    sampling = body.sampling()
+    sampling["return_sections"] = True
+    max_tokens = (
+        body.max_tokens if body.max_completion_tokens is None else (body.max_completion_tokens)
+    )
+    if max_tokens is not None:
+        sampling["max_tokens"] = max_tokens
+    if body.logprobs:
+        sampling["logprobs"] = body.top_logprobs or 0
+    completion = body.max_completion_tokens is not None
+    names = {"logprobs": "top_logprobs"}
+    return Generation(
+        request_id,
+        sampling,
+        messages=[_message(each) for each in body.messages],
+        chat_parameters=_chat_parameters(body),
+        priority=body.priority or 0,
+        names=names | ({"max_tokens": "max_completion_tokens"} if completion else {}),
+    )
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message under the names that chat templates know."""
+    made = {name: value for name, value in message.items() if value or name not in _OF_ANSWERS}
+    reasoning = made.pop("reasoning", None)
+    if reasoning is not None:
+        made.setdefault("reasoning_content", reasoning)
+    return made
+
+
+def _chat_parameters(body: ChatRequest) -> Any:
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    given = {
+        "tools": body.tools if body.tool_choice != "none" else None,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+        "chat_template": body.chat_template,
+        "chat_template_kwargs": variables or None,
+        "documents": body.documents,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check(body: ChatRequest) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options: needs stream", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "not together with stream")
+    if None not in (body.max_tokens, body.max_completion_tokens) and (
+        body.max_tokens != body.max_completion_tokens
+    ):
+        raise ApiError(
+            400,
+            f"max_tokens: is {body.max_tokens}, but max_completion_tokens "
+            f"{body.max_completion_tokens}; give one of them",
+            param="max_tokens",
+        )
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs", param="top_logprobs")
+        if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise ApiError(
+                400, f"top_logprobs: must be 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs"
+            )
+    _check_tools(body)
+
+
+def _check_tools(body: ChatRequest) -> None:
+    if body.tool_choice is not None and body.tools is None:
+        raise ApiError(400, "tool_choice: needs tools", param="tool_choice")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice", "only none and auto are supported")
+    if body.tools is not None and body.tool_choice != "none":
+        raise unsupported("tools", "not supported by this version of Trident")

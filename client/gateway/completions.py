@@ -1,0 +1,155 @@
+"""Completions: a request of `/v1/completions` to requests of the server, and the answer back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET
+
+from client.gateway.errors import ApiError, unsupported
+from client.gateway.gateway import Gateway
+from client.gateway.generation import Generation, UsageCount, merged
+from client.gateway.logprobs import CompletionLogprobsBuilder, prompt_logprobs
+from client.gateway.schemas.completions import CompletionRequest
+from client.gateway.schemas.responses import Completion, CompletionChoice, CompletionLogprobs
+from client.protocol import Chunk
+
+MAX_PROMPTS = 256
+
+
+class CompletionCall:
+    """One request for completions."""
+
+    def __init__(self, gateway: Gateway, body: CompletionRequest) -> None:
+        """Check `body`, as far as that is not for the engine.
+
+        Raises:
+            ApiError: a field is wrong or not supported.
+        """
+        _check(body)
+        self._gateway = gateway
+        self._body = body
+        self._model = gateway.model_named(body.model)
+        self._id = f"cmpl-{uuid4().hex}"
+        self._created = int(time.time())
+        self._n = body.n or 1
+        self._prompts = body.prompts()
+        self._usage = UsageCount()
+        self._logprobs = [
+            CompletionLogprobsBuilder(as_ids=bool(body.return_tokens_as_token_ids))
+            for _ in range(len(self._prompts) * self._n)
+        ]
+        self._has_begun = [False] * len(self._logprobs)
+
+    async def answer(self) -> Completion:
+        """Return the whole.
+
+        Raises:
+            ApiError: the server refuses it, or fails.
+        """
+        choices = [CompletionChoice("", index) for index in range(len(self._logprobs))]
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                _append(choices[piece.index], piece)
+        return self._completion(choices, usage=self._usage.usage())
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer as events; errors as in `answer`."""
+        encode, body = self._gateway.encode_event, self._body
+        usage: Any = None if body.include_usage else UNSET
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                if body.continuous_usage:
+                    usage = self._usage.usage()
+                yield encode(self._completion([piece], usage=usage))
+        if body.include_usage:
+            yield encode(self._completion([], usage=self._usage.usage()))
+
+    def _completion(self, choices: list[CompletionChoice], *, usage: Any) -> Completion:
+        return Completion(self._id, self._created, self._model, choices, usage=usage)
+
+    async def _pieces(self) -> AsyncGenerator[CompletionChoice, None]:
+        async with aclosing(merged(self._gateway.client, self._generations())) as pieces:
+            async for number, chunk in pieces:
+                self._usage.add(number, chunk)
+                yield self._choice(number, chunk)
+
+    def _generations(self) -> list[Generation]:
+        body = self._body
+        sampling = body.sampling()
+        given = {"max_tokens": body.max_tokens, "logprobs": body.logprobs, "echo": body.echo}
+        sampling.update({name: value for name, value in given.items() if value is not None})
+        if body.echo and body.max_tokens == 0:
+            sampling.setdefault("prompt_logprobs", body.logprobs or 0)
+        return [
+            Generation(
+                self._id if len(self._prompts) == 1 else f"{self._id}-{number}",
+                sampling,
+                prompt=prompt,
+                priority=body.priority or 0,
+            )
+            for number, prompt in enumerate(self._prompts)
+        ]
+
+    def _choice(self, number: int, chunk: Chunk) -> CompletionChoice:
+        index = number * self._n + chunk.index
+        first, self._has_begun[index] = not self._has_begun[index], True
+        body = self._body
+        choice = CompletionChoice(
+            chunk.text,
+            index,
+            self._logprobs_of(number, index, chunk, first=first),
+            chunk.finish_reason,
+        )
+        if chunk.prompt_logprobs is not None and body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(chunk.prompt_logprobs)
+        return choice
+
+    def _logprobs_of(
+        self, number: int, index: int, chunk: Chunk, *, first: bool
+    ) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        own = chunk.logprobs or ()
+        if not (first and self._body.echo):
+            return self._logprobs[index].piece(own)
+        prompt = chunk.prompt_logprobs or ()
+        # The first token of a prompt has no log-probability: its text is what the others leave.
+        whole = self._prompts[number]
+        length = len(whole) if isinstance(whole, str) else len(chunk.text) - _length(own)
+        start = chunk.text[: max(0, length - _length(prompt))]
+        return self._logprobs[index].piece((*prompt, *own), first=start)
+
+
+def _length(positions: Any) -> int:
+    return sum(len(position.chosen.token) for position in positions)
+
+
+def _append(choice: CompletionChoice, piece: CompletionChoice) -> None:
+    choice.text += piece.text
+    choice.finish_reason = piece.finish_reason
+    if piece.prompt_logprobs is not UNSET:
+        choice.prompt_logprobs = piece.prompt_logprobs
+    if choice.logprobs is None or piece.logprobs is None:
+        choice.logprobs = piece.logprobs
+        return
+    for name, values in msgspec.structs.asdict(piece.logprobs).items():
+        getattr(choice.logprobs, name).extend(values)
+
+
+def _check(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise unsupported("suffix", "the model cannot fill in the middle")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options: needs stream", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "not together with stream")
+    if not body.prompt:
+        raise ApiError(400, "prompt: must not be empty", param="prompt")
+    if len(body.prompts()) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt: at most {MAX_PROMPTS} prompts at once", param="prompt")

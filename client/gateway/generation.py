@@ -1,0 +1,126 @@
+"""Requests to the server that one request of a client becomes, and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from client.aio import AsyncTridentClient
+from client.errors import TridentClientError
+from client.gateway.errors import from_client
+from client.gateway.schemas.responses import PromptTokensDetails, Usage
+from client.protocol import ChatParameters, Chunk, Message, Prompt
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One request to the server: a prompt to continue, or a chat to answer.
+
+    Attributes:
+        request_id: its own; nobody else's, so that ending it ends no other.
+        sampling: sampling parameters.
+        names: as in `from_client`.
+    """
+
+    request_id: str
+    sampling: Mapping[str, Any]
+    prompt: Prompt | None = None
+    messages: Sequence[Message] | None = None
+    chat_parameters: ChatParameters | None = None
+    priority: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    async def chunks(self, client: AsyncTridentClient) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer piece by piece. Closing or cancelling it ends the request.
+
+        Raises:
+            ApiError: the server refuses it, or fails.
+        """
+        options: Any = self.sampling
+        try:
+            stream = client.stream(
+                self.prompt,
+                messages=self.messages,
+                chat_parameters=self.chat_parameters,
+                priority=self.priority,
+                request_id=self.request_id,
+                **options,
+            )
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except TridentClientError as error:
+            raise from_client(error, self.names) from None
+
+
+async def merged(
+    client: AsyncTridentClient, generations: Sequence[Generation]
+) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Yield the pieces of all answers as they come, each with the number of its request.
+
+    If one request fails, or the generator is closed, all of them end.
+
+    Raises:
+        ApiError: of the first that fails.
+    """
+    if len(generations) == 1:
+        async with aclosing(generations[0].chunks(client)) as chunks:
+            async for chunk in chunks:
+                yield 0, chunk
+        return
+    # None is the end of all of them. No limit: the answers have one.
+    pieces: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue()
+
+    async def follow(number: int) -> None:
+        async with aclosing(generations[number].chunks(client)) as chunks:
+            async for chunk in chunks:
+                pieces.put_nowait((number, chunk))
+
+    async def follow_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(len(generations)):
+                    group.create_task(follow(number))
+        finally:
+            pieces.put_nowait(None)
+
+    following = asyncio.create_task(follow_all())
+    try:
+        while (piece := await pieces.get()) is not None:
+            yield piece
+        await following
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+@dataclass
+class UsageCount:
+    """Counts the tokens of the answers to one request of a client."""
+
+    _prompt: dict[int, int] = field(default_factory=dict)
+    _cached: dict[int, int] = field(default_factory=dict)
+    _completion: int = 0
+
+    def add(self, number: int, chunk: Chunk) -> None:
+        """Count a piece of the answer to request `number`."""
+        self._prompt[number] = chunk.num_input_tokens
+        self._completion += chunk.num_output_tokens
+        if chunk.index == 0 and chunk.finish_reason is not None:
+            # The other sequences share what the first has computed.
+            self._cached[number] = chunk.num_cached_tokens
+
+    def usage(self) -> Usage:
+        """Return what has been counted."""
+        prompt = sum(self._prompt.values())
+        return Usage(
+            prompt,
+            self._completion,
+            prompt + self._completion,
+            PromptTokensDetails(sum(self._cached.values())),
+        )

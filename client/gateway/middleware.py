@@ -1,0 +1,60 @@
+"""What happens around every request: an id, a line in the log, metrics."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from uuid import uuid4
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from client.gateway.metrics import GatewayMetrics
+
+log = logging.getLogger("trident.gateway")
+
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestLog:
+    """Gives each request an id (`x-request-id`, the client's if it sent one) and logs its end.
+
+    A line has no more of a request than its method, its path and its id.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        status = 499  # unless an answer begins
+        started = time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        self._metrics.started()
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            seconds = time.perf_counter() - started
+            route = getattr(scope.get("route"), "path", "unknown")
+            self._metrics.ended(route, status, seconds)
+            log.info("%s %s %d %.3f s id=%s", scope["method"], route, status, seconds, request_id)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _ID.fullmatch(text := value.decode("latin-1")):
+            return str(text)
+    return uuid4().hex

@@ -1,0 +1,1 @@
+"""Bodies of requests (pydantic) and of responses (msgspec)."""

@@ -1,0 +1,30 @@
+"""`/v1/completions`: the body of a request."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from client.gateway.schemas.sampling import RequestFields, told_as
+
+Prompts = Annotated[
+    str | list[str] | list[int] | list[list[int]],
+    told_as("must be a string, a list of strings, a list of token ids or a list of such lists"),
+]
+
+
+class CompletionRequest(RequestFields):
+    """A request to continue one or several prompts."""
+
+    prompt: Prompts
+    max_tokens: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return them one by one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[each for each in self.prompt if isinstance(each, int)]]
+        return [each for each in self.prompt if not isinstance(each, int)]

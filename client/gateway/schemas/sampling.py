@@ -1,0 +1,110 @@
+"""Fields that requests for completions and for chats share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
+
+
+class Fields(BaseModel):
+    """A JSON object of a client: unknown fields and other types than declared are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def told_as(text: str) -> WrapValidator:
+    """Return a validator that says `text` of all that a union of types does not take."""
+
+    def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise ValueError(text) from None
+
+    return WrapValidator(validate)
+
+
+Words = Annotated[str | list[str], told_as("must be a string or a list of strings")]
+
+
+class StreamOptions(Fields):
+    """What a stream has beside its pieces."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage so far, in every piece
+
+
+class SamplingFields(Fields):
+    """Sampling parameters, in OpenAI's and vLLM's names.
+
+    They go to the engine as they are, which checks their values; null is as good as absent. What
+    the engine does not offer is refused there by name.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: Words | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    cache_salt: str | None = None
+    # Refused by the engine, unless they say what it does anyway.
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """Return those that were given."""
+        given = ((name, getattr(self, name)) for name in SamplingFields.model_fields)
+        return {name: value for name, value in given if value is not None}
+
+
+class RequestFields(SamplingFields):
+    """Fields of a request that are not sampling parameters.
+
+    `user` has no effect: it tells OpenAI about abuse.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every piece of a stream has the usage so far."""
+        return self.include_usage and bool(
+            self.stream_options is not None and self.stream_options.continuous_usage_stats
+        )

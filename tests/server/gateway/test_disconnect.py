@@ -1,0 +1,110 @@
+"""A client that goes ends its request in the engine, whatever state that is in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from client import TridentClient
+from engine.launch.server import TritonServer
+from tests.server.scraping import assert_idle, scrape, wait_for
+
+pytestmark = pytest.mark.server
+
+LONG = {"max_tokens": 450, "ignore_eos": True, "n": 6}
+
+
+def request(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+async def leave(address: str, message: bytes, delay: float) -> None:
+    """Send a request, and close the connection after `delay` seconds."""
+    host, _, port = address.partition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(message)
+    await writer.drain()
+    await asyncio.sleep(delay)
+    writer.transport.abort()
+
+
+@pytest.fixture(scope="module")
+def direct(server: TritonServer) -> Iterator[TridentClient]:
+    with TridentClient(server.grpc_url) as client:
+        yield client
+
+
+def in_flight(direct: TridentClient) -> int:
+    return direct.health().num_in_flight
+
+
+def until(direct: TridentClient, number: int, limit_s: float) -> float:
+    """Wait for so many requests in flight; return how long that took."""
+    started = time.monotonic()
+    while (seen := in_flight(direct)) != number:
+        assert time.monotonic() - started < limit_s, f"{seen} requests in flight"
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": ["a", "b", "c"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_the_engine_hears_of_it_at_once(
+    gateway: str, direct: TridentClient, path: str, prompt: dict[str, Any], stream: bool
+) -> None:
+    async def episode() -> float:
+        host, _, port = gateway.partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request(path, {**LONG, **prompt, "stream": stream}))
+        number = len(prompt.get("prompt", "a"))
+        await asyncio.to_thread(until, direct, number, 10)
+        writer.transport.abort()
+        return await asyncio.to_thread(until, direct, 0, 10)
+
+    # 0.1 s is the aim; the machine that tests run on has other things to do.
+    assert asyncio.run(episode()) < 1
+
+
+def test_200_random_disconnects_leave_nothing(
+    gateway: str, server: TritonServer, direct: TridentClient
+) -> None:
+    chance = random.Random(5)
+
+    def message() -> bytes:
+        body = {**LONG, "stream": chance.random() < 0.5, "max_tokens": chance.randint(1, 400)}
+        if chance.random() < 0.5:
+            body |= {"prompt": ["x" * chance.randint(1, 300)] * chance.randint(1, 3)}
+            return request("/v1/completions", body)
+        text = "x" * chance.randint(1, 300)
+        return request(
+            "/v1/chat/completions", body | {"messages": [{"role": "user", "content": text}]}
+        )
+
+    async def storm() -> None:
+        # More at once than there is room for: some wait, some are refused.
+        limit = asyncio.Semaphore(50)
+
+        async def one() -> None:
+            async with limit:
+                await leave(gateway, message(), chance.random() ** 3)
+
+        await asyncio.gather(*(one() for _ in range(200)))
+
+    asyncio.run(storm())
+    until(direct, 0, 20)
+    wait_for(lambda: scrape(server)["kv_cache_usage_perc"] == 0)  # it is reported now and then
+    assert_idle(server)
