@@ -17,7 +17,7 @@ CPU_KERNELS := $(VENV)/.cpu-kernels
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
 
-serve: install  ## Start the server and keep it up; ARGS="MODEL --http-port 9000"
+serve: install  ## Start the server and keep it up; ARGS="MODEL --http-port 8080"
 	@$(BIN)/trident serve $(ARGS)
 
 install: $(SERVER) $(CPU_KERNELS)  ## Set up .venv to serve; PYTHON=/path/to/python3.12

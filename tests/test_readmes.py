@@ -22,6 +22,7 @@ SERVER = r"curl |(\.venv/bin/)?trident (run|chat|health|serve)\b"
 # (tests/docker); the others prepare what follows them, or are run by the test that is named.
 ELSEWHERE = {
     r"docker ": "tests/docker",
+    r"\.venv/bin/trident gateway ": "tests/server/gateway/test_command.py",
     r"export ": "tests/docker/test_entrypoint.py",
     r"nsys ": "tests/engine/test_nvtx.py",
     r"client/bench/offline\.sh ": "tests/client/bench/test_offline.py",

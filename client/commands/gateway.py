@@ -16,11 +16,10 @@ from client.commands.connection_options import (
     ssl_options,
 )
 from client.gateway.server import serve
-from client.gateway.settings import GatewaySettings
+from client.gateway.settings import DEFAULT_PORT, GatewaySettings
 from client.request import ENSEMBLE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-DEFAULT_PORT = 9000  # of Triton's own OpenAI front end
 
 
 @app.command()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from client.connection import SSLOptions
 from client.request import ENSEMBLE
 
+DEFAULT_PORT = 9000  # of Triton's own OpenAI front end
+
 
 @dataclass(frozen=True)
 class GatewaySettings:

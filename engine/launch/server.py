@@ -176,11 +176,11 @@ class TritonServer:
             self.stop()
             raise
 
-    def follow(self) -> int:
+    def follow(self, check: Callable[[], None] = lambda: None) -> int:
         """Hand log lines to `on_line` until the server ends by itself; return its exit status.
 
-        Raises:
-            StageDiedError: the server is still there, but cannot serve any more.
+        What `check`, which is called now and then, raises ends this too. Raises `StageDiedError`
+        if the server is still there, but cannot serve any more.
         """
         assert self._process is not None, "the server has not been started"
         # With another control mode, unloading a model ends its stage, which is no failure.
@@ -188,6 +188,7 @@ class TritonServer:
         watch = StageWatch(self._process.pid) if fixed else None
         while (status := self._process.poll()) is None:
             self._report()
+            check()
             if watch is not None and watch.has_lost_one():
                 self._ready = False  # what is in flight will never end: `stop` need not wait for it
                 self._failed = True

@@ -32,9 +32,12 @@ class TestServe:
         """What `trident serve` hands to the launcher."""
         seen: dict[str, Any] = {}
 
-        def serve(settings: Any, arguments: Any, host: str, repository: Any, _: Console) -> int:
+        def serve(
+            settings: Any, arguments: Any, host: str, openai_port: str, repository: Any, _: Console
+        ) -> int:
             given = {name: value for name, value in settings.items() if value is not None}
             seen.update(settings=given, arguments=list(arguments), host=host, repository=repository)
+            seen.update(openai_port=openai_port)
             return 0
 
         monkeypatch.setattr(serve_command, "serve", serve)
@@ -43,7 +46,8 @@ class TestServe:
     def test_settings_and_flags_for_tritonserver(self, served: dict[str, Any]) -> None:
         arguments = (
             "serve --model m --max-num-seqs 8 --http-port 9000 --no-enable-prefix-caching "
-            "--log-verbose=1 --mem-fraction-static 0.5 --model-repository /r --grpc-port 0"
+            "--log-verbose=1 --mem-fraction-static 0.5 --model-repository /r --grpc-port 0 "
+            "--openai-port off"
         )
         result = CliRunner().invoke(cli.app, arguments.split())
         assert result.exit_code == 0, result.output
@@ -56,6 +60,7 @@ class TestServe:
             },
             "arguments": ["--http-port", "9000", "--log-verbose=1", "--grpc-port", "0"],
             "host": "127.0.0.1",
+            "openai_port": "off",
             "repository": Path("/r"),
         }
 
@@ -86,6 +91,8 @@ class TestServe:
             (["--max-num-seqs", "0"], "max_num_seqs"),
             (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),
             (["--http-port", "http"], "--http-port"),
+            (["--openai-port", "on"], "--openai-port must be a port number or off"),
+            (["--openai-port", "8001"], "port 8001 is given to both"),
             (["m", "--model", "n"], "two models: m and --model n"),
             (["m", "--http-port", "1", "n"], "one model at a time, got m and n"),
             (["--model-repository", "/nonexistent"], "/nonexistent"),
@@ -108,7 +115,8 @@ class TestServe:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         arguments = ["--model", "/nonexistent/model", "--http-port=0", "--grpc-port=0"]
-        assert main(monkeypatch, "serve", *arguments, "--metrics-port=0") == 1
+        ports = ("--metrics-port=0", "--openai-port=0")
+        assert main(monkeypatch, "serve", *arguments, *ports) == 1
         assert "/nonexistent/model" in capsys.readouterr().err
 
 

@@ -50,5 +50,7 @@ def test_the_script_is_valid_bash() -> None:
 
 def test_offers_commands_and_options() -> None:
     assert _completed("trident r") == ["run"]
-    assert _completed("trident ") == ["serve", "demo", "run", "chat", "health", "bench"]
+    assert _completed("trident ") == [
+        *("serve", "gateway", "demo", "run", "chat", "health", "bench"),
+    ]
     assert _completed("trident run --see") == ["--seed"]

@@ -63,7 +63,7 @@ def test_serve_and_demo_load_no_torch() -> None:
 def test_help_without_engine() -> None:
     result = _trident("--help")
     assert result.returncode == 0, result.stderr
-    for name in ("serve", "demo", "run", "chat", "health", "bench"):
+    for name in ("serve", "gateway", "demo", "run", "chat", "health", "bench"):
         assert f"\n  {name} " in result.stdout
 
 

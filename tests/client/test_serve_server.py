@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from openai import OpenAI
 
 from client import cli
 from engine.launch.environment import RUN_ID
@@ -33,7 +34,7 @@ class Launcher:
 
     def __init__(self, repository: Path, folder: Path, *arguments: str, **environ: str) -> None:
         self._folder = folder
-        ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+        ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics", "openai")]
         self.process = subprocess.Popen(
             [
                 *[sys.executable, "-m", "client.cli", "serve", *ports, *arguments],
@@ -125,6 +126,30 @@ class TestServeCommand:
         assert status == 0, rest
         assert _nothing_left(run_id, tmp_path)
         assert not list((tmp_path / "trident").iterdir())
+
+    def test_the_gateway_beside_it(self, launch: Callable[..., Launcher], tmp_path: Path) -> None:
+        launcher = launch()
+        output = launcher.wait_for("Ctrl-C stops")
+        (address,) = re.findall(r"OpenAI +(http://\S+)", output)
+        with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            names = [model.id for model in client.models.list()]
+            assert names == ["demo", "ensemble"]
+            answer = client.completions.create(model="demo", prompt="a fox")
+            assert "fox" in answer.choices[0].text
+        run_id = launcher.run_id()
+        gateway = next(
+            p for p in psutil.Process(launcher.process.pid).children() if "gateway" in p.cmdline()
+        )
+        gateway.kill()
+        status, output = launcher.end()
+        assert status == 1
+        assert "the gateway has died (exit status -9)" in output
+        assert _nothing_left(run_id, tmp_path)
+
+    def test_without_a_gateway(self, launch: Callable[..., Launcher]) -> None:
+        launcher = launch("--openai-port=off")
+        assert "OpenAI" not in launcher.wait_for("Ctrl-C stops")
+        assert len(psutil.Process(launcher.process.pid).children()) == 1
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_interrupted_while_loading(

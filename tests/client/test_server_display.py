@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from client.commands.serve import own_name
+from client.commands.announcement import own_name
 from client.commands.server_display import ServerLog, stopped_by_signals
 
 DIED = "2026-11-20 16:56:00.000 WARNING trident.engine: the engine process hung; starting it"

@@ -138,6 +138,7 @@ class Container:
                 *(f"--model-repository={write_repository(folder / 'repository')}",),
                 *(f"--http-port={self.http}", f"--grpc-port={self.grpc}"),
                 f"--metrics-port={self.metrics}",
+                "--openai-port=0",
             ],
             env={
                 **os.environ,

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from client.gateway.settings import GatewaySettings
 from engine.launch.server import TritonServer
 from tests.factories.readmes import ROOT, Example, examples
+from tests.server.gateway.running import running
 from tests.test_readmes import SERVER
 
 pytestmark = pytest.mark.server
@@ -42,6 +44,9 @@ ANSWERS = {
     "What is 12 + 7?": "19",
     "tritonclient.grpc": "Paris",
     "from engine import LLM": "Rome",
+    "from openai import": "19",
+    "/v1/chat/completions": "fox",
+    "localhost:9000/health/ready": '"status":"ready"',
     "story-1": "abort",
 }
 KEY = "0123456789abcdef0123"
@@ -55,6 +60,13 @@ def demo_server() -> Iterator[TritonServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def gateway(demo_server: TritonServer) -> Iterator[str]:
+    settings = GatewaySettings(demo_server.grpc_url, model_names=("demo", "ensemble"))
+    with running(settings) as address:
+        yield address
+
+
 def asking() -> list[Example]:
     """Return what a server is asked."""
     return [
@@ -65,10 +77,12 @@ def asking() -> list[Example]:
 
 
 @pytest.mark.parametrize("example", asking(), ids=str)
-def test_what_asks_is_answered(demo_server: TritonServer, example: Example, tmp_path: Path) -> None:
+def test_what_asks_is_answered(demo_server: TritonServer, gateway: str, example: Example) -> None:
     answer = next(answer for part, answer in ANSWERS.items() if part in example.text)
-    text = example.text.replace("localhost:8000", demo_server.http_url).replace(
-        "localhost:8001", demo_server.grpc_url
+    text = (
+        example.text.replace("localhost:8000", demo_server.http_url)
+        .replace("localhost:8001", demo_server.grpc_url)
+        .replace("localhost:9000", gateway)
     )
     if example.language == "python":
         command = [sys.executable, "-c", text]
@@ -111,13 +125,13 @@ def test_a_server_starts(example: Example, tmp_path: Path) -> None:
     words = shlex.split(_ours(example.text))
     # No hub can be reached, and no folder of the user's; ports may be in use.
     words = ["demo" if "Qwen2.5" in word else word for word in words]
-    words = [word for word in words if word not in ("--http-port", "9000")]
+    words = [word for word in words if word not in ("--http-port", "8080")]
     if "--help" in words:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0
         assert "--max-num-seqs" in done.stdout
         return
-    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics", "openai")]
     with subprocess.Popen([*words, *ports], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         give_up = threading.Timer(START_TIMEOUT_S, process.kill)
         give_up.start()

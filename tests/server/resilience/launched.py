@@ -52,6 +52,7 @@ class Running:
 def launched(model: Path) -> Iterator[Running]:
     """Run `trident serve`."""
     command = [sys.executable, "-m", "client.cli", "serve", "--model", str(model)]
+    command += ["--openai-port", "off"]
     environment = {**os.environ, "PYTHONPATH": str(model_repository().parent)}
     with _running([*command, "--dtype", "float32"], environment) as running:
         yield running

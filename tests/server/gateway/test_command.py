@@ -1,0 +1,56 @@
+"""`trident gateway` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+from openai import OpenAI
+
+from engine.launch.ports import pick_free
+from engine.launch.server import TritonServer
+from tests.client.waiting import eventually
+from tests.factories.readmes import ROOT, examples
+from tests.server.gateway.test_operation import call
+
+pytestmark = pytest.mark.server
+
+
+def answers(address: str) -> bool:
+    try:
+        return call(address, "/health")[0] == 200
+    except OSError:
+        return False
+
+
+def test_the_command_of_the_readme(server: TritonServer) -> None:
+    (example,) = [e for e in examples() if e.text.startswith(".venv/bin/trident gateway")]
+    (port,) = pick_free(1)
+    text = example.text.replace("localhost:8001", server.grpc_url).replace("9000", str(port))
+    command = [sys.executable, "-m", "client.cli", *shlex.split(text)[1:]]
+    command += ["--model-name", "one", "--model-name", "two"]
+    address = f"127.0.0.1:{port}"
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
+    ) as process:
+        try:
+            assert eventually(lambda: process.poll() is not None or answers(address), 60)
+            with OpenAI(base_url=f"http://{address}/v1", api_key="none") as client:
+                assert [model.id for model in client.models.list()] == ["one", "two"]
+                stream = client.completions.create(
+                    model="one", prompt="a", max_tokens=400, stream=True
+                )
+                next(iter(stream))
+                process.send_signal(signal.SIGTERM)
+                # It ends the answer first.
+                *_, last = list(stream)
+                assert last.choices[0].finish_reason in ("stop", "length")
+            assert process.wait(30) in (0, -signal.SIGTERM)
+            assert process.stderr is not None
+            assert "POST /v1/completions 200 " in process.stderr.read()
+        finally:
+            process.kill()
