@@ -24,6 +24,12 @@ class SamplingOptions(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    logits_processors: Sequence[str | Mapping[str, Any]]
     seed: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]

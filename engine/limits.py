@@ -24,6 +24,14 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 16384
 
+MAX_ABSOLUTE_LOGIT_BIAS = 100.0  # OpenAI's
+
+# `dry_sequence_breakers`; as many characters as llama.cpp reads.
+MAX_DRY_BREAKERS = 32
+MAX_DRY_BREAKER_CHARACTERS = 40
+
+MAX_LOGITS_PROCESSORS = 8
+
 MAX_SAMPLING_FIELDS = 64  # of a JSON object or the request parameters; there are about 40
 MAX_SAMPLING_CHARACTERS = 2**19
 MAX_CHAT_CHARACTERS = 2**21  # of `chat_parameters`; real sets of tools have 100 KB

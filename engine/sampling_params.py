@@ -17,8 +17,12 @@ from pydantic import (
 
 from engine.errors import RequestError, UnsupportedError
 from engine.limits import (
+    MAX_ABSOLUTE_LOGIT_BIAS,
     MAX_ALLOWED_TOKEN_IDS,
+    MAX_DRY_BREAKER_CHARACTERS,
+    MAX_DRY_BREAKERS,
     MAX_LOGIT_BIAS,
+    MAX_LOGITS_PROCESSORS,
     MAX_SEQUENCES,
     MAX_STOP_TOKEN_IDS,
     MAX_WORD_CHARACTERS,
@@ -33,7 +37,9 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Larger integers would not fit the messages and tensors that carry them.
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenId = _Count
+_Bias = Annotated[_Finite, Field(ge=-MAX_ABSOLUTE_LOGIT_BIAS, le=MAX_ABSOLUTE_LOGIT_BIAS)]
 _Words = tuple[Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)], ...]
+_Breakers = tuple[Annotated[str, Field(max_length=MAX_DRY_BREAKER_CHARACTERS)], ...]
 
 _MAX_SIZES = {
     "stop": MAX_WORDS,
@@ -41,6 +47,8 @@ _MAX_SIZES = {
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "logit_bias": MAX_LOGIT_BIAS,
     "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
+    "dry_sequence_breakers": MAX_DRY_BREAKERS,
+    "logits_processors": MAX_LOGITS_PROCESSORS,
 }
 
 # Fields of vLLM and SGLang that are not implemented: refused by name, never silently ignored.
@@ -50,7 +58,6 @@ _NOT_YET = {
     "best_of": 1,
     "length_penalty": 1.0,
     "guided_decoding": None,
-    "logits_processors": None,
     "truncate_prompt_tokens": None,
     "lora_request": None,
     "lora_name": None,
@@ -66,6 +73,15 @@ def _means(value: object, neutral: object) -> bool:
         return float(str(value)) == float(str(neutral))
     except ValueError:
         return str(value).lower() == str(neutral).lower()
+
+
+class AskedLogitsProcessor(BaseModel):
+    """A logits processor of an installed package, by the name of its entry point."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)]
+    args: dict[str, Any] = {}
 
 
 class SamplingParams(BaseModel):
@@ -87,6 +103,15 @@ class SamplingParams(BaseModel):
             it applies before the other filters.
         repetition_penalty: > 1 discourages tokens of the prompt and the output.
         presence_penalty, frequency_penalty: subtracted per token of the output, in [-2, 2].
+        dry_multiplier: DRY, which penalises tokens that continue a repetition of the prompt or the
+            output; 0 is off. A token that continues one of n tokens gets
+            `dry_multiplier * dry_base ** (n - dry_allowed_length)` less.
+        dry_base: at least 1.
+        dry_allowed_length: shortest repetition that is penalised.
+        dry_penalty_last_n: tokens in which repetitions are looked for; -1 is all, 0 none.
+        dry_sequence_breakers: strings across which no repetition reaches.
+        logits_processors: of installed packages, see `engine.logits_processors`; a name, or an
+            object with `name` and `args`.
         seed: the same seed gives the same tokens, whatever else is batched; None draws one.
         max_tokens: output tokens at most; None means the rest of the context. 0 is possible with
             `prompt_logprobs`.
@@ -100,7 +125,7 @@ class SamplingParams(BaseModel):
         logprobs: number of most likely tokens to report per position, beside the chosen one.
         prompt_logprobs: the same for each token of the prompt but the first. Then the KV of the
             prompt does not come from the prefix cache.
-        logit_bias: added to the logits of these token ids.
+        logit_bias: added to the logits of these token ids, -100 to 100 for each.
         allowed_token_ids: only these tokens may be produced.
         structured_outputs: what the output must match, in vLLM's form (a key `json`, `json_object`,
             `regex`, `choice`, `grammar` or `structural_tag`); `parse` takes the other forms too.
@@ -120,6 +145,12 @@ class SamplingParams(BaseModel):
     repetition_penalty: Annotated[_Finite, Field(gt=0)] = 1.0
     presence_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[_Finite, Field(ge=-2, le=2)] = 0.0
+    dry_multiplier: Annotated[_Finite, Field(ge=0)] = 0.0
+    dry_base: Annotated[_Finite, Field(ge=1)] = 1.75
+    dry_allowed_length: _Count = 2
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    dry_sequence_breakers: _Breakers = ("\n", ":", '"', "*")
+    logits_processors: tuple[AskedLogitsProcessor, ...] = ()
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     max_tokens: _Count | None = 16
     min_tokens: _Count = 0
@@ -130,7 +161,7 @@ class SamplingParams(BaseModel):
     ignore_eos: bool = False
     logprobs: _Count | None = None
     prompt_logprobs: _Count | None = None
-    logit_bias: dict[_TokenId, _Finite] | None = None
+    logit_bias: dict[_TokenId, _Bias] | None = None
     allowed_token_ids: tuple[_TokenId, ...] | None = None
     structured_outputs: GrammarSpec | None = None
     skip_special_tokens: bool = True
@@ -176,7 +207,14 @@ class SamplingParams(BaseModel):
     def _disabled(cls, value: Any) -> Any:
         return 0 if value in (-1, "-1") else value
 
-    @field_validator("stop", "bad_words", mode="before")
+    @field_validator("logits_processors", mode="before")
+    @classmethod
+    def _names_alone(cls, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return () if value is None else value
+        return tuple({"name": each} if isinstance(each, str) else each for each in value)
+
+    @field_validator("stop", "bad_words", "dry_sequence_breakers", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         """Accept one string or a list; clients of other servers send `""` for none."""

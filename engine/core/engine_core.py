@@ -14,6 +14,7 @@ from engine.core.grammar_queue import GrammarQueue
 from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
+from engine.core.processors import load_processors
 from engine.core.queue_limits import QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
@@ -31,6 +32,7 @@ from engine.errors import (
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
+from engine.logits_processors import ProcessorContext
 from engine.models.model_config import ModelConfig
 from engine.nvtx import nvtx_range
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
@@ -76,6 +78,7 @@ class EngineCore:
         self.section_format = SectionFormat(
             self.tokenizer, config.reasoning_parser, config.tool_call_parser
         )
+        processors = load_processors(ProcessorContext(self.tokenizer, model_config.vocab_size))
         loaded = load_model(config, checkpoint, model_config, self._text_token_ids, on_progress)
         plan, self.config = loaded.kv_cache, loaded.config
         self._runner = loaded.runner
@@ -127,6 +130,7 @@ class EngineCore:
             max_logprobs=config.max_logprobs,
             min_priority=config.min_priority,
             draw_seed=(lambda: config.seed) if config.deterministic else draw_seed,
+            processors=processors,
         )
         self.ready = Ready(
             max_model_len=plan.max_model_len,

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.bad_words import BadWords
+from engine.core.counter import NUM_COUNTERS, Counter
+from engine.core.processors import AskedProcessor
 from engine.core.prompt_scores import PromptScores
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.protocol import TokenLogprobs
@@ -20,21 +22,6 @@ from engine.text.section_tracker import SectionTracker
 from engine.text.stop import StopChecker
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-
-NUM_COUNTERS = 3  # in `Request.counters`
-
-
-class _Counter:
-    """An attribute of `Request` that is one of its `counters`."""
-
-    def __init__(self, place: int) -> None:
-        self._place = place
-
-    def __get__(self, request: Request, owner: type[Request]) -> int:
-        return int(request.counters[self._place])
-
-    def __set__(self, request: Request, value: int) -> None:
-        request.counters[self._place] = value
 
 
 class Finish(NamedTuple):
@@ -123,9 +110,9 @@ class Request:
         num_released_tokens: output tokens released to the client.
     """
 
-    num_tokens = _Counter(0)
-    num_computed_tokens = _Counter(1)
-    num_released_tokens = _Counter(2)
+    num_tokens = Counter(0)
+    num_computed_tokens = Counter(1)
+    num_released_tokens = Counter(2)
 
     def __init__(
         self,
@@ -171,6 +158,7 @@ class Request:
         self.stream = stream
         self.bad_words = bad_words
         self.grammar: SequenceGrammar | None = None  # before it runs, if the request asks for one
+        self.processors: Sequence[AskedProcessor] = ()
 
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + max_tokens  # of prompt and output
@@ -205,11 +193,17 @@ class Request:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
+    def host_chooses(self) -> bool:
+        """Whether the host takes part in choosing each token."""
+        return bool(self.bad_words or self.grammar or self.processors)
+
+    @property
     def is_watched(self) -> bool:
         """Whether the host looks at each token, for more than the device and stop strings."""
         return (
             self.output.sections is not None
             or self.grammar is not None
+            or bool(self.processors)
             or self.prompt_scores is not None
             or len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
         )
@@ -218,7 +212,7 @@ class Request:
         """Look at the newest token, and set `finish` if the sequence ends with it.
 
         The end of its grammar ends it; the token belongs to the text then. So does any error of
-        the grammar or of the tokenizer's decoder, which run on the sequence's own data.
+        the grammar, a logits processor or the tokenizer's decoder, which run on its own data.
 
         Args:
             token_id: the last of `token_ids`.
@@ -236,6 +230,8 @@ class Request:
         ):
             ended = "stop"
         try:
+            for asked in self.processors:
+                asked.check()
             is_over = self.grammar is not None and ended != "stop" and self.grammar.take(token_id)
             self.finish = self._finish_with(token_id, "length" if is_over else ended)
             if is_over and self.finish == Finish("length"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache, partial
 
 from engine.core.bad_words import BadWords
+from engine.core.processors import Processors
 from engine.core.prompt_scores import PromptScores
 from engine.core.request import Request
 from engine.errors import RequestError
@@ -17,6 +18,7 @@ from engine.limits import (
     check_length,
     check_size,
 )
+from engine.logits_processors import LogitsProcessor
 from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
@@ -48,8 +50,12 @@ class RequestFactory:
         max_logprobs: int,
         draw_seed: Callable[[], int],
         min_priority: int | None = None,
+        processors: Mapping[str, LogitsProcessor] = {},
     ) -> None:
-        """Build requests for one model; `draw_seed` returns a seed for a request without one."""
+        """Build requests for one model.
+
+        `draw_seed` returns a seed for a request without one; `processors` are those installed.
+        """
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._section_format = section_format
@@ -59,6 +65,7 @@ class RequestFactory:
         self._max_logprobs = max_logprobs
         self._min_priority = min_priority
         self._draw_seed = draw_seed
+        self._processors = Processors(processors, detokenizer.token_text)
         self._stop_automaton = lru_cache(_MAX_AUTOMATA)(StopAutomaton)  # shared by equal `stop`
 
     def build(self, message: AddRequest) -> list[Request]:
@@ -70,6 +77,7 @@ class RequestFactory:
         params = SamplingParams.parse(message.sampling_params)
         prompt = unpack_token_ids(message.prompt_token_ids, "input_ids")
         self._check(prompt, params)
+        self._processors.check(params)
         if message.cache_salt:
             check_cache_salt(message.cache_salt)
         # Refused rather than raised to the limit, so that the client knows.
@@ -110,6 +118,8 @@ class RequestFactory:
             )
             for index in range(params.n)
         ]
+        for request in requests:
+            request.processors = self._processors.asked(params)
         if params.prompt_logprobs is not None:
             requests[0].prompt_scores = PromptScores(
                 prompt, min(params.prompt_logprobs, self._vocab_size)

@@ -1,10 +1,13 @@
-"""SamplingConstraints: tokens that the host forbids in a step, because only it can find them."""
+"""SamplingConstraints: what the host decides about the tokens of a step, as only it can."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.adjustments import LogitsAdjuster
 from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule
 from engine.core.token_masks import forbid, token_mask
@@ -13,7 +16,7 @@ from engine.text.grammar.matcher import MaskFiller
 
 class SamplingConstraints:
     """The running sequences with a grammar, with bad words, or with `min_tokens` and more stop
-    tokens than the device knows.
+    tokens than the device knows; and those with logits processors.
     """
 
     def __init__(self, *, vocab_size: int) -> None:
@@ -21,10 +24,12 @@ class SamplingConstraints:
         self._every_token = token_mask(np.arange(vocab_size, dtype=np.int32), -(-vocab_size // 32))
         self._nothing = SamplingBatch(np.zeros(0, dtype=np.int32), self._every_token[None][:0])
         self._filler = MaskFiller(vocab_size)
+        self._adjuster = LogitsAdjuster(vocab_size)
         self._running: dict[int, tuple[Request, NDArray[np.int32]]] = {}  # by slot, with its mask
 
     def add(self, slot: int, request: Request) -> None:
         """`request` runs in `slot`."""
+        self._adjuster.add(slot, request)
         if (
             request.bad_words
             or request.grammar
@@ -41,11 +46,18 @@ class SamplingConstraints:
     def discard(self, slot: int) -> None:
         """No sequence runs in `slot` any more."""
         self._running.pop(slot, None)
+        self._adjuster.discard(slot)
 
     def batch(self, schedule: Schedule) -> SamplingBatch:
-        """Return the masks of the rows of the newest `schedule` that must not get some tokens."""
-        if not self._running:
-            return self._nothing
+        """Return the masks of the rows of the newest `schedule` that must not get some tokens.
+
+        And what the logits processors of its rows add.
+        """
+        masked = self._masked(schedule) if self._running else self._nothing
+        adjustments = self._adjuster.adjustments(schedule)
+        return masked if adjustments is None else replace(masked, adjustments=adjustments)
+
+    def _masked(self, schedule: Schedule) -> SamplingBatch:
         rows = {
             row: self._running[slot]
             for row in np.flatnonzero(schedule.wants_token).tolist()

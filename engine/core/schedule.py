@@ -187,6 +187,25 @@ def num_sampled_rows(schedule: Schedule) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Adjustments:
+    """What is added to the logits of a step after penalties; -inf forbids a token.
+
+    Attributes:
+        rows: int32 [K], rows of the schedule.
+        token_ids: int32 [K], each at most once for a row.
+        values: float32 [K], what is added to the logits of these tokens.
+        dense_rows: int32 [M], rows of the schedule, each at most once.
+        dense: float32 [M, V], what is added to all of their logits.
+    """
+
+    rows: Int32s
+    token_ids: Int32s
+    values: Float32s
+    dense_rows: Int32s
+    dense: Float32s
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """What the host decides about the tokens of a step while its forward pass runs.
 
@@ -194,10 +213,12 @@ class SamplingBatch:
         mask_rows: int32 [N], rows of the schedule, each at most once.
         masks: int32 [N, ceil(V / 32)], at least one token for each of them; bit t % 32 of word
             t // 32: token t may be drawn.
+        adjustments: of the rows that ask for logits processors; None: there are none.
     """
 
     mask_rows: Int32s
     masks: Int32s
+    adjustments: Adjustments | None = None
 
 
 @dataclass(frozen=True, slots=True)

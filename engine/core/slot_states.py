@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.request import NUM_COUNTERS, Request
+from engine.core.counter import NUM_COUNTERS
+from engine.core.request import Request
 
 FREE = 0
 
@@ -30,7 +31,7 @@ class SlotStates:
         serial: int64 [S], another number each time that a slot is assigned; `FREE` if free.
         uid: int64 [S].
         index: int32 [S].
-        host_chooses: bool [S], the host takes part in choosing each token.
+        host_chooses: bool [S], as `Request.host_chooses`.
         is_watched: bool [S], as `Request.is_watched`.
         has_stop_strings: bool [S].
         watched_bytes: uint64 [S, 4], as `StopChecker.watch`, of those with stop strings.
@@ -76,7 +77,7 @@ class SlotStates:
         self.max_num_tokens[slot] = request.max_num_tokens
         self.uid[slot] = request.uid
         self.index[slot] = request.index
-        self.host_chooses[slot] = bool(request.bad_words or request.grammar)
+        self.host_chooses[slot] = request.host_chooses
         self.is_watched[slot] = request.is_watched
         checker = request.output.stop_checker
         self.has_stop_strings[slot] = checker is not None

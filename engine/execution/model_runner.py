@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from engine.execution.pending_step import ForwardResults, PendingStep
 from engine.execution.prompt_logprobs import score_tokens
 from engine.execution.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
-from engine.execution.warm_up import warm_up_steps
+from engine.execution.warm_up import warm_up_sampling, warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch
 from engine.models.causal_lm import CausalLM
@@ -118,10 +117,9 @@ class ModelRunner:
         num_words = self._tables.allowed_tokens.shape[1]
         for number, step in enumerate(warm_up_steps(self._config, self._tables.max_model_len)):
             # With masks for all rows of the largest step, and without: different kernels.
-            rows = np.arange(0 if number else step.num_rows, dtype=np.int32)
-            masks = np.full((len(rows), num_words), -1, dtype=np.int32)
+            num_rows = 0 if number else step.num_rows
             self.forward(step)
-            self.sample(SamplingBatch(mask_rows=rows, masks=masks)).wait()
+            self.sample(warm_up_sampling(num_rows, num_words, self.model.config.vocab_size)).wait()
         assert self._block_copier is not None
         self._block_copier.warm_up()
         self._sampler.free_penalty_counts()

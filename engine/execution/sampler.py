@@ -23,12 +23,14 @@ from engine.core.schedule import (
     MIN_TOKENS,
     PENALTIES,
     TRUNCATION,
+    Adjustments,
     Admissions,
     Int32s,
     SamplingBatch,
     Schedule,
     num_sampled_rows,
 )
+from engine.execution.adjustments import add_adjustments
 from engine.nvtx import nvtx_range
 from kernels.sampling.adjust_logits import RowMasks, adjust_logits
 from kernels.sampling.draw import sample_tokens
@@ -59,7 +61,7 @@ class SamplePlan:
         has_filters: whether any row has top_k, top_p or min_p.
         truncates: whether any row has top_n_sigma or typical_p.
         mask_ids: int32 [R], which of `masks` each row has; -1: none. Empty if no row has one.
-        masks: int32 [N, ceil(V / 32)], as in `SamplingBatch`.
+        masks, adjustments: as in `SamplingBatch`.
         logprobs_rows: int32 [K], which ask for log-probabilities.
         num_top_logprobs: int32 [K], how many most likely tokens each of them asks for.
     """
@@ -71,13 +73,15 @@ class SamplePlan:
     truncates: bool
     mask_ids: Int32s
     masks: Int32s
+    adjustments: Adjustments | None
     logprobs_rows: Int32s
     num_top_logprobs: Int32s
 
     @property
     def is_plain(self) -> bool:
         """Whether the tokens are drawn from the logits as they are, and nothing else is done."""
-        return not (self.adjusts_logits or self.truncates or len(self.logprobs_rows))
+        changes = self.adjusts_logits or self.truncates or self.adjustments is not None
+        return not changes and not len(self.logprobs_rows)
 
     def upload(self, device: torch.device) -> list[Tensor]:
         """Return `mask_ids`, `masks` and `logprobs_rows` on `device`."""
@@ -145,6 +149,7 @@ class Sampler:
             truncates=used & TRUNCATION > 0,
             mask_ids=mask_ids,
             masks=sampling.masks,
+            adjustments=sampling.adjustments,
             logprobs_rows=logprobs_rows,
             num_top_logprobs=num_top_logprobs,
         )
@@ -171,6 +176,8 @@ class Sampler:
         if plan.adjusts_logits:
             row_masks = RowMasks(mask_ids, masks) if len(mask_ids) else None
             adjust_logits(logits, self._tables, slots, self._counts, row_masks)
+        if plan.adjustments is not None:
+            add_adjustments(logits, plan.adjustments)
         if plan.truncates:
             truncate_logits(logits, self._tables, slots)
         token_ids = sample_tokens(logits, self._tables, slots, has_filters=plan.has_filters)

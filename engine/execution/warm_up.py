@@ -14,7 +14,7 @@ import numpy as np
 from engine.core.block_pool import NULL_BLOCK
 from engine.core.kv_cache_manager import blocks_for
 from engine.core.request import Request
-from engine.core.schedule import Schedule
+from engine.core.schedule import Adjustments, SamplingBatch, Schedule
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.scored_tokens import ScoredTokens
 from engine.core.slot_states import SlotStates
@@ -67,6 +67,19 @@ def warm_up_steps(config: ResolvedConfig, max_model_len: int) -> Iterator[Schedu
     while num_rows < config.max_num_seqs:  # the splits of decode rows are planned by powers of two
         num_rows = min(2 * num_rows, config.max_num_seqs)
         yield padding_step([1] * num_rows, _PLAIN, config.block_size)
+
+
+def warm_up_sampling(num_rows: int, num_words: int, vocab_size: int) -> SamplingBatch:
+    """Return a batch in which the host takes part for the first rows, and changes nothing.
+
+    A row alone has an adjustment of all of its logits: they are made one after the other.
+    """
+    rows = np.arange(num_rows, dtype=np.int32)
+    values = np.zeros(num_rows, dtype=np.float32)
+    dense = np.zeros((len(rows[:1]), vocab_size), dtype=np.float32)
+    adjustments = Adjustments(rows, 0 * rows, values, rows[:1], dense)
+    masks = np.full((num_rows, num_words), -1, dtype=np.int32)
+    return SamplingBatch(rows, masks, adjustments if num_rows else None)
 
 
 def padding_step(lengths: Sequence[int], params: SamplingParams, block_size: int) -> Schedule:

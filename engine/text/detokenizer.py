@@ -113,6 +113,16 @@ class Detokenizer:
         window = self._rule.prompt_window(prompt_ids, skip_special_tokens)
         return self._rule.scanner(automaton, window, skip_special_tokens)
 
+    def token_text(self, token_id: int) -> str:
+        """Return the text that a token has after others, special ones shown.
+
+        Where it is a part of a character, that is U+FFFD.
+        """
+        text = self._rule.whole_text(token_id)
+        if text is None:
+            return self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return text.decode("utf-8")
+
     def token_flags(self, vocab_size: int) -> TokenFlags:
         """Return what is known of each token of a model; it may know more ids than the tokenizer.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,10 +13,12 @@ pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine.core.bad_words import BadWords
+from engine.core.processors import AskedProcessor
 from engine.core.request import Request
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import PendingStep
 from engine.execution.sampler import Sampler
+from engine.logits_processors import Adjustment, ProcessorRow
 from kernels import device
 from tests.factories.requests import append_tokens, make_request
 from tests.factories.sampling import (
@@ -38,7 +42,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.7, "logprobs": 1},
     "presence-and-frequency": {"presence_penalty": 1.1, "frequency_penalty": -0.4},
     "bias": {"logit_bias": {90: 3.5, 7: -2.0, 8: 4.0}},
-    "all-but-one-forbidden": {"logit_bias": {i: -1e39 for i in range(VOCAB) if i != 55}},
+    "all-but-one-forbidden": {"logit_bias": {i: -100.0 for i in range(VOCAB) if i != 55}},
     "allowed": {"allowed_token_ids": (3, 4, 99), "logprobs": 2},
     "min-tokens": {"min_tokens": 9, "logit_bias": {2: 60.0}},
     "cold": {"temperature": 1e-300},
@@ -48,6 +52,34 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "few-sigmas": {"temperature": 1.1, "top_n_sigma": 1e-6, "logprobs": 2},
     "one-typical": {"temperature": 0.9, "typical_p": 1e-9, "presence_penalty": 0.5},
 }
+
+
+class _Fixed:
+    """A logits processor that always adds the same."""
+
+    def __init__(self, answer: Adjustment) -> None:
+        self.answer = answer
+
+    def validate(self, args: Mapping[str, Any]) -> None: ...
+
+    def adjust(self, rows: Sequence[ProcessorRow]) -> Sequence[Adjustment]:
+        return [self.answer] * len(rows)
+
+
+def _requests() -> list[Request]:
+    """Return one of each kind; the host takes part in some."""
+    requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
+    requests[0].bad_words = BadWords([[90, 17], [3]])
+    few = _Fixed(([7, 100, 3], [9.0, 8.5, -np.inf]))
+    rest = _Fixed(np.linspace(-9, 9, VOCAB))
+    large = _Fixed(([3], [-1e308]))
+    for request, asked in (
+        (requests[1], [few]),
+        (requests[4], [rest, few]),
+        (requests[5], [large]),
+    ):
+        request.processors = [AskedProcessor("x", each, ProcessorRow({})) for each in asked]
+    return requests
 
 
 def _request(uid: int, sampling: dict[str, Any]) -> Request:
@@ -68,8 +100,7 @@ def _ranked(token: SampledToken) -> tuple[list[int], list[int]]:
 
 
 def test_all_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
-    requests[0].bad_words = BadWords([[90, 17], [3]])
+    requests = _requests()
     logits = randn(len(requests), VOCAB) * 3
     # As from a head that is padded; its padding tokens would be the most likely ones.
     padded = torch.full((len(requests), 128), 1e9, device=DEVICE)
@@ -141,8 +172,7 @@ def test_steps_ahead_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
-    requests = [_request(10 + i, sampling) for i, sampling in enumerate(SAMPLING.values())]
-    requests[0].bad_words = BadWords([[90, 17], [3]])
+    requests = _requests()
     sampler, slots = (
         Sampler(make_tables(len(requests), vocab_size=VOCAB, device=DEVICE), VOCAB),
         list(range(len(requests))),

@@ -3,6 +3,7 @@
 Its tokenizer splits characters over tokens, so that its random output is full of hard cases.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from engine.launch.server import TritonServer
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.processors import install
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 from tests.server.caller import Caller
 from tests.server.release import released_all
@@ -35,7 +37,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(checkpoint: Path) -> Iterator[TritonServer]:
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an installed package, which offers a logits processor."""
+    target = "tests.factories.processors:Counting"
+    return install(tmp_path_factory.mktemp("packages"), {"counting": target})
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path, packages: Path) -> Iterator[TritonServer]:
     settings = {
         "model": str(checkpoint),
         "dtype": "float32",
@@ -43,7 +52,8 @@ def server(checkpoint: Path) -> Iterator[TritonServer]:
         "num_gpu_blocks_override": 200,
         "max_num_queued_reqs": 70,
     }
-    with TritonServer(settings, ports=0, start_timeout_s=120) as server:
+    environ = {**os.environ, "PYTHONPATH": str(packages)}
+    with TritonServer(settings, ports=0, start_timeout_s=120, environ=environ) as server:
         yield server
     assert released_all(server)
 

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.limits import (
+    MAX_ABSOLUTE_LOGIT_BIAS,
     MAX_LOGIT_BIAS,
     check_length,
     check_messages_json,
@@ -174,15 +175,23 @@ class Preprocessor:
                 )
 
     def _bias(self, inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:
-        """Return `logit_bias` with the weights of the embedding bias words' tokens added."""
+        """Return `logit_bias` with the weights of the embedding bias words' tokens added.
+
+        Of a token that is in several words the sum is limited as each of them is.
+        """
         if not inputs.embedding_bias:
             return {}
-        bias = dict(params.logit_bias or {})
+        bias, most = dict(params.logit_bias or {}), MAX_ABSOLUTE_LOGIT_BIAS
         for word, weight in inputs.embedding_bias:
+            if abs(weight) > most:
+                raise RequestError(
+                    f"embedding_bias_weights: must be {-most:g} to {most:g} (got {weight:g})"
+                )
             for token_id in self._tokenizer.encode(
                 word, add_special_tokens=False, field="embedding_bias_words"
             ):
-                bias[token_id] = bias.get(token_id, 0.0) + weight
+                total = bias.get(token_id, 0.0) + weight
+                bias[token_id] = min(max(total, -most), most)
         check_size("embedding_bias_words", len(bias), MAX_LOGIT_BIAS, "different tokens")
         return {"logit_bias": bias}
 

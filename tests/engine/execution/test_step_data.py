@@ -41,6 +41,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([9] * 9, {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.4}),
     ([9] * 10, {"temperature": 2.0, "seed": 6, "frequency_penalty": 1.5, "logprobs": 3}),
     ([10, 9], {"temperature": 1.4, "seed": 12, "top_n_sigma": 1.5, "typical_p": 0.9}),
+    ([5, 6, 7, 5, 6], {"seed": 13, "dry_multiplier": 9.0, "dry_allowed_length": 1, "top_k": 3}),
     ([11, 12], {"temperature": 1.5, "bad_words": ["a", "the", "b"], "seed": 7}),
     ([13, 14, 15], {"temperature": 0, "allowed_token_ids": [5, 6, 7, 300], "min_tokens": 6}),
     ([16], {"logit_bias": {30: 4.0, 31: 4.0, 32: -9.0}, "seed": 8}),
@@ -180,6 +181,7 @@ def test_these_steps_have_everything_in_them(steps: Recorder) -> None:
     ]
     assert any(each.any() for each in hits), "a prefix is found in the cache"
     assert any(len(b.mask_rows) for b in steps.batches)
+    assert any(b.adjustments is not None for b in steps.batches)
     assert any(s.forced is not None for s in schedules)
     assert any((a.features & ALLOWED).any() for a in admissions)
     assert any(len(a.bias_values) for a in admissions)

@@ -194,7 +194,12 @@ BEYOND_FIELDS: dict[str, list[Any]] = {
     "bad_words": [WORDS, LONG_WORD, MANY_CHARACTERS],
     "stop_token_ids": [[1] * (limits.MAX_STOP_TOKEN_IDS + 1), [VOCAB]],
     "allowed_token_ids": [[1] * (limits.MAX_ALLOWED_TOKEN_IDS + 1), [VOCAB], [2**31]],
-    "logit_bias": [{str(i): 1.0 for i in range(limits.MAX_LOGIT_BIAS + 1)}, {VOCAB: 1.0}],
+    "logit_bias": [
+        {str(i): 1.0 for i in range(limits.MAX_LOGIT_BIAS + 1)},
+        *({VOCAB: 1.0}, {1: 100.1}, {1: -1e308}),
+    ],
+    "dry_sequence_breakers": [["x"] * (limits.MAX_DRY_BREAKERS + 1), "x" * 41],
+    "logits_processors": [["x"] * (limits.MAX_LOGITS_PROCESSORS + 1), ["x"], ["x" * 1025]],
 }
 SCALARS = [-1, 0, 2**31, 2**64, 10**30, -1e308, 1e308, "9" * 5000, True]
 

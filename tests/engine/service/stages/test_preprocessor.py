@@ -194,6 +194,15 @@ def test_embedding_bias_goes_to_the_tokens_of_each_word() -> None:
     assert made.sampling_params.logit_bias == {5: 0.5, tilde: 3.0, a: 2.0}
 
 
+def test_embedding_bias_is_limited_as_logit_bias_is() -> None:
+    made = request(embedding_bias_words=["~", "~"], embedding_bias_weights=[-90.0, -80.0])
+    assert made.sampling_params.logit_bias == {TOKENIZER.encode("~")[0]: -100.0}
+    with pytest.raises(
+        RequestError, match=r"^embedding_bias_weights: must be -100 to 100 \(got 101"
+    ):
+        request(embedding_bias_words=["~"], embedding_bias_weights=[101.0])
+
+
 def test_the_engine_reads_what_the_tokenizer_stage_writes() -> None:
     made = request(
         num_return_sequences=2,

@@ -44,7 +44,7 @@ def _stops_of_one_character(rng: random.Random) -> Fields:
 
 
 def _bias(rng: random.Random) -> Fields:
-    extremes = [1e308, -1e308, 3.4e38, -3.4e38, 100.0, -100.0, 5e-324, -0.0]
+    extremes = [100.0, -100.0, 5e-324, -0.0]
     ids = rng.sample(range(_NUM_IDS), rng.choice([1, 60, _NUM_IDS]))
     value = rng.choice([None, *extremes])
     return {"logit_bias": {i: rng.choice(extremes) if value is None else value for i in ids}}
@@ -70,6 +70,16 @@ def _filters(rng: random.Random) -> Fields:
         "min_p": rng.choice([0.0, 5e-324, 1.0]),
         "top_n_sigma": rng.choice([-1, 0.0, 5e-324, 1e308]),
         "typical_p": rng.choice([5e-324, 0.5, 1.0]),
+    }
+
+
+def _dry(rng: random.Random) -> Fields:
+    return {
+        "dry_multiplier": rng.choice([5e-324, 1.0, 1e308]),
+        "dry_base": rng.choice([1.0, 1.75, 1e308]),
+        "dry_allowed_length": rng.choice([0, 1, 2**31 - 1]),
+        "dry_penalty_last_n": rng.choice([-1, 0, 1, 2**31 - 1]),
+        "dry_sequence_breakers": rng.choice([[], ["a"], ["\x00", "\ufffd" * 40], ["\n"] * 32]),
     }
 
 
@@ -99,6 +109,7 @@ _BORDERS: tuple[Callable[[random.Random], Fields], ...] = (
     _seed,
     _nothing_allowed_is_left,
     _filters,
+    _dry,
     _penalties,
     _logprobs,
     _prompt_logprobs,

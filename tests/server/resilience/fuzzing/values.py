@@ -41,6 +41,8 @@ _FIELDS = (
     "min_tokens", "stop", "stop_token_ids", "bad_words", "ignore_eos", "logprobs", "logit_bias",
     "allowed_token_ids", "skip_special_tokens", "presence_penalty", "frequency_penalty",
     "prompt_logprobs", "echo", "top_n_sigma", "typical_p",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "logits_processors",
 )  # fmt: skip
 
 _WRONG_TYPES: tuple[Any, ...] = ({"a": 1}, {"x": {}}, [[1]], [{}], [None], {"1": []})
