@@ -17,6 +17,19 @@ from client.protocol import Message, Prompt
 ENSEMBLE = "ensemble"
 ENGINE = "engine"
 
+# All that `client.response` reads; a response has those of them that the request has asked for.
+COMPLETION_OUTPUTS = (
+    "text_output",
+    "finish_reason",
+    "num_input_tokens",
+    "num_output_tokens",
+    "sequence_index",
+    "num_cached_tokens",
+    "logprobs",
+    "sections",
+    "prompt_logprobs",
+)
+
 # The server's deadline, which frees what a request holds when its client has vanished unnoticed.
 # It is that much later than the client's own, so that one side alone decides how a request ends.
 _GRACE_S = 1.0
@@ -42,12 +55,15 @@ class Request:
         tensors: its inputs.
         id: the request id, or empty.
         has_deadline: whether the server is told of the timeout.
+        outputs: that are read of the responses; empty: all. What Triton's ensemble spends on a
+            response grows with the square of their number.
     """
 
     model: str
     tensors: tuple[Tensor, ...]
     id: str = ""
     has_deadline: bool = False
+    outputs: tuple[str, ...] = ()
 
     def message(self, *, batched: bool, timeout: float | None) -> service_pb2.ModelInferRequest:
         """Return the protobuf of one attempt.
@@ -62,6 +78,8 @@ class Request:
             shape = [1, tensor.size] if batched else [tensor.size]
             message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
             message.raw_input_contents.append(tensor.content)
+        for name in self.outputs:
+            message.outputs.add(name=name)
         # The FINAL flag may come with the last data or alone after it: ask for both.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
         return message
@@ -118,7 +136,9 @@ def completion(
         *(_boolean(name, value) for name, value in flags.items()),
         *([_int32("priority", priority)] if priority else []),
     )
-    return Request(model, tensors, _checked_id(request_id), has_deadline=True)
+    return Request(
+        model, tensors, _checked_id(request_id), has_deadline=True, outputs=COMPLETION_OUTPUTS
+    )
 
 
 def stop(request_id: str, model: str = ENSEMBLE) -> Request:

@@ -270,7 +270,6 @@ class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     # Ask Triton whether the client cancelled: a round trip, so not with every response.
     check_cancelled: bool = False
     sent_at: Seconds = 0.0  # of `time.monotonic()`
-    num_prompt_tokens: Int32 = 0
     skip_special_tokens: bool = True
     outputs: list[str] = []  # as in `ResponseOptions`
     error_code: str | None = None  # as in `engine.errors`

@@ -96,6 +96,11 @@ RESPONSE = [
     Tensor("last_token_time_ns", "INT64", -1),
 ]
 
+# Those that need a tokenizer. The engine gives the ensemble the others itself: Triton hands the
+# names of a step's outputs to its model with each of its requests, which of the engine is one, and
+# of the detokenizer one per response. Each name takes some microseconds, whether used or not.
+_OF_DETOKENIZER = ("text_output", "logprobs", "sections", "prompt_logprobs")
+
 # Outputs that vllm_backend declares differently from TensorRT-LLM.
 _OF_VLLM = {
     "num_input_tokens": Tensor("num_input_tokens", "UINT32"),
@@ -115,17 +120,8 @@ ENGINE_REQUEST = [
 
 DETOKENIZER_INPUT = Tensor("detokenizer_input", "UINT8", -1)
 
-ENGINE_RESPONSE = [
-    Tensor("token_ids", "INT32", -1),
-    Tensor("sequence_index", "INT32", -1),
-    Tensor("finish_reason", "STRING", -1),
-    Tensor("num_output_tokens", "INT32", -1),
-    Tensor("cum_log_probs", "FP32", -1),
-    Tensor("output_log_probs", "FP32", -1),
-    Tensor("prompt_log_probs", "FP32", -1),
-    Tensor("health", "STRING"),
-    DETOKENIZER_INPUT,
-]
+# What the engine tells its own clients beside the outputs that it gives to the ensemble.
+ENGINE_RESPONSE = [Tensor("token_ids", "INT32", -1), Tensor("health", "STRING")]
 
 _ONE_INSTANCE = "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
 
@@ -173,6 +169,7 @@ def _models(form: Form) -> Iterable[tuple[str, str]]:
     size = f"max_batch_size: {form.max_batch_size}\n"
     others = _OF_VLLM if form is VLLM else {}
     response = [others.get(tensor.name, tensor) for tensor in RESPONSE]
+    of_detokenizer, of_engine = _by_model(response)
     to_engine = [replace(tensor, optional=True) for tensor in ENGINE_REQUEST]
     yield ENSEMBLE, _HEAD + size + _tensors(REQUEST, response) + _scheduling()
     yield (
@@ -184,13 +181,22 @@ def _models(form: Form) -> Iterable[tuple[str, str]]:
         _ENGINE
         + size
         + "model_transaction_policy { decoupled: true }\n"
-        + _tensors([*to_engine, *_optional("BOOL", "health")], ENGINE_RESPONSE)
+        + _tensors(
+            [*to_engine, *_optional("BOOL", "health")],
+            [*ENGINE_RESPONSE, *of_engine, DETOKENIZER_INPUT],
+        )
         + _ONE_INSTANCE,
     )
     yield (
         "detokenizer",
-        _DETOKENIZER + size + _tensors([DETOKENIZER_INPUT], response) + _ONE_INSTANCE,
+        _DETOKENIZER + size + _tensors([DETOKENIZER_INPUT], of_detokenizer) + _ONE_INSTANCE,
     )
+
+
+def _by_model(response: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the outputs of the detokenizer, and those of the engine."""
+    of_detokenizer = [tensor for tensor in response if tensor.name in _OF_DETOKENIZER]
+    return of_detokenizer, [tensor for tensor in response if tensor.name not in _OF_DETOKENIZER]
 
 
 def _tensors(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
@@ -202,13 +208,14 @@ def _tensors(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
 
 def _scheduling() -> str:
     """Return the steps of the ensemble; between them tensors have names of their own."""
-    request, response = _same(REQUEST), _same(RESPONSE)
+    request = _same(REQUEST)
+    of_detokenizer, of_engine = map(_same, _by_model(RESPONSE))
     between = {tensor.name: f"engine_{tensor.name}" for tensor in ENGINE_REQUEST}
     message = _same([DETOKENIZER_INPUT])
     steps = [
         _step("tokenizer", request, between),
-        _step("engine", between, message),
-        _step("detokenizer", message, response),
+        _step("engine", between, {**of_engine, **message}),
+        _step("detokenizer", message, of_detokenizer),
     ]
     return "ensemble_scheduling {\n  step [\n" + ",\n".join(steps) + "\n  ]\n}\n"
 

@@ -1,4 +1,4 @@
-"""Output tensors of token chunks, without their text."""
+"""Output tensors that the engine stub makes of token chunks: all that need no tokenizer."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.prompt_logprobs import logprobs_of
-from engine.protocol import Chunk, PromptLogprobs
+from engine.protocol import Chunk, PromptLogprobs, RequestStats
 from engine.token_ids import unpack_token_ids
 
 Array = NDArray[Any]
+Figure = Callable[[RequestStats, int], float]  # of a sequence, and the size of its KV blocks
 
 UNFINISHED = "None"  # vllm_backend's finish_reason of an unfinished sequence
 
 
-def chunk_tensors(chunks: list[Chunk], wanted: Collection[str]) -> dict[str, Array]:
+def chunk_tensors(
+    chunks: list[Chunk], wanted: Collection[str], num_prompt_tokens: int, block_size: int
+) -> dict[str, Array]:
     """Return those of the `wanted` outputs that need no tokenizer, with one element per chunk.
 
     `token_ids` and `output_log_probs` have one element per token, chunk after chunk. The latter
     and `cum_log_probs`, which vllm_backend calls `cumulative_logprob`, are there if the request
     asked for logprobs. `prompt_log_probs` has one element per token of the prompt but the first,
-    and is in the first response, if the request asked for prompt_logprobs.
+    and is in the first response, if the request asked for prompt_logprobs. Times and
+    figures of the cache come when a sequence has finished; `num_input_tokens` is one number.
     """
     outputs = {name: _COLUMNS[name](chunks) for name in wanted if name in _COLUMNS}
+    if "num_input_tokens" in wanted:
+        outputs["num_input_tokens"] = np.array([num_prompt_tokens], dtype=np.int32)
+    if any(chunk.details.stats is not None for chunk in chunks):
+        figures = {name: _FIGURES[name] for name in wanted if name in _FIGURES}
+        outputs.update((name, _figures(chunks, figures[name], block_size)) for name in figures)
     if any(name in _LOGPROBS for name in wanted) and all(
         chunk.details.cumulative_logprob is not None for chunk in chunks
     ):
@@ -72,6 +81,13 @@ def _cumulative_logprob(chunks: list[Chunk]) -> Array:
     return np.array([chunk.details.cumulative_logprob for chunk in chunks], dtype=np.float32)
 
 
+def _figures(chunks: list[Chunk], figure: Figure, block_size: int) -> Array:
+    """Return one figure of the sequences that have finished; 0 for others."""
+    stats = [chunk.details.stats for chunk in chunks]
+    values = [0 if each is None else int(figure(each, block_size)) for each in stats]
+    return np.array(values, dtype=np.int64)
+
+
 _COLUMNS: dict[str, Callable[[list[Chunk]], Array]] = {
     "token_ids": _token_ids,
     "sequence_index": _sequence_index,
@@ -82,4 +98,12 @@ _LOGPROBS: dict[str, Callable[[list[Chunk]], Array]] = {
     "output_log_probs": _output_log_probs,
     "cum_log_probs": _cumulative_logprob,
     "cumulative_logprob": _cumulative_logprob,
+}
+_FIGURES: dict[str, Figure] = {
+    "num_cached_tokens": lambda stats, _: stats.num_cached_tokens,
+    "kv_cache_reused_blocks": lambda stats, block_size: stats.num_cached_tokens // block_size,
+    "arrival_time_ns": lambda stats, _: stats.arrival_time * 1e9,
+    "first_scheduled_time_ns": lambda stats, _: stats.first_scheduled_time * 1e9,
+    "first_token_time_ns": lambda stats, _: stats.first_token_time * 1e9,
+    "last_token_time_ns": lambda stats, _: stats.finished_time * 1e9,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,8 +40,7 @@ class Stage:
 
         Args:
             args: Triton's.
-            repeated: outputs with few different values, whose tensors are kept. One thread alone
-                may make responses then.
+            repeated: outputs with few different values, whose tensors are kept.
         """
         configure_logging()
         end_with_parent()
@@ -49,7 +49,8 @@ class Stage:
         self._settings = Path(args["model_repository"]).parent / "engine" / "1" / "engine.json"
         config = json.loads(args["model_config"])
         self._repeated = frozenset(repeated)
-        self._tensors: dict[tuple[str, object], Any] = {}
+        # For each thread its own: what one thread sends, no other one may send at the same time.
+        self._tensors = _Kept()
         self._batched = config["max_batch_size"] > 0
         self._dtypes = {
             output["name"]: pb_utils.triton_string_to_numpy(output["data_type"])
@@ -88,11 +89,12 @@ class Stage:
         if array.size != 1 or name not in self._repeated:
             return self._new_tensor(name, array)
         key = (name, array.item())
-        tensor = self._tensors.get(key)
+        kept = self._tensors.by_value
+        tensor = kept.get(key)
         if tensor is None:
-            if len(self._tensors) >= _MAX_REPEATED:
-                self._tensors.clear()
-            tensor = self._tensors[key] = self._new_tensor(name, array)
+            if len(kept) >= _MAX_REPEATED:
+                kept.clear()
+            tensor = kept[key] = self._new_tensor(name, array)
         return tensor
 
     def _new_tensor(self, name: str, array: NDArray[Any]) -> Any:
@@ -117,6 +119,13 @@ class Stage:
             return error.code, shown(str(error))
         self.log.error("internal error", exc_info=error)
         return TridentError.code, "internal error"
+
+
+class _Kept(threading.local):
+    """Tensors by name and value."""
+
+    def __init__(self) -> None:
+        self.by_value: dict[tuple[str, object], Any] = {}
 
 
 def input_tensors(request: Any) -> Tensors:

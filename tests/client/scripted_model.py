@@ -16,7 +16,11 @@ output [
   { name: "finish_reason" data_type: TYPE_STRING dims: [ -1 ] },
   { name: "sequence_index" data_type: TYPE_INT32 dims: [ -1 ] },
   { name: "num_input_tokens" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "num_output_tokens" data_type: TYPE_INT32 dims: [ -1 ] }
+  { name: "num_output_tokens" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "num_cached_tokens" data_type: TYPE_INT64 dims: [ -1 ] },
+  { name: "logprobs" data_type: TYPE_STRING dims: [ -1 ] },
+  { name: "sections" data_type: TYPE_STRING dims: [ -1 ] },
+  { name: "prompt_logprobs" data_type: TYPE_STRING dims: [ 1 ] }
 ]
 instance_group [ { kind: KIND_CPU count: 1 } ]
 """

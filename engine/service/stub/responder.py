@@ -6,6 +6,7 @@ Importable only inside Triton's Python backend.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from engine.limits import MAX_REQUEST_ID_CHARACTERS, check_size
 from engine.protocol import Chunk, DetokenizerInput, OutputDetails, ResponseOptions
 from engine.service.cancellation import CancelPoller
 from engine.service.link import EngineEnd
+from engine.service.outputs import chunk_tensors
 from engine.service.stub.engine_client import EngineClient
 from engine.service.stub.engine_inputs import parse_engine_inputs, parse_options
 from engine.service.stub.metrics import EngineMetrics
@@ -98,7 +100,7 @@ class Responder:
         self._stage.log.info("stop: ends %d requests of id %r", count, name)
         nothing = Chunk(0, b"", b"", OutputDetails(finish_reason="abort"))
         options = parse_options(tensors, 0)
-        sink = self._sink(request, sender, options, DetokenizerInput(0, []), lambda: None)
+        sink = self._sink(request, sender, options, DetokenizerInput(0, []), 0, lambda: None)
         sink.send([nothing], last=True)
 
     def _generate(self, request: Any, name: str, tensors: Tensors, sender: Any) -> None:
@@ -117,13 +119,9 @@ class Responder:
         skip_special_tokens, options = inputs.skip_special_tokens, inputs.options
 
         def make_sink(uid: int) -> ResponseSink:
-            template = DetokenizerInput(
-                uid,
-                [],
-                num_prompt_tokens=num_prompt_tokens,
-                skip_special_tokens=skip_special_tokens,
-            )
-            sink = self._sink(request, sender, options, template, lambda: self._poller.forget(uid))
+            template = DetokenizerInput(uid, [], skip_special_tokens=skip_special_tokens)
+            on_end = partial(self._poller.forget, uid)
+            sink = self._sink(request, sender, options, template, num_prompt_tokens, on_end)
             if options is None:  # from here on, a cancellation has to be polled
                 self._poller.watch(uid, sender.is_cancelled)
             return sink
@@ -136,12 +134,24 @@ class Responder:
         sender: Any,
         options: ResponseOptions | None,
         template: DetokenizerInput,
+        num_prompt_tokens: int,
         on_end: Callable[[], None],
     ) -> ResponseSink:
         """Return where the responses go: to the next stage, or to a client of the engine itself."""
+        wanted = request.requested_output_names() if options is None else options.outputs
+        tensors_of = partial(
+            chunk_tensors,
+            wanted=wanted,
+            num_prompt_tokens=num_prompt_tokens,
+            block_size=self._client.ready.block_size,
+        )
         if options is None:
-            return ClientSink(self._stage, sender, request.requested_output_names(), on_end)
-        template = msgspec.structs.replace(template, outputs=options.outputs)
+            return ClientSink(self._stage, sender, tensors_of, on_end)
         return EnsembleSink(
-            self._stage, sender, template, self._link.seal, lambda: self._client.num_in_flight
+            self._stage,
+            sender,
+            msgspec.structs.replace(template, outputs=options.outputs),
+            tensors_of,
+            self._link.seal,
+            lambda: self._client.num_in_flight,
         )

@@ -14,13 +14,14 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from msgspec import structs
-from numpy.typing import NDArray
 
 from engine.errors import RequestCancelledError, TridentError
 from engine.limits import shown
 from engine.protocol import Chunk, DetokenizerInput
-from engine.service.outputs import chunk_tensors
+from engine.service.outputs import Array
 from engine.service.triton import Stage
+
+TensorsOf = Callable[[list[Chunk]], dict[str, Array]]
 
 _ENCODER = msgspec.msgpack.Encoder()
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -42,6 +43,7 @@ class EnsembleSink:
         stage: Stage,
         sender: Any,
         template: DetokenizerInput,
+        tensors_of: TensorsOf,
         seal: Callable[[bytes], bytes],
         num_in_flight: Callable[[], int],
     ) -> None:
@@ -49,12 +51,14 @@ class EnsembleSink:
 
         Args:
             template: what all messages share.
+            tensors_of: makes the outputs that the ensemble gets from the engine itself.
             seal: see `engine.service.link`.
             num_in_flight: how many requests there are.
         """
         self._stage = stage
         self._sender = sender
         self._template = template
+        self._tensors_of = tensors_of
         self._seal = seal
         self._num_in_flight = num_in_flight
         self._next_check = -math.inf
@@ -65,11 +69,10 @@ class EnsembleSink:
         check = now >= self._next_check
         if check:
             self._next_check = now + self._check_interval_s()
-        self._send(
-            structs.replace(
-                self._template, chunks=chunks, last=last, check_cancelled=check, sent_at=now
-            )
+        message = structs.replace(
+            self._template, chunks=chunks, last=last, check_cancelled=check, sent_at=now
         )
+        self._send(message, self._tensors_of(chunks))
 
     def fail(self, error: TridentError) -> None:
         """Answer with `error`, after the chunks before it; if the client has gone, with the end."""
@@ -84,11 +87,11 @@ class EnsembleSink:
             error_code=error.code,
             error_text=text,
         )
-        self._send(error_alone)
+        self._send(error_alone, {})
 
-    def _send(self, message: DetokenizerInput) -> None:
+    def _send(self, message: DetokenizerInput, tensors: dict[str, Array]) -> None:
         data = self._seal(_ENCODER.encode(message))
-        tensors = {"detokenizer_input": np.frombuffer(data, dtype=np.uint8)}
+        tensors["detokenizer_input"] = np.frombuffer(data, dtype=np.uint8)
         send_response(self._stage, self._sender, tensors, last=message.last)
 
     def _check_interval_s(self) -> float:
@@ -100,25 +103,24 @@ class ClientSink:
     """Answers a client that called the engine itself. A `ResponseSink`."""
 
     def __init__(
-        self, stage: Stage, sender: Any, wanted: set[str], on_end: Callable[[], None]
+        self, stage: Stage, sender: Any, tensors_of: TensorsOf, on_end: Callable[[], None]
     ) -> None:
         """Answer through `sender`.
 
         Args:
-            wanted: the outputs that the client asked for.
+            tensors_of: makes the outputs that the client asked for.
             on_end: called just before the last response.
         """
         self._stage = stage
         self._sender = sender
-        self._wanted = wanted
+        self._tensors_of = tensors_of
         self._on_end = on_end
 
     def send(self, chunks: list[Chunk], *, last: bool) -> None:
         """Answer with `chunks`."""
         if last:
             self._on_end()
-        tensors = chunk_tensors(chunks, self._wanted)
-        send_response(self._stage, self._sender, tensors, last=last)
+        send_response(self._stage, self._sender, self._tensors_of(chunks), last=last)
 
     def fail(self, error: TridentError) -> None:
         """Answer with `error`."""
@@ -126,9 +128,7 @@ class ClientSink:
         send_error(self._stage, self._sender, error)
 
 
-def send_response(
-    stage: Stage, sender: Any, tensors: Mapping[str, NDArray[Any]], *, last: bool
-) -> None:
+def send_response(stage: Stage, sender: Any, tensors: Mapping[str, Array], *, last: bool) -> None:
     """Send output tensors; nothing may follow the `last`."""
     # The flag goes with the last response: alone, it would arrive as an empty response.
     sender.send(stage.response(tensors), flags=FINAL if last else 0)

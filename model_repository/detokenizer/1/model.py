@@ -18,15 +18,13 @@ from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.service.stages.transit import TransitMeter
 from engine.service.triton import Stage, input_tensors
 
-REPEATED = ("finish_reason", "num_input_tokens", "num_output_tokens", "sequence_index")
-
 
 class TritonPythonModel:
     """Stateless: everything it needs for a response is in `detokenizer_input`."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer."""
-        self._stage = Stage(args, repeated=REPEATED)
+        self._stage = Stage(args)
         self._postprocess = self._stage.start(Postprocessor.from_config)
         self._link = DetokenizerEnd()
         self._transit = TransitMeter()

@@ -13,13 +13,15 @@ if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a co
 from engine.service.stub.responder import Responder
 from engine.service.triton import Stage
 
+REPEATED = ("finish_reason", "num_input_tokens", "num_output_tokens", "sequence_index")
+
 
 class TritonPythonModel:
     """Hands requests to the engine process; its outputs come back through other threads."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the engine process and wait until it is ready."""
-        self._stage = Stage(args)
+        self._stage = Stage(args, repeated=REPEATED)
         self._responder = self._stage.start(lambda config: Responder(config, self._stage))
 
     def execute(self, requests: list[Any]) -> None:

@@ -1,7 +1,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from engine.protocol import (
     TokenLogprobs,
 )
 from engine.service.link import DetokenizerEnd, EngineEnd
-from engine.service.outputs import chunk_tensors
+from engine.service.outputs import Array, chunk_tensors
 from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.text.section_format import SectionFormat
 from engine.text.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ from tests.factories.tagged import format_of, tagged
 from tests.factories.tokenizers import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())
-POSTPROCESS = Postprocessor(TOKENIZER, SectionFormat(TOKENIZER), block_size=16)
+POSTPROCESS = Postprocessor(TOKENIZER, SectionFormat(TOKENIZER))
 END = TOKENIZER.eos_token_id
 assert END is not None
 
@@ -41,6 +41,10 @@ def texts(*chunks: Chunk, **options: bool) -> list[str]:
     outputs = POSTPROCESS(DetokenizerInput(1, list(chunks), **options))
     assert list(outputs) == ["text_output"]
     return [value.decode() for value in outputs["text_output"]]
+
+
+def tensors_of(chunks: list[Chunk], wanted: Collection[str]) -> dict[str, Array]:
+    return chunk_tensors(chunks, wanted, num_prompt_tokens=40, block_size=16)
 
 
 def test_a_character_comes_when_it_is_complete() -> None:
@@ -63,7 +67,7 @@ def test_text_is_cut_and_prefixed() -> None:
 
 def test_sections_come_as_json_for_those_who_ask() -> None:
     detokenizer = tagged(("<think>", "</think>"), "special")
-    postprocess = Postprocessor(detokenizer.tokenizer, format_of(detokenizer), block_size=16)
+    postprocess = Postprocessor(detokenizer.tokenizer, format_of(detokenizer))
     encode = detokenizer.tokenizer.encode
     inside, done = encode("hm</think>a stop"), encode("b")
     chunks = [out(0, *inside, finish="stop", text_cut=5, place=(1, 4)), out(1, *done)]
@@ -100,8 +104,10 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     wanted = ["logprobs", "finish_reason", "sequence_index", "num_input_tokens"]
     wanted += ["kv_cache_reused_blocks", "last_token_time_ns", "cum_log_probs", "output_log_probs"]
     wanted += ["cumulative_logprob", "num_cached_tokens"]
-    outputs = POSTPROCESS(DetokenizerInput(1, chunks, num_prompt_tokens=40, outputs=wanted))
-    assert set(outputs) == {"text_output", *wanted}
+    texts = POSTPROCESS(DetokenizerInput(1, chunks, outputs=wanted))
+    assert set(texts) == {"text_output", "logprobs"}
+    outputs = tensors_of(chunks, wanted)
+    assert {*texts, *outputs} == {"text_output", *wanted}
     assert outputs["finish_reason"].tolist() == [b"length", b"None"]
     assert outputs["sequence_index"].tolist() == [0, 2]
     assert outputs["num_input_tokens"].tolist() == [40]
@@ -111,7 +117,7 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     assert outputs["cum_log_probs"].tolist() == [-1.0, -0.5]
     assert outputs["cumulative_logprob"].tolist() == [-1.0, -0.5]
     assert outputs["output_log_probs"].tolist() == [-0.5, -0.5, -0.5]
-    positions = json.loads(outputs["logprobs"][0])
+    positions = json.loads(texts["logprobs"][0])
     assert len(positions) == 2
     assert positions[0] == {
         "5": {"logprob": -0.5, "rank": 1, "decoded_token": TOKENIZER.token_text(5)},
@@ -132,9 +138,11 @@ def prompt_scores() -> PromptLogprobs:
 def test_log_probabilities_of_the_prompt_come_once_whatever_the_chunks() -> None:
     chunks = [out(0, 5, prompt_logprobs=prompt_scores()), out(1, 6)]
     wanted = ["prompt_logprobs", "prompt_log_probs"]
+    numbers = tensors_of(chunks, wanted)
+    assert list(numbers) == ["prompt_log_probs"]
+    assert numbers["prompt_log_probs"].tolist() == [-math.inf, -0.5]
+    assert numbers["prompt_log_probs"].dtype == np.float32
     outputs = POSTPROCESS(DetokenizerInput(1, chunks, outputs=wanted))
-    assert outputs["prompt_log_probs"].tolist() == [-math.inf, -0.5]
-    assert outputs["prompt_log_probs"].dtype == np.float32
     five, six = TOKENIZER.token_text(5), TOKENIZER.token_text(6)
     (content,) = outputs["prompt_logprobs"]
     assert json.loads(content) == [
@@ -147,6 +155,7 @@ def test_log_probabilities_of_the_prompt_come_once_whatever_the_chunks() -> None
     ]
     later = POSTPROCESS(DetokenizerInput(1, chunks[1:], outputs=wanted))
     assert list(later) == ["text_output"]
+    assert tensors_of(chunks[1:], wanted) == {}
 
 
 def test_logprobs_that_nobody_asked_to_compute_are_null() -> None:
@@ -160,7 +169,7 @@ def test_logprobs_that_nobody_asked_to_compute_are_null() -> None:
 
 def test_without_text_the_tokens_come_flat() -> None:
     wanted = {"token_ids", "num_output_tokens", "sequence_index", "cum_log_probs", "text_output"}
-    outputs = chunk_tensors([out(1, 5, 6, window=[1]), out(0, finish="stop")], wanted)
+    outputs = tensors_of([out(1, 5, 6, window=[1]), out(0, finish="stop")], wanted)
     assert set(outputs) == wanted - {"cum_log_probs", "text_output"}
     assert outputs["token_ids"].tolist() == [5, 6]
     assert outputs["token_ids"].dtype == np.int32
