@@ -27,6 +27,8 @@ from engine.service.tensors import Tensors
 
 T = TypeVar("T")
 
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
 _MAX_REPEATED = 256  # tensors that are kept, each in a few hundred bytes of shared memory
 
 
@@ -126,6 +128,17 @@ class _Kept(threading.local):
 
     def __init__(self) -> None:
         self.by_value: dict[tuple[str, object], Any] = {}
+
+
+def send(sender: Any, response: Any, *, last: bool) -> None:
+    """Send a response; nothing may follow the `last`."""
+    # Release 24.10 removes what the client has not asked for after it has released the GIL. Were
+    # these the last references, that would free Python objects without the GIL, which crashes
+    # Python 3.12 and corrupts the memory of 3.11.
+    tensors = response.output_tensors()
+    # The flag goes with the last response: alone, it would arrive as an empty response.
+    sender.send(response, flags=FINAL if last else 0)
+    del tensors
 
 
 def input_tensors(request: Any) -> Tensors:

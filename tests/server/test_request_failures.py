@@ -2,6 +2,7 @@
 
 import json
 import queue
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from engine.launch.server import TritonServer
 from engine.text.tokenizer import Tokenizer
 from tests.server.caller import Caller
+from tests.server.raw_requests import request
 
 pytestmark = pytest.mark.server
 
@@ -99,3 +101,15 @@ def test_text_of_the_prompt_alone_ends_no_request(caller: Caller, hostile: dict[
     answers = caller.collect("engine", **hostile)
     assert sum(len(answer["token_ids"]) for answer in answers) > 0
     assert answers[-1]["finish_reason"] != ["abort"]
+
+
+def test_a_client_that_asks_for_one_output_of_many_ends_no_stage(
+    stub: service_pb2_grpc.GRPCInferenceServiceStub,
+) -> None:
+    """Triton removes the others from the response of the stage that made them."""
+    text = struct.pack("<I", 2) + b"hi"
+    message = request("tokenizer", ("text_input", "BYTES", [1, 1], text))
+    message.outputs.add(name="input_ids")
+    for _ in range(20):
+        answer = stub.ModelInfer(message, timeout=30)
+        assert [output.name for output in answer.outputs] == ["input_ids"]

@@ -12,19 +12,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import triton_python_backend_utils as pb_utils
 from msgspec import structs
 
 from engine.errors import RequestCancelledError, TridentError
 from engine.limits import shown
 from engine.protocol import Chunk, DetokenizerInput
 from engine.service.outputs import Array
-from engine.service.triton import Stage
+from engine.service.triton import FINAL, Stage, send
 
 TensorsOf = Callable[[list[Chunk]], dict[str, Array]]
 
 _ENCODER = msgspec.msgpack.Encoder()
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # A check for cancellation is a round trip between the detokenizer and the server: of all requests
 # of the ensemble together there are so many per second, of each one within these limits.
 _CANCEL_CHECKS_PER_S = 500
@@ -130,8 +128,7 @@ class ClientSink:
 
 def send_response(stage: Stage, sender: Any, tensors: Mapping[str, Array], *, last: bool) -> None:
     """Send output tensors; nothing may follow the `last`."""
-    # The flag goes with the last response: alone, it would arrive as an empty response.
-    sender.send(stage.response(tensors), flags=FINAL if last else 0)
+    send(sender, stage.response(tensors), last=last)
 
 
 def send_error(stage: Stage, sender: Any, error: Exception) -> None:
@@ -139,4 +136,4 @@ def send_error(stage: Stage, sender: Any, error: Exception) -> None:
     if isinstance(error, RequestCancelledError):
         sender.send(flags=FINAL)
     else:
-        sender.send(stage.error_response(error), flags=FINAL)
+        send(sender, stage.error_response(error), last=True)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import triton_python_backend_utils as pb_utils
-
 ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
@@ -18,7 +16,7 @@ from engine.service.stages.preprocessor import Preprocessor, engine_tensors, sto
 from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenizer_queue import TokenizerQueue, size_of
 from engine.service.tensors import Tensors
-from engine.service.triton import Stage, input_tensors, request_parameters
+from engine.service.triton import Stage, input_tensors, request_parameters, send
 
 
 class TritonPythonModel:
@@ -68,6 +66,6 @@ class TritonPythonModel:
 
     def _send(self, sender: Any, response: Any) -> None:
         try:
-            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            send(sender, response, last=True)
         except Exception:  # nobody else can be told; the other requests go on
             self._stage.log.exception("a response could not be sent")
