@@ -30,6 +30,7 @@ from client.protocol import (
     SamplingOptions,
     Section,
     TokenLogprobs,
+    Tokens,
 )
 from client.retry import RetryPolicy
 from client.timeouts import Timeout
@@ -60,6 +61,7 @@ __all__ = [
     "TLSError",
     "Timeout",
     "TokenLogprobs",
+    "Tokens",
     "TridentClient",
     "TridentClientError",
     "UnavailableError",

@@ -18,6 +18,7 @@ from client.protocol import (
     Message,
     Prompt,
     SamplingOptions,
+    Tokens,
 )
 from client.request import ENSEMBLE
 from client.response import Collector
@@ -113,6 +114,24 @@ class AsyncTridentClient:
         """End the requests of that id; as `TridentClient.cancel`."""
         async for _ in self._transport.run(self._session.stop(request_id, timeout)):
             pass
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
+        add_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> Tokens:
+        """Return the tokens of a text or of messages; as `TridentClient.tokenize`."""
+        asked = self._session.tokenize(text, messages, chat_parameters, add_special_tokens, timeout)
+        return only([answer async for answer in self._transport.run(asked)])
+
+    async def detokenize(self, token_ids: Sequence[int], timeout: float | None = None) -> str:
+        """Return the text of tokens; as `TridentClient.detokenize`."""
+        asked = self._session.detokenize(token_ids, timeout)
+        return only([answer async for answer in self._transport.run(asked)])
 
     async def health(self, timeout: float | None = 5.0) -> Health:
         """Return the state of the engine; as `TridentClient.health`."""

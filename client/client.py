@@ -17,6 +17,7 @@ from client.protocol import (
     Message,
     Prompt,
     SamplingOptions,
+    Tokens,
 )
 from client.request import ENSEMBLE
 from client.response import Collector
@@ -141,6 +142,42 @@ class TridentClient:
         Each is answered with its tokens so far, and the finish reason `abort`.
         """
         list(self._transport.run(self._session.stop(request_id, timeout)))
+
+    def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
+        add_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> Tokens:
+        """Return the tokens of a text or of messages, which may be too long for the model.
+
+        Args:
+            text: the prompt.
+            messages: a chat instead.
+            chat_parameters: what the chat template gets beside the messages.
+            add_special_tokens: those that start a prompt; None: for a text, as in a request.
+            timeout: seconds, or None.
+
+        Raises:
+            InvalidRequestError: it is wrong, or much too long.
+            TridentClientError: anything else.
+        """
+        return only(
+            list(
+                self._transport.run(
+                    self._session.tokenize(
+                        text, messages, chat_parameters, add_special_tokens, timeout
+                    )
+                )
+            )
+        )
+
+    def detokenize(self, token_ids: Sequence[int], timeout: float | None = None) -> str:
+        """Return the text of tokens, special ones included; errors as in `tokenize`."""
+        return only(list(self._transport.run(self._session.detokenize(token_ids, timeout))))
 
     def health(self, timeout: float | None = 5.0) -> Health:
         """Return the state of the engine.

@@ -185,6 +185,21 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a text.
+
+    Attributes:
+        token_ids: the tokens.
+        texts: the text of each; U+FFFD where its bytes are a part of a character only.
+        max_model_len: tokens of a prompt and its output that the model takes.
+    """
+
+    token_ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """The state of the engine.
 

@@ -16,6 +16,7 @@ from client.protocol import Message, Prompt
 
 ENSEMBLE = "ensemble"
 ENGINE = "engine"
+TOKENIZER = "tokenizer"
 
 # All that `client.response` reads; a response has those of them that the request has asked for.
 COMPLETION_OUTPUTS = (
@@ -109,19 +110,7 @@ def completion(
     Raises:
         InvalidRequestError: not exactly one of the two is given, or an argument cannot be sent.
     """
-    if (prompt is None) == (messages is None):
-        raise InvalidRequestError("give either a prompt or messages")
-    if chat_parameters is not None and messages is None:
-        raise InvalidRequestError("chat_parameters: needs messages")
-    if messages is not None:
-        asked = [_string("messages", _json("messages", messages))]
-        if chat_parameters:
-            text = _json("chat_parameters", chat_parameters)
-            asked.append(_string("chat_parameters", text))
-    elif isinstance(prompt, (list, tuple)):
-        asked = [_int32s("input_ids", prompt)]
-    else:
-        asked = [_string("text_input", prompt)]
+    asked = _prompt(prompt, messages, chat_parameters)
     flags = {
         "stream": True,
         "exclude_input_in_output": True,
@@ -152,9 +141,55 @@ def stop(request_id: str, model: str = ENSEMBLE) -> Request:
     return Request(model, (_boolean("stop", True),), _checked_id(request_id))
 
 
+def tokenize(
+    text: str | None,
+    messages: Sequence[Message] | None,
+    chat_parameters: Mapping[str, Any] | None,
+    add_special_tokens: bool | None,
+) -> Request:
+    """Return the request for the tokens of a text or of messages.
+
+    Raises:
+        InvalidRequestError: not exactly one of the two is given, or it cannot be sent.
+    """
+    asked = [_boolean("tokenize", True), *_prompt(text, messages, chat_parameters)]
+    if add_special_tokens is not None:
+        asked.append(_boolean("add_special_tokens", add_special_tokens))
+    return Request(TOKENIZER, tuple(asked))
+
+
+def detokenize(token_ids: Sequence[int]) -> Request:
+    """Return the request for the text of tokens.
+
+    Raises:
+        InvalidRequestError: they cannot be sent.
+    """
+    ids = _int32s("input_ids", token_ids)
+    return Request(TOKENIZER, (_boolean("detokenize", True), ids))
+
+
 def health() -> Request:
     """Return the request for the engine's health."""
     return Request(ENGINE, (_boolean("health", True),))
+
+
+def _prompt(
+    prompt: Prompt | None,
+    messages: Sequence[Message] | None,
+    chat_parameters: Mapping[str, Any] | None,
+) -> list[Tensor]:
+    if (prompt is None) == (messages is None):
+        raise InvalidRequestError("give either a prompt or messages")
+    if messages is None:
+        if chat_parameters is not None:
+            raise InvalidRequestError("chat_parameters: needs messages")
+        if isinstance(prompt, (list, tuple)):
+            return [_int32s("input_ids", prompt)]
+        return [_string("text_input", prompt)]
+    asked = [_string("messages", _json("messages", messages))]
+    if chat_parameters:
+        asked.append(_string("chat_parameters", _json("chat_parameters", chat_parameters)))
+    return asked
 
 
 def _string(name: str, text: Any) -> Tensor:

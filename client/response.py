@@ -23,6 +23,7 @@ from client.protocol import (
     Logprob,
     Section,
     TokenLogprobs,
+    Tokens,
 )
 
 _UNREADABLE = (
@@ -118,6 +119,27 @@ def read_health(response: service_pb2.ModelInferResponse) -> Iterator[Health]:
             yield msgspec.json.decode(content, type=Health)
         except msgspec.DecodeError as error:
             raise ServerError(f"health: the answer cannot be read: {error}") from None
+
+
+def read_tokens(response: service_pb2.ModelInferResponse) -> Iterator[Tokens]:
+    """Yield what one response says of the tokens of a text.
+
+    Raises:
+        ServerError: it is not what this client understands.
+    """
+    result = InferResult(response)
+    ids, texts, limit = (
+        _values(result, name) for name in ("input_ids", "token_texts", "max_model_len")
+    )
+    if limit:
+        decoded = tuple(text.decode() for text in texts)
+        yield Tokens(tuple(map(int, ids)), decoded, int(limit[0]))
+
+
+def read_text(response: service_pb2.ModelInferResponse) -> Iterator[str]:
+    """Yield the text of tokens."""
+    for text in _values(InferResult(response), "text"):
+        yield text.decode()
 
 
 def read_nothing(response: service_pb2.ModelInferResponse) -> Iterator[None]:

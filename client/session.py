@@ -14,7 +14,7 @@ from client import request, response
 from client.connection import Connection
 from client.errors import ServerError, UnavailableError
 from client.exchange import Exchange
-from client.protocol import ChatParameters, Chunk, Health, Message, Prompt
+from client.protocol import ChatParameters, Chunk, Health, Message, Prompt, Tokens
 from client.request import Request
 from client.retry import RetryPolicy
 from client.timeouts import Timeout, limits
@@ -105,6 +105,31 @@ class Session:
     def health(self, timeout: float | None) -> Exchange[Health]:
         """Return the exchange that asks for the state of the engine, without retries."""
         return self._exchange(request.health(), response.read_health, timeout, None)
+
+    def tokenize(
+        self,
+        text: str | None,
+        messages: Sequence[Message] | None,
+        chat_parameters: ChatParameters | None,
+        add_special_tokens: bool | None,
+        timeout: float | None,
+    ) -> Exchange[Tokens]:
+        """Return the exchange that asks for the tokens of a text or of messages.
+
+        Raises:
+            InvalidRequestError: an argument cannot be sent.
+        """
+        asked = request.tokenize(text, messages, chat_parameters, add_special_tokens)
+        return self._exchange(asked, response.read_tokens, timeout, self.retry)
+
+    def detokenize(self, token_ids: Sequence[int], timeout: float | None) -> Exchange[str]:
+        """Return the exchange that asks for the text of tokens.
+
+        Raises:
+            InvalidRequestError: they cannot be sent.
+        """
+        asked = request.detokenize(token_ids)
+        return self._exchange(asked, response.read_text, timeout, self.retry)
 
     def config_request(self) -> service_pb2.ModelConfigRequest:
         """Return the request whose response `learn` takes."""

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from client.gateway.errors import HANDLERS
 from client.gateway.gateway import Gateway
 from client.gateway.middleware import RequestLog
-from client.gateway.routes import chat, completions, models, operation
+from client.gateway.routes import chat, completions, models, operation, tokens
 from client.gateway.settings import GatewaySettings
 from client.gateway.version import version
 
@@ -38,6 +38,6 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     )
     app.state.gateway = gateway
     app.add_middleware(RequestLog, metrics=gateway.metrics)
-    for routes in (completions, chat, models, operation):
+    for routes in (completions, chat, tokens, models, operation):
         app.include_router(routes.router)
     return app

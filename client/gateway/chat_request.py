@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from client.gateway.errors import ApiError, unsupported
 from client.gateway.generation import Generation
 from client.gateway.schemas.chat import ChatRequest
+from client.gateway.schemas.tokens import TokenizeRequest
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 # Fields of answers that clients send back, and that say nothing if they are empty.
@@ -34,35 +36,44 @@ def generation_of(body: ChatRequest, request_id: str) -> Generation:
     return Generation(
         request_id,
         sampling,
-        messages=[_message(each) for each in body.messages],
+        messages=[message(each) for each in body.messages],
         chat_parameters=_chat_parameters(body),
         priority=body.priority or 0,
         names=names | ({"max_tokens": "max_completion_tokens"} if completion else {}),
     )
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def message(given: dict[str, Any]) -> dict[str, Any]:
     """Return a message under the names that chat templates know."""
-    made = {name: value for name, value in message.items() if value or name not in _OF_ANSWERS}
+    made = {name: value for name, value in given.items() if value or name not in _OF_ANSWERS}
     reasoning = made.pop("reasoning", None)
     if reasoning is not None:
         made.setdefault("reasoning_content", reasoning)
     return made
 
 
-def _chat_parameters(body: ChatRequest) -> Any:
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
+def chat_parameters(
+    body: ChatRequest | TokenizeRequest, tools: Sequence[Mapping[str, Any]] | None
+) -> Any:
+    """Return what the chat template gets beside the messages."""
     given = {
-        "tools": body.tools if body.tool_choice != "none" else None,
+        "tools": tools,
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
         "chat_template": body.chat_template,
-        "chat_template_kwargs": variables or None,
-        "documents": body.documents,
+        "chat_template_kwargs": body.chat_template_kwargs,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _chat_parameters(body: ChatRequest) -> Any:
+    made = chat_parameters(body, body.tools if body.tool_choice != "none" else None)
+    if body.documents is not None:
+        made["documents"] = body.documents
+    if body.reasoning_effort is not None:
+        variables = made.get("chat_template_kwargs", {})
+        made["chat_template_kwargs"] = {"reasoning_effort": body.reasoning_effort, **variables}
+    return made
 
 
 def _check(body: ChatRequest) -> None:

@@ -120,6 +120,14 @@ ENGINE_REQUEST = [
 
 DETOKENIZER_INPUT = Tensor("detokenizer_input", "UINT8", -1)
 
+# What the tokenizer alone is asked, and its answers; with text_input, messages or input_ids.
+TOKENIZE_REQUEST = _optional("BOOL", "tokenize", "add_special_tokens", "detokenize")
+TOKENIZE_RESPONSE = [
+    Tensor("token_texts", "STRING", -1),
+    Tensor("max_model_len", "INT32"),
+    Tensor("text", "STRING"),
+]
+
 # What the engine tells its own clients beside the outputs that it gives to the ensemble.
 ENGINE_RESPONSE = [Tensor("token_ids", "INT32", -1), Tensor("health", "STRING")]
 
@@ -131,7 +139,8 @@ platform: "ensemble"
 """
 
 _TOKENIZER = """\
-# Validates and tokenises. The inputs are the ensemble's. No dynamic_batching, although Triton
+# Validates and tokenises. The inputs are the ensemble's, and `tokenize` or `detokenize` of a client
+# that wants nothing else. No dynamic_batching, although Triton
 # limits a queue (max_queue_size) only with it: in release 24.10 a burst of 1,500 requests then
 # stalls for 30 s and more on two busy cores; without it, it took 0.5 to 3 s there.
 backend: "python"
@@ -174,7 +183,10 @@ def _models(form: Form) -> Iterable[tuple[str, str]]:
     yield ENSEMBLE, _HEAD + size + _tensors(REQUEST, response) + _scheduling()
     yield (
         "tokenizer",
-        _TOKENIZER + size + _tensors(REQUEST, ENGINE_REQUEST) + _ONE_INSTANCE,
+        _TOKENIZER
+        + size
+        + _tensors([*REQUEST, *TOKENIZE_REQUEST], [*ENGINE_REQUEST, *TOKENIZE_RESPONSE])
+        + _ONE_INSTANCE,
     )
     yield (
         "engine",

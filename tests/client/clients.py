@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
-from client import AsyncTridentClient, Chunk, Completion, Health, TridentClient
+from client import AsyncTridentClient, Chunk, Completion, Health, Tokens, TridentClient
 
 
 class Blocking:
@@ -38,6 +38,12 @@ class Blocking:
                 yield chunk
         finally:
             self._runner.run(chunks.aclose())
+
+    def tokenize(self, *args: Any, **options: Any) -> Tokens:
+        return self._runner.run(self._client.tokenize(*args, **options))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        return self._runner.run(self._client.detokenize(token_ids))
 
     def cancel(self, request_id: str) -> None:
         self._runner.run(self._client.cancel(request_id))

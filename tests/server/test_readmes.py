@@ -33,6 +33,8 @@ ANSWERS = {
     "except InvalidRequestError": "temperature: ",
     "Timeout(total=": "Madrid",
     "client.is_ready()": "True",
+    "client.tokenize": "A fox ran",
+    '"tokenize": true': '"input_ids":[',
     "grpcs://": "",  # nobody is asked
     "a story about a fox": "fox",
     "trident run": "3, 4, 5, 6, 7, 8, 9",

@@ -56,6 +56,14 @@ class SamplingFields(Fields):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    top_n_sigma: float | None = None
+    typical_p: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    logits_processors: list[str | dict[str, Any]] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None

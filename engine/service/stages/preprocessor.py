@@ -26,6 +26,7 @@ from engine.protocol import ResponseOptions
 from engine.sampling_params import SamplingParams
 from engine.service.stages.request_inputs import RequestInputs, requested_outputs
 from engine.service.tensors import InputReader, Tensors
+from engine.text.chat_parameters import ChatParameters
 from engine.text.chat_template import parse_messages, render_text
 from engine.text.defaults import GenerationDefaults
 from engine.text.tokenizer import Tokenizer
@@ -51,7 +52,11 @@ class TokenizedRequest:
 
 
 class Preprocessor:
-    """Tokenises prompts and validates sampling parameters. Immutable."""
+    """Tokenises prompts and validates sampling parameters. Immutable.
+
+    Attributes:
+        max_model_len: tokens of a prompt and its output.
+    """
 
     def __init__(
         self,
@@ -64,7 +69,7 @@ class Preprocessor:
         """`vocab_size` is the model's, which may exceed the tokenizer's."""
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._vocab_size = vocab_size
 
     @classmethod
@@ -103,9 +108,9 @@ class Preprocessor:
         params = self._sampling_params(inputs)
         field, prompt, input_ids = self._prompt(inputs)
         asked = params.max_tokens if "max_tokens" in inputs.fields else None
-        check_length(field, len(input_ids), asked, self._max_model_len)
+        check_length(field, len(input_ids), asked, self.max_model_len)
         if asked is None and params.max_tokens is not None:
-            room = self._max_model_len - len(input_ids)
+            room = self.max_model_len - len(input_ids)
             params = params.model_copy(update={"max_tokens": min(params.max_tokens, room)})
         return TokenizedRequest(
             input_ids=input_ids,
@@ -125,6 +130,45 @@ class Preprocessor:
             ),
         )
 
+    def tokenize(
+        self,
+        text: str | None,
+        messages: str | None,
+        chat: ChatParameters,
+        *,
+        add_special_tokens: bool | None,
+    ) -> TokenIds:
+        """Return the tokens of a prompt, which may be longer than the model takes.
+
+        Args:
+            text: the prompt, or None.
+            messages: chat messages instead; JSON.
+            chat: what the chat template gets beside the messages.
+            add_special_tokens: those that start a prompt; None: for a text, as in a request.
+
+        Raises:
+            RequestError: it is much too long, or wrong.
+        """
+        if messages is None:
+            assert text is not None
+            return self._encode("text_input", text, special=add_special_tokens is not False)
+        return self._encode("messages", self._rendered(messages, chat), bool(add_special_tokens))
+
+    def token_texts(self, token_ids: TokenIds) -> list[str]:
+        """Return the text of each token; bytes that are no character become U+FFFD."""
+        return [self._tokenizer.token_text(token_id) for token_id in token_ids.tolist()]
+
+    def detokenize(self, token_ids: TokenIds) -> str:
+        """Return the text of tokens, special ones included.
+
+        Raises:
+            RequestError: an id is outside the vocabulary, or there are too many.
+        """
+        limit = max_prompt_characters(self.max_model_len)
+        check_size("input_ids", len(token_ids), limit, "elements")
+        check_token_ids("input_ids", token_ids, self._vocab_size)
+        return self._tokenizer.decode(token_ids.tolist(), False)
+
     def _sampling_params(self, inputs: RequestInputs) -> SamplingParams:
         max_tokens = DEFAULT_MAX_TOKENS if inputs.messages is None else None
         fields = {"max_tokens": max_tokens, **inputs.fields}
@@ -141,16 +185,18 @@ class Preprocessor:
             # The text is costly, and hardly ever wanted.
             return "input_ids", lambda: self._tokenizer.decode(ids.tolist(), False), ids
         if (text := inputs.text) is not None:
-            return "text_input", lambda: text, self._encode("text_input", text)
+            return "text_input", lambda: text, self._encode("text_input", text, special=True)
         assert inputs.messages is not None
-        check_messages_json(inputs.messages, self._max_model_len)
-        rendered = render_text(self._tokenizer, parse_messages(inputs.messages), inputs.chat)
-        return "messages", lambda: rendered, self._encode("messages", rendered)
-
-    def _encode(self, field: str, prompt: str) -> TokenIds:
-        self._check_characters(field, prompt)
+        rendered = self._rendered(inputs.messages, inputs.chat)
         # A chat template writes the special tokens itself.
-        special = field == "text_input"
+        return "messages", lambda: rendered, self._encode("messages", rendered, special=False)
+
+    def _rendered(self, messages: str, chat: ChatParameters) -> str:
+        check_messages_json(messages, self.max_model_len)
+        return render_text(self._tokenizer, parse_messages(messages), chat)
+
+    def _encode(self, field: str, prompt: str, special: bool) -> TokenIds:
+        self._check_characters(field, prompt)
         ids = self._tokenizer.encode(prompt, add_special_tokens=special, field=field)
         if not ids:
             raise RequestError(f"{field}: holds no tokens")
@@ -158,20 +204,20 @@ class Preprocessor:
 
     def _check_characters(self, field: str, prompt: str) -> None:
         """Refuse most prompts that are too long without tokenising all of them."""
-        limit = max_prompt_characters(self._max_model_len)
+        limit = max_prompt_characters(self.max_model_len)
         if len(prompt) > limit:
             raise RequestError(
                 f"{field}: the prompt of {len(prompt)} characters cannot fit into max_model_len "
-                f"({self._max_model_len} tokens); at most {limit} are allowed"
+                f"({self.max_model_len} tokens); at most {limit} are allowed"
             )
-        start = prompt[: _MEAN_CHARACTERS * self._max_model_len]
+        start = prompt[: _MEAN_CHARACTERS * self.max_model_len]
         if len(prompt) > _CERTAINLY_TOO_LONG * len(start):
             num_tokens = len(self._tokenizer.encode(start, field=field))
             # Where the text is cut, a few tokens differ from those of the whole.
-            if num_tokens > _CERTAINLY_TOO_LONG * self._max_model_len:
+            if num_tokens > _CERTAINLY_TOO_LONG * self.max_model_len:
                 raise RequestError(
                     f"{field}: the prompt has more than {num_tokens} tokens; max_model_len is "
-                    f"{self._max_model_len}"
+                    f"{self.max_model_len}"
                 )
 
     def _bias(self, inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a co
 
 from engine.service.stages.preprocessor import Preprocessor, engine_tensors, stop_tensors
 from engine.service.stages.request_inputs import parse_inputs
+from engine.service.stages.tokenize import tokenize_tensors
 from engine.service.stages.tokenizer_queue import TokenizerQueue, size_of
 from engine.service.tensors import Tensors
 from engine.service.triton import Stage, input_tensors, request_parameters, send
@@ -52,6 +53,8 @@ class TritonPythonModel:
         parameters, timeout_us = request_parameters(request), request.timeout()
 
         def convert() -> Tensors:
+            if (asked := tokenize_tensors(tensors, self._preprocess)) is not None:
+                return asked
             inputs = parse_inputs(tensors, parameters, timeout_us)
             return engine_tensors(self._preprocess(inputs, arrival_time))
 

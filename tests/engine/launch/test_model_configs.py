@@ -4,7 +4,14 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from engine.launch.model_configs import FORMS, REPOSITORY, Form, configurations, write
+from engine.launch.model_configs import (
+    FORMS,
+    REPOSITORY,
+    TOKENIZE_REQUEST,
+    Form,
+    configurations,
+    write,
+)
 
 
 def parse(text: str) -> model_config_pb2.ModelConfig:
@@ -25,6 +32,10 @@ def test_it_is_written_as_it_is_told(tmp_path: Path) -> None:
     assert written == configurations()
 
 
+# Inputs of the engine alone, and of the tokenizer alone.
+ALONE = {"health", *(tensor.name for tensor in TOKENIZE_REQUEST)}
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_ensemble_connects_every_tensor_of_its_steps(form: Form) -> None:
     models = {
@@ -37,7 +48,7 @@ def test_the_ensemble_connects_every_tensor_of_its_steps(form: Form) -> None:
     for step in ensemble.ensemble_scheduling.step:
         model = models[step.model_name]
         for tensor in model.input:
-            if tensor.name == "health":  # of the engine alone
+            if tensor.name in ALONE:
                 continue
             source = known[step.input_map[tensor.name]]
             assert (source.data_type, source.dims) == (tensor.data_type, tensor.dims)

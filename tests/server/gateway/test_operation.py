@@ -94,9 +94,9 @@ def test_each_request_has_an_id_and_a_line_in_the_log_without_its_text(
             content_type="application/json",
             x_request_id="mine-1",
         )
+        assert eventually(lambda: "mine-1" in caplog.text)  # it is written after the answer
     assert headers["x-request-id"] == "mine-1"
     assert len(call(gateway, "/health", x_request_id="not mine")[2]["x-request-id"]) == 32
-    eventually(lambda: "mine-1" in caplog.text)  # it is written after the answer
     (line,) = [record.message for record in caplog.records if "mine-1" in record.message]
     assert line.startswith("POST /v1/completions 200 ")
     assert "secret" not in caplog.text

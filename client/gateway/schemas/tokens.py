@@ -1,0 +1,29 @@
+"""`/tokenize` and `/detokenize`: the bodies of requests, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from client.gateway.schemas.sampling import Fields
+
+
+class TokenizeRequest(Fields):
+    """A prompt, or messages as of a chat, to be turned into tokens."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(Fields):
+    """Tokens to be turned into a text."""
+
+    model: str | None = None
+    tokens: list[int]
