@@ -1,0 +1,177 @@
+"""ServerPool: several Triton servers, called like one `AsyncTridentClient`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from client.aio import AsyncTridentClient
+from client.errors import ConfigurationError, UnavailableError
+from client.gateway.routing.balance import Balance, Candidate
+from client.gateway.routing.prefixes import block_hashes, prompt_bytes
+from client.gateway.routing.server import Server
+from client.protocol import (
+    ChatParameters,
+    Chunk,
+    Health,
+    Message,
+    Prompt,
+    SamplingOptions,
+)
+from client.timeouts import Timeout, limits
+
+CHECK_INTERVAL_S = 1.0
+
+
+class ServerPool:
+    """Sends each request to one of several servers, and to the next if that one cannot take it.
+
+        async with ServerPool(["a:8001", "b:8001"]) as pool:
+            async for chunk in pool.stream("Once upon a time", max_tokens=64):
+                print(chunk.text, end="")
+
+    A request is tried once on each server at most, without pauses, and only until the first piece
+    of its answer has come. Inside of the block each server is asked for its health once a second,
+    which is also how one that was lost is found again.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        balance: Balance | None = None,
+        connect: Callable[..., AsyncTridentClient] = AsyncTridentClient,
+        chance: random.Random | None = None,
+        **options: Any,
+    ) -> None:
+        """Set everything up.
+
+        Args:
+            urls: of the servers' gRPC services.
+            connect: makes the client of a server.
+            options: of `AsyncTridentClient`, for all of them: `model`, `ssl`, `headers`.
+
+        Raises:
+            ConfigurationError: there is no address, or one is twice there or wrong.
+        """
+        if not urls or len(set(urls)) < len(urls):
+            raise ConfigurationError("triton_url: give one or several addresses, each once")
+        self._servers = [Server(connect(url, retry=None, **options)) for url in urls]
+        self._balance = balance or Balance()
+        self._chance = chance or random.Random()
+        self._checks: list[asyncio.Task[None]] = []
+
+    async def stream(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
+        timeout: float | Timeout | None = None,
+        priority: int = 0,
+        request_id: str = "",
+        **sampling: Unpack[SamplingOptions],
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer piece by piece; as `AsyncTridentClient.stream`."""
+        content = prompt_bytes(prompt, messages, chat_parameters)
+        blocks = block_hashes(content, sampling.get("cache_salt", ""))
+        total, read = limits(timeout, Timeout())
+        deadline = time.monotonic() + total
+        left = set(self._servers)
+        while True:
+            server = self._choose(left, blocks)
+            left.remove(server)
+            answers = server.client.stream(
+                prompt,
+                messages=messages,
+                chat_parameters=chat_parameters,
+                timeout=_limits(deadline, read),
+                priority=priority,
+                request_id=request_id,
+                **sampling,
+            )
+            has_begun = False
+            try:
+                with server.request():
+                    async with aclosing(answers) as chunks:
+                        async for chunk in chunks:
+                            if not has_begun:
+                                has_begun = True
+                                server.breaker.succeeded()
+                            yield chunk
+                return
+            except UnavailableError:
+                if has_begun or not any(each.breaker.state == "closed" for each in left):
+                    raise
+
+    async def health(self, timeout: float | None = 5.0) -> Health:
+        """Return the state of all: ready if one of them is, and the sum of the figures.
+
+        Raises:
+            TridentClientError: none of them answers.
+        """
+        asked = (each.client.health(timeout) for each in self._servers)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [each for each in answers if isinstance(each, Health)]
+        if not found:
+            raise next(each for each in answers if isinstance(each, BaseException))
+        first = next((each for each in found if each.is_ready), found[0])
+        return Health(
+            first.state,
+            first.detail,
+            sum(each.num_restarts for each in found),
+            sum(each.num_in_flight for each in found),
+        )
+
+    async def close(self) -> None:
+        """Cancel what is running and close the connections."""
+        for check in self._checks:
+            check.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+        await asyncio.gather(*(each.client.close() for each in self._servers))
+
+    async def __aenter__(self) -> Self:
+        self._checks = [asyncio.create_task(_keep_checking(each)) for each in self._servers]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _choose(self, servers: Collection[Server], blocks: Sequence[int]) -> Server:
+        """Return the server for a prompt, and remember that it got it.
+
+        Raises:
+            UnavailableError: none of them takes requests.
+        """
+        up = [each for each in self._servers if each in servers and each.breaker.state == "closed"]
+        if not up:
+            raise UnavailableError("no server takes requests now; try again in some seconds")
+        candidates = [Candidate(each.load, each.tree.match(blocks)) for each in up]
+        server = up[self._balance.choose(candidates, len(blocks), self._chance)]
+        server.tree.add(blocks)
+        return server
+
+
+async def _keep_checking(server: Server) -> None:
+    while True:
+        await server.check()
+        await asyncio.sleep(CHECK_INTERVAL_S)
+
+
+def _limits(deadline: float, read: float) -> Timeout:
+    """Return the limits of an attempt: what is left until `deadline`, and `read` seconds."""
+    left = max(deadline - time.monotonic(), 1e-3)
+    return Timeout(
+        total=None if left == math.inf else left, read=None if read == math.inf else read
+    )

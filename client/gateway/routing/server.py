@@ -1,0 +1,70 @@
+"""Server: one Triton server as the pool sees it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from client.aio import AsyncTridentClient
+from client.errors import QueueFullError, TridentClientError, UnavailableError
+from client.gateway.routing.breaker import CircuitBreaker
+from client.gateway.routing.prefixes import PrefixTree
+from client.protocol import Health
+
+TREE_BLOCKS = 2**16  # 16 MiB of prompts, in a few MiB of memory
+HEALTH_TIMEOUT_S = 2.0
+
+
+class Server:
+    """A server's client, breaker and load, and the prompts it has probably cached."""
+
+    def __init__(self, client: AsyncTridentClient) -> None:
+        self.client = client
+        self.breaker = CircuitBreaker()
+        self.tree = PrefixTree(TREE_BLOCKS)
+        self.in_flight = 0  # requests of this process
+        self._of_others = 0  # of other processes, when last heard of
+
+    @property
+    def load(self) -> int:
+        """Requests that the server has, as far as is known here."""
+        return self.in_flight + self._of_others
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request as in flight, and how it ends."""
+        self.in_flight += 1
+        try:
+            yield
+        except QueueFullError:
+            raise  # it is well, and has much to do
+        except UnavailableError:
+            self.breaker.failed()
+            if self.breaker.state != "closed":
+                self.tree.clear()  # what comes back has an empty cache
+            raise
+        finally:
+            self.in_flight -= 1
+
+    async def check(self) -> None:
+        """Ask for the server's health, unless the breaker is open, and take note of the answer."""
+        if not self.breaker.take_trial():
+            return
+        in_flight = self.in_flight
+        try:
+            health = await self.client.health(HEALTH_TIMEOUT_S)
+        except UnavailableError:
+            self._lost()
+        except TridentClientError:
+            self.breaker.failed()  # no answer in time: it may only be busy
+        else:
+            self._heard(health, in_flight)
+
+    def _heard(self, health: Health, in_flight: int) -> None:
+        self._of_others = max(health.num_in_flight - in_flight, 0)
+        if health.is_ready:
+            self.breaker.succeeded()
+        else:
+            self._lost()
+
+    def _lost(self) -> None:
+        self.breaker.trip()
+        self.tree.clear()
