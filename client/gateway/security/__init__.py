@@ -1,0 +1,1 @@
+"""Who may ask the gateway what, how much of it, and in requests of what size."""

@@ -1,0 +1,57 @@
+"""Quotas: how much of its limits each tenant has used."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from client.gateway.errors import ApiError
+from client.gateway.security.bucket import Bucket
+from client.gateway.security.tenants import Tenant, Tenants
+
+
+class Quotas:
+    """Holds tenants to their requests and tokens per minute.
+
+    The tokens of an answer are known when it is there: a tenant whose last answers were longer than
+    what it had left waits until that is paid.
+    """
+
+    def __init__(self, tenants: Tenants, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = {
+            tenant: Bucket(tenant.requests_per_minute, clock)
+            for tenant in tenants.all
+            if tenant.requests_per_minute is not None
+        }
+        self._tokens = {
+            tenant: Bucket(tenant.tokens_per_minute, clock)
+            for tenant in tenants.all
+            if tenant.tokens_per_minute is not None
+        }
+
+    def admit(self, tenant: Tenant) -> None:
+        """Count a request of a tenant.
+
+        Raises:
+            ApiError: it has to wait: 429.
+        """
+        _take(self._tokens.get(tenant), 0, "tokens")
+        _take(self._requests.get(tenant), 1, "requests")
+
+    def charge(self, tenant: Tenant, num_tokens: int) -> None:
+        """Count tokens of a prompt or an answer."""
+        if (bucket := self._tokens.get(tenant)) is not None:
+            bucket.charge(num_tokens)
+
+
+def _take(bucket: Bucket | None, amount: int, what: str) -> None:
+    if bucket is not None and (wait := bucket.take(amount)) > 0:
+        after = math.ceil(wait)
+        raise ApiError(
+            429,
+            f"the limit of {bucket.per_minute} {what} per minute is reached; try again in {after} s",
+            "rate_limit_error",
+            code="rate_limit_exceeded",
+            retry_after=after,
+        )
