@@ -1,0 +1,130 @@
+"""Two real servers: where prompts go, and what becomes of requests when one of them is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import AsyncTridentClient, UnavailableError
+from client.gateway.routing.pool import ServerPool
+from engine.launch.server import TritonServer
+
+pytestmark = pytest.mark.server
+
+NUM_GROUPS, NUM_QUESTIONS = 10, 8
+PREFIX_CHARACTERS = 400
+
+
+@pytest.fixture(scope="module")
+def servers(checkpoint: Path) -> Iterator[list[TritonServer]]:
+    settings = {"model": str(checkpoint), "dtype": "float32", "num_gpu_blocks_override": 150}
+    made = [TritonServer(settings, ports=0, start_timeout_s=120) for _ in range(2)]
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
+        for server in threads.map(lambda each: each.__enter__(), made):
+            stack.push(server)
+        yield made
+
+
+def _trace() -> list[str]:
+    """Return questions on ten long texts, in random order: more than one cache can hold."""
+    chance = random.Random(5)
+    words = [f"word{i}" for i in range(200)]
+    texts = [" ".join(chance.choices(words, k=200))[:PREFIX_CHARACTERS] for _ in range(NUM_GROUPS)]
+    trace = [f"{text} {i}?" for text in texts for i in range(NUM_QUESTIONS)]
+    chance.shuffle(trace)
+    return trace
+
+
+async def _hit_rate(ask: Callable[[str, dict[str, Any]], Any], salt: str) -> float:
+    """Return the share of prompt tokens that were cached, of all questions asked two at a time."""
+    cached, total = 0, 0
+    questions = iter(_trace())
+
+    async def asker() -> None:
+        nonlocal cached, total
+        for question in questions:
+            async with aclosing(ask(question, {"max_tokens": 2, "cache_salt": salt})) as chunks:
+                async for chunk in chunks:
+                    cached += chunk.num_cached_tokens
+                total += chunk.num_input_tokens
+
+    await asyncio.gather(asker(), asker())
+    return cached / total
+
+
+def test_prompts_go_to_the_server_that_has_their_beginning(servers: list[TritonServer]) -> None:
+    urls = [server.grpc_url for server in servers]
+
+    async def main() -> tuple[float, float]:
+        clients = [AsyncTridentClient(url) for url in urls]
+        turn = count()
+
+        def round_robin(prompt: str, options: dict[str, Any]) -> Any:
+            return clients[next(turn) % 2].stream(prompt, **options)
+
+        blind = await _hit_rate(round_robin, "round robin")
+        for client in clients:
+            await client.close()
+        async with ServerPool(urls, chance=random.Random(1)) as pool:
+            aware = await _hit_rate(lambda prompt, options: pool.stream(prompt, **options), "aware")
+        return blind, aware
+
+    blind, aware = asyncio.run(main())
+    print(f"hit rate: round robin {blind:.2f}, prefix-aware {aware:.2f}")
+    assert aware > blind + 0.2
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_killing_one_does_not_disturb_the_other(servers: list[TritonServer]) -> None:
+    urls = [server.grpc_url for server in servers]
+    prompts = [f"story {i}" for i in range(16)]
+    options: Any = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
+
+    async def main() -> None:
+        async with AsyncTridentClient(urls[0]) as client:
+            solo = await asyncio.gather(*(client.generate(each, **options) for each in prompts))
+        expected = [each.text for each in solo]
+        async with ServerPool(urls, chance=random.Random(2)) as pool:
+            got = [""] * len(prompts)
+            errors: list[UnavailableError] = []
+
+            async def follow(number: int) -> None:
+                try:
+                    async for chunk in pool.stream(prompts[number], **options):
+                        got[number] += chunk.text
+                except UnavailableError as error:
+                    errors.append(error)
+                    assert expected[number].startswith(got[number])
+                else:
+                    assert got[number] == expected[number]
+
+            streams = [asyncio.create_task(follow(i)) for i in range(len(prompts))]
+            await _until(lambda: all(got))
+            os.kill(servers[1].pid, signal.SIGKILL)
+            # From the first moment on nobody is told of it.
+            later = [pool.stream(each, **options) for each in prompts[:8]]
+            answers = await asyncio.gather(*(_text(each) for each in later))
+            assert answers == expected[:8]
+            await asyncio.gather(*streams)
+            assert 0 < len(errors) < len(prompts)  # those that it was answering
+
+    asyncio.run(main())
+
+
+async def _text(stream: Any) -> str:
+    return "".join([chunk.text async for chunk in stream])
