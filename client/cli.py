@@ -17,7 +17,7 @@ COMMANDS = {
     "serve": ("client.commands.serve", "Serve a model inside tritonserver until Ctrl-C."),
     "gateway": (
         "client.commands.gateway",
-        "Serve OpenAI's API in front of a Triton server until Ctrl-C.",
+        "Serve OpenAI's API in front of Triton servers until Ctrl-C.",
     ),
     "demo": (
         "client.commands.demo",

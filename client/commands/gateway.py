@@ -1,5 +1,6 @@
-"""`trident gateway`: an OpenAI-compatible front of a server that runs already."""
+"""`trident gateway`: an OpenAI-compatible front of servers that run already."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,19 +16,24 @@ from client.commands.connection_options import (
     header_pairs,
     ssl_options,
 )
+from client.gateway.routing.balance import Balance
 from client.gateway.server import serve
 from client.gateway.settings import DEFAULT_PORT, GatewaySettings
 from client.request import ENSEMBLE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_BALANCE = Balance()
 
 
 @app.command()
 def command(
     triton_url: Annotated[
-        str,
-        typer.Option(envvar="TRIDENT_URL", help="gRPC address of the server, host:port."),
-    ] = "localhost:8001",
+        list[str] | None,
+        typer.Option(
+            envvar="TRIDENT_URL",
+            help="gRPC address of a server, host:port; repeatable. [default: localhost:8001]",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on: 0.0.0.0 for those of all networks.")
     ] = "127.0.0.1",
@@ -42,6 +48,35 @@ def command(
         str | None,
         typer.Option(help="host:port of the server's metrics, to be shown in /metrics too."),
     ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="TRIDENT_API_KEY", help="Key that lets its holder in; repeatable."),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TRIDENT_API_KEY_FILE", help="Tenants, hashes of their keys, limits (TOML)."
+        ),
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web site whose pages may call the gateway (CORS); repeatable."),
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None, typer.Option(help="The gateway's own certificate (PEM), for HTTPS.")
+    ] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="The key of it.")] = None,
+    cache_threshold: Annotated[
+        float,
+        typer.Option(help="Share of a prompt that must be cached to decide."),
+    ] = _BALANCE.cache_threshold,
+    balance_abs_threshold: Annotated[
+        int,
+        typer.Option(help="Requests above the least loaded server that are too many,"),
+    ] = _BALANCE.balance_abs_threshold,
+    balance_rel_threshold: Annotated[
+        float, typer.Option(help="if they are also so many times as many.")
+    ] = _BALANCE.balance_rel_threshold,
     served_model_name: ServedName = ENSEMBLE,
     tls: TLS = False,
     tls_ca: TLSAuthorities = None,
@@ -50,13 +85,19 @@ def command(
     tls_name: TLSName = None,
     header: Header = None,
 ) -> None:
-    """Serve OpenAI's API in front of a Triton server until Ctrl-C."""
+    """Serve OpenAI's API in front of Triton servers until Ctrl-C."""
     settings = GatewaySettings(
-        triton_url=triton_url,
+        triton_urls=tuple(triton_url or ("localhost:8001",)),
         triton_model=served_model_name,
         model_names=tuple(model_name or ()),
         metrics_url=triton_metrics_url,
         ssl=ssl_options(tls, tls_ca, tls_cert, tls_key, tls_name),
         headers=dict(header_pairs(header or ())),
+        balance=Balance(cache_threshold, balance_abs_threshold, balance_rel_threshold),
+        api_keys=tuple(api_key or ()),
+        api_key_file=api_key_file,
+        allowed_origins=tuple(allowed_origin or ()),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
     )
     serve(settings, host, port)

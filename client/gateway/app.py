@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from client.gateway.errors import HANDLERS
 from client.gateway.gateway import Gateway
 from client.gateway.middleware import RequestLog
 from client.gateway.routes import chat, completions, models, operation, tokens
+from client.gateway.security.access import Access
+from client.gateway.security.body_limits import BodyLimits
 from client.gateway.settings import GatewaySettings
 from client.gateway.version import version
 
@@ -19,14 +22,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     """Return a gateway as an ASGI application.
 
     Raises:
-        ConfigurationError: the server's address or a certificate is wrong.
+        ConfigurationError: a setting is wrong.
     """
     gateway = Gateway(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await gateway.client.close()
+        async with gateway.pool:
+            yield
 
     app = FastAPI(
         title="Trident",
@@ -37,6 +40,17 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.gateway = gateway
+    # The last one is the first to see a request.
+    app.add_middleware(BodyLimits)
+    if gateway.quotas is not None:
+        app.add_middleware(Access, quotas=gateway.quotas)
+    if origins := settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
     app.add_middleware(RequestLog, metrics=gateway.metrics)
     for routes in (completions, chat, tokens, models, operation):
         app.include_router(routes.router)

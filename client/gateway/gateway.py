@@ -3,41 +3,58 @@
 from __future__ import annotations
 
 import time
+from copy import copy
 
 from starlette.requests import Request
 
-from client.aio import AsyncTridentClient
 from client.gateway.errors import ApiError
 from client.gateway.metrics import GatewayMetrics
+from client.gateway.routing.pool import ServerPool
+from client.gateway.security.access import tenant_of
+from client.gateway.security.quotas import Quotas
+from client.gateway.security.tenant_client import TenantClient
+from client.gateway.security.tenants import Tenant, read_tenants
 from client.gateway.settings import GatewaySettings
 from client.gateway.sse import EventEncoder
 
 
 class Gateway:
-    """The connection with the server, and what is known of its model.
+    """The connections with the servers, and what is known of their model.
 
     Attributes:
         settings: of this gateway.
-        client: of the server; it tries nothing again, which is for our own clients to decide.
+        pool: the servers.
+        client: the servers as whoever asks may use them.
+        quotas: who may ask, and how much; None: everybody may.
         metrics: this gateway's own.
         model_names: names that clients may call the model by; the first is its own.
         created: when it started, in seconds since the epoch.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """Raises `ConfigurationError` if the server's address or a certificate is wrong."""
+        """Raises `ConfigurationError` if an address, a certificate or the file of keys is wrong."""
         self.settings = settings
-        self.client = AsyncTridentClient(
-            settings.triton_url,
+        self.pool = ServerPool(
+            settings.triton_urls,
+            balance=settings.balance,
             model=settings.triton_model,
             ssl=settings.ssl,
             headers=settings.headers,
-            retry=None,
         )
+        self.client: ServerPool | TenantClient = self.pool
+        tenants = read_tenants(settings.api_keys, settings.api_key_file)
+        self.quotas = None if tenants is None else Quotas(tenants)
         self.metrics = GatewayMetrics()
         self.model_names = settings.model_names or (settings.triton_model,)
         self.created = int(time.time())
         self.encode_event = EventEncoder()
+
+    def for_tenant(self, tenant: Tenant) -> Gateway:
+        """Return the same gateway, whose requests are this tenant's."""
+        assert self.quotas is not None, "tenants are known by their keys"
+        theirs = copy(self)
+        theirs.client = TenantClient(self.pool, tenant, self.quotas)
+        return theirs
 
     def model_named(self, name: str | None) -> str:
         """Return the name that answers to a request for `name` bear; None is the only model.
@@ -58,6 +75,7 @@ class Gateway:
 
 
 def gateway_of(request: Request) -> Gateway:
-    """Return the gateway that `request` came to; a dependency of routes."""
+    """Return the gateway that `request` came to, for who sent it; a dependency of routes."""
     gateway: Gateway = request.app.state.gateway
-    return gateway
+    tenant = tenant_of(request.scope)
+    return gateway if tenant is None else gateway.for_tenant(tenant)

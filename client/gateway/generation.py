@@ -8,10 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.aio import AsyncTridentClient
 from client.errors import TridentClientError
 from client.gateway.errors import from_client
+from client.gateway.routing.pool import ServerPool
 from client.gateway.schemas.responses import PromptTokensDetails, Usage
+from client.gateway.security.tenant_client import TenantClient
 from client.protocol import ChatParameters, Chunk, Message, Prompt
 
 
@@ -33,7 +34,7 @@ class Generation:
     priority: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
 
-    async def chunks(self, client: AsyncTridentClient) -> AsyncGenerator[Chunk, None]:
+    async def chunks(self, client: ServerPool | TenantClient) -> AsyncGenerator[Chunk, None]:
         """Yield the answer piece by piece. Closing or cancelling it ends the request.
 
         Raises:
@@ -57,7 +58,7 @@ class Generation:
 
 
 async def merged(
-    client: AsyncTridentClient, generations: Sequence[Generation]
+    client: ServerPool | TenantClient, generations: Sequence[Generation]
 ) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield the pieces of all answers as they come, each with the number of its request.
 

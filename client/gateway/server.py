@@ -7,14 +7,14 @@ import sys
 
 import uvicorn
 
+from client.errors import ConfigurationError
 from client.gateway.app import create_app
+from client.gateway.security.http_protocol import BoundedHttpProtocol
 from client.gateway.settings import GatewaySettings
-
-_DRAIN_S = 30  # that answers in flight have to end, after a signal
 
 
 def serve(settings: GatewaySettings, host: str, port: int) -> None:
-    """Serve until SIGTERM or SIGINT; answers in flight are finished.
+    """Serve until SIGTERM or SIGINT; answers in flight are finished, unless SIGINT comes again.
 
     Raises:
         ConfigurationError: a setting is wrong.
@@ -31,15 +31,20 @@ def make_server(settings: GatewaySettings, host: str, port: int) -> uvicorn.Serv
     Raises:
         ConfigurationError: a setting is wrong.
     """
-    return uvicorn.Server(
-        uvicorn.Config(
-            create_app(settings),
-            host=host,
-            port=port,
-            http="httptools",
-            access_log=False,  # ours is written without query strings
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=_DRAIN_S,
-        )
+    config = uvicorn.Config(
+        create_app(settings),
+        host=host,
+        port=port,
+        http=BoundedHttpProtocol,
+        ws="none",
+        access_log=False,  # ours is written without query strings
+        log_level="warning",
+        server_header=False,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
     )
+    try:
+        config.load()
+    except OSError as error:  # also what OpenSSL says
+        raise ConfigurationError(f"ssl_certfile, ssl_keyfile: {error}") from None
+    return uvicorn.Server(config)

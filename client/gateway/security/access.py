@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from client.gateway.errors import ApiError
 from client.gateway.security.quotas import Quotas
-from client.gateway.security.tenants import Tenant, Tenants
+from client.gateway.security.tenants import Tenant
 
 # Probes of a cluster have no keys, and learn no more than whether the gateway and a server are up.
 OPEN_PATHS = frozenset({"/health", "/health/ready"})
@@ -19,17 +19,13 @@ class Access:
     The tenant is then found by `tenant_of`.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants, quotas: Quotas) -> None:
+    def __init__(self, app: ASGIApp, quotas: Quotas) -> None:
         self._app = app
-        self._tenants = tenants
         self._quotas = quotas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        if scope["type"] == "http" and not _is_open(scope):
+        if scope["type"] != "lifespan" and not _is_open(scope):
             try:
                 scope.setdefault("state", {})["tenant"] = self._admitted(scope)
             except ApiError as error:
@@ -42,7 +38,7 @@ class Access:
 
     def _admitted(self, scope: Scope) -> Tenant:
         key = _key(scope)
-        tenant = None if key is None else self._tenants.with_key(key)
+        tenant = None if key is None else self._quotas.tenants.with_key(key)
         if tenant is None:
             wrong = "no API key is given" if key is None else "the API key is wrong"
             raise ApiError(

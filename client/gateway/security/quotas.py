@@ -12,13 +12,17 @@ from client.gateway.security.tenants import Tenant, Tenants
 
 
 class Quotas:
-    """Holds tenants to their requests and tokens per minute.
+    """Tenants, held to their requests and tokens per minute.
 
     The tokens of an answer are known when it is there: a tenant whose last answers were longer than
     what it had left waits until that is paid.
+
+    Attributes:
+        tenants: all there are.
     """
 
     def __init__(self, tenants: Tenants, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tenants = tenants
         self._requests = {
             tenant: Bucket(tenant.requests_per_minute, clock)
             for tenant in tenants.all
@@ -48,9 +52,10 @@ class Quotas:
 def _take(bucket: Bucket | None, amount: int, what: str) -> None:
     if bucket is not None and (wait := bucket.take(amount)) > 0:
         after = math.ceil(wait)
+        limit = f"{bucket.per_minute} {what} per minute"
         raise ApiError(
             429,
-            f"the limit of {bucket.per_minute} {what} per minute is reached; try again in {after} s",
+            f"the limit of {limit} is reached; try again in {after} s",
             "rate_limit_error",
             code="rate_limit_exceeded",
             retry_after=after,

@@ -81,7 +81,7 @@ class Tenants:
         return self._by_digest.get(hashlib.sha256(key).digest())
 
 
-def tenants(keys: Iterable[str], file: Path | None) -> Tenants | None:
+def read_tenants(keys: Iterable[str], file: Path | None) -> Tenants | None:
     """Return those who have one of `keys`, each of them alone, and those of a file.
 
     Without any key and file it is None: everybody may ask.

@@ -20,7 +20,7 @@ MODEL = "random/model"
 def gateway(server: TritonServer) -> Iterator[str]:
     """`host:port`."""
     settings = GatewaySettings(
-        triton_url=server.grpc_url,
+        triton_urls=(server.grpc_url,),
         model_names=(MODEL, "alias"),
         metrics_url=server.metrics_url,
     )

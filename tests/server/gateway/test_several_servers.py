@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import APIError, AsyncOpenAI
 
-from client import AsyncTridentClient, UnavailableError
+from client import AsyncTridentClient
 from client.gateway.routing.pool import ServerPool
+from client.gateway.settings import GatewaySettings
 from engine.launch.server import TritonServer
+from tests.server.gateway.running import running
 
 pytestmark = pytest.mark.server
 
@@ -91,23 +94,26 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def test_killing_one_does_not_disturb_the_other(servers: list[TritonServer]) -> None:
-    urls = [server.grpc_url for server in servers]
+    urls = tuple(server.grpc_url for server in servers)
     prompts = [f"story {i}" for i in range(16)]
-    options: Any = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
 
-    async def main() -> None:
+    async def main(address: str) -> None:
         async with AsyncTridentClient(urls[0]) as client:
+            options: Any = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
             solo = await asyncio.gather(*(client.generate(each, **options) for each in prompts))
         expected = [each.text for each in solo]
-        async with ServerPool(urls, chance=random.Random(2)) as pool:
+        async with AsyncOpenAI(
+            base_url=f"http://{address}/v1", api_key="none", max_retries=0
+        ) as openai:
             got = [""] * len(prompts)
-            errors: list[UnavailableError] = []
+            errors: list[APIError] = []
 
             async def follow(number: int) -> None:
                 try:
-                    async for chunk in pool.stream(prompts[number], **options):
-                        got[number] += chunk.text
-                except UnavailableError as error:
+                    stream = await _ask(openai, prompts[number])
+                    async for chunk in stream:
+                        got[number] += chunk.choices[0].text
+                except APIError as error:
                     errors.append(error)
                     assert expected[number].startswith(got[number])
                 else:
@@ -116,15 +122,28 @@ def test_killing_one_does_not_disturb_the_other(servers: list[TritonServer]) -> 
             streams = [asyncio.create_task(follow(i)) for i in range(len(prompts))]
             await _until(lambda: all(got))
             os.kill(servers[1].pid, signal.SIGKILL)
-            # From the first moment on nobody is told of it.
-            later = [pool.stream(each, **options) for each in prompts[:8]]
-            answers = await asyncio.gather(*(_text(each) for each in later))
-            assert answers == expected[:8]
+            # From the first moment on no new request hears of it.
+            later = [asyncio.create_task(_text(openai, each)) for each in prompts[:8]]
+            assert await asyncio.gather(*later) == expected[:8]
             await asyncio.gather(*streams)
-            assert 0 < len(errors) < len(prompts)  # those that it was answering
+            # Only those that it was answering, after their first piece.
+            assert 0 < len(errors) < len(prompts)
+            assert {str(error.code) for error in errors} == {"unavailable"}
 
-    asyncio.run(main())
+    with running(GatewaySettings(triton_urls=urls)) as address:
+        asyncio.run(main(address))
 
 
-async def _text(stream: Any) -> str:
-    return "".join([chunk.text async for chunk in stream])
+async def _ask(openai: AsyncOpenAI, prompt: str) -> Any:
+    return await openai.completions.create(
+        model="ensemble",
+        prompt=prompt,
+        max_tokens=150,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+
+
+async def _text(openai: AsyncOpenAI, prompt: str) -> str:
+    return "".join([chunk.choices[0].text async for chunk in await _ask(openai, prompt)])

@@ -1,5 +1,6 @@
 """The circuit breaker with a clock of its own: any sequence of events."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -72,6 +73,7 @@ class Breaker(RuleBasedStateMachine):
 
 
 TestBreaker = Breaker.TestCase
+TestBreaker.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_the_pauses_grow_while_trials_fail() -> None:

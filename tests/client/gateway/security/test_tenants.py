@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client import ConfigurationError
-from client.gateway.security.tenants import Tenant, tenants
+from client.gateway.security.tenants import Tenant, read_tenants
 
 
 def _sha256(key: str) -> str:
@@ -21,7 +21,7 @@ def _file(folder: Path, text: str) -> Path:
 
 
 def test_without_keys_everybody_may_ask() -> None:
-    assert tenants([], None) is None
+    assert read_tenants([], None) is None
 
 
 def test_keys_and_a_file_add_up(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_keys_and_a_file_add_up(tmp_path: Path) -> None:
         sha256 = ["{_sha256("sk-b")}"]
         """,
     )
-    found = tenants(["sk-c"], file)
+    found = read_tenants(["sk-c"], file)
     assert found is not None
     alice = found.with_key(b"sk-a1")
     assert alice is not None
@@ -53,7 +53,7 @@ def test_keys_and_a_file_add_up(tmp_path: Path) -> None:
 
 
 def test_no_key_is_kept(tmp_path: Path) -> None:
-    found = tenants(["sk-secret"], None)
+    found = read_tenants(["sk-secret"], None)
     assert "sk-secret" not in repr(vars(found))
 
 
@@ -75,18 +75,18 @@ def test_a_wrong_file_is_refused_without_telling_its_keys(
     tmp_path: Path, text: str, said: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=said) as caught:
-        tenants([], _file(tmp_path, text))
+        read_tenants([], _file(tmp_path, text))
     assert "sk-plain" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"{tmp_path / 'x'}: No such file")):
-        tenants([], tmp_path / "x")
+        read_tenants([], tmp_path / "x")
 
 
 def test_an_empty_key_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="api_key: must not be empty"):
-        tenants([" "], None)
+        read_tenants([" "], None)
 
 
 def test_salts_and_ids_are_a_tenants_own() -> None:
