@@ -44,7 +44,7 @@ class Gateway:
         self.client: ServerPool | TenantClient = self.pool
         tenants = read_tenants(settings.api_keys, settings.api_key_file)
         self.quotas = None if tenants is None else Quotas(tenants)
-        self.metrics = GatewayMetrics()
+        self.metrics = GatewayMetrics(self.pool)
         self.model_names = settings.model_names or (settings.triton_model,)
         self.created = int(time.time())
         self.encode_event = EventEncoder()

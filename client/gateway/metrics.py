@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import aiohttp
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 _SCRAPE_TIMEOUT_S = 5.0
 
 
 class GatewayMetrics:
-    """Counts requests of HTTP, by route and status."""
+    """Counts requests of HTTP, by route and status.
 
-    def __init__(self) -> None:
+    Args:
+        servers: what there is to say of them.
+    """
+
+    def __init__(self, servers: Collector) -> None:
         self._registry = CollectorRegistry()
+        self._registry.register(servers)
         labels = ("route", "status")
         self._requests = Counter(
             "trident:gateway_requests", "Requests that ended.", labels, registry=self._registry

@@ -6,10 +6,13 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from client.aio import AsyncTridentClient
 from client.errors import ConfigurationError, UnavailableError
@@ -29,7 +32,7 @@ from client.timeouts import Timeout, limits
 CHECK_INTERVAL_S = 1.0
 
 
-class ServerPool:
+class ServerPool(Collector):
     """Sends each request to one of several servers, and to the next if that one cannot take it.
 
         async with ServerPool(["a:8001", "b:8001"]) as pool:
@@ -62,7 +65,7 @@ class ServerPool:
         """
         if not urls or len(set(urls)) < len(urls):
             raise ConfigurationError("triton_url: give one or several addresses, each once")
-        self._servers = [Server(connect(url, retry=None, **options)) for url in urls]
+        self._servers = [Server(url, connect(url, retry=None, **options)) for url in urls]
         self._balance = balance or Balance()
         self._chance = chance or random.Random()
         self._checks: list[asyncio.Task[None]] = []
@@ -128,6 +131,21 @@ class ServerPool:
             sum(each.num_restarts for each in found),
             sum(each.num_in_flight for each in found),
         )
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what Prometheus is told of the servers."""
+        up = GaugeMetricFamily(
+            "trident:gateway_server_up", "Whether requests go to the server.", labels=["server"]
+        )
+        load = GaugeMetricFamily(
+            "trident:gateway_server_requests",
+            "Requests that the server has, as far as the gateway knows.",
+            labels=["server"],
+        )
+        for server in self._servers:
+            up.add_metric([server.url], server.breaker.state == "closed")
+            load.add_metric([server.url], server.load)
+        yield from (up, load)
 
     async def close(self) -> None:
         """Cancel what is running and close the connections."""

@@ -16,7 +16,8 @@ HEALTH_TIMEOUT_S = 2.0
 class Server:
     """A server's client, breaker and load, and the prompts it has probably cached."""
 
-    def __init__(self, client: AsyncTridentClient) -> None:
+    def __init__(self, url: str, client: AsyncTridentClient) -> None:
+        self.url = url
         self.client = client
         self.breaker = CircuitBreaker()
         self.tree = PrefixTree(TREE_BLOCKS)

@@ -125,7 +125,7 @@ def test_errors_have_openais_form(
 
 def test_a_gateway_without_a_server_says_so() -> None:
     (port,) = pick_free(1)
-    settings = GatewaySettings(f"127.0.0.1:{port}", metrics_url=f"127.0.0.1:{port}")
+    settings = GatewaySettings((f"127.0.0.1:{port}",), metrics_url=f"127.0.0.1:{port}")
     with running(settings) as address:
         assert call(address, "/health")[0] == 200
         assert "trident:gateway_server_metrics_up 0.0" in call(address, "/metrics")[1]

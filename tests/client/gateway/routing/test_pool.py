@@ -236,6 +236,28 @@ class TestLeaving:
         assert servers[0].stopped | servers[1].stopped == {"mine"}
 
 
+def test_metrics_tell_of_each_server(servers: tuple[FakeTriton, FakeTriton]) -> None:
+    lost, busy = servers
+    lost.health = '{"state": "dead"}'
+    busy.health = '{"state": "ready", "num_in_flight": 4}'
+
+    async def body(pool: ServerPool) -> None:
+        await asyncio.sleep(0.3)
+        found = {
+            (metric.name, sample.labels["server"]): sample.value
+            for metric in pool.collect()
+            for sample in metric.samples
+        }
+        assert found == {
+            ("trident:gateway_server_up", lost.url): 0,
+            ("trident:gateway_server_up", busy.url): 1,
+            ("trident:gateway_server_requests", lost.url): 0,
+            ("trident:gateway_server_requests", busy.url): 4,
+        }
+
+    _run([lost.url, busy.url], body)
+
+
 class TestHealth:
     def test_one_that_is_ready_is_enough(self, servers: tuple[FakeTriton, FakeTriton]) -> None:
         servers[0].health = '{"state": "dead", "detail": "x", "num_in_flight": 1}'
