@@ -1,6 +1,7 @@
 """What `trident serve` says when its server is ready: addresses, security, what to try."""
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -59,7 +60,7 @@ def announce(
         line(f"  {'OpenAI':<8} http://{gateway.url}/v1  [dim](model {escape(names)})[/]")
     line(f"  {'log':<8} {server.log_path}")
     line()
-    for text in _security(server):
+    for text in _security(server, gateway):
         line(f"[dim]{escape(text)}[/]")
     line()
     if "http" in server.endpoints:
@@ -87,10 +88,12 @@ def own_name() -> str:
     return "trident" if shutil.which("trident") else shlex.quote(sys.argv[0])
 
 
-def _security(server: TritonServer) -> Iterator[str]:
+def _security(server: TritonServer, gateway: Endpoint | None) -> Iterator[str]:
     """Yield what the operator should know of who can do what, one line each."""
     if any(each.address == DEFAULT_HOST for each in server.endpoints.values()):
         yield "Other machines reach it with --host 0.0.0.0 only."
+    if gateway is not None and not os.environ.keys() & {"TRIDENT_API_KEY", "TRIDENT_API_KEY_FILE"}:
+        yield "OpenAI's port lets everybody in; set TRIDENT_API_KEY to a key that it is to ask for."
     if server.administration_open:
         yield (
             f"Administration (model repository, shared memory, trace, logging) wants the header "

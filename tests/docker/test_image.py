@@ -99,7 +99,8 @@ def test_every_setting_reaches_compose() -> None:
     environment = read_yaml(DOCKER / "compose.yaml")["services"]["trident"]["environment"]
     assert len(set(environment)) == len(environment)
     settings = {f"TRIDENT_{name.upper()}" for name in EngineConfig.model_fields}
-    security = {"TRIDENT_ADMIN_KEY", *TLS_VARIABLES}
+    keys = {"TRIDENT_ADMIN_KEY", "TRIDENT_API_KEY", "TRIDENT_API_KEY_FILE"}
+    security = {*keys, *TLS_VARIABLES}
     assert {each for each in environment if each.startswith("TRIDENT_")} == settings | security
     assert {"HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} <= set(environment)
     assert not any("=" in each for each in environment)  # so that what is unset stays unset

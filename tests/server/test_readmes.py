@@ -64,7 +64,7 @@ def demo_server() -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="module")
 def gateway(demo_server: TritonServer) -> Iterator[str]:
-    settings = GatewaySettings(demo_server.grpc_url, model_names=("demo", "ensemble"))
+    settings = GatewaySettings((demo_server.grpc_url,), model_names=("demo", "ensemble"))
     with running(settings) as address:
         yield address
 

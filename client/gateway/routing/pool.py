@@ -6,10 +6,10 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -26,8 +26,12 @@ from client.protocol import (
     Message,
     Prompt,
     SamplingOptions,
+    Tokens,
 )
+from client.session import only
 from client.timeouts import Timeout, limits
+
+T = TypeVar("T")
 
 CHECK_INTERVAL_S = 1.0
 
@@ -70,7 +74,7 @@ class ServerPool(Collector):
         self._chance = chance or random.Random()
         self._checks: list[asyncio.Task[None]] = []
 
-    async def stream(
+    def stream(
         self,
         prompt: Prompt | None = None,
         *,
@@ -86,11 +90,9 @@ class ServerPool(Collector):
         blocks = block_hashes(content, sampling.get("cache_salt", ""))
         total, read = limits(timeout, Timeout())
         deadline = time.monotonic() + total
-        left = set(self._servers)
-        while True:
-            server = self._choose(left, blocks)
-            left.remove(server)
-            answers = server.client.stream(
+
+        def ask(client: AsyncTridentClient) -> AsyncGenerator[Chunk, None]:
+            return client.stream(
                 prompt,
                 messages=messages,
                 chat_parameters=chat_parameters,
@@ -99,19 +101,30 @@ class ServerPool(Collector):
                 request_id=request_id,
                 **sampling,
             )
-            has_begun = False
-            try:
-                with server.request():
-                    async with aclosing(answers) as chunks:
-                        async for chunk in chunks:
-                            if not has_begun:
-                                has_begun = True
-                                server.breaker.succeeded()
-                            yield chunk
-                return
-            except UnavailableError:
-                if has_begun or not any(each.breaker.state == "closed" for each in left):
-                    raise
+
+        return self._answers(blocks, ask)
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
+        add_special_tokens: bool | None = None,
+    ) -> Tokens:
+        """Return the tokens of a text or of messages; as `AsyncTridentClient.tokenize`."""
+        return await self._answer(
+            lambda client: client.tokenize(
+                text,
+                messages=messages,
+                chat_parameters=chat_parameters,
+                add_special_tokens=add_special_tokens,
+            )
+        )
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens; as `AsyncTridentClient.detokenize`."""
+        return await self._answer(lambda client: client.detokenize(token_ids))
 
     async def health(self, timeout: float | None = 5.0) -> Health:
         """Return the state of all: ready if one of them is, and the sum of the figures.
@@ -119,7 +132,7 @@ class ServerPool(Collector):
         Raises:
             TridentClientError: none of them answers.
         """
-        asked = (each.client.health(timeout) for each in self._servers)
+        asked = (each.health(timeout) for each in self._servers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found = [each for each in answers if isinstance(each, Health)]
         if not found:
@@ -165,6 +178,36 @@ class ServerPool(Collector):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _answer(self, ask: Callable[[AsyncTridentClient], Awaitable[T]]) -> T:
+        async def one(client: AsyncTridentClient) -> AsyncGenerator[T, None]:
+            yield await ask(client)
+
+        return only([answer async for answer in self._answers((), one)])
+
+    async def _answers(
+        self,
+        blocks: Sequence[int],
+        ask: Callable[[AsyncTridentClient], AsyncGenerator[T, None]],
+    ) -> AsyncGenerator[T, None]:
+        """Yield what a server answers to a prompt with these blocks, or the next if it cannot."""
+        left = set(self._servers)
+        while True:
+            server = self._choose(left, blocks)
+            left.remove(server)
+            has_begun = False
+            try:
+                with server.request():
+                    async with aclosing(ask(server.client)) as answers:
+                        async for answer in answers:
+                            if not has_begun:
+                                has_begun = True
+                                server.breaker.succeeded()
+                            yield answer
+                return
+            except UnavailableError:
+                if has_begun or not any(each.breaker.state == "closed" for each in left):
+                    raise
 
     def _choose(self, servers: Collection[Server], blocks: Sequence[int]) -> Server:
         """Return the server for a prompt, and remember that it got it.

@@ -37,13 +37,20 @@ class Server:
             yield
         except QueueFullError:
             raise  # it is well, and has much to do
-        except UnavailableError:
+        except UnavailableError as error:
             self.breaker.failed()
             if self.breaker.state != "closed":
                 self.tree.clear()  # what comes back has an empty cache
-            raise
+            raise self._told(error) from None
         finally:
             self.in_flight -= 1
+
+    async def health(self, timeout: float | None) -> Health:
+        """Return the state of the engine; as `AsyncTridentClient.health`."""
+        try:
+            return await self.client.health(timeout)
+        except UnavailableError as error:
+            raise self._told(error) from None
 
     async def check(self) -> None:
         """Ask for the server's health, unless the breaker is open, and take note of the answer."""
@@ -65,6 +72,10 @@ class Server:
             self.breaker.succeeded()
         else:
             self._lost()
+
+    def _told(self, error: UnavailableError) -> UnavailableError:
+        """Return what those who ask the gateway are told: not where its servers are."""
+        return type(error)(str(error).replace(f" at {self.url}", ""))
 
     def _lost(self) -> None:
         self.breaker.trip()

@@ -10,7 +10,7 @@ from uuid import uuid4
 from client.gateway.routing.pool import ServerPool
 from client.gateway.security.quotas import Quotas
 from client.gateway.security.tenants import Tenant
-from client.protocol import ChatParameters, Chunk, Health, Message, Prompt, SamplingOptions
+from client.protocol import ChatParameters, Chunk, Health, Message, Prompt, SamplingOptions, Tokens
 from client.timeouts import Timeout
 
 
@@ -55,6 +55,26 @@ class TenantClient:
                 num_input_tokens += new_input
                 self._quotas.charge(self._tenant, new_input + chunk.num_output_tokens)
                 yield chunk
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
+        add_special_tokens: bool | None = None,
+    ) -> Tokens:
+        """Return the tokens of a text or of messages; as `ServerPool.tokenize`."""
+        return await self._pool.tokenize(
+            text,
+            messages=messages,
+            chat_parameters=chat_parameters,
+            add_special_tokens=add_special_tokens,
+        )
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens; as `ServerPool.detokenize`."""
+        return await self._pool.detokenize(token_ids)
 
     async def health(self, timeout: float | None = 5.0) -> Health:
         """Return the state of the servers; as `ServerPool.health`."""

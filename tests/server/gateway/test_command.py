@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from openai import OpenAI
@@ -14,7 +15,7 @@ from openai import OpenAI
 from engine.launch.ports import pick_free
 from engine.launch.server import TritonServer
 from tests.client.waiting import eventually
-from tests.factories.readmes import ROOT, examples
+from tests.factories.readmes import ROOT, Example, examples
 from tests.server.gateway.test_operation import call
 
 pytestmark = pytest.mark.server
@@ -27,10 +28,18 @@ def answers(address: str) -> bool:
         return False
 
 
-def test_the_command_of_the_readme(server: TritonServer) -> None:
-    (example,) = [e for e in examples() if e.text.startswith(".venv/bin/trident gateway")]
-    (port,) = pick_free(1)
+COMMANDS = [e for e in examples() if e.text.startswith(".venv/bin/trident gateway")]
+PAGE = (ROOT / "client/gateway/README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("example", COMMANDS, ids=str)
+def test_a_command_of_the_readme(server: TritonServer, example: Example, tmp_path: Path) -> None:
+    """The second of two servers is not there."""
+    port, nobody = pick_free(2)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(PAGE.split("```toml")[1].split("```")[0])
     text = example.text.replace("localhost:8001", server.grpc_url).replace("9000", str(port))
+    text = text.replace("localhost:8011", f"localhost:{nobody}").replace("keys.toml", str(keys))
     command = [sys.executable, "-m", "client.cli", *shlex.split(text)[1:]]
     command += ["--model-name", "one", "--model-name", "two"]
     address = f"127.0.0.1:{port}"
@@ -39,7 +48,7 @@ def test_the_command_of_the_readme(server: TritonServer) -> None:
     ) as process:
         try:
             assert eventually(lambda: process.poll() is not None or answers(address), 60)
-            with OpenAI(base_url=f"http://{address}/v1", api_key="none") as client:
+            with OpenAI(base_url=f"http://{address}/v1", api_key="alice's key") as client:
                 assert [model.id for model in client.models.list()] == ["one", "two"]
                 stream = client.completions.create(
                     model="one", prompt="a", max_tokens=400, stream=True

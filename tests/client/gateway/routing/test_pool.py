@@ -278,6 +278,15 @@ class TestHealth:
         _run(["localhost:1"], body)
 
 
+def test_errors_do_not_tell_where_the_servers_are() -> None:
+    async def body(pool: ServerPool) -> None:
+        with pytest.raises(UnavailableError, match="no server answers") as caught:
+            await _text(pool)
+        assert "localhost" not in str(caught.value)
+
+    _run(["localhost:1"], body)
+
+
 @pytest.mark.parametrize("urls", [[], ["a:1", "a:1"], ["a"]])
 def test_addresses_are_checked(urls: list[str]) -> None:
     with pytest.raises(ConfigurationError):
