@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
@@ -16,13 +16,23 @@ from engine.text.grammar.spec import GrammarSpec, GrammarTextError
 _ANYTHING = "(?s:.*)"
 
 
-def llguidance_text(spec: GrammarSpec, special_tokens: Mapping[str, int]) -> str:
-    """Return the grammar of `spec`; `special_tokens` are ids by text.
+def llguidance_texts(spec: GrammarSpec, special_tokens: Mapping[str, int]) -> Iterator[str]:
+    """Yield the grammar of `spec`, then if there is one the same in another form, to be tried next.
+
+    `special_tokens` are ids by text.
 
     Raises:
         GrammarTextError: it is wrong; the text names the place.
     """
-    grammars = _grammars(spec, special_tokens)
+    yield _text(spec, _grammars(spec, special_tokens), special_tokens)
+    if spec.kind == "grammar" and is_ebnf(spec.text):
+        # llguidance fails on some regular expressions that are made of parts.
+        yield _text(spec, [_lark(lark_of(spec.text, large_lexemes=False))], special_tokens)
+
+
+def _text(
+    spec: GrammarSpec, grammars: list[dict[str, Any]], special_tokens: Mapping[str, int]
+) -> str:
     if spec.begin_after:
         grammars[0]["name"] = "body"
         grammars.insert(0, _lark("start: head @body\n" + _up_to(spec.begin_after, special_tokens)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from itertools import groupby
 
 from llguidance.gbnf_to_lark import (
     AlternativeNode,
@@ -17,12 +19,17 @@ from llguidance.gbnf_to_lark import (
     SequenceNode,
 )
 
+from engine.text.grammar.ebnf_characters import characters, class_regex
+from engine.text.grammar.lexemes import (
+    choose_lexemes,
+    is_regular,
+    references,
+    regular_rules,
+    smallest_lexemes,
+)
 from engine.text.grammar.spec import GrammarTextError
 
 _ROOT = "root"
-_CHARACTER = re.compile(r"\\x..|\\[uU][0-9a-fA-F]+|\\.|.", re.DOTALL)
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
-_OPERATORS = "&~/["  # mean something else inside the brackets of a regular expression
 
 
 def is_ebnf(text: str) -> bool:
@@ -30,76 +37,129 @@ def is_ebnf(text: str) -> bool:
     return re.search(r"(?m)^\s*[\w-]+\s*::=", text) is not None
 
 
-def lark_of(text: str) -> str:
+def lark_of(text: str, *, large_lexemes: bool = True) -> str:
     """Return an EBNF grammar in Lark.
 
-    Every character is a lexeme of its own: llguidance's lexer takes the longest match, so that
-    longer lexemes would exclude some of the texts that EBNF allows.
+    With `large_lexemes`, masks are computed faster; without, each character is a lexeme.
 
     Raises:
         GrammarTextError: with the place of the fault.
     """
     try:
-        rules = GrammarParser().parse(text)
+        parsed = GrammarParser().parse(text)
+        rules = {name: _spelt_out(rule.alternatives) for name, rule in parsed.items()}
         if _ROOT not in rules:
             raise GrammarTextError(f'has no rule "{_ROOT}"')
-        names = {name: f"rule_{place}" for place, name in enumerate(rules)} | {_ROOT: "start"}
-        lines = [
-            f"{names[name]}: {_lark(rule.alternatives, names)}" for name, rule in rules.items()
-        ]
+        for body in rules.values():
+            for name in references(body):
+                if name not in rules:
+                    raise GrammarTextError(f'rule "{name}" is not defined')
+        regular = regular_rules(rules)
+        rules = {name: _with_runs(body, regular) for name, body in rules.items()}
+        choose = choose_lexemes if large_lexemes else smallest_lexemes
+        return _Writer(rules, choose(rules, _ROOT, regular)).write()
     except GbnfToLarkError as error:
         raise GrammarTextError(str(error)) from None
     except (RecursionError, IndexError):
         raise GrammarTextError("is nested too deeply, or ends inside an expression") from None
-    return "\n".join(["%llguidance {}", *lines])
 
 
-def _lark(node: ASTNode, names: dict[str, str]) -> str:
+def _spelt_out(node: ASTNode) -> ASTNode:
+    """Return `node` with literals of one character each, and checked classes."""
     match node:
         case LiteralNode():
-            characters = map(_character, _CHARACTER.findall(node.value))
-            return " ".join(json.dumps(each, ensure_ascii=False) for each in characters) or '""'
+            return SequenceNode([LiteralNode(each) for each in characters(node.value)])
         case RegexNode():
-            return "/(?s:.)/" if node.rx == "." else f"/{_class(node.rx)}/"
+            class_regex(node.rx)
+            return node
         case RuleRefNode():
-            if node.name not in names:
-                raise GrammarTextError(f'rule "{node.name}" is not defined')
-            return names[node.name]
+            return node
         case RepetitionNode():
-            most = "" if node.max_times is None else node.max_times
-            return f"({_lark(node.node, names)}){{{node.min_times},{most}}}"
+            return RepetitionNode(_spelt_out(node.node), node.min_times, node.max_times)
         case SequenceNode():
-            return " ".join(_lark(each, names) for each in node.nodes) or '""'
+            return SequenceNode([_spelt_out(each) for each in node.nodes])
         case AlternativeNode():
-            return f"({' | '.join(_lark(each, names) for each in node.alternatives)})"
+            return AlternativeNode([_spelt_out(each) for each in node.alternatives])
     raise GrammarTextError(f"{type(node).__name__} is not supported")
 
 
-def _character(written: str) -> str:
-    """Return the character that is `written` in a literal, perhaps as an escape."""
-    if not written.startswith("\\"):
-        return written
-    if written[1] not in "xuU":
-        return _ESCAPES.get(written[1], written[1])
-    return _chr(written)
+def _with_runs(node: ASTNode, regular: set[str]) -> ASTNode:
+    """Return `node` with neighbours that are regular as one sequence of their own."""
+    if is_regular(node, regular):
+        return node
+    children = [_with_runs(child, regular) for child in node.children()]
+    match node:
+        case RepetitionNode():
+            return RepetitionNode(children[0], node.min_times, node.max_times)
+        case AlternativeNode():
+            return AlternativeNode(children)
+        case SequenceNode():
+            runs: list[ASTNode] = []
+            for is_run, group in groupby(children, lambda child: is_regular(child, regular)):
+                members = [*group]
+                runs += [SequenceNode(members)] if is_run else members
+            return SequenceNode(runs)
+    return node
 
 
-def _chr(written: str) -> str:
-    code = int(written[2:] or "0", 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise GrammarTextError(f"{written} is no character")
-    return chr(code)
+class _Writer:
+    """Writes rules as they are used; a part of them that is a lexeme is named in capitals."""
+
+    def __init__(self, rules: Mapping[str, ASTNode], lexemes: set[int]) -> None:
+        """Write `rules`; `lexemes` are `id` of nodes."""
+        self._rules = rules
+        self._lexemes = lexemes
+        self._num_lexemes = 0
+        self._numbers = {name: number for number, name in enumerate(rules)}
+        self._lines: dict[str, str] = {}  # by name
+        self._waiting: list[tuple[str, ASTNode]] = []  # to be written, by name
+
+    def write(self) -> str:
+        """Return the grammar."""
+        self._waiting.append(("start", self._rules[_ROOT]))
+        while self._waiting:
+            name, body = self._waiting.pop()
+            if name not in self._lines:
+                write = self._rule if name.islower() else self._lexeme
+                self._lines[name] = write(body)
+        lines = (f"{name}: {text}" for name, text in self._lines.items())
+        return "\n".join(["%llguidance {}", *lines])
+
+    def _rule(self, node: ASTNode) -> str:
+        if id(node) in self._lexemes:
+            if isinstance(node, (LiteralNode, RegexNode)):
+                return _leaf(node)
+            self._num_lexemes += 1
+            return self._named(f"LEXEME_{self._num_lexemes}", node)
+        if isinstance(node, RuleRefNode):
+            name = "start" if node.name == _ROOT else f"rule_{self._numbers[node.name]}"
+            return self._named(name, self._rules[node.name])
+        return _combined(node, [self._rule(child) for child in node.children()])
+
+    def _lexeme(self, node: ASTNode) -> str:
+        match node:
+            case LiteralNode() | RegexNode():
+                return _leaf(node)
+            case RuleRefNode():
+                return self._named(f"RULE_{self._numbers[node.name]}", self._rules[node.name])
+        return _combined(node, [self._lexeme(child) for child in node.children()])
+
+    def _named(self, name: str, body: ASTNode) -> str:
+        self._waiting.append((name, body))
+        return name
 
 
-def _class(written: str) -> str:
-    """Return a class of characters, `[...]`, as a regular expression."""
-    inside = _CHARACTER.findall(written[1:-1].replace("\\/", "/"))
-    if not inside or inside == ["^"]:
-        raise GrammarTextError("[]: is empty")
-    return f"[{''.join(map(_class_member, inside))}]"
+def _leaf(node: LiteralNode | RegexNode) -> str:
+    if isinstance(node, LiteralNode):
+        return json.dumps(node.value, ensure_ascii=False)
+    return f"/{class_regex(node.rx)}/"
 
 
-def _class_member(written: str) -> str:
-    if re.match(r"\\[xuU]", written):
-        return f"\\x{{{ord(_chr(written)):x}}}"
-    return f"\\{written}" if written in _OPERATORS else written
+def _combined(node: ASTNode, parts: list[str]) -> str:
+    match node:
+        case RepetitionNode():
+            most = "" if node.max_times is None else node.max_times
+            return f"({parts[0]}){{{node.min_times},{most}}}"
+        case AlternativeNode():
+            return f"({' | '.join(parts)})"
+    return f"({' '.join(parts)})" if parts else '""'

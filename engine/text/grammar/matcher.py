@@ -22,6 +22,7 @@ class SequenceGrammar:
         """Begin at `start`, which is not changed; `num_ids` is that of its `Vocabulary`."""
         self.matcher = start.deep_copy()
         self.num_ids = num_ids
+        self.fault: Exception | None = None  # of the masks, raised with the next token
 
     def take(self, token_id: int) -> bool:
         """Go on with an output token; return whether nothing may follow it.
@@ -29,7 +30,10 @@ class SequenceGrammar:
         Raises:
             RequestError: the grammar does not allow it, because nothing that it allows could be
                 chosen, or a limit was reached.
+            Exception: the mask could not be computed.
         """
+        if self.fault is not None:
+            raise self.fault
         if self.matcher.is_error():
             raise _cannot_follow(described(self.matcher.get_error()))
         if not self.matcher.consume_token(token_id):
@@ -63,8 +67,17 @@ class MaskFiller:
         """Return int32 [N, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows token i.
 
         N is at least 1. No bit is set for a sequence that no token may follow, which can also mean
-        that a limit was reached.
+        that a limit was reached. Never raises: a fault is that of its sequence alone.
         """
+        try:
+            return self._fill(grammars)
+        except Exception as error:
+            if len(grammars) > 1:
+                return np.concatenate([self.fill([grammar]) for grammar in grammars])
+            grammars[0].fault = error
+            return np.zeros((1, -(-self._vocab_size // _WORD_BITS)), dtype=np.int32)
+
+    def _fill(self, grammars: Sequence[SequenceGrammar]) -> NDArray[np.int32]:
         num_words = -(-grammars[0].num_ids // _WORD_BITS)
         masks = np.zeros((len(grammars), num_words), dtype=np.int32)
         jobs = [(grammar.matcher, row) for row, grammar in enumerate(grammars)]

@@ -15,13 +15,14 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from typing import NoReturn
 
 import numpy as np
 import psutil
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.text.grammar.compose import llguidance_text
+from engine.text.grammar.compose import llguidance_texts
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 
@@ -61,9 +62,7 @@ def _answer(
 ) -> None:
     try:
         spec = GrammarSpec.model_validate_json(line)
-        text = llguidance_text(spec, special)
-        _walk(LLMatcher(tokenizer, text, log_level=0, limits=LIMITS), vocabulary)
-        reply = {"text": text}
+        reply = {"text": _usable(llguidance_texts(spec, special), vocabulary, tokenizer)}
     except GrammarTextError as error:
         reply = {"error": str(error)}
     except (MemoryError, RecursionError):
@@ -71,6 +70,19 @@ def _answer(
     except Exception as error:  # without an answer the parent would wait in vain
         reply = {"error": f"cannot be compiled: {error}"}
     print(json.dumps(reply), flush=True)
+
+
+def _usable(texts: Iterable[str], vocabulary: Vocabulary, tokenizer: LLTokenizer) -> str:
+    """Return the first of `texts` that can be followed; raises as `_walk` for the last."""
+    refusal = GrammarTextError("is missing")
+    for text in texts:
+        try:
+            _walk(LLMatcher(tokenizer, text, log_level=0, limits=LIMITS), vocabulary)
+        except GrammarTextError as error:
+            refusal = error
+        else:
+            return text
+    raise refusal
 
 
 def _walk(matcher: LLMatcher, vocabulary: Vocabulary) -> None:

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from engine.errors import RequestError, UnsupportedError
 from engine.text.grammar.compiler import GrammarCompiler
-from engine.text.grammar.compose import llguidance_text
+from engine.text.grammar.compose import llguidance_texts
 from engine.text.grammar.matcher import MaskFiller, SequenceGrammar
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
@@ -23,7 +23,7 @@ ANYTHING = GrammarSpec(kind="regex", text="(?s:.*)")
 
 def _started(vocabulary: Vocabulary, asked: GrammarSpec) -> SequenceGrammar:
     tokenizer = vocabulary.ll_tokenizer()
-    text = llguidance_text(asked, vocabulary.special_tokens(tokenizer))
+    text = next(llguidance_texts(asked, vocabulary.special_tokens(tokenizer)))
     return SequenceGrammar(LLMatcher(tokenizer, text, log_level=0), vocabulary.num_ids)
 
 
@@ -95,6 +95,22 @@ def test_masks_of_many_are_those_of_each(
     together = filler.fill(grammars)
     alone = [filler.fill([grammar])[0] for grammar in grammars]
     np.testing.assert_array_equal(together, alone)
+
+
+def test_a_fault_of_a_mask_is_that_of_its_sequence(
+    compiler: GrammarCompiler, vocabulary: Vocabulary, demo: Tokenizer
+) -> None:
+    start = compiler.compile(spec(regex="[a-z]+")).result()
+    good, broken = (SequenceGrammar(start, vocabulary.num_ids) for _ in range(2))
+    broken.matcher = None  # type: ignore[assignment]
+    filler = MaskFiller(vocabulary.size)
+    masks = filler.fill([good, broken, good])
+    np.testing.assert_array_equal(masks[[0, 2]], filler.fill([good, good]))
+    assert not masks[1].any()
+    token_id = demo.encode("a", add_special_tokens=False)[-1]
+    assert not good.take(token_id)
+    with pytest.raises(TypeError):
+        broken.take(token_id)
 
 
 def test_the_end_and_what_the_grammar_does_not_allow(
@@ -199,7 +215,7 @@ def test_structural_tags(
 )
 def test_wrong_structural_tags(tags: dict[str, Any], fault: str) -> None:
     with pytest.raises(GrammarTextError, match=fault):
-        llguidance_text(GrammarSpec(kind="structural_tag", text=json.dumps(tags)), {})
+        next(llguidance_texts(GrammarSpec(kind="structural_tag", text=json.dumps(tags)), {}))
 
 
 @pytest.mark.parametrize("choices", [[], [""]])
