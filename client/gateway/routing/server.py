@@ -9,7 +9,7 @@ from client.gateway.routing.breaker import CircuitBreaker
 from client.gateway.routing.prefixes import PrefixTree
 from client.protocol import Health
 
-TREE_BLOCKS = 2**16  # 16 MiB of prompts, in a few MiB of memory
+TREE_BLOCKS = 2**16  # 16 MiB of prompts, in 8 MiB of memory
 HEALTH_TIMEOUT_S = 2.0
 
 

@@ -32,7 +32,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
         super().connection_made(transport)
-        self._close_in(self.HEAD_TIMEOUT_S, "408 Request Timeout")
+        self._close_in(self.HEAD_TIMEOUT_S)  # without a word: browsers connect ahead of need
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""

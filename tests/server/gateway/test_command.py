@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -50,6 +51,12 @@ def test_a_command_of_the_readme(server: TritonServer, example: Example, tmp_pat
             assert eventually(lambda: process.poll() is not None or answers(address), 60)
             with OpenAI(base_url=f"http://{address}/v1", api_key="alice's key") as client:
                 assert [model.id for model in client.models.list()] == ["one", "two"]
+                asked = json.dumps({"prompt": "One two"}).encode()
+                key = {"content_type": "application/json", "x_api_key": "alice's key"}
+                status, found, _ = call(address, "/tokenize", asked, **key)
+                assert (status, found["count"]) == (200, len(found["tokens"]))
+                asked = json.dumps({"tokens": found["tokens"]}).encode()
+                assert call(address, "/detokenize", asked, **key)[1] == {"prompt": "One two"}
                 stream = client.completions.create(
                     model="one", prompt="a", max_tokens=400, stream=True
                 )

@@ -115,7 +115,12 @@ class TestHead:
         peer.sendall(b"GET /" + b"x" * MAX_HEAD_BYTES + b" HTTP/1.1\r\nHost: a\r\n\r\n")
         assert _answer(peer).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
 
-    @pytest.mark.parametrize("begun", [b"", b"G", HEAD], ids=["silent", "letter", "half"])
+    def test_a_connection_without_one_ends_in_silence(self, peer: socket.socket) -> None:
+        started = time.monotonic()
+        assert _answer(peer) == b""
+        assert time.monotonic() - started < 10 * QUICK_S
+
+    @pytest.mark.parametrize("begun", [b"G", HEAD], ids=["letter", "half"])
     def test_a_slow_one_ends(self, peer: socket.socket, begun: bytes) -> None:
         started = time.monotonic()
         peer.sendall(begun)
