@@ -8,7 +8,7 @@ State = Literal["closed", "open", "half_open"]
 
 FAILURES = 3
 FIRST_PAUSE_S = 1.0
-MAX_PAUSE_S = 8.0
+MAX_PAUSE_S = 4.0
 
 
 class CircuitBreaker:

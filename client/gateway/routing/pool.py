@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -156,7 +156,7 @@ class ServerPool(Collector):
             labels=["server"],
         )
         for server in self._servers:
-            up.add_metric([server.url], server.breaker.state == "closed")
+            up.add_metric([server.url], server.is_well)
             load.add_metric([server.url], server.load)
         yield from (up, load)
 
@@ -191,7 +191,8 @@ class ServerPool(Collector):
         ask: Callable[[AsyncTridentClient], AsyncGenerator[T, None]],
     ) -> AsyncGenerator[T, None]:
         """Yield what a server answers to a prompt with these blocks, or the next if it cannot."""
-        left = set(self._servers)
+        # If none is well, they are tried all the same: checks may be wrong, requests tell why.
+        left = [each for each in self._servers if each.is_well] or list(self._servers)
         while True:
             server = self._choose(left, blocks)
             left.remove(server)
@@ -206,20 +207,13 @@ class ServerPool(Collector):
                             yield answer
                 return
             except UnavailableError:
-                if has_begun or not any(each.breaker.state == "closed" for each in left):
+                if has_begun or not left:
                     raise
 
-    def _choose(self, servers: Collection[Server], blocks: Sequence[int]) -> Server:
-        """Return the server for a prompt, and remember that it got it.
-
-        Raises:
-            UnavailableError: none of them takes requests.
-        """
-        up = [each for each in self._servers if each in servers and each.breaker.state == "closed"]
-        if not up:
-            raise UnavailableError("no server takes requests now; try again in some seconds")
-        candidates = [Candidate(each.load, each.tree.match(blocks)) for each in up]
-        server = up[self._balance.choose(candidates, len(blocks), self._chance)]
+    def _choose(self, servers: Sequence[Server], blocks: Sequence[int]) -> Server:
+        """Return the server for a prompt, and remember that it got it."""
+        candidates = [Candidate(each.load, each.tree.match(blocks)) for each in servers]
+        server = servers[self._balance.choose(candidates, len(blocks), self._chance)]
         server.tree.add(blocks)
         return server
 

@@ -29,6 +29,11 @@ class Server:
         """Requests that the server has, as far as is known here."""
         return self.in_flight + self._of_others
 
+    @property
+    def is_well(self) -> bool:
+        """Whether it answered when it was last asked."""
+        return self.breaker.state == "closed"
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request as in flight, and how it ends."""
@@ -39,7 +44,7 @@ class Server:
             raise  # it is well, and has much to do
         except UnavailableError as error:
             self.breaker.failed()
-            if self.breaker.state != "closed":
+            if not self.is_well:
                 self.tree.clear()  # what comes back has an empty cache
             raise self._told(error) from None
         finally:
@@ -64,10 +69,11 @@ class Server:
         except TridentClientError:
             self.breaker.failed()  # no answer in time: it may only be busy
         else:
-            self._heard(health, in_flight)
+            own = max(in_flight, self.in_flight)  # it may have had those before or those after
+            self._of_others = max(health.num_in_flight - own, 0)
+            self._heard(health)
 
-    def _heard(self, health: Health, in_flight: int) -> None:
-        self._of_others = max(health.num_in_flight - in_flight, 0)
+    def _heard(self, health: Health) -> None:
         if health.is_ready:
             self.breaker.succeeded()
         else:

@@ -86,4 +86,4 @@ def test_the_pauses_grow_while_trials_fail() -> None:
         while breaker.state == "open":
             now += 0.25
         pauses.append(now - begun)
-    assert pauses == [1, 2, 4, 8, 8, 8]
+    assert pauses == [1, 2, 4, 4, 4, 4]

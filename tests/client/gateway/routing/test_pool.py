@@ -160,19 +160,21 @@ class TestBreaker:
 
         _run([lost.url, well.url], body)
 
-    def test_without_any_server_requests_fail_at_once(
+    def test_if_all_are_lost_they_are_tried_all_the_same(
         self, servers: tuple[FakeTriton, FakeTriton]
     ) -> None:
         for server in servers:
             server.health = '{"state": "dead"}'
+            server.first = [Answer(error_message=GONE)]
 
         async def body(pool: ServerPool) -> None:
             await asyncio.sleep(0.3)
-            with pytest.raises(UnavailableError, match="no server takes requests"):
+            with pytest.raises(UnavailableError, match="the engine process has died"):
                 await _text(pool)
+            assert _counts(servers) == [1, 1]
+            assert await _text(pool) == "Hello world"
 
         _run([server.url for server in servers], body)
-        assert _counts(servers) == [0, 0]
 
 
 class TestChoice:
