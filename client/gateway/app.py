@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from client.gateway.errors import HANDLERS
 from client.gateway.gateway import Gateway
 from client.gateway.middleware import RequestLog
-from client.gateway.routes import chat, completions, models, operation, tokens
+from client.gateway.routes import chat, completions, models, operation, page, tokens
 from client.gateway.security.access import Access
 from client.gateway.security.body_limits import BodyLimits
 from client.gateway.settings import GatewaySettings
@@ -52,6 +52,6 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             allow_headers=["*"],
         )
     app.add_middleware(RequestLog, metrics=gateway.metrics)
-    for routes in (completions, chat, tokens, models, operation):
+    for routes in (completions, chat, tokens, models, operation, page):
         app.include_router(routes.router)
     return app

@@ -1,0 +1,146 @@
+"""The page in a real browser: chat, stop, tool calls, key, dashboard."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from client import TridentClient
+from engine.launch.server import TritonServer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)"),
+]
+
+# Where Chromium runs as root, as in a container, it has no sandbox.
+_ARGUMENTS = ["--no-sandbox"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, gateway: str) -> Iterator[Page]:
+    """The page, on which no error happens and which asks nobody but the gateway."""
+    page = browser.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text))  # a breach of the policy, say
+    asked: set[str] = set()
+    page.on("request", lambda request: asked.add(request.url))
+    page.goto(f"http://{gateway}/")
+    expect(page.locator("#state")).to_have_text("ready")
+    yield page
+    page.close()
+    assert not [fault for fault in faults if "server responded with a status of 400" not in fault]
+    assert all(url.startswith(f"http://{gateway}/") for url in asked)
+
+
+def say(page: Page, text: str) -> None:
+    page.fill("#prompt", text)
+    page.keyboard.press("Enter")
+
+
+def set_parameters(page: Page, **values: str) -> None:
+    page.locator("#parameters > summary").click()
+    for name, value in values.items():
+        page.fill(f"#parameters [name={name}]", value)
+
+
+def test_answers_a_chat_with_the_parameters(page: Page, server: TritonServer) -> None:
+    set_parameters(page, temperature="0", max_completion_tokens="8", system="Be short.")
+    history: list[Any] = [{"role": "system", "content": "Be short."}]
+    with TridentClient(server.grpc_url) as client:
+        for place, text in enumerate(("One two", "three")):
+            say(page, text)
+            history.append({"role": "user", "content": text})
+            expected = client.generate(messages=history, temperature=0, max_tokens=8)
+            history.append({"role": "assistant", "content": expected.text})
+            article = page.locator("article.assistant").nth(place)
+            figures = article.locator(".figures")
+            expect(figures).to_have_text(
+                re.compile(
+                    r"first token after \d+ ms, [\d.]+ tokens/s, "
+                    rf"{expected.num_input_tokens} \+ {expected.num_output_tokens} tokens"
+                )
+            )
+            assert article.locator(".text").last.text_content() == expected.text
+    page.click("#clear")
+    expect(page.locator("article")).to_have_count(0)
+
+
+def test_escape_stops_an_answer(page: Page, server: TritonServer) -> None:
+    set_parameters(page, temperature="1")
+    say(page, "Tell me everything")
+    expect(page.locator(".figures")).to_contain_text("first token after")
+    page.keyboard.press("Escape")
+    expect(page.locator(".figures")).to_contain_text("stopped")
+    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator("#send")).to_be_enabled()
+
+
+def test_shows_the_servers_errors_and_goes_on(page: Page) -> None:
+    set_parameters(page, tools="[{")
+    say(page, "Hello")
+    expect(page.locator(".error")).to_contain_text("Tools: not valid JSON")
+    page.fill("[name=tools]", "")
+    page.fill("[name=max_completion_tokens]", "100000000")
+    say(page, "Hello")
+    expect(page.locator(".error").last).to_contain_text("max_completion_tokens")
+    page.fill("[name=max_completion_tokens]", "2")
+    say(page, "Hello")
+    expect(page.locator(".figures").last).to_contain_text("tokens/s")
+
+
+def test_works_by_keyboard(page: Page) -> None:
+    page.focus("#chat-tab")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#dashboard")).to_be_visible()
+    expect(page.locator("#chat")).to_be_hidden()
+    expect(page.locator("#dashboard-tab")).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#chat")).to_be_visible()
+
+
+def test_the_dashboard_shows_the_servers_metrics(page: Page, server: TritonServer) -> None:
+    page.click("#dashboard-tab")
+    tiles = page.locator(".tile output")
+    expect(tiles.first).to_have_text("0")
+    with TridentClient(server.grpc_url) as client:
+        client.generate("One two three", max_tokens=64, ignore_eos=True)
+    expect(page.locator("#latency tbody tr").first).to_contain_text("ms")
+    expect(tiles).to_have_count(6)
+
+
+def test_quantiles_are_interpolated(page: Page) -> None:
+    found = page.evaluate(
+        """async () => {
+            const { parse, quantile } = await import("/page/prometheus.js");
+            const text = (a, b, c) => `# TYPE x counter
+x_bucket{m="1",le="1"} ${a}
+x_bucket{m="2",le="1"} 0
+x_bucket{m="1",le="2.5"} ${b}
+x_bucket{m="1",le="+Inf"} ${c}
+x_sum{m="1"} 3`;
+            const [before, after] = [text(1, 1, 1), text(5, 9, 11)].map(
+                (reading) => parse(reading).buckets.get("x_bucket"));
+            const at = (q) => quantile(q, after, before);
+            const sum = parse(text(0, 0, 0)).values.get("x_sum");
+            return [at(0.2), at(0.4), at(0.6), at(0.99), sum, quantile(0.5, after, after)];
+        }"""
+    )
+    # Of 10 observations 4 are below 1, and 4 more below 2.5.
+    assert found == [pytest.approx(0.5), 1, pytest.approx(1.75), 2.5, 3, None]
