@@ -58,6 +58,7 @@ def announce(
     if gateway is not None:
         names = ", ".join(f'"{name}"' for name in model_names(server))
         line(f"  {'OpenAI':<8} http://{gateway.url}/v1  [dim](model {escape(names)})[/]")
+        line(f"  {'browser':<8} http://{gateway.url}/  [dim](chat, dashboard)[/]")
     line(f"  {'log':<8} {server.log_path}")
     line()
     for text in _security(server, gateway):

@@ -14,6 +14,8 @@ from client.gateway.metrics import GatewayMetrics
 
 log = logging.getLogger("trident.gateway")
 
+# Asked again and again, by probes, Prometheus and the page: logged when they fail.
+_POLLED = ("/health", "/health/ready", "/metrics")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -50,7 +52,9 @@ class RequestLog:
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.ended(route, status, seconds)
-            log.info("%s %s %d %.3f s id=%s", scope["method"], route, status, seconds, request_id)
+            level = logging.DEBUG if route in _POLLED and status == 200 else logging.INFO
+            line = "%s %s %d %.3f s id=%s"
+            log.log(level, line, scope["method"], route, status, seconds, request_id)
 
 
 def _request_id(scope: Scope) -> str:
