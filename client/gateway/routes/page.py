@@ -13,6 +13,7 @@ router = APIRouter(include_in_schema=False)
 
 _FILES = {path.name: path for path in (Path(__file__).parents[1] / "page").iterdir()}
 _INDEX = "index.html"
+PATHS = frozenset({"/", *(f"/page/{name}" for name in _FILES)})
 _HEADERS = {
     # Nothing but the files of this folder runs, and nothing is asked of another machine.
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",

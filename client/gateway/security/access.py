@@ -5,11 +5,13 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from client.gateway.errors import ApiError
+from client.gateway.routes import page
 from client.gateway.security.quotas import Quotas
 from client.gateway.security.tenants import Tenant
 
 # Probes of a cluster have no keys, and learn no more than whether the gateway and a server are up.
-OPEN_PATHS = frozenset({"/health", "/health/ready"})
+# The page itself asks its user for the key.
+OPEN_PATHS = frozenset({"/health", "/health/ready"}) | page.PATHS
 _READS = frozenset({"GET", "HEAD"})
 
 

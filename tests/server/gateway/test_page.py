@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from client import TridentClient
+from client.gateway.settings import GatewaySettings
 from engine.launch.server import TritonServer
+from tests.server.gateway.running import running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -113,6 +116,19 @@ def test_works_by_keyboard(page: Page) -> None:
     expect(page.locator("#dashboard-tab")).to_be_focused()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#chat")).to_be_visible()
+
+
+def test_asks_for_the_key(browser: Browser, server: TritonServer) -> None:
+    settings = GatewaySettings(triton_urls=(server.grpc_url,), api_keys=("a-key",))
+    with running(settings) as address, closing(browser.new_page()) as page:
+        page.goto(f"http://{address}/")
+        for key in ("wrong", "a-key"):
+            expect(page.locator("#key-dialog")).to_be_visible()
+            page.fill("#key", key)
+            page.keyboard.press("Enter")
+        expect(page.locator("#model")).to_have_value("ensemble")
+        say(page, "Hello")
+        expect(page.locator(".figures")).to_contain_text("first token after")
 
 
 def test_the_dashboard_shows_the_servers_metrics(page: Page, server: TritonServer) -> None:
