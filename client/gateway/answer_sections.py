@@ -15,6 +15,10 @@ class AnswerSections:
     def __init__(self) -> None:
         self._last = ""  # type of the section before
 
+    def finish_reason(self, chunk: Chunk) -> str | None:
+        """Return why the sequence ended."""
+        return chunk.finish_reason
+
     def delta(self, chunk: Chunk) -> Delta:
         """Return what the next chunk adds."""
         reasoning, content = "", ""

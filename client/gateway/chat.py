@@ -24,7 +24,12 @@ from client.gateway.schemas.responses import (
     ChatMessage,
     ChunkChoice,
     Delta,
+    Function,
+    ToolCall,
+    ToolCallDelta,
 )
+from client.gateway.tools.choice import tool_format
+from client.gateway.tools.stream import AnswerStream
 from client.protocol import Chunk
 
 
@@ -41,10 +46,13 @@ class ChatCall:
         self._body = body
         self._model = gateway.model_named(body.model)
         self._id = f"chatcmpl-{uuid4().hex}"
+        form = tool_format(body)
         self._generation = generation_of(body, self._id)
         self._created = int(time.time())
         self._usage = UsageCount()
-        self._answers = [AnswerSections() for _ in range(body.n or 1)]
+        self._answers = [
+            AnswerSections() if form is None else AnswerStream(form) for _ in range(body.n or 1)
+        ]
 
     async def answer(self) -> ChatCompletion:
         """Return the whole.
@@ -52,13 +60,16 @@ class ChatCall:
         Raises:
             ApiError: the server refuses it, or fails.
         """
-        choices = [ChatChoice(index, ChatMessage("")) for index in range(self._body.n or 1)]
+        choices = [ChatChoice(index, ChatMessage(None)) for index in range(self._body.n or 1)]
         of_prompt: Any = UNSET
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 _append(choices[chunk.index], self._choice(chunk))
                 if chunk.prompt_logprobs is not None:
                     of_prompt = prompt_logprobs(chunk.prompt_logprobs)
+        for choice in choices:
+            if choice.message.tool_calls is UNSET:
+                choice.message.content = choice.message.content or ""
         return ChatCompletion(
             self._id,
             self._created,
@@ -95,8 +106,9 @@ class ChatCall:
                 yield chunk
 
     def _choice(self, chunk: Chunk) -> ChunkChoice:
-        delta = self._answers[chunk.index].delta(chunk)
-        return ChunkChoice(chunk.index, delta, self._logprobs(chunk), chunk.finish_reason)
+        answer = self._answers[chunk.index]
+        delta, logprobs = answer.delta(chunk), self._logprobs(chunk)
+        return ChunkChoice(chunk.index, delta, logprobs, answer.finish_reason(chunk))
 
     def _logprobs(self, chunk: Chunk) -> ChatLogprobs | None:
         if not self._body.logprobs or chunk.logprobs is None:
@@ -115,9 +127,22 @@ def _append(choice: ChatChoice, piece: ChunkChoice) -> None:
     if delta.reasoning_content is not UNSET:
         before = "" if message.reasoning_content is UNSET else message.reasoning_content
         message.reasoning_content = message.reasoning = before + delta.reasoning_content
+    if delta.tool_calls is not UNSET:
+        _append_calls(message, delta.tool_calls)
     choice.finish_reason = piece.finish_reason
     if piece.logprobs is not None:
         if choice.logprobs is None:
             choice.logprobs = piece.logprobs
         else:
             choice.logprobs.content.extend(piece.logprobs.content)
+
+
+def _append_calls(message: ChatMessage, deltas: list[ToolCallDelta]) -> None:
+    calls = [] if message.tool_calls is UNSET else message.tool_calls
+    for delta in deltas:
+        if delta.id is not UNSET:
+            function = Function(delta.function.arguments, delta.function.name)
+            calls.append(ToolCall(delta.id, function))
+        else:
+            calls[delta.index].function.arguments += delta.function.arguments
+    message.tool_calls = calls

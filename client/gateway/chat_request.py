@@ -9,6 +9,7 @@ from client.gateway.errors import ApiError, unsupported
 from client.gateway.generation import Generation
 from client.gateway.schemas.chat import ChatRequest
 from client.gateway.schemas.tokens import TokenizeRequest
+from client.gateway.tools.choice import forcing_format
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 # Fields of answers that clients send back, and that say nothing if they are empty.
@@ -29,10 +30,14 @@ def generation_of(body: ChatRequest, request_id: str) -> Generation:
     )
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
+    if (forced := forcing_format(body)) is not None:
+        sampling["response_format"] = forced
     if body.logprobs:
         sampling["logprobs"] = body.top_logprobs or 0
     completion = body.max_completion_tokens is not None
     names = {"logprobs": "top_logprobs"}
+    if forced is not None:
+        names["response_format"] = "tools"
     return Generation(
         request_id,
         sampling,
@@ -97,13 +102,3 @@ def _check(body: ChatRequest) -> None:
             raise ApiError(
                 400, f"top_logprobs: must be 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs"
             )
-    _check_tools(body)
-
-
-def _check_tools(body: ChatRequest) -> None:
-    if body.tool_choice is not None and body.tools is None:
-        raise ApiError(400, "tool_choice: needs tools", param="tool_choice")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "only none and auto are supported")
-    if body.tools is not None and body.tool_choice != "none":
-        raise unsupported("tools", "not supported by this version of Trident")

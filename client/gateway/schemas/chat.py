@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from client.gateway.schemas.sampling import RequestFields
+from client.gateway.schemas.sampling import RequestFields, told_as
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | dict[str, Any],
+    told_as("must be none, auto, required or an object that names a function"),
+]
 
 
 class ChatRequest(RequestFields):
@@ -19,7 +24,7 @@ class ChatRequest(RequestFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     store: Literal[False] | None = None

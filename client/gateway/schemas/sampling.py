@@ -28,6 +28,13 @@ def told_as(text: str) -> WrapValidator:
 
 Words = Annotated[str | list[str], told_as("must be a string or a list of strings")]
 
+Schema = Annotated[
+    dict[str, Any] | str | bool, told_as("must be a JSON schema, as an object or as its text")
+]
+Processors = Annotated[
+    list[str | dict[str, Any]], told_as("must be a list of names, or of objects with name and args")
+]
+
 
 class StreamOptions(Fields):
     """What a stream has beside its pieces."""
@@ -63,7 +70,7 @@ class SamplingFields(Fields):
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
-    logits_processors: list[str | dict[str, Any]] | None = None
+    logits_processors: Processors | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
@@ -73,7 +80,7 @@ class SamplingFields(Fields):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | str | bool | None = None
+    guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None

@@ -163,7 +163,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "not supported by this model",
     ),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "the checkpoint's is used"),
-    ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
     (
         {"add_generation_prompt": True, "continue_final_message": True},
         "continue_final_message",

@@ -1,0 +1,1 @@
+"""Calls of tools: what models write, as pure functions of the whole text so far."""
