@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -50,9 +51,9 @@ class ChatCall:
         self._generation = generation_of(body, self._id)
         self._created = int(time.time())
         self._usage = UsageCount()
-        self._answers = [
-            AnswerSections() if form is None else AnswerStream(form) for _ in range(body.n or 1)
-        ]
+        self._answers = defaultdict[int, AnswerSections | AnswerStream](
+            lambda: AnswerSections() if form is None else AnswerStream(form)
+        )
 
     async def answer(self) -> ChatCompletion:
         """Return the whole.
@@ -60,21 +61,22 @@ class ChatCall:
         Raises:
             ApiError: the server refuses it, or fails.
         """
-        choices = [ChatChoice(index, ChatMessage(None)) for index in range(self._body.n or 1)]
+        choices: dict[int, ChatChoice] = {}
         of_prompt: Any = UNSET
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
-                _append(choices[chunk.index], self._choice(chunk))
+                choice = choices.setdefault(chunk.index, ChatChoice(chunk.index, ChatMessage(None)))
+                _append(choice, self._choice(chunk))
                 if chunk.prompt_logprobs is not None:
                     of_prompt = prompt_logprobs(chunk.prompt_logprobs)
-        for choice in choices:
+        for choice in choices.values():
             if choice.message.tool_calls is UNSET:
                 choice.message.content = choice.message.content or ""
         return ChatCompletion(
             self._id,
             self._created,
             self._model,
-            choices,
+            [choices[index] for index in sorted(choices)],
             self._usage.usage(),
             prompt_logprobs=of_prompt,
         )

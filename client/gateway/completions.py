@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -40,11 +41,10 @@ class CompletionCall:
         self._n = body.n or 1
         self._prompts = body.prompts()
         self._usage = UsageCount()
-        self._logprobs = [
-            CompletionLogprobsBuilder(as_ids=bool(body.return_tokens_as_token_ids))
-            for _ in range(len(self._prompts) * self._n)
-        ]
-        self._has_begun = [False] * len(self._logprobs)
+        self._logprobs = defaultdict[int, CompletionLogprobsBuilder](
+            lambda: CompletionLogprobsBuilder(as_ids=bool(body.return_tokens_as_token_ids))
+        )
+        self._begun = set[int]()
 
     async def answer(self) -> Completion:
         """Return the whole.
@@ -52,11 +52,12 @@ class CompletionCall:
         Raises:
             ApiError: the server refuses it, or fails.
         """
-        choices = [CompletionChoice("", index) for index in range(len(self._logprobs))]
+        choices: dict[int, CompletionChoice] = {}
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
-                _append(choices[piece.index], piece)
-        return self._completion(choices, usage=self._usage.usage())
+                _append(choices.setdefault(piece.index, CompletionChoice("", piece.index)), piece)
+        ordered = [choices[index] for index in sorted(choices)]
+        return self._completion(ordered, usage=self._usage.usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as events; errors as in `answer`."""
@@ -98,7 +99,8 @@ class CompletionCall:
 
     def _choice(self, number: int, chunk: Chunk) -> CompletionChoice:
         index = number * self._n + chunk.index
-        first, self._has_begun[index] = not self._has_begun[index], True
+        first = index not in self._begun
+        self._begun.add(index)
         body = self._body
         choice = CompletionChoice(
             chunk.text,

@@ -144,6 +144,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "only text parts are supported",
     ),
     ({"messages": [{"role": "banned", "content": "x"}]}, "messages", "No banned role"),
+    ({"n": 10**9}, "n", "n: "),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be 0 to 20"),
     ({"logprobs": 2}, "logprobs", "logprobs: "),

@@ -198,6 +198,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", "temperature: "),
     ({"temperature": "0.5"}, "temperature", "temperature: "),
     ({"n": 0}, "n", "n: "),
+    ({"n": 10**9}, "n", "n: "),
     ({"n": True}, "n", "n: "),
     ({"stop": [1]}, "stop", "stop: must be a string or a list of strings"),
     ({"suffix": "x"}, "suffix", "suffix: "),
