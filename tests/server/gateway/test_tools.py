@@ -61,7 +61,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     with (
         TritonServer(settings, ports=0, start_timeout_s=120) as server,
-        running(GatewaySettings(server.grpc_url)) as gateway,
+        running(GatewaySettings(triton_urls=(server.grpc_url,))) as gateway,
     ):
         yield gateway
 
