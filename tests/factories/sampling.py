@@ -72,15 +72,19 @@ def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[Sampled
     )
     sampler = Sampler(tables, logits.shape[1])
     slots = range(len(requests))
-    for slot, request in zip(slots, requests, strict=True):
-        admit(sampler, slot, request)
+    _admit(sampler, slots, requests)
     return run_plan(sampler, make_plan(sampler, slots, requests), logits, slots)
 
 
 def admit(sampler: Sampler, slot: int, request: Request) -> None:
     """Give `slot` to `request`."""
+    _admit(sampler, [slot], [request])
+
+
+def _admit(sampler: Sampler, slots: Sequence[int], requests: Sequence[Request]) -> None:
     admissions = AdmissionsBuilder()
-    admissions.add(request, slot, 0)
+    for slot, request in zip(slots, requests, strict=True):
+        admissions.add(request, slot, 0)
     writes = SlotWrites(sampler._tables)
     write_admissions(admissions.build(), writes, sampler._tables.allowed_tokens.shape[1])
     writes.apply()
