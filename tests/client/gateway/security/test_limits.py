@@ -30,7 +30,7 @@ async def _length(scope: Scope, receive: Receive, send: Send) -> None:
     message = await receive()
     assert not message["more_body"]
     if scope["path"] == "/slow":
-        await asyncio.sleep(3 * QUICK_S)
+        await asyncio.sleep(1.5 * QUICK_S)
     body = str(len(message["body"])).encode()
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
