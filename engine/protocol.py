@@ -269,7 +269,7 @@ class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     last: bool = False  # no other response of the request follows
     # Ask Triton whether the client cancelled: a round trip, so not with every response.
     check_cancelled: bool = False
-    sent_at: Seconds = 0.0  # of `time.monotonic()`
+    number: int = 0  # to be told to the engine stub when the message arrives; 0: nothing to tell
     skip_special_tokens: bool = True
     outputs: list[str] = []  # as in `ResponseOptions`
     error_code: str | None = None  # as in `engine.errors`

@@ -4,7 +4,8 @@ To the detokenizer it carries proof that a message comes from the engine stub, b
 may call the model `detokenizer` with bytes of its own. To the engine it carries cancellations: a
 cancel of an ensemble request reaches only the step that runs then, which is the detokenizer. And it
 carries failures: an error response of the detokenizer would end the ensemble's request while the
-engine still works on it, and Triton would never release such a request.
+engine still works on it, and Triton would never release such a request. And it tells which messages
+have arrived, so that the engine stub sends no more than the detokenizer takes.
 
 The engine stub listens on a datagram socket in the abstract namespace, so no file is left behind.
 Each message starts with the name of that socket, from which the detokenizer gets the key of the
@@ -34,8 +35,8 @@ _MAC_BYTES = 16
 _KEY_BYTES = 32
 _SIZE = struct.Struct("<Q")
 _HEADER_BYTES = _NAME_BYTES + 2 * _MAC_BYTES
-_NEWS = struct.Struct("<cQ")  # what it is about; the uid of a request, or microseconds
-_CANCELLED, _FAILED, _TRANSIT = b"c", b"f", b"t"
+_NEWS = struct.Struct("<cQ")  # what it is about; the uid of a request, or number of a message
+_CANCELLED, _FAILED, _ARRIVED = b"c", b"f", b"a"
 _NEWS_BYTES = 2048  # of one datagram, with the text of an error
 _KEY_REQUEST = b"key?"
 _KEY_TIMEOUT_S = 5.0
@@ -52,21 +53,21 @@ class EngineEnd:
     """The engine stub's end: seals messages, and hears of requests that end in the detokenizer.
 
     `on_cancel` is called with the uid of each request whose client has gone, `on_failure` with that
-    of each that the detokenizer cannot answer and why, `on_transit` with the seconds that messages
-    take to get there; all in a thread of the link's own.
+    of each that the detokenizer cannot answer and why, `on_arrival` with the numbers of messages
+    that have got there; all in a thread of the link's own.
     """
 
     def __init__(
         self,
         on_cancel: Callable[[int], None],
         on_failure: Callable[[int, str], None],
-        on_transit: Callable[[float], None],
+        on_arrival: Callable[[int], None],
     ) -> None:
         self._name = secrets.token_bytes(_NAME_BYTES)
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._on_cancel = on_cancel
         self._on_failure = on_failure
-        self._on_transit = on_transit
+        self._on_arrival = on_arrival
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(_address(self._name))
@@ -100,8 +101,8 @@ class EngineEnd:
                     self._on_cancel(number)
                 elif what == _FAILED:
                     self._on_failure(number, data[_NEWS.size :].decode("utf-8", "replace"))
-                elif what == _TRANSIT:
-                    self._on_transit(number / 1e6)
+                elif what == _ARRIVED:
+                    self._on_arrival(number)
 
 
 class DetokenizerEnd:
@@ -141,9 +142,9 @@ class DetokenizerEnd:
         text = error.encode("utf-8", "replace")[: _NEWS_BYTES - _NEWS.size]
         self._tell(message, _FAILED, uid, text)
 
-    def tell_transit(self, message: memoryview, seconds: float) -> None:
-        """Tell it how long messages take from it to here."""
-        self._tell(message, _TRANSIT, round(seconds * 1e6))
+    def tell_arrival(self, message: memoryview, number: int) -> None:
+        """Tell it that its message of this number is here."""
+        self._tell(message, _ARRIVED, number)
 
     def close(self) -> None:
         """Close the socket."""

@@ -12,7 +12,7 @@ The way of a token out, from the engine's loop to Triton's response sender:
 4. engine stub, a sender thread: when the next response of a stream is due (`pace`), it takes the
    stream from the `TurnQueue`, with others that are due; `RequestStream.deliver` makes one response
    of all that the stream holds; `EnsembleSink.send` or `ClientSink.send` encodes it and calls
-   Triton's `sender.send`.
+   Triton's `sender.send`. `window` bounds how many responses are on their way to the detokenizer.
 
 An error takes the same way as the outputs, so that it never overtakes them. When the last response
 has been sent, the sender thread calls `EngineClient` once more, which logs how the request ended.

@@ -29,7 +29,6 @@ from engine.protocol import (
 from engine.service.channel import ChannelError
 from engine.service.stub.admission import Admission
 from engine.service.stub.engine_process import MODULE, Death
-from engine.service.stub.pace import Pace
 from engine.service.stub.request_log import log_end
 from engine.service.stub.senders import Senders
 from engine.service.stub.stream import NewRequest, RequestStream, ResponseSink, chunks_of
@@ -112,11 +111,6 @@ class EngineClient:
     def process_id(self) -> int:
         """Process id of the engine process."""
         return self._supervisor.process_id
-
-    @property
-    def pace(self) -> Pace:
-        """How often streams are answered."""
-        return self._senders.pace
 
     @property
     def num_in_flight(self) -> int:

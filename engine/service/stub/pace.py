@@ -11,25 +11,17 @@ from dataclasses import dataclass
 import psutil
 
 # Share of the cores that responses may take. They begin with the least, which they have even where
-# the engine could use every core, and get more while cores are idle.
-_LEAST_SHARE, _MOST_SHARE = 0.25, 0.75
-_IDLE, _BUSY = 0.15, 0.05  # idle share of the cores above which they get more, and below which less
-_STEP = 1.25
+# the engine could use every core, and get what is idle but for a rest.
+_LEAST_SHARE, _MOST_SHARE = 0.25, 0.9
+_REST = 0.1
 
-_SHARE_OF_ONE = 0.8  # of one core: what the busiest stub, a single thread of Python, may take
 _LEAST_INTERVAL_S = 0.004  # of one stream: 250 responses per second look as smooth as more
 _MOST_INTERVAL_S = 1.0  # a reader takes a longer pause for a fault
-_MEASURING_S = 1.0
+_MEASURING_S = 0.5
 _LEAST_RESPONSES = 100  # that a measurement needs: below, the processes' other work counts
 _GUESS_S = 0.5e-3  # cost of a response before it has been measured
 _SMOOTHING = 0.5  # weight of the newest measurement
 _BOUNDS_S = (0.05e-3, 5e-3)
-
-# From the stub to the detokenizer. Longer, and messages wait in a queue of Triton's without limit:
-# the stages are slower than measured, or other programs use the cores.
-_MOST_TRANSIT_S = 0.02
-_SLOWER, _FASTER = 0.85, 1.1
-_LEAST_THROTTLE = 0.1
 
 
 @dataclass(frozen=True)
@@ -71,11 +63,9 @@ class Pace:
     """The interval between two responses of a stream, when many streams share the stages.
 
     What the engine produces meanwhile goes into one response: under load a response carries more
-    tokens, and no queue grows behind it. Responses get the cores that are idle beside the engine,
-    and a quarter of them where none is; less while messages wait before the detokenizer. A token
-    waits for one interval at most: 1 s, or longer where there are more streams than the busiest
-    stub, on one core, answers in that time.
-    Thread-safe.
+    tokens. Responses get the cores that are idle beside the engine, and a quarter of them where
+    none is. A token waits for 1 s at most, then for the turn of its stream: `Window` bounds how
+    many responses are under way. Thread-safe.
     """
 
     def __init__(
@@ -87,7 +77,6 @@ class Pace:
     ) -> None:
         """Measure the cost of responses from the CPU `times`."""
         self._share = _LEAST_SHARE
-        self._throttle = 1.0
         self._times = times
         self._num_cores = num_cores
         self._clock = clock
@@ -95,8 +84,7 @@ class Pace:
         self._num_responses = 0  # since the measurement began
         self._began = clock()
         self._before = StageTimes(0.0, {}, 0.0)
-        # Seconds per response, of all processes together and of the busiest stub.
-        self._cost, self._stub_cost = _GUESS_S, _GUESS_S / 2
+        self._cost = _GUESS_S  # of a response, in all processes together
 
     def count_response(self) -> None:
         """Count a response that has been sent, and measure once in a while."""
@@ -111,38 +99,23 @@ class Pace:
             if num_responses >= _LEAST_RESPONSES:
                 self._learn(before, self._before, num_responses, seconds)
 
-    def on_transit(self, least_s: float) -> None:
-        """Take the least time that a message took to the detokenizer, over the last moments."""
-        if least_s > _MOST_TRANSIT_S:
-            self._throttle = max(self._throttle * _SLOWER, _LEAST_THROTTLE)
-        else:
-            self._throttle = min(self._throttle * _FASTER, 1.0)
-
     def interval_s(self, num_streams: int) -> float:
         """Return the seconds between two responses of each of `num_streams`."""
-        wanted = num_streams * self._cost / (self._throttle * self._share * self._num_cores)
-        needed = num_streams * self._stub_cost / _SHARE_OF_ONE
-        return max(_LEAST_INTERVAL_S, needed, min(wanted, _MOST_INTERVAL_S))
+        interval_s = num_streams * self._cost / (self._share * self._num_cores)
+        return min(max(interval_s, _LEAST_INTERVAL_S), _MOST_INTERVAL_S)
 
     def _learn(
         self, before: StageTimes, after: StageTimes, num_responses: int, seconds: float
     ) -> None:
         if before.stubs.keys() != after.stubs.keys() or not after.stubs:
             return
-        stubs = [after.stubs[pid] - before.stubs[pid] for pid in after.stubs]
-        total = after.server - before.server + sum(stubs)
-        self._cost = _smoothed(self._cost, total / num_responses)
-        self._stub_cost = _smoothed(self._stub_cost, max(stubs) / num_responses)
+        used = after.server - before.server
+        used += sum(after.stubs.values()) - sum(before.stubs.values())
+        low, high = _BOUNDS_S
+        cost = min(max(used / num_responses, low), high)
+        self._cost = (1 - _SMOOTHING) * self._cost + _SMOOTHING * cost
         idle = (after.idle - before.idle) / (seconds * self._num_cores)
-        if idle > _IDLE:
-            self._share = min(_STEP * self._share, _MOST_SHARE)
-        elif idle < _BUSY:
-            self._share = max(self._share / _STEP, _LEAST_SHARE)
-
-
-def _smoothed(old: float, new: float) -> float:
-    low, high = _BOUNDS_S
-    return (1 - _SMOOTHING) * old + _SMOOTHING * min(max(new, low), high)
+        self._share = min(max(self._share + idle - _REST, _LEAST_SHARE), _MOST_SHARE)
 
 
 def _seconds(process: psutil.Process) -> float:

@@ -26,6 +26,7 @@ from engine.service.stub.metrics import EngineMetrics
 from engine.service.stub.request_log import log_refusal
 from engine.service.stub.sinks import ClientSink, EnsembleSink, send_error, send_response
 from engine.service.stub.stream import ResponseSink
+from engine.service.stub.window import Window
 from engine.service.tensors import InputReader, Tensors
 from engine.service.triton import Stage, input_tensors, request_id, request_parameters
 
@@ -41,7 +42,8 @@ class Responder:
         )
         self._client = EngineClient(config, self._metrics, stage.log.info)
         self._metrics.describe_cache(self._client.ready)
-        self._link = EngineEnd(self._client.abort, self._client.fail, self._client.pace.on_transit)
+        self._window = Window()
+        self._link = EngineEnd(self._client.abort, self._client.fail, self._window.arrived)
         self._poller = CancelPoller(self._client.abort)
 
     @property
@@ -153,5 +155,6 @@ class Responder:
             msgspec.structs.replace(template, outputs=options.outputs),
             tensors_of,
             self._link.seal,
+            self._window,
             lambda: self._client.num_in_flight,
         )

@@ -18,6 +18,7 @@ from engine.errors import RequestCancelledError, TridentError
 from engine.limits import shown
 from engine.protocol import Chunk, DetokenizerInput
 from engine.service.outputs import Array
+from engine.service.stub.window import Window
 from engine.service.triton import FINAL, Stage, send
 
 TensorsOf = Callable[[list[Chunk]], dict[str, Array]]
@@ -43,6 +44,7 @@ class EnsembleSink:
         template: DetokenizerInput,
         tensors_of: TensorsOf,
         seal: Callable[[bytes], bytes],
+        window: Window,
         num_in_flight: Callable[[], int],
     ) -> None:
         """Answer through `sender`.
@@ -51,6 +53,7 @@ class EnsembleSink:
             template: what all messages share.
             tensors_of: makes the outputs that the ensemble gets from the engine itself.
             seal: see `engine.service.link`.
+            window: of the messages of all requests.
             num_in_flight: how many requests there are.
         """
         self._stage = stage
@@ -58,6 +61,7 @@ class EnsembleSink:
         self._template = template
         self._tensors_of = tensors_of
         self._seal = seal
+        self._window = window
         self._num_in_flight = num_in_flight
         self._next_check = -math.inf
 
@@ -68,7 +72,11 @@ class EnsembleSink:
         if check:
             self._next_check = now + self._check_interval_s()
         message = structs.replace(
-            self._template, chunks=chunks, last=last, check_cancelled=check, sent_at=now
+            self._template,
+            chunks=chunks,
+            last=last,
+            check_cancelled=check,
+            number=self._window.enter(),
         )
         self._send(message, self._tensors_of(chunks))
 
@@ -81,7 +89,7 @@ class EnsembleSink:
         error_alone = structs.replace(
             self._template,
             last=True,
-            sent_at=time.monotonic(),
+            number=self._window.enter(),
             error_code=error.code,
             error_text=text,
         )

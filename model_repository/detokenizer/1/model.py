@@ -3,7 +3,6 @@
 # ruff: noqa: E402 (imports of ours need the path first)
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from engine.errors import error_of
 from engine.service.link import DetokenizerEnd
 from engine.service.outputs import strings
 from engine.service.stages.postprocessor import Postprocessor, decode_message
-from engine.service.stages.transit import TransitMeter
 from engine.service.triton import Stage, input_tensors
 
 
@@ -27,7 +25,6 @@ class TritonPythonModel:
         self._stage = Stage(args)
         self._postprocess = self._stage.start(Postprocessor.from_config)
         self._link = DetokenizerEnd()
-        self._transit = TransitMeter()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request with text."""
@@ -41,9 +38,8 @@ class TritonPythonModel:
         try:
             data = memoryview(input_tensors(request)["detokenizer_input"].reshape(-1))
             message = decode_message(data, self._link)
-            transit_s = self._transit.add(message.sent_at, time.monotonic())
-            if transit_s is not None:
-                self._link.tell_transit(data, transit_s)
+            if message.number:
+                self._link.tell_arrival(data, message.number)
             if message.check_cancelled and request.is_cancelled():
                 self._link.cancel(data, message.uid)
             if message.error_code is not None:

@@ -14,7 +14,7 @@ from engine.service.link import DetokenizerEnd, EngineEnd, ForgedMessageError
 
 NAME = slice(0, 8)
 
-Heard = queue.Queue[int | float | tuple[int, str]]
+Heard = queue.Queue[int | tuple[int, str]]
 
 
 @pytest.fixture
@@ -37,9 +37,7 @@ def detokenizer() -> Iterator[DetokenizerEnd]:
 
 
 def listen(heard: Heard) -> EngineEnd:
-    return EngineEnd(
-        heard.put, lambda uid, error: heard.put((uid, error)), lambda seconds: heard.put(seconds)
-    )
+    return EngineEnd(heard.put, lambda uid, error: heard.put((uid, error)), heard.put)
 
 
 def deaf() -> EngineEnd:
@@ -148,11 +146,11 @@ def test_a_failure_reaches_it_with_the_beginning_of_its_text(
     assert text == error.replace("\ud800", "?") or (len(text) > 1000 and text[:-1] in error)
 
 
-def test_the_time_that_messages_take_reaches_it(
+def test_the_number_of_a_message_that_has_arrived_reaches_it(
     engine: EngineEnd, detokenizer: DetokenizerEnd, heard: Heard
 ) -> None:
-    detokenizer.tell_transit(memoryview(engine.seal(b"x")), 0.0125)
-    assert heard.get(timeout=5) == 0.0125
+    detokenizer.tell_arrival(memoryview(engine.seal(b"x")), 2**63)
+    assert heard.get(timeout=5) == 2**63
 
 
 def test_other_datagrams_are_ignored(

@@ -179,7 +179,7 @@ def test_without_text_the_tokens_come_flat() -> None:
 
 @pytest.fixture
 def engine() -> Iterator[EngineEnd]:
-    end = EngineEnd(lambda uid: None, lambda uid, error: None, lambda seconds: None)
+    end = EngineEnd(lambda uid: None, lambda uid, error: None, lambda number: None)
     yield end
     end.close()
 

@@ -60,19 +60,20 @@ def test_what_responses_cost_sets_the_interval(machine: Machine) -> None:
 
 
 def test_responses_take_what_is_idle_and_give_it_back(machine: Machine) -> None:
-    machine.run(12, idle=0.5)  # 1.5 cores
-    assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / 1.5, rel=0.01)
+    machine.run(12)
+    machine.run(2, idle=0.2)  # four measurements, each of a tenth of both cores to spare
+    assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / (0.65 * 2), rel=0.02)
     machine.run(5, idle=0.1)  # neither idle nor busy
-    assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / 1.5, rel=0.01)
-    machine.run(12, idle=0.01)
+    assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / (0.65 * 2), rel=0.02)
+    machine.run(12, idle=0.5)
+    assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / (0.9 * 2), rel=0.01)
+    machine.run(12)
     assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / 0.5, rel=0.01)
 
 
-def test_a_token_waits_no_longer_than_the_bound_unless_one_stub_is_full(machine: Machine) -> None:
+def test_a_token_waits_no_longer_than_the_bound(machine: Machine) -> None:
     machine.run(12)
     assert machine.pace.interval_s(2000) == 1.0
-    # One stub carries 0.8 / 0.15 ms responses per second, whatever the number of cores.
-    assert machine.pace.interval_s(9000) == pytest.approx(9000 * 0.15e-3 / 0.8, rel=0.01)
 
 
 def test_few_responses_tell_nothing(machine: Machine) -> None:
@@ -96,24 +97,8 @@ def test_the_interval_is_within_its_bounds_and_grows_with_the_streams(
     for server, first, second, idle in measured:
         machine.run(1, 101, server=server, stubs=(first, second), idle=idle)
     interval_s = machine.pace.interval_s(num_streams)
-    assert 0.004 <= interval_s <= max(1.0, num_streams * 5e-3 / 0.8)
+    assert 0.004 <= interval_s <= 1.0
     assert machine.pace.interval_s(num_streams + 1) >= interval_s
-
-
-def test_messages_that_wait_slow_it_down_until_they_do_not(machine: Machine) -> None:
-    before = machine.pace.interval_s(64)
-    intervals = []
-    for _ in range(10):
-        machine.pace.on_transit(0.5)
-        intervals.append(machine.pace.interval_s(64))
-    assert intervals == sorted(intervals)
-    assert intervals[-1] > 4 * before  # after a second
-    for _ in range(1000):
-        machine.pace.on_transit(1e9)
-    assert machine.pace.interval_s(64) <= 1.0
-    for _ in range(30):
-        machine.pace.on_transit(0.001)
-    assert machine.pace.interval_s(64) == before
 
 
 def test_the_processes_are_the_server_and_its_children() -> None:

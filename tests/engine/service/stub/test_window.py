@@ -1,0 +1,56 @@
+"""How many messages are on their way to the detokenizer, whatever is told of them."""
+
+import threading
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.service.stub import window as module
+from engine.service.stub.window import Window
+
+
+def fill(window: Window) -> list[int]:
+    """Send until one more would wait; return the numbers that are to be told."""
+    return [number for _ in range(module._SIZE) if (number := window.enter())]
+
+
+def test_messages_wait_for_room_until_the_arrival_of_one_is_told() -> None:
+    window = Window()
+    told = fill(window)
+    entered = threading.Event()
+
+    def send_all_that_has_room() -> None:
+        for _ in range(told[0]):
+            window.enter()
+        entered.set()
+
+    sender = threading.Thread(target=send_all_that_has_room)
+    began = time.monotonic()
+    sender.start()
+    assert not entered.wait(0.02)
+    window.arrived(told[0])  # those before it too: some of them may have been dropped on the way
+    assert entered.wait(5)
+    assert time.monotonic() - began < module._LOST_S
+    sender.join()
+
+
+def test_where_nothing_is_told_a_window_of_messages_goes_in_each_interval() -> None:
+    window = Window()
+    fill(window)
+    began = time.monotonic()
+    fill(window)  # as if the detokenizer had been killed
+    assert module._LOST_S <= time.monotonic() - began < 10 * module._LOST_S
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
+def test_no_news_lets_more_under_way_than_fit(news: list[int]) -> None:
+    window = Window()
+    for number in news:
+        window.arrived(number)
+        window.enter()
+    window.arrived(2**64 - 1)
+    began = time.monotonic()
+    fill(window)
+    assert time.monotonic() - began < module._LOST_S
+    assert not window._has_room()
