@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from client.gateway.errors import HANDLERS
@@ -31,7 +32,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         async with gateway.pool:
             yield
 
-    app = FastAPI(
+    app = FastAPIOffline(
         title="Trident",
         description="An OpenAI-compatible front of models in NVIDIA Triton Inference Server.",
         version=version(),

@@ -160,3 +160,12 @@ x_sum{m="1"} 3`;
     )
     # Of 10 observations 4 are below 1, and 4 more below 2.5.
     assert found == [pytest.approx(0.5), 1, pytest.approx(1.75), 2.5, 3, None]
+
+
+def test_the_documentation_asks_no_other_machine(browser: Browser, gateway: str) -> None:
+    with closing(browser.new_page()) as page:
+        asked: set[str] = set()
+        page.on("request", lambda request: asked.add(request.url))
+        page.goto(f"http://{gateway}/docs")
+        expect(page.get_by_text("/v1/chat/completions")).to_be_visible()
+    assert all(url.startswith((f"http://{gateway}/", "data:")) for url in asked)
