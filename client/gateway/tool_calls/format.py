@@ -1,0 +1,90 @@
+"""ToolCallFormat: how a family of models writes calls of tools. One file per family beside this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+Node = Mapping[str, Any]  # of the format of a structural tag; see `grammar.py`
+
+
+class ToolCall(NamedTuple):
+    """A call, as far as its text goes.
+
+    Attributes:
+        name: of the function, whole.
+        arguments: JSON text as the model wrote it. Whether it is valid is for the client to check,
+            as with OpenAI; where a grammar enforces it, it is.
+        is_complete: whether the arguments have ended.
+    """
+
+    name: str
+    arguments: str
+    is_complete: bool
+
+
+class Parsed(NamedTuple):
+    """What a text is known to be. What cannot be told yet is in neither.
+
+    Attributes:
+        calls: in order.
+        content: text that calls nothing.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that the model may call.
+
+    Attributes:
+        name: of letters, digits, `_`, `.` and `-`.
+        parameters: JSON schema of its arguments.
+        is_strict: whether the schema is enforced, and refused if it cannot be.
+    """
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    is_strict: bool = False
+
+
+class ToolCallFormat(Protocol):
+    """One family's form.
+
+    Attributes:
+        is_tagged: whether the calls alone are between tags, and so in sections of their own;
+            otherwise an answer is a call if it reads as one.
+        separator: between two calls.
+        trigger: text with which every call begins, and nothing else; "" if there is none.
+    """
+
+    is_tagged: bool
+    separator: str
+    trigger: str
+
+    def parse(
+        self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
+    ) -> Parsed:
+        """Return the calls in a section, from all of its text so far.
+
+        What is returned for a text is the beginning of what is returned for each longer one: the
+        calls, the arguments of the last of them, the content.
+
+        Args:
+            functions: by name.
+            tag: what opened the section.
+            is_closed: whether the text is the whole of a section that has been ended.
+        """
+
+    def call(self, function: Function) -> Node:
+        """Return the structure of one call, of type `tag`, with all that is around it.
+
+        Raises:
+            ValueError: the function is strict, and its schema cannot be enforced in this form.
+        """
+
+    def new_id(self) -> str:
+        """Return an id for a call, as the family's chat templates take it."""

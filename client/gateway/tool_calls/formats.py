@@ -1,0 +1,25 @@
+"""Which format a model writes, by the names that vLLM's parsers have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from client.gateway.tool_calls.format import ToolCallFormat
+from client.gateway.tool_calls.harmony import Harmony
+from client.gateway.tool_calls.hermes import Hermes
+from client.gateway.tool_calls.llama3_json import Llama3Json
+from client.gateway.tool_calls.mistral import Mistral
+from client.gateway.tool_calls.pythonic import Pythonic
+from client.gateway.tool_calls.qwen3_coder import Qwen3Coder
+
+FORMATS: Mapping[str, ToolCallFormat] = {
+    "hermes": Hermes(),
+    "llama3_json": Llama3Json(),
+    "llama4_json": Llama3Json(),
+    "llama4_pythonic": Pythonic(begin="<|python_start|>", end="<|python_end|>"),
+    "mistral": Mistral(),
+    "openai": Harmony(),
+    "pythonic": Pythonic(),
+    "qwen3_coder": Qwen3Coder(),
+    "qwen3_xml": Qwen3Coder(),
+}

@@ -1,0 +1,84 @@
+"""Structural tags, as xgrammar names their parts: what enforces the form of calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from client.gateway.tool_calls.format import Function, Node
+
+ANY_TEXT: Node = {"type": "any_text"}
+
+
+def openai_id() -> str:
+    """Return an id for a call in OpenAI's form."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def const(text: str) -> Node:
+    """Return the structure of this very text; tags that are tokens are these tokens."""
+    return {"type": "const_string", "value": text}
+
+
+def sequence(parts: Sequence[Node]) -> Node:
+    """Return one after another."""
+    return {"type": "sequence", "elements": list(parts)}
+
+
+def either(parts: Sequence[Node]) -> Node:
+    """Return one of several."""
+    return parts[0] if len(parts) == 1 else {"type": "or", "elements": list(parts)}
+
+
+def optional(part: Node) -> Node:
+    """Return it, or nothing."""
+    return {"type": "optional", "content": part}
+
+
+def tag(begin: str, content: Node, end: str) -> Node:
+    """Return `content` between two texts."""
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def json_value(schema: Any, *, strict: bool) -> Node:
+    """Return JSON of a schema; if `strict`, what is not enforced is refused by the server."""
+    return {"type": "json_schema", "json_schema": schema, "strict": strict}
+
+
+def arguments(function: Function) -> Node:
+    """Return the JSON object of the arguments."""
+    schema = {"type": "object", **function.parameters}
+    return json_value(schema, strict=function.is_strict)
+
+
+def properties(function: Function) -> Iterator[tuple[str, Any, bool]]:
+    """Yield name, schema and whether it is required of each argument, the required ones first."""
+    schema = function.parameters
+    defined = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    required = schema.get("required") or ()
+    listed = sorted((schema.get("properties") or {}).items(), key=lambda p: p[0] not in required)
+    for name, inner in listed:
+        whole = {**inner, **defined} if isinstance(inner, Mapping) else inner
+        yield name, whole, name in required
+
+
+def calls(parts: Sequence[Node], separator: str, *, parallel: bool) -> Node:
+    """Return at least one call, and nothing else."""
+    return {
+        "type": "tags_with_separator",
+        "tags": list(parts),
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
+
+
+def free_text(parts: Sequence[Node], triggers: Sequence[str], *, parallel: bool) -> Node:
+    """Return text in which each call that is begun is one of `parts`."""
+    return {
+        "type": "triggered_tags",
+        "triggers": list(triggers),
+        "tags": list(parts),
+        "stop_after_first": not parallel,
+    }

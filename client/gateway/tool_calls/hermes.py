@@ -1,0 +1,33 @@
+"""Hermes, Qwen 2.5 and 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from client.gateway.tool_calls import grammar
+from client.gateway.tool_calls.format import Function, Node, Parsed
+from client.gateway.tool_calls.json_calls import read_calls, rest_of
+
+
+class Hermes:
+    """One call between tags; several are tolerated."""
+
+    is_tagged = True
+    separator = "\n"
+    trigger = "<tool_call>"
+    new_id = staticmethod(grammar.openai_id)
+
+    def parse(
+        self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
+    ) -> Parsed:
+        """See `ToolCallFormat`."""
+        calls, end = read_calls(text)
+        if not is_closed:
+            return Parsed(calls)
+        return Parsed(calls, rest_of(text, end) if calls else text)
+
+    def call(self, function: Function) -> Node:
+        """See `ToolCallFormat`."""
+        head = f'<tool_call>\n{{"name": {json.dumps(function.name)}, "arguments": '
+        return grammar.tag(head, grammar.arguments(function), "}\n</tool_call>")

@@ -1,0 +1,170 @@
+"""Llama in Python's notation: the whole answer is `[f(a=1, b="x"), g()]`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from client.gateway.tool_calls import grammar
+from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall
+from client.gateway.tool_calls.json_calls import rest_of
+from client.gateway.tool_calls.partial_json import skip_space
+
+_HEAD = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(\s*")
+_KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)\s*")
+_KEYWORD_BEGUN = re.compile(r"\s*\w*\s*=?\s*\Z")
+_BEGUN = re.compile(r"\s*[\w.-]*\s*\Z")
+_TOKEN = re.compile(
+    r"""'''(?:[^\\]|\\.)*?(?:(''')|\\?\Z)|\"""(?:[^\\]|\\.)*?(?:(\""")|\\?\Z)"""
+    r"""|'(?:[^'\\]++|\\.)*+('?)|"(?:[^"\\]++|\\.)*+("?)|[][(){},]""",
+    re.DOTALL,
+)
+_NAMES = {"true": True, "false": False, "null": None}  # some write JSON
+
+
+class Pythonic:
+    """Arguments are sent one by one: what a value is, is known when it has ended."""
+
+    separator = ", "
+    new_id = staticmethod(grammar.openai_id)
+
+    def __init__(self, *, begin: str = "", end: str = "") -> None:
+        """`begin` and `end` are the tags around the calls, if there are any."""
+        self._begin, self._end = begin, end
+        self.is_tagged, self.trigger = bool(begin), begin
+
+    def parse(
+        self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
+    ) -> Parsed:
+        """See `ToolCallFormat`. Without tags, only a function that there is is called."""
+        start = skip_space(text, 0)
+        if start < len(text) and text[start] == "[":
+            calls, end = _calls(text, start + 1, None if self.is_tagged else functions)
+        else:
+            calls, end = [], None if start == len(text) else start
+        if calls:
+            return Parsed(tuple(calls), rest_of(text, end) if is_closed else "")
+        return Parsed(content=text if is_closed or end is not None else "")
+
+    def call(self, function: Function) -> Node:
+        """See `ToolCallFormat`."""
+        strict = function.is_strict
+        needed: list[Node] = []
+        others: list[Node] = []
+        for name, schema, is_required in grammar.properties(function):
+            value = grammar.tag(f"{name}=", grammar.json_value(schema, strict=strict), "")
+            (needed if is_required else others).append(value)
+        parts = [part for value in needed for part in (grammar.const(", "), value)][1:]
+        more = [grammar.tag(", ", value, "") for value in others]
+        if needed or not others:
+            content = grammar.sequence([*parts, *map(grammar.optional, more)])
+        else:  # whichever of them is the first
+            firsts = [
+                grammar.sequence([value, *map(grammar.optional, more[place + 1 :])])
+                for place, value in enumerate(others)
+            ]
+            content = grammar.optional(grammar.either(firsts))
+        head, tail = f"{self._begin}[{function.name}(", f")]{self._end}"
+        return grammar.tag(head, content, tail)
+
+
+def _calls(
+    text: str, start: int, functions: Mapping[str, Function] | None
+) -> tuple[list[ToolCall], int | None]:
+    """Return the calls from `start`, and the index after them; None while more may come."""
+    calls: list[ToolCall] = []
+    place = start
+    while head := _HEAD.match(text, place):
+        if functions is not None and head[1] not in functions:
+            return calls, place
+        call, end = _call(text, head)
+        calls += [] if call is None else [call]
+        if end is None or call is None or not call.is_complete:
+            return calls, end
+        place = skip_space(text, end)
+        if text[place : place + 1] != ",":
+            return calls, None if place == len(text) else place + (text[place] == "]")
+        place += 1
+    return calls, None if _BEGUN.match(text, place) else place
+
+
+def _call(text: str, head: re.Match[str]) -> tuple[ToolCall | None, int | None]:
+    """Return the call and the index after it; no call before the first name of an argument."""
+    members: dict[str, str] = {}
+    call: ToolCall | None = None
+    place = head.end()
+    while place < len(text) and text[place] != ")":
+        keyword = _KEYWORD.match(text, place)
+        if keyword is None:
+            return call, None if _KEYWORD_BEGUN.match(text, place) else place
+        call = _partial(head[1], members)
+        end = _value_end(text, keyword.end())
+        if end is None:
+            return call, None
+        try:
+            value = _json(text[keyword.end() : end])
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return call, place
+        members.setdefault(keyword[1], value)
+        call = _partial(head[1], members)
+        place = skip_space(text, end + (text[end] == ","))
+    if place == len(text):
+        return call, None
+    return ToolCall(head[1], _partial(head[1], members).arguments + "}", True), place + 1
+
+
+def _partial(name: str, members: Mapping[str, str]) -> ToolCall:
+    inner = ", ".join(f"{json.dumps(key)}: {value}" for key, value in members.items())
+    return ToolCall(name, "{" + inner, False)
+
+
+def _value_end(text: str, start: int) -> int | None:
+    """Return the index of the comma or bracket after the expression from `start`."""
+    depth = 0
+    for found in _TOKEN.finditer(text, start):
+        first = found[0][0]
+        if first in "'\"":
+            if not any(found.groups()) or found.end() == len(text):
+                return None
+        elif first in "([{":
+            depth += 1
+        elif depth == 0:
+            return found.start()
+        elif first in ")]}":
+            depth -= 1
+    return None
+
+
+def _json(text: str) -> str:
+    """Return the JSON of a literal.
+
+    Raises:
+        ValueError, SyntaxError, RecursionError, MemoryError: it is none.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that are none
+        parsed = ast.parse(text.strip(), mode="eval")
+    # A pair of surrogates, as JSON escapes it, is one character.
+    written = json.dumps(_value(parsed.body), ensure_ascii=False, allow_nan=False)
+    return written.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return value
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            names = [_value(key) if key is not None else None for key in keys]
+            if all(isinstance(name, str) for name in names):
+                return dict(zip(names, map(_value, values), strict=True))
+    raise ValueError("is no literal")

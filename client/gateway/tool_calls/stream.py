@@ -1,0 +1,160 @@
+"""AnswerStream: from the sections of one sequence to the deltas of one choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from client.gateway.tool_calls.format import Function, Parsed, ToolCall, ToolCallFormat
+from client.protocol import Section
+
+_NOTHING = Parsed()
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """More of a call, as OpenAI streams it.
+
+    Attributes:
+        index: of the call in the answer.
+        arguments: what follows those of the earlier deltas.
+        id: in the first delta of a call, with the name; else "".
+    """
+
+    index: int
+    arguments: str
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a chunk adds to an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+class AnswerStream:
+    """Reads the sections of one sequence, cut anywhere.
+
+    The deltas, joined, do not depend on the cuts. Whitespace between sections is left out.
+    """
+
+    def __init__(
+        self, form: ToolCallFormat | None = None, functions: Mapping[str, Function] | None = None
+    ) -> None:
+        """Read calls of `functions` in `form`; without one, all but reasoning is content."""
+        self._form = form
+        self._functions = functions or {}
+        self._section = Section("content", -1, "")
+        self._parsed = _NOTHING  # of the section, and sent
+        self._num_earlier = 0  # calls in the sections before
+        self._has_cut_call = False
+        self._is_text = False  # a section of calls that are none: its tags are text
+        self._is_start = False  # of the section's text: whitespace is left out
+        self._space = ""  # that may be at the end
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._deltas: list[ToolCallDelta] = []
+
+    def add(self, sections: Sequence[Section]) -> Delta:
+        """Go on with the parts of sections that a chunk has."""
+        for part in sections:
+            if part.index != self._section.index:
+                self._end(is_closed=True)
+                self._begin(part)
+            if self._form_of_section is None:
+                self._write(part.text)
+                continue
+            text = self._section.text + part.text
+            self._section = Section(part.type, part.index, text, self._section.tag)
+            self._parse(is_closed=False)
+        return self._take()
+
+    def finish(self, reason: str) -> tuple[Delta, str]:
+        """End the sequence for `reason`; return the last delta, and OpenAI's `finish_reason`.
+
+        That is `tool_calls` if there are calls, and none of them was cut off.
+        """
+        self._end(is_closed=reason == "stop")
+        if self._section.type != "reasoning" and not self._num_calls:
+            self._content.append(self._space)
+        is_called = reason == "stop" and self._num_calls and not self._has_cut_call
+        return self._take(), "tool_calls" if is_called else reason
+
+    @property
+    def _num_calls(self) -> int:
+        return self._num_earlier + len(self._parsed.calls)
+
+    @property
+    def _form_of_section(self) -> ToolCallFormat | None:
+        """The form that the section may have calls in."""
+        kind, form = self._section.type, self._form
+        is_read = kind == "tool_call" or (
+            kind == "content" and form is not None and not form.is_tagged
+        )
+        return form if is_read else None
+
+    def _begin(self, part: Section) -> None:
+        was_text = self._is_text
+        if "reasoning" in (part.type, self._section.type):
+            self._space = ""
+        self._num_earlier, self._parsed = self._num_calls, _NOTHING
+        self._section = Section(part.type, part.index, "", part.tag)
+        self._is_text = part.type == "tool_call" and self._form is None
+        self._is_start = bool(part.tag) or part.type == "reasoning"
+        if self._is_text or (was_text and part.type == "content"):
+            self._is_start = False
+            self._write(part.tag)
+
+    def _parse(self, *, is_closed: bool) -> None:
+        form, section = self._form_of_section, self._section
+        if form is not None:
+            self._send(
+                form.parse(section.text, self._functions, tag=section.tag, is_closed=is_closed)
+            )
+
+    def _end(self, *, is_closed: bool) -> None:
+        self._parse(is_closed=is_closed)
+        if not is_closed and not self._parsed.calls:  # cut off before it was known what it is
+            self._send(Parsed(content=self._section.text))
+        self._has_cut_call |= any(not call.is_complete for call in self._parsed.calls)
+
+    def _send(self, parsed: Parsed) -> None:
+        """Send by how much `parsed` is more than what was sent."""
+        sent, self._parsed = self._parsed, parsed
+        for place, call in enumerate(parsed.calls):
+            known = sent.calls[place] if place < len(sent.calls) else None
+            self._send_call(self._num_earlier + place, call, known)
+        if len(parsed.content) > len(sent.content):
+            if self._section.type == "tool_call" and not self._is_text and not parsed.calls:
+                self._is_text, self._is_start = True, False
+                self._write(self._section.tag)
+            self._write(parsed.content[len(sent.content) :])
+
+    def _send_call(self, index: int, call: ToolCall, sent: ToolCall | None) -> None:
+        if sent is None:
+            assert self._form is not None
+            self._space = ""
+            first = ToolCallDelta(index, call.arguments, self._form.new_id(), call.name)
+            self._deltas.append(first)
+        elif len(call.arguments) > len(sent.arguments):
+            self._deltas.append(ToolCallDelta(index, call.arguments[len(sent.arguments) :]))
+
+    def _write(self, text: str) -> None:
+        """Add to the content or the reasoning; whitespace waits for what follows it."""
+        text = text.lstrip() if self._is_start else text
+        if not text:
+            return
+        self._is_start = False
+        text = self._space + text
+        written = text.rstrip()
+        self._space = text[len(written) :]
+        (self._reasoning if self._section.type == "reasoning" else self._content).append(written)
+
+    def _take(self) -> Delta:
+        delta = Delta("".join(self._content), "".join(self._reasoning), tuple(self._deltas))
+        self._content, self._reasoning, self._deltas = [], [], []
+        return delta

@@ -1,0 +1,145 @@
+"""However an answer is cut into chunks, its deltas add up to the same: for all texts and cuts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.gateway.tool_calls import FORMATS
+from client.protocol import Section
+from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, read, tool_call
+
+TEXTS = st.text(st.sampled_from("a\"'\\\n{}[](),=:; <>/é😀\u2028u0d8Pp"), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-9, 9, width=16) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(FUNCTIONS)),
+        st.dictionaries(st.sampled_from(["city", "at", "x1", "limit"]), VALUES, max_size=3),
+    ),
+    min_size=1,
+    max_size=3,
+)
+PLACES = st.lists(st.integers(1, 400), max_size=30) | st.just(range(1, 2000))
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+def json_text(call: tuple[str, dict[str, Any]], key: str = "arguments", **options: Any) -> str:
+    return json.dumps({"name": call[0], key: call[1]}, **options)
+
+
+def hermes(calls: Calls) -> list[Section]:
+    sections = [Section("reasoning", 0, "hm\n"), content("\n\nOK. ", 1, "</think>")]
+    for call in calls:
+        place = len(sections)
+        sections.append(tool_call(f"\n{json_text(call, ensure_ascii=False)}\n", place))
+        sections.append(content("\n", place + 1, "</tool_call>"))
+    return sections
+
+
+def pythonic(calls: Calls) -> list[Section]:
+    texts = [
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        for name, given in calls
+    ]
+    return [content(f"[{', '.join(texts)}]")]
+
+
+def mistral(calls: Calls) -> list[Section]:
+    return [
+        tool_call(f"{name}[ARGS]{json.dumps(given)}", i, "[TOOL_CALLS]")
+        for i, (name, given) in enumerate(calls, 1)
+    ]
+
+
+def harmony(calls: Calls) -> list[Section]:
+    header = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
+    return [
+        tool_call(json.dumps(given), i, header.format(name))
+        for i, (name, given) in enumerate(calls, 1)
+    ]
+
+
+FAMILIES: dict[str, tuple[str, Callable[[Calls], list[Section]]]] = {
+    "hermes": ("hermes", hermes),
+    "llama3_json": (
+        "llama3_json",
+        lambda calls: [content("; ".join(json_text(call, "parameters") for call in calls))],
+    ),
+    "pythonic": ("pythonic", pythonic),
+    "mistral": ("mistral", mistral),
+    "mistral_list": (
+        "mistral",
+        lambda calls: [
+            tool_call(f"[{', '.join(map(json_text, calls))}]", 1, "[TOOL_CALLS]"),
+        ],
+    ),
+    "harmony": ("openai", harmony),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=25)
+@given(calls=CALLS, places=PLACES)
+def test_calls_come_back_whatever_they_hold(
+    family: str, calls: Calls, places: Sequence[int]
+) -> None:
+    name, written = FAMILIES[family]
+    answer = read(FORMATS[name], cut(written(calls), places))
+    assert [(called, json.loads(text)) for called, text in answer.calls] == calls
+    assert answer.finish_reason == "tool_calls"
+    assert answer.content == ("OK." if family == "hermes" else "")
+
+
+@settings(max_examples=25)
+@given(given=st.dictionaries(st.sampled_from(["city", "x1"]), TEXTS, max_size=2), places=PLACES)
+def test_texts_of_qwen3_coder_come_back(given: dict[str, str], places: Sequence[int]) -> None:
+    texts = {key: value.replace("</", "<") for key, value in given.items()}
+    written = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in texts.items())
+    section = tool_call(f"\n<function=get_weather>\n{written}</function>\n")
+    answer = read(FORMATS["qwen3_coder"], cut([section], places))
+    [(_, arguments)] = answer.calls
+    assert json.loads(arguments) == texts
+
+
+# Pieces of all forms: whole calls, and what nearly is one.
+PIECES = st.sampled_from(
+    [
+        *("{", "}", "[", "]", "(", ")", ",", ":", ";", '"', "'", "'''", "\\", " ", "\n", "a", "é"),
+        *('{"name": "', '"name": ', '"now"', '"arguments": ', '"parameters": ', '"id": 3', "null"),
+        *('"get_weather"', "now", "get_weather", "city=", "days=", "=", "1", "-", "#", "\\ud83d"),
+        *("\\ude00", "\\u", "<function=", "now>", "<parameter=", "city>\n", "days>", "</function>"),
+        *("</parameter>", "\n</", "parameter>", "[ARGS]", "[CALL_ID]", "True", '{"a": 1}', '"{'),
+    ]
+)
+GARBLED = st.lists(PIECES, max_size=25).map("".join)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@settings(max_examples=50)
+@given(
+    texts=st.lists(GARBLED, min_size=1, max_size=3),
+    places=PLACES,
+    reason=st.sampled_from(["stop", "length"]),
+)
+def test_any_text_is_read_the_same_however_it_is_cut(
+    name: str, texts: list[str], places: Sequence[int], reason: str
+) -> None:
+    tag = "<|channel|>commentary to=functions.now<|message|>" if name == "openai" else "<tag>"
+    sections = [content(texts[0])]
+    for text in texts[1:]:
+        sections.append(tool_call(text, len(sections), tag))
+        sections.append(content(text, len(sections), "</tag>"))
+    form = FORMATS[name]
+    whole = read(form, [sections], reason)
+    assert read(form, cut(sections, places), reason) == whole
+    if whole.finish_reason != reason:
+        assert whole.calls

@@ -1,0 +1,197 @@
+"""What each family writes, in answers of our own, read whole; cuts are in test_cuts.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from client.gateway.tool_calls import FORMATS
+from client.protocol import Section
+from tests.client.gateway.tool_calls.answers import Answer, content, read, tool_call
+
+
+def called(name: str, *sections: Section, reason: str = "stop") -> Answer:
+    return read(FORMATS[name], [list(sections)], reason)
+
+
+def test_hermes() -> None:
+    answer = called(
+        "hermes",
+        Section("reasoning", 1, "\nhm \n", "<think>"),
+        content("\n\nLet me see.\n", 2, "</think>"),
+        tool_call('\n{"name": "get_weather", "arguments": {"city": "Zürich}"}}\n', 3),
+        content("\n", 4, "</tool_call>"),
+        tool_call('{"arguments": "{\\"city\\": \\"\\u00e9\\"}", "name": "get_weather"}', 5),
+        content("", 6, "</tool_call>"),
+        tool_call('{"name": "now"}', 7),
+        content("\n", 8, "</tool_call>"),
+    )
+    assert answer == Answer(
+        "Let me see.",
+        "hm",
+        [
+            ("get_weather", '{"city": "Zürich}"}'),
+            ("get_weather", '{"city": "é"}'),
+            ("now", "{}"),
+        ],
+        "tool_calls",
+    )
+
+
+def test_tags_around_something_else_are_content() -> None:
+    answer = called(
+        "hermes",
+        content("a "),
+        tool_call('{"nam": 1}', 1),
+        content(" b", 2, "</tool_call>"),
+    )
+    assert answer == Answer('a <tool_call>{"nam": 1}</tool_call> b', "", [], "stop")
+
+
+def test_a_function_that_there_is_not_is_for_the_client_to_refuse() -> None:
+    assert called("hermes", tool_call('{"name": "fly", "arguments": {}}')).calls == [("fly", "{}")]
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_call_that_was_cut_off_is_none_of_tool_calls(reason: str) -> None:
+    text = '{"name": "get_weather", "arguments": {"city": "Zü'
+    answer = called("hermes", tool_call(text), reason=reason)
+    assert answer == Answer("", "", [("get_weather", '{"city": "Zü')], reason)
+    whole = called("hermes", tool_call(text + '"}}'), reason="length")
+    assert (whole.calls[0][1], whole.finish_reason) == ('{"city": "Zü"}', "length")
+    nothing = called("hermes", content("Hi. "), tool_call('{"na', 1), reason=reason)
+    assert nothing == Answer('Hi. <tool_call>{"na', "", [], reason)
+
+
+def test_qwen3_coder_has_the_types_of_the_schema() -> None:
+    text = (
+        "\n<function=get_weather>\n<parameter=city>\n1 < 2\n</para\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n<parameter=at>\n{'x': 1}\n</parameter>\n"
+        '<parameter=tags>\n["a"]\n</parameter>\n<parameter=limit>null</parameter>\n'
+        "<parameter=dry>True</parameter><parameter=note>12</parameter>"
+        "<parameter=units>C</parameter><parameter=days>4</parameter>"
+        '<parameter=new>"q"</parameter>\n</function>\n'
+    )
+    [(name, arguments)] = called("qwen3_coder", tool_call(text)).calls
+    assert name == "get_weather"
+    assert json.loads(arguments) == {
+        "city": "1 < 2\n</para",
+        "days": 3,
+        "at": "{'x': 1}",  # no JSON: as it is
+        "tags": ["a"],
+        "limit": None,
+        "dry": True,
+        "note": "12",
+        "units": "C",
+        "new": '"q"',
+    }
+    two = called("qwen3_coder", tool_call("<function=now>\n</function><function=now></function>"))
+    assert two.calls == [("now", "{}")] * 2
+    assert called("qwen3_coder", tool_call("a")).content == "<tool_call>a"
+
+
+@pytest.mark.parametrize("tag", ["", "<|python_tag|>"])
+def test_llama3_json(tag: str) -> None:
+    def section(text: str) -> Section:
+        return tool_call(text, 1, tag) if tag else content(text)
+
+    call = '{"type": "function", "name": "now", "parameters": {"city": "a"}}'
+    for text in (call, f"\n{call}; {call}", f"[{call}, {call}]"):
+        answer = called("llama3_json", section(text))
+        assert answer.calls == [("now", '{"city": "a"}')] * text.count("now")
+        assert (answer.content, answer.finish_reason) == ("", "tool_calls")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello {there}",
+        " ",
+        "{",
+        '{"name": "Bob", "parameters": {}}',
+        '{"name": "now", "age": 3}',
+        '{"name": 3}',
+        '{"name": "now", "parameters": [1]}',
+        "[1, 2]",
+        "[now",
+        "[bob(a=1)]",
+        "[now(1)]",
+        "[now(a=f(1))]"[:5],
+        "{'name': 'now'}",
+    ],
+)
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_an_answer_that_is_no_call_is_content_to_the_last_character(name: str, text: str) -> None:
+    assert called(name, content(text)) == Answer(text, "", [], "stop")
+
+
+def test_pythonic() -> None:
+    text = (
+        "[get_weather(city='a\"\\n\\'b', days=-3, tags=[1.5, (True, None)], at={'x': \"]\"}, "
+        "dry=true, note='''q'''), now( )]"
+    )
+    answer = called("pythonic", content(text))
+    [(name, arguments), now] = answer.calls
+    assert (name, now, answer.content) == ("get_weather", ("now", "{}"), "")
+    assert answer.finish_reason == "tool_calls"
+    assert json.loads(arguments) == {
+        "city": "a\"\n'b",
+        "days": -3,
+        "tags": [1.5, [True, None]],
+        "at": {"x": "]"},
+        "dry": True,
+        "note": "q",
+    }
+    tagged = called("llama4_pythonic", tool_call("[fly(x=1)]", 1, "<|python_start|>"))
+    assert tagged.calls == [("fly", '{"x": 1}')]
+
+
+@pytest.mark.parametrize(
+    "value", ["__import__('os')", "a + b", "1e999", "b''", "{1: 2}", "f'{x}'", "[" * 300, "1j"]
+)
+def test_expressions_are_never_evaluated(value: str) -> None:
+    answer = called("pythonic", content(f"[now(x={value}, y=1)]"))
+    assert [name for name, _ in answer.calls] == ["now"]
+    assert answer.calls[0][1] in ("", "{")
+    assert answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        ['[{"name": "now", "arguments": {}, "id": "abcdefgh1"}, {"name": "now"}]'],
+        ["now[ARGS]{}", "now[CALL_ID]abcdefgh1[ARGS]{}"],
+        ["now{}", "now {}"],
+    ],
+)
+def test_mistral_in_all_its_forms(sections: list[str]) -> None:
+    parts = [tool_call(text, i + 1, "[TOOL_CALLS]") for i, text in enumerate(sections)]
+    assert called("mistral", *parts).calls == [("now", "{}")] * 2
+    assert len(FORMATS["mistral"].new_id()) == 9
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.now <|constrain|>json<|message|>",
+        "<|end|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>",
+    ],
+)
+def test_gpt_oss_names_the_function_in_the_header(header: str) -> None:
+    assert called("openai", tool_call(' {"x": "}"} ', 1, header)).calls == [("now", '{"x": "}"}')]
+    assert called("openai", tool_call("", 1, header)).calls == [("now", "{}")]
+    assert called("openai", tool_call('{"x": ', 1, header)).finish_reason == "stop"
+    own = header.replace("functions.now", "python")
+    assert called("openai", tool_call("print(1)", 1, own)).calls == [("python", "print(1)")]
+
+
+def test_without_tools_all_but_reasoning_is_content() -> None:
+    parts = [
+        Section("reasoning", 0, "hm"),
+        content("\nLook: ", 1, "</think>"),
+        tool_call("{}", 2),
+        content(" is a tag.\n", 3, "</tool_call>"),
+    ]
+    answer = read(None, [parts])
+    assert answer == Answer("Look: <tool_call>{}</tool_call> is a tag.\n", "hm", [], "stop")
