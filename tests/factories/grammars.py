@@ -27,6 +27,13 @@ def demo_tokenizer() -> Tokenizer:
     return Tokenizer.from_pretrained(Path("engine/demo/checkpoint"))
 
 
+def follows(start: LLMatcher, text: str, demo: Tokenizer) -> tuple[bool, bool]:
+    """Tell whether the grammar allows `text`, and whether it may end there."""
+    ids, fresh = demo.encode(text, add_special_tokens=False), start.deep_copy()
+    taken = fresh.try_consume_tokens(ids) == len(ids)
+    return taken, taken and fresh.is_accepting()
+
+
 def allowed_ids(mask: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return the ids that one row of masks allows."""
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))

@@ -15,6 +15,7 @@ from client.gateway.tool_calls.json_calls import rest_of
 from client.gateway.tool_calls.partial_json import skip_space
 
 _HEAD = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(\s*")
+_BETWEEN = re.compile(r"\s*(?:,|\]\s*,?\s*\[)")  # some write a list for each call
 _KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)\s*")
 _KEYWORD_BEGUN = re.compile(r"\s*\w*\s*=?\s*\Z")
 _BEGUN = re.compile(r"\s*[\w.-]*\s*\Z")
@@ -29,13 +30,13 @@ _NAMES = {"true": True, "false": False, "null": None}  # some write JSON
 class Pythonic:
     """Arguments are sent one by one: what a value is, is known when it has ended."""
 
-    separator = ", "
     new_id = staticmethod(grammar.openai_id)
 
     def __init__(self, *, begin: str = "", end: str = "") -> None:
         """`begin` and `end` are the tags around the calls, if there are any."""
         self._begin, self._end = begin, end
         self.is_tagged, self.trigger = bool(begin), begin
+        self.separator = "" if begin else ", "
 
     def parse(
         self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
@@ -61,7 +62,7 @@ class Pythonic:
         parts = [part for value in needed for part in (grammar.const(", "), value)][1:]
         more = [grammar.tag(", ", value, "") for value in others]
         if needed or not others:
-            content = grammar.sequence([*parts, *map(grammar.optional, more)])
+            content = grammar.sequence([*parts, *map(grammar.optional, more), grammar.const("")])
         else:  # whichever of them is the first
             firsts = [
                 grammar.sequence([value, *map(grammar.optional, more[place + 1 :])])
@@ -85,11 +86,16 @@ def _calls(
         calls += [] if call is None else [call]
         if end is None or call is None or not call.is_complete:
             return calls, end
-        place = skip_space(text, end)
-        if text[place : place + 1] != ",":
-            return calls, None if place == len(text) else place + (text[place] == "]")
-        place += 1
+        between = _BETWEEN.match(text, end)
+        if between is None:
+            return calls, _after_list(text, end)
+        place = between.end()
     return calls, None if _BEGUN.match(text, place) else place
+
+
+def _after_list(text: str, end: int) -> int | None:
+    place = skip_space(text, end)
+    return None if place == len(text) else place + (text[place] == "]")
 
 
 def _call(text: str, head: re.Match[str]) -> tuple[ToolCall | None, int | None]:

@@ -62,7 +62,8 @@ def _answer(
 ) -> None:
     try:
         spec = GrammarSpec.model_validate_json(line)
-        reply = {"text": _usable(llguidance_texts(spec, special), vocabulary, tokenizer)}
+        texts = llguidance_texts(spec, special, vocabulary.eos_token_ids)
+        reply = {"text": _usable(texts, vocabulary, tokenizer)}
     except GrammarTextError as error:
         reply = {"error": str(error)}
     except (MemoryError, RecursionError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from client.gateway.tool_calls import AnswerStream, Function, ToolCallFormat
@@ -40,10 +40,13 @@ class Answer(NamedTuple):
 
 
 def read(
-    form: ToolCallFormat | None, chunks: Iterable[Sequence[Section]], reason: str = "stop"
+    form: ToolCallFormat | None,
+    chunks: Iterable[Sequence[Section]],
+    reason: str = "stop",
+    functions: Mapping[str, Function] = FUNCTIONS,
 ) -> Answer:
     """Put an answer together as a strict client does."""
-    stream = AnswerStream(form, FUNCTIONS)
+    stream = AnswerStream(form, functions)
     deltas = [stream.add(chunk) for chunk in chunks]
     last, finish_reason = stream.finish(reason)
     content = reasoning = ""

@@ -1,6 +1,5 @@
 """Vocabularies, masks, choices, and where a grammar begins."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from engine.text.grammar.spec import GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.other_decoders import word_piece_tokenizer
-from tests.factories.grammars import allowed_ids, demo_tokenizer, spec
+from tests.factories.grammars import allowed_ids, demo_tokenizer, follows, spec
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
 ANYTHING = GrammarSpec(kind="regex", text="(?s:.*)")
@@ -142,13 +141,6 @@ def test_a_sequence_without_an_allowed_token_fails_when_it_gets_one() -> None:
         grammar.take(5)
 
 
-def _follows(start: LLMatcher, text: str, demo: Tokenizer) -> tuple[bool, bool]:
-    """Whether the grammar allows `text`, and whether it may end there."""
-    ids, fresh = demo.encode(text, add_special_tokens=False), start.deep_copy()
-    taken = fresh.try_consume_tokens(ids) == len(ids)
-    return taken, taken and fresh.is_accepting()
-
-
 @pytest.mark.parametrize("tag", ["</think>", "<|im_start|>"])
 @pytest.mark.parametrize(
     "asked", [{"json": {"type": "integer"}}, {"regex": "[0-9]+"}, {"grammar": "root ::= [0-9]+"}]
@@ -157,65 +149,10 @@ def test_a_grammar_begins_after_a_tag(
     asked: dict[str, Any], tag: str, compiler: GrammarCompiler, demo: Tokenizer
 ) -> None:
     start = compiler.compile(spec(**asked, begin_after=tag)).result()
-    assert _follows(start, 'any "text"\n', demo) == (True, False)
-    assert _follows(start, f"any 12 {tag}", demo) == (True, False)
-    assert _follows(start, f"any {tag}12", demo) == (True, True)
-    assert not _follows(start, f"any {tag}x", demo)[0]
-
-
-TAGS: dict[str, Any] = {
-    "type": "structural_tag",
-    "structures": [
-        {"begin": "<fn=add>", "schema": {"type": "integer"}, "end": "</fn>"},
-        {"begin": "<fn=say>", "schema": {"enum": ["hi"]}, "end": "</fn>"},
-        {"begin": "<|im_start|>", "schema": {"type": "null"}, "end": "<|im_end|>"},
-    ],
-    "triggers": ["<fn=", "<|im_start|>"],
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("free text", (True, True)),
-        ("a < b", (True, True)),
-        ("call <fn=", (True, False)),
-        ("call <fn=add>1</fn>", (True, True)),
-        ('call <fn=add>1</fn> and <fn=say>"hi"</fn>.', (True, True)),
-        ("call <fn=other>", (False, False)),
-        ("call <fn=add>x", (False, False)),
-        ("call <fn=say>1", (False, False)),
-        ("<|im_start|>null", (True, False)),
-        ("<|im_start|>1", (False, False)),
-    ],
-)
-def test_structural_tags(
-    text: str, expected: tuple[bool, bool], compiler: GrammarCompiler, demo: Tokenizer
-) -> None:
-    start = compiler.compile(spec(structural_tag=TAGS)).result()
-    assert _follows(start, text, demo) == expected
-
-
-@pytest.mark.parametrize(
-    ("tags", "fault"),
-    [
-        ({}, 'must be an object with "structures" and "triggers"'),
-        ({"format": {"type": "tag"}}, '"format" is not supported'),
-        ({**TAGS, "triggers": []}, "triggers: must be"),
-        ({**TAGS, "triggers": ["x"]}, "triggers/0: begins none"),
-        ({**TAGS, "triggers": ["<fn="]}, "structures/2/begin: starts with none"),
-        ({**TAGS, "structures": [1]}, "structures: must be a list of objects"),
-        ({**TAGS, "structures": [{"begin": 1}]}, "structures/0/begin: must be a string"),
-        ({**TAGS, "structures": [{"begin": "a", "x": 1}]}, "structures/0/x: unknown field"),
-        (
-            {"structures": [{"begin": "<f", "schema": {"not": {}}}], "triggers": ["<"]},
-            'structures/0/schema: #: keyword "not" is not enforced',
-        ),
-    ],
-)
-def test_wrong_structural_tags(tags: dict[str, Any], fault: str) -> None:
-    with pytest.raises(GrammarTextError, match=fault):
-        next(llguidance_texts(GrammarSpec(kind="structural_tag", text=json.dumps(tags)), {}))
+    assert follows(start, 'any "text"\n', demo) == (True, False)
+    assert follows(start, f"any 12 {tag}", demo) == (True, False)
+    assert follows(start, f"any {tag}12", demo) == (True, True)
+    assert not follows(start, f"any {tag}x", demo)[0]
 
 
 @pytest.mark.parametrize("choices", [[], [""]])
