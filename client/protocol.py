@@ -208,12 +208,15 @@ class Health:
         detail: one sentence on that; empty if it is ready.
         num_restarts: how often its process has been started again.
         num_in_flight: requests that have been accepted and are not finished.
+        tool_call_parser: the form in which the model calls tools, by the name of vLLM's parser;
+            `none` if it is not known.
     """
 
     state: str
     detail: str = ""
     num_restarts: int = 0
     num_in_flight: int = 0
+    tool_call_parser: str = "none"
 
     @property
     def is_ready(self) -> bool:

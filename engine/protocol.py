@@ -107,6 +107,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     block_size: int
     max_num_seqs: int
     description: str  # one line: model, dtype, device, KV cache size, limits of a step
+    tool_call_parser: str = "none"  # the form of tool calls, by the name of vLLM's parser
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from msgspec import UNSET
 
-from client.gateway.answer_sections import AnswerSections
 from client.gateway.chat_request import generation_of
+from client.gateway.chat_tools import tool_choice_of, with_calls
 from client.gateway.gateway import Gateway
 from client.gateway.generation import UsageCount
 from client.gateway.logprobs import chat_logprobs, prompt_logprobs
@@ -29,8 +29,7 @@ from client.gateway.schemas.responses import (
     ToolCall,
     ToolCallDelta,
 )
-from client.gateway.tools.choice import tool_format
-from client.gateway.tools.stream import AnswerStream
+from client.gateway.tool_calls import AnswerDelta, AnswerStream
 from client.protocol import Chunk
 
 
@@ -47,13 +46,11 @@ class ChatCall:
         self._body = body
         self._model = gateway.model_named(body.model)
         self._id = f"chatcmpl-{uuid4().hex}"
-        form = tool_format(body)
+        self._tool_choice = tool_choice_of(body)
         self._generation = generation_of(body, self._id)
         self._created = int(time.time())
         self._usage = UsageCount()
-        self._answers = defaultdict[int, AnswerSections | AnswerStream](
-            lambda: AnswerSections() if form is None else AnswerStream(form)
-        )
+        self._answers = defaultdict[int, AnswerStream](AnswerStream)
 
     async def answer(self) -> ChatCompletion:
         """Return the whole.
@@ -94,7 +91,9 @@ class ChatCall:
                     begun.add(chunk.index)
                     opening = ChunkChoice(chunk.index, Delta(role="assistant", content=""))
                     yield encode(self._piece([opening], usage))
-                yield encode(self._piece([self._choice(chunk)], usage))
+                choice = self._choice(chunk)
+                if choice != ChunkChoice(chunk.index, Delta()):
+                    yield encode(self._piece([choice], usage))
         if body.include_usage:
             yield encode(self._piece([], self._usage.usage()))
 
@@ -102,15 +101,19 @@ class ChatCall:
         return ChatCompletionChunk(self._id, self._created, self._model, choices, usage=usage)
 
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(self._generation.chunks(self._gateway.client)) as chunks:
+        generation, choice = self._generation, self._tool_choice
+        if choice.mode != "none":
+            form = await self._gateway.tool_format.get()
+            generation = with_calls(generation, choice, form)
+            self._answers = defaultdict(lambda: AnswerStream(form, choice.functions))
+        async with aclosing(generation.chunks(self._gateway.client)) as chunks:
             async for chunk in chunks:
                 self._usage.add(0, chunk)
                 yield chunk
 
     def _choice(self, chunk: Chunk) -> ChunkChoice:
-        answer = self._answers[chunk.index]
-        delta, logprobs = answer.delta(chunk), self._logprobs(chunk)
-        return ChunkChoice(chunk.index, delta, logprobs, answer.finish_reason(chunk))
+        added = self._answers[chunk.index].add(chunk.sections or (), chunk.finish_reason)
+        return ChunkChoice(chunk.index, _delta(added), self._logprobs(chunk), added.finish_reason)
 
     def _logprobs(self, chunk: Chunk) -> ChatLogprobs | None:
         if not self._body.logprobs or chunk.logprobs is None:
@@ -120,6 +123,25 @@ class ChatCall:
             self._body.top_logprobs or 0,
             as_ids=bool(self._body.return_tokens_as_token_ids),
         )
+
+
+def _delta(added: AnswerDelta) -> Delta:
+    delta = Delta()
+    if added.content:
+        delta.content = added.content
+    if added.reasoning:
+        delta.reasoning_content = delta.reasoning = added.reasoning
+    if added.tool_calls:
+        delta.tool_calls = [
+            ToolCallDelta(
+                call.index,
+                Function(call.arguments, call.name or UNSET),
+                call.id or UNSET,
+                "function" if call.id else UNSET,
+            )
+            for call in added.tool_calls
+        ]
+    return delta
 
 
 def _append(choice: ChatChoice, piece: ChunkChoice) -> None:

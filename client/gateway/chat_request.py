@@ -9,7 +9,6 @@ from client.gateway.errors import ApiError, unsupported
 from client.gateway.generation import Generation
 from client.gateway.schemas.chat import ChatRequest
 from client.gateway.schemas.tokens import TokenizeRequest
-from client.gateway.tools.choice import forcing_format
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 # Fields of answers that clients send back, and that say nothing if they are empty.
@@ -30,14 +29,10 @@ def generation_of(body: ChatRequest, request_id: str) -> Generation:
     )
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
-    if (forced := forcing_format(body)) is not None:
-        sampling["response_format"] = forced
     if body.logprobs:
         sampling["logprobs"] = body.top_logprobs or 0
     completion = body.max_completion_tokens is not None
     names = {"logprobs": "top_logprobs"}
-    if forced is not None:
-        names["response_format"] = "tools"
     return Generation(
         request_id,
         sampling,

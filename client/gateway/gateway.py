@@ -16,6 +16,7 @@ from client.gateway.security.tenant_client import TenantClient
 from client.gateway.security.tenants import Tenant, read_tenants
 from client.gateway.settings import GatewaySettings
 from client.gateway.sse import EventEncoder
+from client.gateway.tool_format import ToolFormat
 
 
 class Gateway:
@@ -27,6 +28,7 @@ class Gateway:
         client: the servers as whoever asks may use them.
         quotas: who may ask, and how much; None: everybody may.
         metrics: this gateway's own.
+        tool_format: the form in which the model calls tools.
         model_names: names that clients may call the model by; the first is its own.
         created: when it started, in seconds since the epoch.
     """
@@ -48,6 +50,7 @@ class Gateway:
         self.model_names = settings.model_names or (settings.triton_model,)
         self.created = int(time.time())
         self.encode_event = EventEncoder()
+        self.tool_format = ToolFormat(self.pool)
 
     def for_tenant(self, tenant: Tenant) -> Gateway:
         """Return the same gateway, whose requests are this tenant's."""

@@ -43,6 +43,7 @@ from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.section_format import SectionFormat
 from engine.text.tokenizer import Tokenizer
+from engine.text.tool_call_parser import tool_call_parser
 
 log = logging.getLogger("trident.engine")
 
@@ -139,6 +140,7 @@ class EngineCore:
             block_size=plan.block_size,
             max_num_seqs=loaded.config.max_num_seqs,
             description=loaded.description,
+            tool_call_parser=tool_call_parser(self.tokenizer, config.tool_call_parser),
         )
 
     def _text_token_ids(self) -> list[int]:

@@ -143,6 +143,7 @@ class ServerPool(Collector):
             first.detail,
             sum(each.num_restarts for each in found),
             sum(each.num_in_flight for each in found),
+            first.tool_call_parser,
         )
 
     def collect(self) -> Iterator[Metric]:

@@ -1,15 +1,16 @@
 """Calls of tools: what a model writes read as OpenAI's deltas, and enforced by grammar."""
 
 from client.gateway.tool_calls.choice import ToolChoice
-from client.gateway.tool_calls.format import Function, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.formats import FORMATS
-from client.gateway.tool_calls.stream import AnswerStream, Delta, ToolCallDelta
+from client.gateway.tool_calls.stream import AnswerDelta, AnswerStream, ToolCallDelta
 
 __all__ = [
     "FORMATS",
+    "AnswerDelta",
     "AnswerStream",
-    "Delta",
     "Function",
+    "Node",
     "Parsed",
     "ToolCall",
     "ToolCallDelta",

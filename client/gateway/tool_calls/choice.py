@@ -51,21 +51,26 @@ class ToolChoice:
             raise ValueError(f"tool_choice: {mode} needs tools")
         return cls(functions, mode, parallel_tool_calls is not False)
 
-    def structure(self, form: ToolCallFormat) -> Node | None:
-        """Return what the answer must match, or None if it is free.
+    def structure(self, form: ToolCallFormat, answer: Node | None = None) -> Node | None:
+        """Return what the output must match, or None if nothing is to be enforced for tools.
+
+        Args:
+            form: of the calls.
+            answer: what an answer without calls must match.
 
         Raises:
             ValueError: a strict function cannot be enforced in this form.
         """
         functions = self.functions.values()
-        if self.mode == "required":
-            parts = [form.call(function) for function in functions]
-            return grammar.calls(parts, form.separator, parallel=self.is_parallel)
-        if self.mode == "none" or (
-            self.is_parallel and not any(function.is_strict for function in functions)
-        ):
+        is_free = self.is_parallel and not any(function.is_strict for function in functions)
+        if self.mode == "none" or (self.mode == "auto" and is_free and answer is None):
             return None
         parts = [form.call(function) for function in functions]
+        calls = grammar.calls(parts, form.separator, parallel=self.is_parallel)
+        if self.mode == "required":
+            return calls
+        if answer is not None:
+            return grammar.either([answer, calls])
         triggers = [form.trigger] if form.trigger else [str(part["begin"]) for part in parts]
         return grammar.free_text(parts, triggers, parallel=self.is_parallel)
 

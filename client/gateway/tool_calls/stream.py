@@ -28,12 +28,18 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """What a chunk adds to an answer."""
+class AnswerDelta:
+    """What a chunk adds to an answer.
+
+    Attributes:
+        finish_reason: at the end, why there is no more: `tool_calls` if there are calls, and none
+            of them was cut off; else as the server says.
+    """
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    finish_reason: str | None = None
 
 
 class AnswerStream:
@@ -59,8 +65,8 @@ class AnswerStream:
         self._reasoning: list[str] = []
         self._deltas: list[ToolCallDelta] = []
 
-    def add(self, sections: Sequence[Section]) -> Delta:
-        """Go on with the parts of sections that a chunk has."""
+    def add(self, sections: Sequence[Section], finish_reason: str | None = None) -> AnswerDelta:
+        """Go on with the parts of sections that a chunk has; the last one has the reason."""
         for part in sections:
             if part.index != self._section.index:
                 self._end(is_closed=True)
@@ -71,18 +77,14 @@ class AnswerStream:
             text = self._section.text + part.text
             self._section = Section(part.type, part.index, text, self._section.tag)
             self._parse(is_closed=False)
-        return self._take()
+        return self._take(None if finish_reason is None else self._finish(finish_reason))
 
-    def finish(self, reason: str) -> tuple[Delta, str]:
-        """End the sequence for `reason`; return the last delta, and OpenAI's `finish_reason`.
-
-        That is `tool_calls` if there are calls, and none of them was cut off.
-        """
+    def _finish(self, reason: str) -> str:
         self._end(is_closed=reason == "stop")
         if self._section.type != "reasoning" and not self._num_calls:
             self._content.append(self._space)
         is_called = reason == "stop" and self._num_calls and not self._has_cut_call
-        return self._take(), "tool_calls" if is_called else reason
+        return "tool_calls" if is_called else reason
 
     @property
     def _num_calls(self) -> int:
@@ -154,7 +156,9 @@ class AnswerStream:
         self._space = text[len(written) :]
         (self._reasoning if self._section.type == "reasoning" else self._content).append(written)
 
-    def _take(self) -> Delta:
-        delta = Delta("".join(self._content), "".join(self._reasoning), tuple(self._deltas))
+    def _take(self, finish_reason: str | None) -> AnswerDelta:
+        delta = AnswerDelta(
+            "".join(self._content), "".join(self._reasoning), tuple(self._deltas), finish_reason
+        )
         self._content, self._reasoning, self._deltas = [], [], []
         return delta

@@ -33,12 +33,14 @@ class Health(msgspec.Struct, frozen=True):
         detail: one sentence, why it is not ready; empty if it is.
         num_restarts: how often the engine process has been started again.
         num_in_flight: requests that have been submitted and that the process has not ended yet.
+        tool_call_parser: the form in which the model calls tools, in vLLM's names; or `none`.
     """
 
     state: State
     detail: str = ""
     num_restarts: int = 0
     num_in_flight: int = 0
+    tool_call_parser: str = "none"
 
 
 class Owner(Protocol):
@@ -183,7 +185,9 @@ class Supervisor:
         self._owner.on_up(ready, is_restart=is_restart)
         with self._lock:
             restarts = self._health.num_restarts + is_restart
-            self._health = Health("ready", num_restarts=restarts)
+            self._health = Health(
+                "ready", num_restarts=restarts, tool_call_parser=ready.tool_call_parser
+            )
         self._on_progress(ready.description)
         self._started.set()
         try:

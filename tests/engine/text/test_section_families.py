@@ -14,7 +14,10 @@ from engine.text.section_reader import SectionReader, place_after_prompt
 from engine.text.section_tags import REASONING, TOOL_CALLS
 from engine.text.section_tracker import SectionTracker
 from engine.text.sections import Place, Section
-from tests.factories.tagged import Form, format_of, tagged
+from engine.text.tokenizer import Tokenizer
+from engine.text.tool_call_parser import tool_call_parser
+from tests.factories.tagged import Form, format_of, tagged, template
+from tests.factories.tokenizers import byte_level_tokenizer
 
 FORMS: tuple[Form, ...] = ("special", "added", "text")
 QWEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -249,3 +252,27 @@ def test_the_end_of_reasoning_is_known() -> None:
     answer = "<|channel|>analysis<|message|>a<|end|><|start|><|channel|>final<|message|>"
     ended = follow(harmony, answer)
     assert ended == [False] * (len(ended) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (("<tool_call>", '{"name": "f", "arguments": {}}'), "hermes"),
+        (("<tool_call>", "<function=f>", "<parameter=x>"), "qwen3_coder"),
+        (("<tool_call>", "<arg_key>"), "glm45"),
+        (("[TOOL_CALLS]",), "mistral"),
+        (("<|python_start|>",), "llama4_pythonic"),
+        (('{"name": function name, "parameters": dictionary of',), "llama3_json"),
+        (("[func_name1(params_name1=",), "pythonic"),
+        (("<|channel|>", "<|message|>", "functions."), "openai"),
+        (("<tool_calls>",), "jamba"),
+        (("nothing",), "none"),
+    ],
+)
+def test_the_form_of_tool_calls_is_told_by_the_template(parts: tuple[str, ...], name: str) -> None:
+    hf_tokenizer = byte_level_tokenizer()
+    hf_tokenizer.chat_template = template("tools", *parts)
+    assert tool_call_parser(Tokenizer(hf_tokenizer), "auto") == name
+    assert tool_call_parser(Tokenizer(hf_tokenizer), "xlam") == "xlam"
+    hf_tokenizer.chat_template = template(*parts)
+    assert tool_call_parser(Tokenizer(hf_tokenizer), "auto") == "none"

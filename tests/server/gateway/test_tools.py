@@ -1,4 +1,7 @@
-"""Tools through the gateway: a random model that grammars make write calls."""
+"""Tools and reasoning through a real server, with OpenAI's own clients.
+
+The model is random: a grammar makes it call, or write a text of ours.
+"""
 
 from __future__ import annotations
 
@@ -8,69 +11,69 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from openai import BadRequestError, OpenAI
 
 from client.gateway.settings import GatewaySettings
 from engine.launch.server import TritonServer
+from engine.text.tokenizer import Tokenizer
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tagged import tagged_tokenizer
 from tests.factories.tokenizers import save_tokenizer
-from tests.server.gateway.conftest import Blocking, Direct
 from tests.server.gateway.running import running
 
 pytestmark = pytest.mark.server
 
-USER = {"role": "user", "content": "How warm is it?"}
-SCHEMA = {
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+TEMPLATE = """
+{%- if tools %}<|user|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
+{%- for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls %}<tool_call>{"name": "{{ call.function.name }}", "arguments": {
+{%- for name, value in call.function.arguments.items() %}"{{ name }}": {{ value | tojson }}
+{%- endfor %}}}</tool_call>{% endfor %}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+USER: Any = {"role": "user", "content": "Rain in Rome?"}
+WEATHER = {
     "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"$ref": "#/$defs/days"}},
-    "required": ["city", "days"],
+    "properties": {"city": {"enum": ["Rome", "Zürich"]}, "dry": {"type": "boolean"}},
+    "required": ["city", "dry"],
     "additionalProperties": False,
-    "$defs": {"days": {"enum": [1, 2]}},
 }
-TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "stop_it", "parameters": {"enum": [{}]}}},
+NOW = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"get_weather": WEATHER, "now": NOW}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in SCHEMAS.items()
 ]
-# What a model that has learnt it writes.
-CALL = (
-    r'<tool_call>\n\{"name": "get_weather", "arguments": \{"city": "(Rome|Oslo)"\}\}\n</tool_call>'
-)
+CALL = '{"name": "get_weather", "arguments": {"city": "Zürich", "dry": true}}'
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def tokenizer() -> Any:
+    made = tagged_tokenizer(TAGS, "special")
+    made.chat_template = TEMPLATE
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("tools")
-    tokenizer = tagged_tokenizer(("<tool_call>", "</tool_call>"), "text")
-    tokenizer.chat_template = (
-        "{% if tools %}{{ tools | tojson }}{% endif %}"
-        "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
-        f"{{% endfor %}}{tokenizer.chat_template}"
-    )
+    eos = tokenizer.eos_token_id
     write_checkpoint(
-        folder,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
+        folder, vocab_size=len(tokenizer), max_position_embeddings=1024, eos_token_id=eos
     )
     settings = {
         "model": str(save_tokenizer(tokenizer, folder)),
         "dtype": "float32",
-        "num_gpu_blocks_override": 400,
-        "tool_call_parser": "hermes",
+        "num_gpu_blocks_override": 300,
     }
     with (
         TritonServer(settings, ports=0, start_timeout_s=120) as server,
-        running(GatewaySettings(triton_urls=(server.grpc_url,))) as gateway,
+        running(GatewaySettings(triton_urls=(server.grpc_url,))) as address,
     ):
-        yield gateway
-
-
-@pytest.fixture(scope="module", params=[Direct, Blocking], ids=["sync", "async"])
-def client(request: pytest.FixtureRequest, address: str) -> Iterator[Direct | Blocking]:
-    made = request.param(f"http://{address}/v1")
-    yield made
-    made.close()
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -79,134 +82,208 @@ def openai(address: str) -> Iterator[OpenAI]:
         yield client
 
 
-def create(client: Direct | Blocking, **options: Any) -> Any:
-    asked: Any = {"model": "ensemble", "messages": [USER], "tools": TOOLS, "max_tokens": 300}
-    return client.create("chat.completions", **{**asked, "seed": 3, **options})
+@pytest.fixture(scope="module")
+def blanks(tokenizer: Any) -> dict[str, int]:
+    """No blanks between the parts of JSON, of which a random model writes many."""
+    texts = Tokenizer(tokenizer)
+    return {
+        str(i): -100 for i in texts.text_token_ids() if not texts.token_text(i).strip(" \t\r\n")
+    }
 
 
-def joined(chunks: list[Any]) -> tuple[str, list[list[str]], str]:
-    """Return content, names and arguments of the calls, and the finish reason."""
-    content, calls, reason = "", list[list[str]](), ""
+def create(openai: OpenAI, **options: Any) -> Any:
+    extra = {name: options.pop(name) for name in ("structured_outputs",) if name in options}
+    asked = {"model": "ensemble", "messages": [USER], "tools": TOOLS, "max_tokens": 300}
+    return openai.chat.completions.create(**{**asked, **options}, extra_body=extra)
+
+
+def written(text: str) -> dict[str, Any]:
+    """Return the grammar by which the model writes `text`."""
+    return {"structural_tag": {"format": {"type": "const_string", "value": text}}}
+
+
+def whole(chunks: Any) -> dict[str, Any]:
+    """Put a stream together as strict clients do: the message, and its finish reason."""
+    made: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
     for chunk in chunks:
-        for choice in chunk.choices:
-            content += choice.delta.content or ""
-            for each in choice.delta.tool_calls or ():
-                if each.id:
-                    assert each.type == "function"
-                    assert each.index == len(calls)
-                    calls.append([each.function.name, ""])
-                calls[each.index][1] += each.function.arguments
-            reason = choice.finish_reason or reason
-    return content, calls, reason
+        [choice] = chunk.choices
+        delta = choice.delta
+        made["content"] += delta.content or ""
+        made["reasoning"] += getattr(delta, "reasoning_content", None) or ""
+        assert getattr(delta, "reasoning", None) == getattr(delta, "reasoning_content", None)
+        for call in delta.tool_calls or ():
+            if call.index == len(made["calls"]):
+                assert (call.type, bool(call.id)) == ("function", True)
+                made["calls"].append([call.function.name, ""])
+            assert call.index == len(made["calls"]) - 1
+            made["calls"][call.index][1] += call.function.arguments
+        assert "finish_reason" not in made
+        if choice.finish_reason is not None:
+            made["finish_reason"] = choice.finish_reason
+    return made
 
 
-def whole(answer: Any) -> tuple[str, list[list[str]], str]:
-    (choice,) = answer.choices
-    calls = [[c.function.name, c.function.arguments] for c in choice.message.tool_calls or ()]
-    return choice.message.content or "", calls, choice.finish_reason
+def told(answer: Any) -> dict[str, Any]:
+    """Return an answer that came at once in the same form."""
+    [choice] = answer.choices
+    message = choice.message
+    reasoning = getattr(message, "reasoning_content", None)
+    assert getattr(message, "reasoning", None) == reasoning
+    calls = message.tool_calls or []
+    assert all(call.id and call.type == "function" for call in calls)
+    assert message.content or calls
+    return {
+        "content": message.content or "",
+        "reasoning": reasoning or "",
+        "calls": [[call.function.name, call.function.arguments] for call in calls],
+        "finish_reason": choice.finish_reason,
+    }
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_calls_between_the_models_tags(client: Direct | Blocking, times: int) -> None:
-    body = {"structured_outputs": {"regex": "I will[.]\n" + "\n".join([CALL] * times)}}
-    answer = create(client, extra_body=body)
-    content, calls, reason = whole(answer)
-    assert (content, reason, len(calls)) == ("I will.", "tool_calls", times)
-    for name, arguments in calls:
-        assert name == "get_weather"
-        assert json.loads(arguments)["city"] in ("Rome", "Oslo")
-    assert joined(create(client, extra_body=body, stream=True)) == (content, calls, reason)
-
-
-def test_a_conversation(client: Direct | Blocking) -> None:
-    """The answer with its call goes back as it came, with the tool's result."""
-    answer = create(client, extra_body={"structured_outputs": {"regex": CALL}})
-    message = answer.choices[0].message
-    assert message.content is None
-    (call,) = message.tool_calls
-    result = {"role": "tool", "tool_call_id": call.id, "content": "20 degrees"}
-    again = create(client, messages=[USER, message.model_dump(), result], max_tokens=5)
-    assert again.usage.prompt_tokens > answer.usage.prompt_tokens
-
-
-def test_a_call_that_is_cut_off_ends_with_length(client: Direct | Blocking) -> None:
-    body = {"structured_outputs": {"regex": CALL}}
-    length = create(client, extra_body=body).usage.completion_tokens
-    content, calls, reason = whole(create(client, extra_body=body, max_tokens=length - 25))
-    assert reason == "length"
-    assert content == ""
-    assert [name for name, _ in calls] == ["get_weather"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("parallel", [None, False])
-def test_required_is_enforced(
-    client: Direct | Blocking, stream: bool, parallel: bool | None
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+    ],
+    ids=["required", "one", "named"],
+)
+def test_calls_that_have_to_be_are_enforced(
+    openai: OpenAI, options: Any, seed: int, blanks: Any
 ) -> None:
-    options: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
-    blanks = {str(token_id): -100 for token_id in (tagged_blanks())}
-    answer = create(client, tool_choice="required", stream=stream, logit_bias=blanks, **options)
-    content, calls, reason = joined(answer) if stream else whole(answer)
-    assert content == ""
-    assert calls
-    if parallel is False:
-        assert len(calls) == 1
-        assert reason == "tool_calls"
-    for name, arguments in calls[: 1 if reason == "length" else None]:
-        assert name in ("get_weather", "stop_it")
-        if name == "get_weather" and reason != "length":
-            assert json.loads(arguments).keys() == {"city", "days"}
+    asked = {**options, "seed": seed, "temperature": 1.5, "logit_bias": blanks}
+    answer = told(create(openai, **asked))
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["content"] == ""
+    for name, arguments in answer["calls"]:
+        Draft202012Validator(SCHEMAS[name]).validate(json.loads(arguments))
+    if options["tool_choice"] != "required" or "parallel_tool_calls" in options:
+        assert len(answer["calls"]) == 1
+    if isinstance(options["tool_choice"], dict):
+        assert answer["calls"][0][0] == "get_weather"
+    assert whole(create(openai, stream=True, **asked)) == answer
 
 
-def tagged_blanks() -> list[int]:
-    ids: list[int] = tagged_tokenizer(("<tool_call>", "</tool_call>"), "text").encode("\n\t\r ")
-    return ids
+def test_a_call_among_reasoning_and_an_answer(openai: OpenAI) -> None:
+    text = f"<think>\nhm\n</think>\n\nLet me see.\n<tool_call>\n{CALL}\n</tool_call>"
+    expected = {
+        "content": "Let me see.",
+        "reasoning": "hm",
+        "calls": [["get_weather", '{"city": "Zürich", "dry": true}']],
+        "finish_reason": "tool_calls",
+    }
+    asked = {"structured_outputs": written(text)}
+    assert told(create(openai, **asked)) == expected
+    assert whole(create(openai, stream=True, **asked)) == expected
+    plain = {**expected, "calls": [], "finish_reason": "stop"}
+    plain["content"] = f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>"
+    for no_tools in ({"tool_choice": "none"}, {"tools": None}):
+        assert told(create(openai, **asked, **no_tools)) == plain
+        assert whole(create(openai, stream=True, **asked, **no_tools)) == plain
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_function_that_is_named_is_called(client: Direct | Blocking, stream: bool) -> None:
-    choice = {"type": "function", "function": {"name": "get_weather"}}
-    blanks = {str(token_id): -100 for token_id in tagged_blanks()}
-    answer = create(client, tool_choice=choice, stream=stream, logit_bias=blanks)
-    content, calls, reason = joined(answer) if stream else whole(answer)
-    assert (content, reason) == ("", "tool_calls")
-    ((name, arguments),) = calls
+def test_a_call_that_was_cut_off_ends_with_length(openai: OpenAI) -> None:
+    text = f"<tool_call>\n{CALL}\n</tool_call>"
+    asked: Any = {"structured_outputs": written(text), "max_tokens": 56}
+    answer = told(create(openai, **asked))
+    [[name, arguments]] = answer["calls"]
     assert name == "get_weather"
-    assert json.loads(arguments)["city"] in ("Rome", "Oslo")
+    assert '{"city": "Zürich", "dry": true}'.startswith(arguments)
+    assert answer["finish_reason"] == "length"
+    assert whole(create(openai, stream=True, **asked)) == answer
 
 
-def test_without_a_choice_tags_are_text(client: Direct | Blocking) -> None:
-    body = {"structured_outputs": {"regex": CALL}}
-    content, calls, reason = whole(create(client, tool_choice="none", extra_body=body))
-    assert content.startswith("<tool_call>")
-    assert content.endswith("</tool_call>")
-    assert (calls, reason) == ([], "stop")
-
-
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": None, "tool_choice": "auto"}, "tool_choice", "needs tools"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
-    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name", "twice"),
-    ({"tool_choice": "always"}, "tool_choice", "tool_choice: "),
-    (
-        {"tool_choice": {"type": "function", "function": {"name": "other"}}},
-        "tool_choice",
-        "one of tools",
-    ),
-    (
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format",
-        "not together",
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "text"), REFUSED)
-def test_what_is_wrong_is_refused_by_name(
-    openai: OpenAI, fields: dict[str, Any], param: str, text: str
+def test_strict_functions_are_enforced_where_the_model_is_free(
+    openai: OpenAI, tokenizer: Any
 ) -> None:
-    body: Any = {"messages": [USER], "tools": TOOLS, **fields}
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    # Nothing but calls, as far as the grammar lets it.
+    begin = str(tokenizer.convert_tokens_to_ids("<tool_call>"))
+    answer = told(create(openai, tools=strict, logit_bias={begin: 100}, temperature=1.5, seed=1))
+    assert len(answer["calls"]) > 1
+    for name, arguments in answer["calls"][:-1]:
+        Draft202012Validator(SCHEMAS[name]).validate(json.loads(arguments))
+
+
+def test_json_is_asked_for_beside_tools(openai: OpenAI, blanks: Any, tokenizer: Any) -> None:
+    schema = {"name": "x", "schema": {"enum": ["yes", "no"]}}
+    asked: Any = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    begin = str(tokenizer.convert_tokens_to_ids("<tool_call>"))
+    for weight, is_called in ((100, True), (-100, False)):
+        bias = {**blanks, begin: weight}
+        answer = told(create(openai, parallel_tool_calls=False, logit_bias=bias, seed=5, **asked))
+        assert bool(answer["calls"]) == is_called
+        assert answer["content"] in (("",) if is_called else ('"yes"', '"no"'))
+
+
+def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tokenizer: Any) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather"}}
+    call["function"] |= {"arguments": '{"city": "Rome"}'}  # type: ignore[operator]
+    said: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": '{"dry": false}'}
+    asked: Any = {"max_tokens": 1}
+
+    def length(name: str | None) -> int:
+        thought = {} if name is None else {name: "hm"}
+        messages = [USER, {**said, **thought}, result]
+        tokens = create(openai, messages=messages, **asked).usage.prompt_tokens
+        assert isinstance(tokens, int)
+        return tokens
+
+    inner = {**call, "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+    plain = {"role": "assistant", "content": "", "tool_calls": [inner]}
+    for name in (None, "reasoning", "reasoning_content"):
+        thought = {} if name is None else {"reasoning_content": "hm"}
+        rendered = tokenizer.apply_chat_template(
+            [USER, {**plain, **thought}, result],
+            tools=TOOLS,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        assert length(name) == len(tokenizer.encode(rendered, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "text"),
+    [
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+            "is not one of the tools",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {}}]},
+            "tools[0].function.name",
+            "must be a string",
+        ),
+        ({"tools": [{"type": "x", "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
+        ({"tools": TOOLS + TOOLS[:1]}, "tools[2].function.name", "is there twice"),
+        (
+            {"tool_choice": "required", "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "not together with tools",
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "strict": True, "parameters": {"not": {}}},
+                    }
+                ]
+            },
+            "tools",
+            'keyword "not" is not enforced',
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_wrong_tools_are_refused_by_name(
+    openai: OpenAI, fields: Any, param: str, text: str, stream: bool
+) -> None:
     with pytest.raises(BadRequestError) as caught:
-        openai.chat.completions.create(model="ensemble", messages=[], extra_body=body)
+        create(openai, stream=stream, **fields)
     assert text in caught.value.message
-    assert str(caught.value.param).startswith(param)
+    assert caught.value.param == param

@@ -47,12 +47,13 @@ def read(
 ) -> Answer:
     """Put an answer together as a strict client does."""
     stream = AnswerStream(form, functions)
-    deltas = [stream.add(chunk) for chunk in chunks]
-    last, finish_reason = stream.finish(reason)
+    *before, last = chunks
+    deltas = [*(stream.add(chunk) for chunk in before), stream.add(last, reason)]
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * len(before)
     content = reasoning = ""
     calls: list[list[Any]] = []
     ids: list[str] = []
-    for delta in [*deltas, last]:
+    for delta in deltas:
         content += delta.content
         reasoning += delta.reasoning
         for call in delta.tool_calls:
@@ -67,7 +68,9 @@ def read(
                 assert not call.name
             calls[call.index][1] += call.arguments
     assert len(set(ids)) == len(ids)
-    return Answer(content, reasoning, [(name, text) for name, text in calls], finish_reason)
+    return Answer(
+        content, reasoning, [(name, text) for name, text in calls], str(deltas[-1].finish_reason)
+    )
 
 
 def cut(sections: Sequence[Section], at: Iterable[int]) -> list[list[Section]]:

@@ -1,0 +1,65 @@
+"""Tools of a chat: which may be called, and the grammar for those that must be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from client.gateway.errors import ApiError, unsupported
+from client.gateway.generation import Generation
+from client.gateway.schemas.chat import ChatRequest
+from client.gateway.tool_calls import Node, ToolCallFormat, ToolChoice
+from client.gateway.tool_calls.grammar import json_value
+
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def tool_choice_of(body: ChatRequest) -> ToolChoice:
+    """Return which tools may be called, and which must be.
+
+    Raises:
+        ApiError: a field is wrong.
+    """
+    try:
+        return ToolChoice.read(body.tools, body.tool_choice, body.parallel_tool_calls)
+    except ValueError as error:
+        raise _wrong(error) from None
+
+
+def with_calls(generation: Generation, choice: ToolChoice, form: ToolCallFormat) -> Generation:
+    """Return the request with a grammar for what `choice` says, if it needs one.
+
+    Raises:
+        ApiError: a function cannot be enforced, or another grammar is asked for too.
+    """
+    sampling = dict(generation.sampling)
+    answer = _json_answer(sampling.get("response_format"))
+    try:
+        structure = choice.structure(form, answer)
+    except ValueError as error:
+        raise _wrong(error) from None
+    if structure is None:
+        return generation
+    for name in _GRAMMARS:
+        if name in sampling:
+            raise unsupported(name, "not together with tools that have to be enforced")
+    sampling.pop("response_format", None)
+    sampling["structured_outputs"] = {"structural_tag": {"format": structure}}
+    names = {**generation.names, "structured_outputs.structural_tag": "tools"}
+    return replace(generation, sampling=sampling, names=names)
+
+
+def _json_answer(response_format: Any) -> Node | None:
+    """Return the structure of an answer that calls nothing; None if it is free text."""
+    given = response_format or {}
+    if given.get("type") == "json_object":
+        return json_value({"type": "object"}, strict=True)
+    inner = given.get("json_schema")
+    if given.get("type") != "json_schema" or not isinstance(inner, dict):
+        return None
+    return json_value(inner.get("schema", True), strict=inner.get("strict") is not False)
+
+
+def _wrong(error: ValueError) -> ApiError:
+    message = str(error)
+    return ApiError(400, message, param=message.split(":", 1)[0])

@@ -1,1 +1,0 @@
-"""Calls of tools: what models write, as pure functions of the whole text so far."""
