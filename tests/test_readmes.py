@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -50,24 +51,25 @@ def test_a_command_knows_its_options(example: Example) -> None:
     words = shlex.split(example.text, comments=True)
     if words[0] == "make":
         targets = [word for word in words[1:] if "=" not in word]
-        _succeeds(["make", "--dry-run", *targets])
+        _succeeds("make", "--dry-run", *targets)
         return
     if words[0].startswith("TRITON_INTERPRET"):
         words = words[1:]
     if "pytest" in words:
-        _succeeds([sys.executable, *words[1:4], "--help"])
+        _succeeds(sys.executable, *words[1:4], "--help")
         assert (ROOT / words[3]).is_dir()
         return
     if "bench" in words:
         command = [sys.executable, "-m", "client.cli", *words[1:3]]
     else:
         command = [sys.executable, *words[1:3]]
-    text = _succeeds([*command, "--help"])
+    text = _succeeds(*command, "--help")
     for option in (word for word in words if word.startswith("--")):
         assert re.search(rf"{option}\b", text), f"{option} is not in: {shlex.join(command)} --help"
 
 
-def _succeeds(command: list[str]) -> str:
+@cache
+def _succeeds(*command: str) -> str:
     environment = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120

@@ -77,7 +77,17 @@ def reference(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True], ids=["step-by-step", "one-step-ahead"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("reference", "mode"),
+    [  # what the scheduler does to a prompt is the same for each family: one stands for all
+        pytest.param(
+            case, mode, marks=() if case == "llama" or mode == "chunked" else pytest.mark.large
+        )
+        for case in CASES
+        for mode in MODES
+    ],
+    indirect=["reference"],
+)
 def test_they_are_those_of_transformers(reference: Reference, mode: str, ahead: bool) -> None:
     llm = reference.llm(async_scheduling=ahead, **MODES[mode])
     num_preemptions = 0

@@ -21,10 +21,15 @@ _A = Tokenizer(byte_level_tokenizer()).encode("a")[0]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["step-by-step", "one-step-ahead"])
-def llm(checkpoint: Path, request: pytest.FixtureRequest) -> LLM:
+def ahead(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path, ahead: bool) -> LLM:
     settings: dict[str, Any] = {"dtype": "float32", "block_size": 4, "max_num_seqs": 16}
     # Too few blocks for 16 long sequences: some are preempted.
-    settings |= {"num_gpu_blocks_override": 600, "async_scheduling": request.param}
+    settings |= {"num_gpu_blocks_override": 600, "async_scheduling": ahead}
     return LLM(str(checkpoint), **settings)
 
 
@@ -50,9 +55,10 @@ def answers(llm: LLM, *many: SamplingParams) -> list[tuple[str, str, list[int]]]
 
 
 @pytest.mark.slow
-def test_finished_documents_of_three_hundred_schemas_are_valid(llm: LLM) -> None:
+def test_finished_documents_of_three_hundred_schemas_are_valid(llm: LLM, ahead: bool) -> None:
     # The tokenizer has a token whose text is "é" and whose byte is another: it cannot be forced.
     schemas = [each for each in SCHEMAS if "é" not in json.dumps(each, ensure_ascii=False)]
+    schemas = schemas[ahead::2]  # either way of stepping takes half
     found = answers(llm, *(params(structured_outputs={"json": schema}) for schema in schemas))
     finished = [
         (schema, text)
@@ -61,7 +67,7 @@ def test_finished_documents_of_three_hundred_schemas_are_valid(llm: LLM) -> None
     ]
     for schema, text in finished:
         Draft202012Validator(schema).validate(json.loads(text))
-    assert len(finished) > 240
+    assert len(finished) > 120
 
 
 def test_requests_with_and_without_grammars_share_steps(llm: LLM) -> None:
