@@ -11,8 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
-from tritonclient.grpc import InferResult, service_pb2
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2
 
 from client.errors import ServerError
 from client.protocol import (
@@ -25,15 +24,9 @@ from client.protocol import (
     TokenLogprobs,
     Tokens,
 )
+from client.tensors import read_tensors
 
-_UNREADABLE = (
-    ValueError,
-    TypeError,
-    LookupError,
-    struct.error,
-    msgspec.MsgspecError,
-    InferenceServerException,
-)
+_UNREADABLE = (ValueError, TypeError, LookupError, struct.error, msgspec.MsgspecError)
 
 
 class _Entry(msgspec.Struct):
@@ -57,15 +50,15 @@ def read_chunks(response: service_pb2.ModelInferResponse) -> Iterator[Chunk]:
         ServerError: it is not what this client understands.
     """
     try:
-        yield from _chunks(InferResult(response))
+        yield from _chunks(read_tensors(response))
     except _UNREADABLE as error:
         raise ServerError(f"the answer cannot be read: {error}") from None
 
 
-def _chunks(result: InferResult) -> Iterator[Chunk]:
-    texts = _values(result, "text_output")
+def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
+    texts = tensors.get("text_output", ())
     columns = [
-        _values(result, name) or [default] * len(texts)
+        tensors.get(name) or [default] * len(texts)
         for name, default in (
             ("sequence_index", 0),
             ("finish_reason", b""),
@@ -75,20 +68,21 @@ def _chunks(result: InferResult) -> Iterator[Chunk]:
             ("sections", None),
         )
     ]
-    num_input_tokens = int((_values(result, "num_input_tokens") or [0])[0])
+    num_input_tokens = (tensors.get("num_input_tokens") or (0,))[0]
     prompt = [
-        _positions(_PROMPT_LOGPROBS.decode(c)[1:]) for c in _values(result, "prompt_logprobs")
+        _positions(_PROMPT_LOGPROBS.decode(content)[1:])
+        for content in tensors.get("prompt_logprobs", ())
     ]
     for text, index, reason, num_tokens, num_cached, logprobs, sections in zip(
         texts, *columns, strict=True
     ):
         yield Chunk(
             text=text.decode(),
-            index=int(index),
+            index=index,
             finish_reason=_finish_reason(reason),
-            num_output_tokens=int(num_tokens),
+            num_output_tokens=num_tokens,
             num_input_tokens=num_input_tokens,
-            num_cached_tokens=int(num_cached),
+            num_cached_tokens=num_cached,
             logprobs=None if logprobs is None else _positions(_LOGPROBS.decode(logprobs)),
             sections=None if sections is None else _SECTIONS.decode(sections),
             prompt_logprobs=prompt.pop() if prompt else None,
@@ -114,7 +108,7 @@ def read_health(response: service_pb2.ModelInferResponse) -> Iterator[Health]:
     Raises:
         ServerError: it is not what this client understands.
     """
-    for content in _values(InferResult(response), "health"):
+    for content in read_tensors(response).get("health", ()):
         try:
             yield msgspec.json.decode(content, type=Health)
         except msgspec.DecodeError as error:
@@ -127,18 +121,15 @@ def read_tokens(response: service_pb2.ModelInferResponse) -> Iterator[Tokens]:
     Raises:
         ServerError: it is not what this client understands.
     """
-    result = InferResult(response)
-    ids, texts, limit = (
-        _values(result, name) for name in ("input_ids", "token_texts", "max_model_len")
-    )
-    if limit:
-        decoded = tuple(text.decode() for text in texts)
-        yield Tokens(tuple(map(int, ids)), decoded, int(limit[0]))
+    tensors = read_tensors(response)
+    if "max_model_len" in tensors:
+        texts = tuple(text.decode() for text in tensors["token_texts"])
+        yield Tokens(tuple(tensors["input_ids"]), texts, tensors["max_model_len"][0])
 
 
 def read_text(response: service_pb2.ModelInferResponse) -> Iterator[str]:
     """Yield the text of tokens."""
-    for text in _values(InferResult(response), "text"):
+    for text in read_tensors(response).get("text", ()):
         yield text.decode()
 
 
@@ -212,11 +203,6 @@ def _joined_sections(chunks: Sequence[Chunk]) -> tuple[Section, ...] | None:
 def takes_batches(config: service_pb2.ModelConfigResponse) -> bool:
     """Tell from the ensemble's configuration whether its inputs have a batch dimension."""
     return bool(config.config.max_batch_size > 0)
-
-
-def _values(result: InferResult, name: str) -> list[Any]:
-    array = result.as_numpy(name)
-    return [] if array is None else list(array.reshape(-1))
 
 
 def _finish_reason(value: bytes) -> str | None:
