@@ -4,12 +4,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.detokenizer import Detokenizer
 from tests.engine.text.conftest import token_flags
 from tests.engine.text.strategies import chunkings, sequences, token_ids
+
+# Each of six tokenizers takes so many.
+_FEWER = settings(max_examples=settings.default.max_examples // 2)  # type: ignore[union-attr]
 
 
 def stream(
@@ -48,6 +51,7 @@ def append(decoder: IncrementalDecoder, token_ids: list[int]) -> str:
     return "".join(decoder.append(token_id) for token_id in token_ids)
 
 
+@_FEWER
 @given(data=st.data())
 def test_any_chunking_joins_to_the_one_shot_text(
     detokenizer: Detokenizer, data: st.DataObject
@@ -59,6 +63,7 @@ def test_any_chunking_joins_to_the_one_shot_text(
     assert stream(detokenizer, prompt, chunks, skip=skip) == whole
 
 
+@_FEWER
 @given(data=st.data())
 def test_without_a_prompt_the_text_is_the_full_decode(
     detokenizer: Detokenizer, data: st.DataObject
@@ -69,6 +74,7 @@ def test_without_a_prompt_the_text_is_the_full_decode(
     assert stream(detokenizer, [], chunks, skip=skip) == whole
 
 
+@_FEWER
 @given(data=st.data())
 def test_the_text_after_a_prompt_is_what_the_full_decode_adds(
     byte_level: Detokenizer, data: st.DataObject
@@ -83,6 +89,7 @@ def test_the_text_after_a_prompt_is_what_the_full_decode_adds(
     assert held + delta == both
 
 
+@_FEWER
 @given(data=st.data())
 def test_the_incremental_decoder_gives_the_same_text(
     detokenizer: Detokenizer, data: st.DataObject
@@ -97,6 +104,7 @@ def test_the_incremental_decoder_gives_the_same_text(
 
 
 @pytest.mark.parametrize("skip", [False, True])
+@_FEWER
 @given(data=st.data())
 def test_a_token_that_opens_a_window_is_the_window_of_what_follows(
     detokenizer: Detokenizer, skip: bool, data: st.DataObject
@@ -129,6 +137,7 @@ def test_nearly_all_tokens_open_a_window(
         assert flags.opens_window[0, of_text].all()
 
 
+@_FEWER
 @given(data=st.data())
 def test_text_once_given_is_never_taken_back(detokenizer: Detokenizer, data: st.DataObject) -> None:
     ids = data.draw(token_ids(detokenizer))

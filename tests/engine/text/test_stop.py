@@ -5,7 +5,7 @@ from operator import eq
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.detokenizer import Detokenizer
@@ -13,6 +13,9 @@ from engine.text.stop import StopChecker
 from engine.text.stop_automaton import StopAutomaton, StopMatch
 from tests.engine.text.conftest import token_flags
 from tests.engine.text.strategies import sequences
+
+# Each of six tokenizers takes so many.
+_FEWER = settings(max_examples=settings.default.max_examples // 2)  # type: ignore[union-attr]
 
 
 class Stopping(NamedTuple):
@@ -88,6 +91,7 @@ def stoppings(draw: st.DrawFn, text: str) -> Stopping:
 
 
 @pytest.mark.parametrize("appends", ["all", "watched"])
+@_FEWER
 @given(data=st.data())
 def test_client_text_is_the_full_decode_cut_at_the_first_match(
     detokenizer: Detokenizer, appends: str, data: st.DataObject
