@@ -249,7 +249,9 @@ class Request:
         return (
             self.grammar is not None
             and params.logprobs is None
-            and params.allowed_token_ids is None  # may contradict the grammar
+            # These may contradict the grammar.
+            and params.allowed_token_ids is None
+            and not self.processors
         )
 
     def force(self, token_id: int) -> None:

@@ -9,7 +9,7 @@ logit, divided by the temperature: the tokens kept are those within a radius of 
 A program handles a row, and returns at once if the row wants none of it. It reads the row twice for
 the deviation and the expected logit. The radius is bisected on integers that sort as the distances
 do, with masses summed as integers, so that ties are kept together and no order of summation shows:
-about ten to thirty passes over a row that lies in the L2 cache.
+5 to 23 passes over rows of 32k to 128k normally distributed logits, which lie in the L2 cache.
 """
 
 from __future__ import annotations

@@ -259,3 +259,10 @@ def test_two_of_the_same_name_end_the_start(
     monkeypatch.syspath_prepend(str(other))
     with pytest.raises(ConfigError, match="another package has one of the same name"):
         LLM(str(checkpoint), dtype="float32")
+
+
+def test_a_processor_that_contradicts_the_grammar_fails_the_request(llm: LLM) -> None:
+    # The grammar forces tokens, none of which the processor leaves.
+    grammar = {"structured_outputs": {"regex": "abcabcabc"}}
+    with pytest.raises(RequestError, match="the grammar cannot be followed"):
+        tokens(llm, params({"first": 390, "dense": True}, **grammar))
