@@ -56,8 +56,13 @@ class RandomWriter:
                 self._bias[token_id] = CLOSING if text.strip() else -CLOSING
         self._bias[[token for token in self._ends if token < vocabulary.size]] = CLOSING
 
-    def write(self, matcher: LLMatcher, seed: int, max_tokens: int = 400) -> str | None:
-        """Return a text of the grammar; None if it did not end within `max_tokens`."""
+    def write(
+        self, matcher: LLMatcher, seed: int, max_tokens: int = 400, until: str | None = None
+    ) -> str | None:
+        """Return a text of the grammar; None if it did not end within `max_tokens`.
+
+        It may also end with the text `until`.
+        """
         draw, grammar, ids = (
             np.random.default_rng(seed),
             SequenceGrammar(matcher, self._num_ids),
@@ -72,6 +77,9 @@ class RandomWriter:
             is_over = grammar.take(token_id)
             if token_id not in self._ends:
                 ids.append(token_id)
-            if is_over:
-                return self._tokenizer.decode(ids, skip_special_tokens=False)
+            text = (
+                self._tokenizer.decode(ids, skip_special_tokens=False) if is_over or until else ""
+            )
+            if is_over or (until and text.endswith(until)):
+                return text
         return None

@@ -4,12 +4,16 @@ import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 from jsonschema import Draft202012Validator
 
+from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
 from engine.launch.server import TritonServer
+from tests.factories.grammars import demo_tokenizer
 from tests.server.caller import Caller, InferError
 
 pytestmark = pytest.mark.server
@@ -28,6 +32,11 @@ ASK = {
     "exclude_input_in_output": True,
     "return_finish_reason": True,
 }
+
+_TOKENIZER = demo_tokenizer()
+# Ends strings and arrays sooner, and leaves out spaces between them.
+_CLOSING = {_TOKENIZER.encode(each, add_special_tokens=False)[-1]: 4.0 for each in '"}]'}
+_CLOSING |= {_TOKENIZER.encode(each, add_special_tokens=False)[-1]: -9.0 for each in "\n\r\t"}
 
 
 def ask(caller: Caller, fields: dict[str, Any] | None = None, **inputs: Any) -> str:
@@ -115,6 +124,80 @@ def test_a_stream(caller: Caller) -> None:
 def test_bad_grammars_are_named(caller: Caller, fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(InferError, match=fault):
         ask(caller, fields)
+
+
+def test_a_tool_set_of_100_kb(caller: Caller) -> None:
+    tools = ToolSets(7).tools(100_000)
+    schema = calls_schema(tools)
+    fields = {"structured_outputs": {"json": schema}, "max_tokens": 480, "logit_bias": _CLOSING}
+    asked = {**ASK, "sampling_parameters": json.dumps(fields), "temperature": 1.0}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda seed: caller.one(**{**asked, "seed": seed}), range(8)))
+    finished = [each["text_output"][0] for each in answers if each["finish_reason"] == ["stop"]]
+    assert finished
+    for text in finished:
+        Draft202012Validator(schema).validate(json.loads(text))
+    tagged = {"structured_outputs": {"structural_tag": calls_tag(tools)}, "max_tokens": 30}
+    assert caller.one(**{**ASK, "sampling_parameters": json.dumps(tagged)})["text_output"]
+
+
+def test_one_grammar_for_many_requests(caller: Caller) -> None:
+    fields = json.dumps({"structured_outputs": {"regex": "[a-z]{3}[0-9]{3}"}, "max_tokens": 20})
+    asked = {name: value for name, value in ASK.items() if name != "seed"}
+    asked |= {"sampling_parameters": fields}
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(lambda seed: caller.text(**asked, seed=seed), range(40)))
+    assert all(re.fullmatch("[a-z]{3}[0-9]{3}", text) for text in answers)
+    assert len(set(answers)) > 10
+
+
+def test_requests_that_end_while_many_large_grammars_compile(
+    caller: Caller, server: TritonServer
+) -> None:
+    """Cancelled by their clients, or at their deadline: no other request waits for them."""
+    sets = ToolSets(8)
+    grammars = [
+        {"structured_outputs": {"json": calls_schema(sets.tools(100_000))}} for _ in range(6)
+    ]
+    clients = [Caller(server.grpc_url, server.http_url) for _ in grammars]
+
+    def send(place: int) -> str:
+        asked = {**ASK, "stream": True, "sampling_parameters": json.dumps(grammars[place])}
+        try:
+            found = clients[place].collect(**asked, timeout=10_000 if place % 2 else 60_000_000)
+        except grpc.RpcError as error:
+            return str(error.code())
+        return str(found[-1]["finish_reason"][0])
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(len(grammars)) as pool:
+        ends = pool.map(send, range(len(grammars)))
+        assert caller.one(text_input="Hello", max_tokens=4)["text_output"]
+        for client in clients[::2]:
+            client.close()
+        assert set(list(ends)[1::2]) == {"abort"}
+    assert ask(caller, {"guided_regex": "[ab]{4}"})
+    assert time.monotonic() - began < 60
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"n": 2}, "[a-z]{8}[0-9]"),
+        ({"stop": ["a", "e"]}, "[a-z]{0,8}[0-9]?"),
+        ({"min_tokens": 30, "ignore_eos": True}, "[a-z]{8}[0-9]"),
+        ({"prompt_logprobs": 1, "logprobs": 2}, "[a-z]{8}[0-9]"),
+        ({"repetition_penalty": 1.5, "bad_words": ["a"], "return_sections": True}, ".{8}[0-9]"),
+    ],
+)
+def test_with_other_fields(caller: Caller, fields: dict[str, Any], pattern: str) -> None:
+    asked = {"structured_outputs": {"regex": "[a-z]{8}[0-9]"}, **fields}
+    inputs = {**ASK, "sampling_parameters": json.dumps(asked)}
+    response = caller.one(**inputs)
+    assert all(re.fullmatch(pattern, text) for text in response["text_output"])
+    assert set(response["finish_reason"]) == {"stop"}
 
 
 def test_a_grammar_that_explodes_delays_no_other_request(

@@ -9,7 +9,7 @@ from typing import Any
 
 from tritonclient.grpc.service_pb2 import ModelInferRequest as Message
 
-from tests.server.resilience.fuzzing import valid
+from tests.server.resilience.fuzzing import grammars, valid
 from tests.server.resilience.fuzzing.case import Case
 
 MAX_MODEL_LEN = 512  # of the servers under test
@@ -99,6 +99,14 @@ def _prompt_logprobs(rng: random.Random) -> Fields:
     return {"prompt_logprobs": rng.choice([0, 1, 20]), "max_tokens": rng.choice([0, 1, 4])}
 
 
+def _grammar(rng: random.Random) -> Fields:
+    return grammars.right(rng)
+
+
+def _mutated_grammar(rng: random.Random) -> Fields:
+    return grammars.mutated(rng)
+
+
 _BORDERS: tuple[Callable[[random.Random], Fields], ...] = (
     _one_token,
     _no_stop_before_the_end,
@@ -113,6 +121,8 @@ _BORDERS: tuple[Callable[[random.Random], Fields], ...] = (
     _penalties,
     _logprobs,
     _prompt_logprobs,
+    _grammar,
+    _mutated_grammar,
 )
 
 
@@ -146,7 +156,8 @@ def make(rng: random.Random) -> Case:
         "stream",
         message.SerializeToString(),
         must_fail=False,
-        must_succeed=not has_siblings,
+        # Other fields may forbid what a grammar demands.
+        must_succeed=not has_siblings and "structured_outputs" not in fields,
         cancel_after=cancel_after,
     )
 

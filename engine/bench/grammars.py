@@ -1,0 +1,196 @@
+"""`python -m engine.bench.grammars`: what structured output costs, for a checkpoint's vocabulary.
+
+On the null device, at the rate of a GPU: the time of the masks per step and per token beside the
+time of a step, and how many tokens a step gives where the grammar forces some. Then what decoding
+streams notice while tool sets of 100 KB are compiled. No weights are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.protocol import AddRequest
+from engine.service.garbage import spare_startup_objects
+from engine.token_ids import pack_token_ids
+
+_JSON = r"""
+root ::= object
+value ::= object | array | string | number | "true" | "false" | "null"
+object ::= "{" (string ":" value ("," string ":" value)*)? "}"
+array ::= "[" (value ("," value)*)? "]"
+string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
+number ::= "-"? ("0" | [1-9] [0-9]{0,9}) ("." [0-9]{1,9})?
+"""
+_PROMPT = list(range(100, 116))
+_WARM_UP_STEPS, _STEPS = 10, 100
+_MAX_TOKENS = 256
+_STREAMS, _SECONDS, _SIZE = 32, 10.0, 100_000
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """Return what is asked for, by name."""
+    tools = ToolSets(0).tools(_SIZE)
+    return {
+        "any object": {"json": {"type": "object"}},
+        "a tool's schema": {"json": tools[0]["function"]["parameters"]},
+        "100 KB of tools, schema": {"json": calls_schema(tools)},
+        "100 KB of tools, tags": {"structural_tag": calls_tag(tools)},
+        "regex": {"regex": r"[A-Z][a-z]{1,20}( [A-Za-z0-9]{1,20}){5,40}\."},
+        "EBNF of JSON": {"grammar": _JSON},
+    }
+
+
+@dataclass
+class MaskCost:
+    """Seconds per step and for its masks, how many these are, and tokens per row of a step."""
+
+    step_s: float
+    masks_s: float
+    num_masks: float
+    tokens_per_row: float
+
+
+class Bench:
+    """An engine on the null device."""
+
+    def __init__(self, model: str, rows: int, step_ms: float, *, is_ahead: bool) -> None:
+        """Serve `rows` sequences at once with the vocabulary of `model`.
+
+        One step ahead, sequences with grammars take part in every other step.
+        """
+        settings: dict[str, Any] = {
+            "model": model,
+            "device": f"null:{step_ms:g}",
+            "max_num_seqs": rows,
+        }
+        settings["async_scheduling"] = is_ahead
+        self.core = EngineCore(EngineConfig.parse(settings))
+        self._rows = rows
+        self._uid = 0
+        self._masks_s, self._num_masks = 0.0, 0
+        constraints: Any = self.core.scheduler.constraints
+        constraints.batch = self._timed(constraints.batch)
+        spare_startup_objects()
+
+    def add(self, max_tokens: int = _MAX_TOKENS, **fields: Any) -> int:
+        """Add a request; return its uid."""
+        self._uid += 1
+        params = {"max_tokens": max_tokens, "seed": self._uid, "temperature": 1.0, **fields}
+        self.core.add_request(AddRequest(self._uid, pack_token_ids(_PROMPT), params))
+        return self._uid
+
+    def masks(self, asked: dict[str, Any] | None) -> MaskCost:
+        """Measure decode steps of all rows, each of which asks for a document after the other."""
+        fields = {"ignore_eos": True} if asked is None else {"structured_outputs": asked}
+        unfinished = self.core.scheduler.unfinished
+        steps = num_tokens = num_rows = 0
+        began = 0.0
+        while steps < _WARM_UP_STEPS + _STEPS:
+            for _ in range(self._rows - len(unfinished)):
+                self.add(**fields)
+            outputs = self.core.step()
+            if len(self.core.scheduler.running) < self._rows // 2:
+                continue  # the grammar is being compiled
+            steps += 1
+            if steps == _WARM_UP_STEPS:
+                self._masks_s = 0.0
+                self._num_masks = num_tokens = num_rows = 0
+                began = time.monotonic()
+            num_tokens += sum(len(each.token_ids) for each in outputs.rows())
+            num_rows += len(outputs)
+        cost = MaskCost(
+            (time.monotonic() - began) / _STEPS,
+            self._masks_s / _STEPS,
+            self._num_masks / _STEPS,
+            num_tokens / num_rows,
+        )
+        self.clear()
+        return cost
+
+    def gaps(self, *, compiling: bool) -> list[float]:
+        """Return the seconds between the steps of plain streams, perhaps while grammars compile."""
+        sets, found = ToolSets(int(compiling)), []
+        grammars = [json.dumps(calls_schema(sets.tools(_SIZE))) for _ in range(60 * compiling)]
+        for _ in range(_STREAMS):
+            self.add(max_tokens=int(_SECONDS * 1000), ignore_eos=True)
+        for _ in range(_WARM_UP_STEPS):
+            self.core.step()
+        end = time.monotonic() + _SECONDS
+        waiting: set[int] = set()
+        last = time.monotonic()
+        while last < end:
+            # A compiled one begins to run, and has been of use: the next one is compiled.
+            for uid in waiting - self.core.scheduler.waiting.held.keys():
+                self.core.abort(uid)
+                waiting.discard(uid)
+            if grammars and len(waiting) < 2:
+                waiting.add(self.add(structured_outputs={"json": grammars.pop()}))
+            self.core.step()
+            now = time.monotonic()
+            found.append(now - last)
+            last = now
+        self.clear()
+        return found
+
+    def clear(self) -> None:
+        """End all requests."""
+        for uid in list(self.core.scheduler.unfinished):
+            self.core.abort(uid)
+        while self.core.has_unfinished_requests():
+            self.core.step()
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            began = time.monotonic()
+            batch = method(*args)
+            self._masks_s += time.monotonic() - began
+            self._num_masks += len(batch.mask_rows)
+            return batch
+
+        return timed
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=["demo"], help="folders of checkpoints")
+    parser.add_argument("--rows", type=int, default=64, help="sequences (default: 64)")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="time of a step (default: 10)")
+    options = parser.parse_args(arguments)
+    for model in options.models:
+        bench = Bench(model, options.rows, options.step_ms, is_ahead=False)
+        size = bench.core.ready.vocab_size
+        print(
+            f"{Path(model).name}: {size} tokens, {options.rows} rows, {options.step_ms:g} ms steps"
+        )
+        print(f"{'':26}{'ms/step':>9}{'masks, ms':>11}{'us/mask':>9}{'share':>8}{'tokens':>8}")
+        for name, asked in {"no grammar": None, **cases()}.items():
+            cost = bench.masks(asked)
+            each_s = cost.masks_s / cost.num_masks if cost.num_masks else 0.0
+            print(
+                f"{name:26}{1e3 * cost.step_s:9.2f}{1e3 * cost.masks_s:11.2f}"
+                f"{1e6 * each_s:9.1f}"
+                f"{1e3 * cost.masks_s / options.step_ms:8.0%}{cost.tokens_per_row:8.2f}",
+                flush=True,
+            )
+        bench = Bench(model, options.rows, options.step_ms, is_ahead=True)
+        for name, compiling in (("alone", False), ("while 100 KB compile", True)):
+            gaps = 1e3 * np.array(bench.gaps(compiling=compiling))
+            p50, p99 = np.percentile(gaps, [50, 99])
+            figures = f"p50 {p50:.2f}, p99 {p99:.2f}, longest {gaps.max():.2f}"
+            print(f"{_STREAMS} plain streams, {name}: ms between tokens {figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
