@@ -22,6 +22,7 @@ from engine.logits_processors import LogitsProcessor
 from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
+from engine.text.grammar.after_reasoning import after_reasoning
 from engine.text.section_format import SectionFormat
 from engine.text.section_reader import place_after_prompt
 from engine.text.section_tracker import SectionTracker
@@ -98,6 +99,9 @@ class RequestFactory:
         place = None
         if params.return_sections:
             place = place_after_prompt(self._section_format, self._detokenizer, prompt.tolist())
+            if (spec := params.structured_outputs) is not None:
+                spec = after_reasoning(spec, self._section_format, place)
+                params = params.model_copy(update={"structured_outputs": spec})
         requests = [
             Request(
                 message.uid,

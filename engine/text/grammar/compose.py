@@ -43,7 +43,10 @@ def llguidance_texts(
 def _text(spec: GrammarSpec, grammars: list[dict[str, Any]], writer: LarkWriter) -> str:
     if spec.begin_after:
         grammars[0]["name"] = "body"
-        grammars.insert(0, _lark(writer.grammar(f"{writer.up_to(spec.begin_after)} @body")))
+        head = writer.up_to(spec.begin_after)
+        if spec.reasoning_start:
+            head = f"({writer.text(spec.reasoning_start)} {head})?"
+        grammars.insert(0, _lark(writer.grammar(f"{head} @body")))
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 

@@ -29,6 +29,7 @@ class GrammarSpec(BaseModel):
             EBNF, or structural tags as JSON.
         strict: refuse a JSON schema with keywords that are not enforced, rather than ignore them.
         begin_after: the output is free until it contains this text; "" begins at once.
+        reasoning_start: if set, what is before that begins with this text, and may be left out.
         field: where the client gave it, for errors.
     """
 
@@ -38,12 +39,13 @@ class GrammarSpec(BaseModel):
     text: _Text
     strict: bool = True
     begin_after: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = ""
+    reasoning_start: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = ""
     field: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = "structured_outputs"
 
     @property
-    def key(self) -> tuple[str, str, bool, str]:
+    def key(self) -> tuple[str, str, bool, str, str]:
         """What the compiled grammar depends on."""
-        return self.kind, self.text, self.strict, self.begin_after
+        return self.kind, self.text, self.strict, self.begin_after, self.reasoning_start
 
     def error(self, text: str) -> RequestError:
         """Return the refusal of this grammar for the reason `text`."""

@@ -166,15 +166,17 @@ def test_calls_that_have_to_be_are_enforced(
     assert whole(create(openai, stream=True, **asked)) == answer
 
 
-def test_a_call_among_reasoning_and_an_answer(openai: OpenAI) -> None:
-    text = f"<think>\nhm\n</think>\n\nLet me see.\n<tool_call>\n{CALL}\n</tool_call>"
+def test_a_call_among_reasoning_and_an_answer(openai: OpenAI, tokenizer: Any) -> None:
+    text = f"\nhm\n</think>\n\nLet me see.\n<tool_call>\n{CALL}\n</tool_call>"
     expected = {
         "content": "Let me see.",
         "reasoning": "hm",
         "calls": [["get_weather", '{"city": "Zürich", "dry": true}']],
         "finish_reason": "tool_calls",
     }
-    asked = {"structured_outputs": written(text)}
+    begin = str(tokenizer.convert_tokens_to_ids("<think>"))
+    grammar = {**written(text), "begin_after": "<think>"}
+    asked: Any = {"structured_outputs": grammar, "logit_bias": {begin: 100}}
     assert told(create(openai, **asked)) == expected
     assert whole(create(openai, stream=True, **asked)) == expected
     plain = {**expected, "calls": [], "finish_reason": "stop"}
@@ -216,6 +218,21 @@ def test_json_is_asked_for_beside_tools(openai: OpenAI, blanks: Any, tokenizer: 
         answer = told(create(openai, parallel_tool_calls=False, logit_bias=bias, seed=5, **asked))
         assert bool(answer["calls"]) == is_called
         assert answer["content"] in (("",) if is_called else ('"yes"', '"no"'))
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_what_is_enforced_comes_after_reasoning(
+    openai: OpenAI, blanks: Any, tokenizer: Any, thinks: bool
+) -> None:
+    start, end = (str(tokenizer.convert_tokens_to_ids(tag)) for tag in TAGS[:2])
+    bias = {**blanks, start: 50 if thinks else -100, end: 100}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes"]}}}
+    for asked in ({"tools": None, "response_format": schema}, {"tool_choice": "required"}):
+        answer = create(openai, logit_bias=bias, logprobs=True, **asked)
+        tokens = [each.token for each in answer.choices[0].logprobs.content]
+        assert (tokens[:2] == list(TAGS[:2])) == thinks
+        assert answer.choices[0].message.content == (None if "tool_choice" in asked else '"yes"')
+        assert bool(answer.choices[0].message.tool_calls) == ("tool_choice" in asked)
 
 
 def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tokenizer: Any) -> None:

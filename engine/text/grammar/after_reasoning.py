@@ -1,0 +1,31 @@
+"""A grammar that begins where the reasoning ends."""
+
+from __future__ import annotations
+
+from engine.text.grammar.spec import GrammarSpec
+from engine.text.section_format import SectionFormat, State
+from engine.text.sections import Place
+
+
+def after_reasoning(spec: GrammarSpec, section_format: SectionFormat, place: Place) -> GrammarSpec:
+    """Return `spec` for an output that begins at `place`, where reasoning may come first.
+
+    In reasoning that the prompt has opened, the output is free up to its end; before any tag of the
+    turn, reasoning may be opened. What says itself where it begins stays as it is, and so does that
+    of gpt-oss, which has headers instead of tags.
+    """
+    if spec.begin_after:
+        return spec
+    state = section_format.states[place.state]
+    if state.kind == "reasoning":
+        return spec.model_copy(update={"begin_after": _end(state)})
+    for tag, number in state.next.items():
+        opened = section_format.states[number]
+        if opened.kind == "reasoning" and place.number == 0:
+            return spec.model_copy(update={"reasoning_start": tag, "begin_after": _end(opened)})
+    return spec
+
+
+def _end(reasoning: State) -> str:
+    """Return the tag after which the text is content."""
+    return next(tag for tag, number in reasoning.next.items() if number == 0)
