@@ -47,6 +47,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": schema}}
     for name, schema in SCHEMAS.items()
 ]
+UNENFORCED = {"name": "f", "strict": True, "parameters": {"not": {}}}
 CALL = '{"name": "get_weather", "arguments": {"city": "Zürich", "dry": true}}'
 
 
@@ -283,14 +284,7 @@ def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tokenizer: A
             "not together with tools",
         ),
         (
-            {
-                "tools": [
-                    {
-                        "type": "function",
-                        "function": {"name": "f", "strict": True, "parameters": {"not": {}}},
-                    }
-                ]
-            },
+            {"tools": [{"type": "function", "function": UNENFORCED}]},
             "tools",
             'keyword "not" is not enforced',
         ),
