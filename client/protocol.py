@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -13,6 +13,10 @@ class SamplingOptions(TypedDict, total=False):
     """Sampling parameters of a request, in vLLM's names; see `engine.SamplingParams`."""
 
     n: int
+    best_of: int | None
+    beam_width: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
     max_tokens: int | None
     min_tokens: int
     temperature: float

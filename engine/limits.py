@@ -11,7 +11,9 @@ from collections.abc import Collection
 
 from engine.errors import RequestError
 
-MAX_SEQUENCES = 256  # `n`
+MAX_SEQUENCES = 256  # `n`, `best_of`
+MAX_BEAM_WIDTH = 64
+MAX_LENGTH_PENALTY = 10  # in either direction; beyond it a score would leave the range of a float
 
 # `stop` and `bad_words`. The search for stop strings takes 300 bytes per character, and bad words
 # are tokenised in the engine's loop: 1 us per character.

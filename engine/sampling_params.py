@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -15,12 +15,15 @@ from pydantic import (
     model_validator,
 )
 
+from engine.beam_fields import means, with_beam_width
 from engine.errors import RequestError, UnsupportedError
 from engine.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,
     MAX_ALLOWED_TOKEN_IDS,
+    MAX_BEAM_WIDTH,
     MAX_DRY_BREAKER_CHARACTERS,
     MAX_DRY_BREAKERS,
+    MAX_LENGTH_PENALTY,
     MAX_LOGIT_BIAS,
     MAX_LOGITS_PROCESSORS,
     MAX_SEQUENCES,
@@ -53,26 +56,13 @@ _MAX_SIZES = {
 
 # Fields of vLLM and SGLang that are not implemented: refused by name, never silently ignored.
 _NOT_YET = {
-    "beam_width": 1,
-    "use_beam_search": False,
-    "best_of": 1,
-    "length_penalty": 1.0,
     "guided_decoding": None,
     "truncate_prompt_tokens": None,
     "lora_request": None,
     "lora_name": None,
-    "early_stopping": False,
     "detokenize": True,
     "spaces_between_special_tokens": True,
 }
-
-
-def _means(value: object, neutral: object) -> bool:
-    """Whether `value` equals `neutral`, possibly as a string or as `1` for `1.0`."""
-    try:
-        return float(str(value)) == float(str(neutral))
-    except ValueError:
-        return str(value).lower() == str(neutral).lower()
 
 
 class AskedLogitsProcessor(BaseModel):
@@ -91,7 +81,17 @@ class SamplingParams(BaseModel):
     (`"16"`), as clients of other servers send them.
 
     Attributes:
-        n: sequences sampled from the one prompt; they share its KV blocks.
+        n: sequences sampled from the one prompt; they share its KV blocks. With `best_of` or
+            `beam_width` the best ones of these.
+        best_of: sequences sampled, of which the `n` with the highest mean log-probability per token
+            are the outputs; None: `n`. Above `n` everything comes at the end.
+        beam_width: above 1, outputs come from a beam search over so many beams: not drawn, but the
+            most likely that it finds, best first. `temperature`, `top_k`, `top_p`, `min_p` and
+            `seed` have no effect then. With `n` 1, tokens are streamed once all beams share them.
+        length_penalty: of a beam search, in [-10, 10]: outputs are ranked by the sum of their
+            log-probabilities, divided by their length to this power. Above 0 favours longer ones.
+        early_stopping: when a beam search ends, as in transformers: True, with `beam_width` ended
+            outputs; False, when no better one is likely; "never", when none is possible.
         temperature: 0 is greedy.
         top_k: 0 or -1 keeps every token.
         top_p: probability mass kept, in (0, 1].
@@ -136,6 +136,10 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] = 1
+    best_of: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
+    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] = 1
+    length_penalty: Annotated[_Finite, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] = 1.0
+    early_stopping: bool | Literal["never"] = False
     temperature: Annotated[_Finite, Field(ge=0)] = 1.0
     top_k: _Count = 0
     top_p: Annotated[_Finite, Field(gt=0, le=1)] = 1.0
@@ -177,15 +181,27 @@ class SamplingParams(BaseModel):
             UnsupportedError: a field of vLLM or SGLang that Trident does not implement.
             RequestError: an unknown field or a wrong value; the text names it.
         """
-        known = request_forms.merged(fields)
+        known = with_beam_width(request_forms.merged(fields))
         for name, neutral in _NOT_YET.items():
             value = known.pop(name, None)
-            if value is not None and not _means(value, neutral):
+            if value is not None and not means(value, neutral):
                 raise UnsupportedError(f"{name}: not supported by this version of Trident")
         try:
             return cls.model_validate({**defaults, **known})
         except ValidationError as error:
             raise RequestError(describe(error)) from None
+
+    @property
+    def widest(self) -> tuple[str, int]:
+        """The field that says how many sequences run for the request, and how many these are."""
+        if self.beam_width > 1:
+            return "beam_width", self.beam_width
+        return ("n", self.n) if self.best_of is None else ("best_of", self.best_of)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences run for the request; `n` of them are its outputs."""
+        return self.widest[1]
 
     @field_validator(*_MAX_SIZES, mode="before")
     @classmethod
@@ -250,6 +266,25 @@ class SamplingParams(BaseModel):
             raise ValueError(
                 f"min_tokens: must not exceed max_tokens ({self.min_tokens} > {self.max_tokens})"
             )
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of: must be at least n ({self.best_of} < {self.n})")
+        if self.beam_width > 1:
+            self._check_beams()
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids: must not be empty")
         return self
+
+    def _check_beams(self) -> None:
+        if self.n > self.beam_width:
+            raise ValueError(f"n: must not exceed beam_width ({self.n} > {self.beam_width})")
+        for name in (
+            "best_of",
+            "stop",
+            "structured_outputs",
+            "logits_processors",
+            "dry_multiplier",
+        ):
+            if getattr(self, name):
+                raise ValueError(f"{name}: is not possible with beam_width above 1")
+        if self.max_tokens == 0:
+            raise ValueError("max_tokens: must be at least 1 with beam_width above 1 (got 0)")

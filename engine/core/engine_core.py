@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
@@ -246,7 +247,7 @@ class EngineCore:
         """
         outputs: list[SequenceOutput | RequestFailed] = []
         errors: dict[int, Exception] = {}  # by uid, the first one
-        for request in requests:
+        for request in chain.from_iterable(each.results() for each in requests):
             self._recorder.finished(request)
             try:
                 output = self._outputs.build(request)

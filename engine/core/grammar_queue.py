@@ -42,7 +42,7 @@ class GrammarQueue:
         that no request waits for any more are cancelled.
         """
         for uid, (spec, future) in list(self._waiting.items()):
-            if uid not in self._scheduler.waiting.held:  # it was aborted
+            if (uid, 0) not in self._scheduler.waiting.held:  # it was aborted
                 del self._waiting[uid]
                 if not any(future is other for _, other in self._waiting.values()):
                     future.cancel()

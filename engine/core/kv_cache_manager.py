@@ -149,12 +149,12 @@ class KVCacheManager:
         request.kv.num_committed_blocks = num_full
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let `child`, a sibling that has not run yet, share the blocks of the prompt.
+        """Let `child`, which has no blocks, share those of its tokens: `parent` has them all, too.
 
-        It recomputes the prompt's last token, to sample its own first token from its logits.
+        It computes the last of them itself, even if `parent` has, for its logits.
         """
         assert not child.kv.block_ids
-        num_tokens = child.num_prompt_tokens
+        num_tokens = child.num_tokens
         child.num_computed_tokens = num_tokens - 1
         child.kv.block_ids = parent.kv.block_ids[: blocks_for(num_tokens, self.block_size)]
         child.kv.block_hashes = parent.kv.block_hashes[: num_tokens // self.block_size]
@@ -219,6 +219,13 @@ class KVCacheManager:
         self.pool.release(reversed(request.kv.block_ids))
         request.kv.block_ids = []
         request.kv.num_committed_blocks = 0
+
+    def reset(self, request: Request) -> None:
+        """Free all KV of a request that gets other tokens."""
+        self.free(request)
+        self.discard_swapped(request)
+        request.kv.block_hashes = []
+        request.num_computed_tokens = 0
 
     def _block_hash(self, request: Request, place: int) -> bytes:
         """Return the content hash of a full block: of all tokens up to its end."""

@@ -14,6 +14,7 @@ from engine.core.bad_words import BadWords
 from engine.core.counter import NUM_COUNTERS, Counter
 from engine.core.processors import AskedProcessor
 from engine.core.prompt_scores import PromptScores
+from engine.core.request_state import RequestKV, RequestTimes
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -39,35 +40,6 @@ class Finish(NamedTuple):
     text_cut: int = 0
     omit_stop_token: bool = False
     error: Exception | None = None
-
-
-@dataclass(slots=True)
-class RequestKV:
-    """Where the KV of a sequence is; written by the KV cache manager only.
-
-    Attributes:
-        block_ids: its block table.
-        block_hashes: content hashes of its full blocks, as far as computed.
-        num_committed_blocks: blocks entered in the prefix cache.
-        host_block_ids: host blocks, while its KV is swapped out.
-        num_swapped_tokens: tokens whose KV is in `host_block_ids`.
-    """
-
-    block_ids: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)
-    num_committed_blocks: int = 0
-    host_block_ids: list[int] = field(default_factory=list)
-    num_swapped_tokens: int = 0
-
-
-@dataclass(slots=True)
-class RequestTimes:
-    """Times of one sequence, in seconds of `time.monotonic()`; None: has not happened yet."""
-
-    arrival: float
-    first_scheduled: float | None = None
-    first_token: float | None = None
-    last_token: float = 0.0  # written with each step that gives a token
 
 
 @dataclass(slots=True)
@@ -105,6 +77,8 @@ class Request:
     first sequence alone has `prompt_scores`.
 
     Attributes:
+        waits: it computes nothing until other sequences of its request have; it is in no queue.
+        is_beam: its log-probabilities are those that beams are ranked by.
         num_tokens: length of `token_ids`.
         num_computed_tokens: tokens in the KV cache, when the steps in flight are over.
         num_released_tokens: output tokens released to the client.
@@ -113,6 +87,8 @@ class Request:
     num_tokens = Counter(0)
     num_computed_tokens = Counter(1)
     num_released_tokens = Counter(2)
+    waits = False
+    is_beam = False
 
     def __init__(
         self,
@@ -193,6 +169,11 @@ class Request:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
+    def num_top_logprobs(self) -> int | None:
+        """How many most likely tokens are found for each of its own; None: not even its own."""
+        return self.sampling_params.logprobs
+
+    @property
     def host_chooses(self) -> bool:
         """Whether the host takes part in choosing each token."""
         return bool(self.bad_words or self.grammar or self.processors)
@@ -248,7 +229,7 @@ class Request:
         params = self.sampling_params
         return (
             self.grammar is not None
-            and params.logprobs is None
+            and self.num_top_logprobs is None
             # These may contradict the grammar.
             and params.allowed_token_ids is None
             and not self.processors
@@ -284,6 +265,10 @@ class Request:
         if ended == "stop":
             return Finish("stop", token_id, omit_stop_token=omit_stop_token)
         return ended and Finish(ended)
+
+    def results(self) -> Sequence[Request]:
+        """Return the sequences to hand out after a change of this one, of which some are new."""
+        return (self,)
 
     @property
     def num_releasable_tokens(self) -> int:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache, partial
 
 from engine.core.bad_words import BadWords
+from engine.core.beam import Beam, BeamGroup
+from engine.core.beam_search import BeamSearch
+from engine.core.best_of import Candidate, Candidates
 from engine.core.processors import Processors
 from engine.core.prompt_scores import PromptScores
 from engine.core.request import Request
@@ -76,6 +79,8 @@ class RequestFactory:
             RequestError: naming the field that does not suit the model, and the limit.
         """
         params = SamplingParams.parse(message.sampling_params)
+        if params.beam_width > 1:
+            params = params.model_copy(update={"temperature": 0.0})  # what is drawn is dropped
         prompt = unpack_token_ids(message.prompt_token_ids, "input_ids")
         self._check(prompt, params)
         self._processors.check(params)
@@ -102,8 +107,9 @@ class RequestFactory:
             if (spec := params.structured_outputs) is not None:
                 spec = after_reasoning(spec, self._section_format, place)
                 params = params.model_copy(update={"structured_outputs": spec})
+        new_sequence = _sequences(params, max_tokens, stop_token_ids)
         requests = [
-            Request(
+            new_sequence(
                 message.uid,
                 prompt,
                 params,
@@ -120,7 +126,7 @@ class RequestFactory:
                 bad_words=bad_words,
                 window_ids=window if window != prompt[-1:].tolist() else (),
             )
-            for index in range(params.n)
+            for index in range(params.num_sequences)
         ]
         for request in requests:
             request.processors = self._processors.asked(params)
@@ -150,9 +156,10 @@ class RequestFactory:
         if params.prompt_logprobs is not None:
             num_logprobs = len(prompt) * (params.prompt_logprobs + 1)
             check_size("prompt_logprobs", num_logprobs, MAX_LOGPROBS_AT_ONCE, "log-probabilities")
-        if (total := params.n * len(prompt)) > MAX_PROMPT_TOKENS:
+        field, count = params.widest
+        if (total := count * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(
-                f"n: {params.n} sequences of a prompt of {len(prompt)} tokens make {total}; at "
+                f"{field}: {count} sequences of a prompt of {len(prompt)} tokens make {total}; at "
                 f"most {MAX_PROMPT_TOKENS} are allowed"
             )
 
@@ -167,16 +174,17 @@ class RequestFactory:
             RequestError: it exceeds the limit of one request.
         """
         room = self._max_model_len - num_prompt_tokens
-        limit = MAX_OUTPUT_TOKENS // params.n
+        field, count = params.widest
+        limit = MAX_OUTPUT_TOKENS // count
         if params.logprobs is not None and not message.stream:
-            limit = min(limit, MAX_LOGPROBS_AT_ONCE // (params.n * (params.logprobs + 1)))
+            limit = min(limit, MAX_LOGPROBS_AT_ONCE // (count * (params.logprobs + 1)))
         if params.max_tokens is None:
             return max(1, min(room, limit))
         if min(params.max_tokens, room) > limit:
             logprobs = "" if params.logprobs is None else f" and logprobs {params.logprobs}"
             raise RequestError(
-                f"max_tokens: {params.max_tokens} is too much for one answer with n "
-                f"{params.n}{logprobs}; at most {limit} are allowed"
+                f"max_tokens: {params.max_tokens} is too much for one answer with {field} "
+                f"{count}{logprobs}; at most {limit} are allowed"
             )
         return max(1, min(params.max_tokens, room))
 
@@ -207,3 +215,23 @@ class RequestFactory:
         # A word that ends with a token that the model does not have cannot be produced.
         possible = [ids for ids in sequences if ids and ids[-1] < self._vocab_size]
         return BadWords(possible) if possible else None
+
+
+def _sequences(
+    params: SamplingParams, max_tokens: int, stop_token_ids: Collection[int]
+) -> Callable[..., Request]:
+    """Return what makes the sequences of one request, in order."""
+    if params.beam_width > 1:
+        search = BeamSearch(
+            params.beam_width,
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=stop_token_ids,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            num_logprobs=params.logprobs,
+        )
+        return partial(Beam, group=BeamGroup(search))
+    if params.num_sequences > params.n:
+        return partial(Candidate, group=Candidates())
+    return Request

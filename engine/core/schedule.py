@@ -25,7 +25,9 @@ MAX_STOP_TOKEN_IDS = 16
 SKIPPED, RUNNING, STOP, LENGTH = -1, 0, 1, 2
 
 # Bits of `Admissions.features`.
-ALLOWED, BIAS, PENALTIES, MIN_TOKENS, FILTERS, LOGPROBS, TRUNCATION = (1 << bit for bit in range(7))
+ALLOWED, BIAS, PENALTIES, MIN_TOKENS, FILTERS, LOGPROBS, TRUNCATION, BEAM = (
+    1 << bit for bit in range(8)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Admissions:
             ALLOWED, only the tokens in `allowed_token_ids` may be drawn; BIAS; PENALTIES;
             MIN_TOKENS, the device forbids its stop tokens before `min_tokens`; FILTERS, top_k,
             top_p or min_p of a sequence that is not greedy; LOGPROBS; TRUNCATION, top_n_sigma or
-            typical_p of a sequence that is not greedy.
+            typical_p of a sequence that is not greedy; BEAM, its log-probabilities are those that
+            beams are ranked by.
         seeds: uint64 [A].
         temperature: float32 [A], 0 is greedy.
         top_k: int32 [A], 0 keeps every token.
@@ -224,6 +227,9 @@ class SamplingBatch:
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
     """Log-probabilities of K tokens of `Samples`, before temperature, masks and penalties.
+
+    Those of a beam are after masks, biases and penalties of its log-probabilities; forbidden tokens
+    have -inf.
 
     Attributes:
         rows: int32 [K], indices in `Samples`.

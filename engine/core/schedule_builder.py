@@ -14,6 +14,7 @@ from engine.core.request import Request
 from engine.core.sampling_constraints import device_forbids_stops
 from engine.core.schedule import (
     ALLOWED,
+    BEAM,
     BIAS,
     FILTERS,
     LOGPROBS,
@@ -82,7 +83,7 @@ class AdmissionsBuilder:
             repetition_penalty=_float32(p.repetition_penalty for p in params),
             presence_penalty=_float32(p.presence_penalty for p in params),
             frequency_penalty=_float32(p.frequency_penalty for p in params),
-            num_top_logprobs=_int32([p.logprobs or 0 for p in params]),
+            num_top_logprobs=_int32([request.num_top_logprobs or 0 for request in requests]),
             bias_token_ids=ragged([[token for token, _ in entries] for entries in bias]),
             bias_values=_float32(value for _, value in chain.from_iterable(bias)),
             allowed_token_ids=ragged([p.allowed_token_ids or () for p in params]),
@@ -98,7 +99,7 @@ class ScheduleBuilder:
     Attributes:
         num_tokens: of all rows.
         admissions: sequences that get a slot.
-        block_writes: changes of block tables.
+        block_writes: changes of block tables, by slot.
         swap_out, copies, swap_in: blocks to move before the step.
     """
 
@@ -109,7 +110,7 @@ class ScheduleBuilder:
         self._rows: list[tuple[Int32s, Int32s, NDArray[np.bool_], Int32s]] = []
         self.num_tokens = 0
         self.admissions = AdmissionsBuilder()
-        self.block_writes: list[BlockWrite] = []
+        self.block_writes: dict[int, BlockWrite] = {}
         self.swap_out: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
         self.swap_in: list[BlockCopy] = []
@@ -117,15 +118,20 @@ class ScheduleBuilder:
     def admit(self, request: Request, num_tokens: int) -> None:
         """Add the next tokens of `request`, which has got a slot, with all that is known of it."""
         assert request.slot is not None
+        self.rewrite(request)
+        self.add(_int32([request.slot]), _int32([num_tokens]))
+
+    def rewrite(self, request: Request) -> None:
+        """Replace all that the device knows of a running `request`, which has a row in the step."""
+        assert request.slot is not None
         self.admissions.add(request, request.slot, request.num_computed_tokens)
         self.write_blocks(request, 0)
-        self.add(_int32([request.slot]), _int32([num_tokens]))
 
     def write_blocks(self, request: Request, start: int) -> None:
         """Write the block table of `request` to its slot, from entry `start` on."""
         if start < len(request.kv.block_ids):
             assert request.slot is not None
-            self.block_writes.append((request.slot, start, request.kv.block_ids[start:]))
+            self.block_writes[request.slot] = request.slot, start, request.kv.block_ids[start:]
 
     def add(self, slots: Int32s, num_tokens: Int32s) -> None:
         """Add the next tokens of sequences, [N] each, and count them as computed."""
@@ -157,7 +163,7 @@ class ScheduleBuilder:
             num_output_tokens,
             num_decodes=num_decodes,
             admissions=self.admissions.build(),
-            block_writes=block_writes(self.block_writes),
+            block_writes=block_writes([*self.block_writes.values()]),
             swap_out=_block_pairs(self.swap_out),
             copies=_block_pairs(self.copies),
             swap_in=_block_pairs(self.swap_in),
@@ -207,8 +213,9 @@ def _features(request: Request) -> int:
         | PENALTIES * (penalties != (1, 0, 0))
         | MIN_TOKENS * device_forbids_stops(request)
         | FILTERS * (is_filtered and p.temperature > 0)
-        | LOGPROBS * (p.logprobs is not None)
+        | LOGPROBS * (request.num_top_logprobs is not None)
         | TRUNCATION * (is_truncated and p.temperature > 0)
+        | BEAM * request.is_beam
     )
 
 

@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.beam_scheduler import BeamScheduler
+from engine.core.forks import Forks
 from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.prompt_admission import Admitted, PromptAdmission, Refused
 from engine.core.request import Request
@@ -76,13 +78,14 @@ class Scheduler:
             long_prefill_token_threshold=long_prefill_token_threshold,
         )
         self.waiting = WaitingQueues(self.rank)
+        self._forks = Forks(self.slots, kv_cache, self.waiting)
+        self._beams = BeamScheduler(self.slots, kv_cache, self.waiting)
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # those of them found
         self.unfinished: dict[int, dict[int, Request]] = {}
         self._running_slots: NDArray[np.int32] | None = None  # of `running`, if it is unchanged
-        self._parents: list[Request] = []  # running, with siblings that wait for their prompt's KV
         # What the next step swaps out: block of the host -> block of the device.
         self._swap_out: dict[int, int] = {}
 
@@ -97,7 +100,8 @@ class Scheduler:
         With `hold` they wait until `waiting.release`.
         """
         first, *others = siblings
-        first.forks = others
+        first.forks = [each for each in others if not each.waits]
+        self.waiting.hold(*(each for each in others if each.waits))
         self.unfinished[first.uid] = {request.index: request for request in siblings}
         (self.waiting.hold if hold else self.waiting.push)(first)
 
@@ -111,8 +115,12 @@ class Scheduler:
         # An admission right after a preemption would take the freed blocks again.
         if self._advance_running(step):
             self._admit(step)
-            assert self.running or not self.waiting, "a request that can never fit was let in"
-        self._fork()
+        while self.running and not (step.num_tokens or self._reader.is_busy):
+            # All of them wait for sequences that do not fit beside them.
+            self._preempt(self.running.pop())
+            self._admit(step)
+        assert self.running or not self.waiting, "a request that can never fit was let in"
+        self._forks.release()
         if step.num_tokens:
             step.swap_out += [BlockCopy(block, host) for host, block in self._swap_out.items()]
             self._swap_out.clear()
@@ -140,6 +148,7 @@ class Scheduler:
         if self.num_preemptions > num_preemptions:
             runs = states.serial[slots] != FREE
             slots, num_new = slots[runs], num_new[runs]
+        self._beams.rewrite(step)
         step.add(slots, num_new)
         for slot in slots[num_new > 1].tolist():
             request = states.owner(slot)
@@ -196,20 +205,8 @@ class Scheduler:
         self.kv_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)
         self._running_slots = None
-        if request.forks:
-            self._parents.append(request)
+        self._forks.add(request)
         self._admission.runs(request)
-
-    def _fork(self) -> None:
-        """Queue the siblings of sequences whose prompt is computed, with its blocks."""
-        for parent in self._parents:
-            if parent.slot is not None and parent.num_computed_tokens >= parent.num_prompt_tokens:
-                for child in parent.forks:
-                    self.kv_cache.fork(parent, child)
-                    self.waiting.push(child)
-                self.slots.share_tail(parent)
-                parent.forks = []
-        self._parents = [each for each in self._parents if each.forks and each.slot is not None]
 
     def _allocate_or_preempt(
         self, request: Request, num_tokens: int, step: ScheduleBuilder
@@ -234,7 +231,7 @@ class Scheduler:
         self._free(victim)
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.push(victim)
+        (self.waiting.hold if victim.waits else self.waiting.push)(victim)
 
     def _reclaim_from_forks(self) -> bool:
         """Free the blocks of the last waiting fork that has some; False if none has."""
@@ -262,6 +259,7 @@ class Scheduler:
         Finished and failed requests are freed and removed from the queues.
         """
         advanced = self._reader.read(samples)
+        self._beams.advance(advanced)
         self._retire(advanced.finished)
         return advanced
 

@@ -97,9 +97,9 @@ class SlotStates:
         self.capacity[request.slot] = len(request.kv.block_ids) * self._block_size
 
     def share_tail(self, request: Request) -> None:
-        """Note that `request` must not write into a block of its prompt: others share it."""
+        """Note that `request` must not write into the block of its last token: others share it."""
         assert request.slot is not None
-        full = request.num_prompt_tokens // self._block_size
+        full = request.num_computed_tokens // self._block_size
         self.capacity[request.slot] = full * self._block_size
 
     def release(self, request: Request) -> None:

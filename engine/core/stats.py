@@ -97,7 +97,7 @@ class StatsRecorder:
         """Count a request that joined the queue, by its sequences."""
         first, asked = siblings[0], siblings[0].sampling_params.max_tokens
         self._observe(
-            request_params_n=len(siblings),
+            request_params_n=first.sampling_params.n,
             request_params_max_tokens=first.max_tokens if asked is None else asked,
         )
 

@@ -66,6 +66,11 @@ class TokenReader:
         # Of each step in flight, slots and serials of the rows that sample a token.
         self._in_flight: deque[tuple[NDArray[np.int32], NDArray[np.int64]]] = deque()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step is in flight."""
+        return bool(self._in_flight)
+
     def launch(self, schedule: Schedule) -> Schedule:
         """Note the next step; return it with what it scores, and with the forced tokens."""
         slots = schedule.slots[schedule.wants_token]

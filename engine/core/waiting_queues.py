@@ -20,7 +20,7 @@ class WaitingQueues:
         paused: admitted sequences without blocks: preempted ones, and forks whose blocks were
             reclaimed.
         forked: sequences that hold the blocks of their prompt and have not run yet.
-        held: uid -> first sequence of a new request that is not ready to run; in no queue.
+        held: uid, index -> sequence that is not ready to run; in no queue.
         queued_load: of the requests in `queued`.
     """
 
@@ -31,7 +31,7 @@ class WaitingQueues:
         self.paused: list[Request] = []
         self.forked: list[Request] = []
         self._queues = (self.queued, self.paused, self.forked)
-        self.held: dict[int, Request] = {}
+        self.held: dict[tuple[int, int], Request] = {}
         self.queued_load = Load()
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class WaitingQueues:
         for request in self.queued:
             if num_sequences >= num_free:
                 break
-            num_sequences += request.sampling_params.n
+            num_sequences += request.sampling_params.num_sequences
             num_tokens += request.num_prompt_tokens
         return self.queued_load - Load(min(num_sequences, num_free), num_tokens)
 
@@ -85,17 +85,17 @@ class WaitingQueues:
         if _is_new(request):
             self.queued_load += _load(request)
 
-    def hold(self, request: Request) -> None:
-        """Keep a new request until it is ready to run; it is in no other's way."""
-        self.held[request.uid] = request
+    def hold(self, *requests: Request) -> None:
+        """Keep sequences until they are ready to run; they are in no other's way."""
+        self.held.update(((each.uid, each.index), each) for each in requests)
 
     def release(self, uid: int) -> None:
-        """Queue a request that is held."""
-        self.push(self.held.pop(uid))
+        """Queue the first sequence of a request, which is held."""
+        self.push(self.held.pop((uid, 0)))
 
     def discard(self, request: Request) -> None:
         """Remove `request`, if it is queued or held."""
-        self.held.pop(request.uid, None)
+        self.held.pop((request.uid, request.index), None)
         queue = self._queue_of(request)
         place = bisect_left(queue, self._rank(request), key=self._rank)
         if place < len(queue) and queue[place] is request:
@@ -122,4 +122,4 @@ def _is_new(request: Request) -> bool:
 
 
 def _load(request: Request) -> Load:
-    return Load(request.sampling_params.n, request.num_prompt_tokens)
+    return Load(request.sampling_params.num_sequences, request.num_prompt_tokens)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.core.schedule import (
     ALLOWED,
+    BEAM,
     BIAS,
     FILTERS,
     LOGPROBS,
@@ -64,6 +65,7 @@ class SamplePlan:
         masks, adjustments: as in `SamplingBatch`.
         logprobs_rows: int32 [K], which ask for log-probabilities.
         num_top_logprobs: int32 [K], how many most likely tokens each of them asks for.
+        beams: int32 [M], which of `logprobs_rows` are beams.
     """
 
     wants_token: NDArray[np.bool_]
@@ -76,6 +78,7 @@ class SamplePlan:
     adjustments: Adjustments | None
     logprobs_rows: Int32s
     num_top_logprobs: Int32s
+    beams: Int32s
 
     @property
     def is_plain(self) -> bool:
@@ -84,15 +87,17 @@ class SamplePlan:
         return not changes and not len(self.logprobs_rows)
 
     def upload(self, device: torch.device) -> list[Tensor]:
-        """Return `mask_ids`, `masks` and `logprobs_rows` on `device`."""
-        return upload_together((self.mask_ids, self.masks, self.logprobs_rows), device)
+        """Return `mask_ids`, `masks`, `logprobs_rows` and `beams` on `device`."""
+        arrays = (self.mask_ids, self.masks, self.logprobs_rows, self.beams)
+        return upload_together(arrays, device)
 
 
 class Sampler:
     """Chooses tokens for the sequences in the slots of `SlotTables`.
 
     A row's token depends on its logits, its parameters, its seed and its number of output tokens
-    alone, never on the other rows. Log-probabilities are those before any processing.
+    alone, never on the other rows. Log-probabilities are those before any processing, except a
+    beam's: as in transformers, these are processed in place of the logits.
 
     `admit` and `plan` run on the host, and read nothing that a step in flight uses. `sample` runs
     on the device: it takes the plans in the order in which they were made.
@@ -134,13 +139,15 @@ class Sampler:
         if used & MIN_TOKENS and not adjusts_logits:
             is_early = schedule.num_output_tokens[:num_rows] < self._min_tokens[slots]
             adjusts_logits = bool((is_early & (features & MIN_TOKENS > 0)).any())
-        mask_ids = logprobs_rows = num_top_logprobs = _NONE
+        mask_ids = logprobs_rows = num_top_logprobs = beams = _NONE
         if num_masks:
             mask_ids = np.full(num_rows, -1, dtype=np.int32)
             mask_ids[sampling.mask_rows] = np.arange(num_masks)
         if used & LOGPROBS:
             logprobs_rows = np.flatnonzero(features & LOGPROBS).astype(np.int32)
             num_top_logprobs = self._num_top_logprobs[slots[logprobs_rows]]
+            if used & BEAM:
+                beams = np.flatnonzero(features[logprobs_rows] & BEAM).astype(np.int32)
         return SamplePlan(
             wants_token=wants_token,
             has_penalties=used & PENALTIES > 0,
@@ -152,6 +159,7 @@ class Sampler:
             adjustments=sampling.adjustments,
             logprobs_rows=logprobs_rows,
             num_top_logprobs=num_top_logprobs,
+            beams=beams,
         )
 
     @nvtx_range("draw")
@@ -167,7 +175,10 @@ class Sampler:
         if plan.is_plain:
             has_filters = plan.has_filters
             return Drawn(sample_tokens(logits, self._tables, slots, has_filters=has_filters), None)
-        mask_ids, masks, rows = plan.upload(logits.device)
+        mask_ids, masks, rows, beams = plan.upload(logits.device)
+        if len(beams):
+            beam_rows = rows.index_select(0, beams)
+            logits[beam_rows] = logits.index_select(0, beam_rows).log_softmax(-1)
         kept = logits.index_select(0, rows) if len(rows) else None  # before they change
         if plan.has_penalties:
             if len(self._counts.output_counts) < self._tables.num_slots:
@@ -176,6 +187,8 @@ class Sampler:
         if plan.adjusts_logits:
             row_masks = RowMasks(mask_ids, masks) if len(mask_ids) else None
             adjust_logits(logits, self._tables, slots, self._counts, row_masks)
+        if kept is not None and len(beams):
+            kept[beams] = logits.index_select(0, beam_rows)
         if plan.adjustments is not None:
             add_adjustments(logits, plan.adjustments)
         if plan.truncates:
@@ -184,7 +197,11 @@ class Sampler:
         if kept is None:
             return Drawn(token_ids, None)
         num_top = int(plan.num_top_logprobs.max())
-        return Drawn(token_ids, token_logprobs(kept, token_ids.index_select(0, rows), num_top))
+        found = token_logprobs(kept, token_ids.index_select(0, rows), num_top)
+        if len(beams):  # not normalised again
+            top = found.top_token_ids.index_select(0, beams)
+            found.top_logprobs[beams] = kept.index_select(0, beams).gather(-1, top)
+        return Drawn(token_ids, found)
 
     def free_penalty_counts(self) -> None:
         """Free what the first sequence with penalties has allocated; no such sequence may run."""

@@ -56,6 +56,7 @@ REQUEST = [
     *_optional("INT32", "top_k"),
     *_optional("FP32", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *_optional("FP32", "frequency_penalty", "length_penalty"),
+    *_optional("BOOL", "early_stopping"),
     *_optional("INT32", "min_tokens", "min_length"),
     *_optional("UINT64", "seed", "random_seed"),
     *_optional("STRING", "stop_words", "bad_words", dims=-1),

@@ -124,7 +124,7 @@ class TestGenerate:
             ("top_p: must be at most 1 (got 3)", InvalidRequestError),
             ("text_input, messages: give one of them, not both", InvalidRequestError),
             ("messages[0].content[1]: must be an object", InvalidRequestError),
-            ("beam_width: not supported by this version of Trident", UnsupportedRequestError),
+            ("lora_name: not supported by this version of Trident", UnsupportedRequestError),
             ("Request for unknown model: 'ensemble' is not found", InvalidRequestError),
             ("Maximum queue size of 3 requests reached (max_num_queued_reqs)", QueueFullError),
             ("[request id: 7] Exceeds maximum queue size", QueueFullError),

@@ -71,8 +71,8 @@ def test_errors_name_the_field(server: TritonServer) -> None:
             client.generate("a", temperature=-1.0)
         with pytest.raises(InvalidRequestError, match=r"^no_such_field: "):
             client.generate("a", no_such_field=1)  # type: ignore[misc]
-        with pytest.raises(UnsupportedRequestError, match=r"^beam_width: "):
-            client.generate("a", beam_width=4)  # type: ignore[misc]
+        with pytest.raises(UnsupportedRequestError, match=r"^lora_name: "):
+            client.generate("a", lora_name="b")  # type: ignore[misc]
         with pytest.raises(InvalidRequestError, match=str(MAX_MODEL_LEN)):
             client.generate("x y " * 50_000)
         assert client.generate("a", max_tokens=1).num_output_tokens == 1

@@ -74,18 +74,60 @@ def test_a_wrong_value_is_an_error_that_names_the_field(
 
 @pytest.mark.parametrize(
     "fields",
-    [{"beam_width": 2}, {"best_of": 3}, {"length_penalty": 0.5}, {"guided_decoding": {}}],
+    [{"lora_name": "a"}, {"truncate_prompt_tokens": 3}, {"guided_decoding": {}}],
 )
 def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, object]) -> None:
     with pytest.raises(UnsupportedError, match=next(iter(fields))):
         SamplingParams.parse(fields)
 
 
-def test_neutral_values_of_what_is_not_offered_are_harmless() -> None:
-    SamplingParams.parse({"beam_width": 1, "best_of": None, "length_penalty": "1.0"})
-    SamplingParams.parse(
-        {"beam_width": "1", "best_of": 1, "use_beam_search": "false", "length_penalty": 1}
+def test_neutral_values_are_harmless() -> None:
+    SamplingParams.parse({"detokenize": "true", "lora_name": None})
+    assert SamplingParams.parse(
+        {"beam_width": None, "best_of": None, "length_penalty": None, "early_stopping": None}
+    ) == SamplingParams.parse(
+        {"beam_width": "1", "best_of": None, "use_beam_search": "false", "length_penalty": "1.0"}
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "n", "width"),
+    [
+        ({"beam_width": 4}, 1, 4),
+        ({"beam_width": "4", "n": "2"}, 2, 4),
+        ({"use_beam_search": True, "n": 3}, 3, 3),
+        ({"use_beam_search": True, "best_of": 4}, 1, 4),
+        ({"use_beam_search": "true", "best_of": 4, "n": 2}, 2, 4),
+        ({"use_beam_search": True, "beam_width": 4, "n": None, "best_of": None}, 1, 4),
+    ],
+)
+def test_each_way_of_asking_for_beams(fields: dict[str, object], n: int, width: int) -> None:
+    known = {name: value for name, value in fields.items() if value is not None}
+    params = SamplingParams.parse(known)
+    assert (params.n, params.beam_width, params.num_sequences) == (n, width, width)
+    assert SamplingParams.parse(params.model_dump(exclude_defaults=True)) == params
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"beam_width": 2, "n": 3}, r"n: must not exceed beam_width \(3 > 2\)"),
+        ({"beam_width": 2, "best_of": 2}, "best_of: is not possible with beam_width"),
+        ({"beam_width": 2, "stop": "a"}, "stop: is not possible with beam_width"),
+        ({"beam_width": 2, "guided_regex": "a"}, "structured_outputs: is not possible"),
+        ({"beam_width": 2, "max_tokens": 0, "prompt_logprobs": 0}, "max_tokens: must be at least"),
+        ({"beam_width": 65}, "beam_width: .*64"),
+        ({"beam_width": 0}, "beam_width: .*1"),
+        ({"length_penalty": 10.5}, "length_penalty: .*10"),
+        ({"early_stopping": "sometimes"}, "early_stopping"),
+        ({"use_beam_search": True}, "use_beam_search: needs best_of or n above 1"),
+        ({"use_beam_search": "maybe", "n": 2}, "use_beam_search: must be true or false"),
+        ({"best_of": 2, "n": 3}, r"best_of: must be at least n \(2 < 3\)"),
+    ],
+)
+def test_what_beams_cannot_be_asked_for(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=f"^{message}"):
+        SamplingParams.parse(fields)
 
 
 def test_one_stop_string_or_many_and_empty_ones_are_none() -> None:

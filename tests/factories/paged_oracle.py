@@ -16,10 +16,11 @@ import numpy as np
 
 from engine.core.integrity import check_integrity
 from engine.core.request import Request
-from engine.core.schedule import LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
+from engine.core.schedule import BEAM, LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.execution.memory.kv_caches import move_blocks
+from tests.factories.beams import sampled_logprobs
 from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB
 
 
@@ -61,6 +62,7 @@ class Slot:
     token_ids: list[int]
     block_ids: list[int]
     num_computed_tokens: int
+    num_candidates: int  # of a beam, else 0
     finish_reason: int = RUNNING
 
     def append(self, token_id: int) -> int:
@@ -177,16 +179,22 @@ class PagedOracle:
                 block[place] = chain(slot.token_ids[: position + 1])
         scores = None if schedule.scored is None else self._score(rows, schedule.scored)
         token_ids, reasons = [], []
+        beams: list[tuple[int, list[int], int]] = []
         for row in rows:
             if row.slot.finish_reason == RUNNING:
                 self._check(row)
+            if row.wants_token and row.slot.num_candidates:
+                beams.append((len(token_ids), list(row.slot.token_ids), row.slot.num_candidates))
             if row.wants_token:
                 token_ids.append(next_token(row.slot.token_ids, row.slot.index))
             row.slot.num_computed_tokens = row.end
             if row.wants_token:
                 reasons.append(row.slot.append(token_ids[-1]))
         return Samples(
-            np.array(token_ids, dtype=np.int32), np.array(reasons, dtype=np.int32), None, scores
+            np.array(token_ids, dtype=np.int32),
+            np.array(reasons, dtype=np.int32),
+            sampled_logprobs(beams),
+            scores,
         )
 
     def _score(self, rows: Sequence[Row], scored: ScoredTokens) -> ScoredLogprobs:
@@ -223,6 +231,11 @@ class PagedOracle:
                 token_ids=admissions.token_ids[item].tolist(),
                 block_ids=[],
                 num_computed_tokens=int(admissions.num_computed_tokens[item]),
+                num_candidates=(
+                    int(admissions.num_top_logprobs[item])
+                    if admissions.features[item] & BEAM
+                    else 0
+                ),
             )
         for item, slot in enumerate(blocks.slots.tolist()):
             start = int(blocks.starts[item])

@@ -30,7 +30,19 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 1.5}, "top_p: Input should be less than or equal to 1"),
     ({"top_k": -2}, "top_k: Input should be greater than or equal to 0"),
     ({"num_return_sequences": 0}, "num_return_sequences: Input should be greater"),
-    ({"beam_width": 2}, "beam_width: not supported"),
+    ({"beam_width": 65}, "beam_width: Input should be less than or equal to 64"),
+    (
+        {"beam_width": 2, "num_return_sequences": 3},
+        "num_return_sequences: must not exceed beam_width (3 > 2)",
+    ),
+    ({"beam_width": 2, "stop_words": ["a"]}, "stop_words: is not possible with beam_width"),
+    (
+        {"beam_width": 2, "guided_decoding_guide_type": "json"},
+        "structured_outputs: is not possible with beam_width",
+    ),
+    ({"beam_width": 2, "length_penalty": 11.0}, "length_penalty: Input should be less than"),
+    (sampling(beam_width=2, early_stopping="soon"), "early_stopping"),
+    (sampling(best_of=2, n=3), "best_of: must be at least n (2 < 3)"),
     ({"guided_decoding_guide_type": "xml"}, "guided_decoding_guide_type: must be json"),
     (
         {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(?=a)b"},

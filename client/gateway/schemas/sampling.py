@@ -85,11 +85,12 @@ class SamplingFields(Fields):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     cache_salt: str | None = None
-    # Refused by the engine, unless they say what it does anyway.
+    beam_width: int | None = None  # Trident's own
     best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    early_stopping: bool | None = None
+    early_stopping: bool | str | None = None
+    # Refused by the engine, unless they say what it does anyway.
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestError, UnsupportedError
-from engine.limits import MAX_PROMPT_TOKENS, MAX_WORDS, check_words
+from engine.limits import MAX_BEAM_WIDTH, MAX_PROMPT_TOKENS, MAX_WORDS, check_words
 from engine.protocol import NULL_LOGPROBS
 from engine.service.parameters import (
     client_parameters,
@@ -49,7 +49,7 @@ _NUMBERS = {
         "length_penalty",
     )
 }
-_SWITCHES = {"return_sections": "return_sections"}
+_SWITCHES = {"return_sections": "return_sections", "early_stopping": "early_stopping"}
 _WORDS = {"stop_words": "stop", "bad_words": "bad_words"}
 
 # Flag -> the optional outputs that it asks for.
@@ -219,6 +219,8 @@ def _sampling_tensors(inputs: InputReader) -> tuple[dict[str, Any], dict[str, st
             if name in inputs:
                 fields[field] = read(name)
                 names[field] = name
+    if 1 < fields.get("beam_width", 1) <= MAX_BEAM_WIDTH:
+        fields.setdefault("n", fields["beam_width"])  # TensorRT-LLM's default: all beams
     if fields.get("top_p", 1.0) <= 0:  # peers' clients send 0 for none
         del fields["top_p"]
     return fields, {field: name for field, name in names.items() if field != name}

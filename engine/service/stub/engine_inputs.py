@@ -82,6 +82,7 @@ def parse_engine_inputs(
             prompt_token_ids=prompt,
             sampling_params=params.model_dump(exclude_defaults=True),
             num_sequences=params.n,
+            num_dropped=params.num_sequences - params.n,
             stream=stream,
             priority=read_priority(inputs),
             cache_salt=cache_salt,

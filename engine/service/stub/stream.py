@@ -38,6 +38,7 @@ class NewRequest:
     Attributes:
         sampling_params: `SamplingParams.model_dump(exclude_defaults=True)`.
         num_sequences: how many sequences will finish.
+        num_dropped: how many more run, which are not handed out.
         stream: answer as tokens come, or once when all sequences have finished.
         arrival_time: `time.monotonic()` second.
         timeout_s: from arrival; then the sequences end with "abort". None: no deadline.
@@ -49,6 +50,7 @@ class NewRequest:
     prompt_token_ids: TokenIds
     sampling_params: dict[str, object]
     num_sequences: int = 1
+    num_dropped: int = 0
     stream: bool = True
     priority: int = 0
     timeout_s: float | None = None
@@ -74,7 +76,7 @@ class NewRequest:
     @property
     def load(self) -> Load:
         """What it adds to the queue."""
-        return Load(self.num_sequences, len(self.prompt_token_ids))
+        return Load(self.num_sequences + self.num_dropped, len(self.prompt_token_ids))
 
     @cached_property
     def fingerprint(self) -> bytes:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.errors import RequestError, UnsupportedError
+from engine.errors import RequestError
 from engine.protocol import Ready, ResponseOptions
 from engine.sampling_params import SamplingParams
 from engine.service.stages.preprocessor import Preprocessor, TokenizedRequest, engine_tensors
@@ -162,10 +162,15 @@ def test_bad_requests_name_the_input_and_the_limit(inputs: dict[str, Any], messa
         request(**inputs)
 
 
-def test_one_beam_is_fine_and_more_are_for_later() -> None:
-    assert request(beam_width=1, length_penalty=1.0).sampling_params.n == 1
-    with pytest.raises(UnsupportedError, match=r"beam_width: not supported"):
-        request(beam_width=2)
+def test_all_beams_are_returned_unless_the_client_says_how_many() -> None:
+    def n(**inputs: Any) -> int:
+        return request(**inputs).sampling_params.n
+
+    assert n(beam_width=1, length_penalty=1.0) == 1
+    assert n(beam_width=4) == 4
+    assert n(beam_width=4, num_return_sequences=1) == 1
+    assert n(beam_width=4, sampling_parameters='{"n": 2}') == 2
+    assert n(sampling_parameters='{"beam_width": 4}') == 1
 
 
 def test_a_megabyte_is_refused_without_tokenising_it() -> None:

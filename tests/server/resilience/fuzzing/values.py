@@ -20,7 +20,7 @@ OUT_OF_RANGE: tuple[tuple[str, str, Any], ...] = (
     *(("min_p", "FP32", v) for v in (-0.1, 2.0)),
     *(("repetition_penalty", "FP32", v) for v in (0.0, -1.0)),
     *(("presence_penalty", "FP32", v) for v in (-2.5, 1e30)),
-    ("beam_width", "INT32", 4),
+    *(("beam_width", "INT32", v) for v in (0, -1, 65, 2**31 - 1)),
     ("lora_task_id", "UINT64", 2**64 - 1),
     ("timeout", "UINT64", 0),
     ("stop_words", "BYTES", ["x" * 5000]),
@@ -40,7 +40,8 @@ _FIELDS = (
     "n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens",
     "min_tokens", "stop", "stop_token_ids", "bad_words", "ignore_eos", "logprobs", "logit_bias",
     "allowed_token_ids", "skip_special_tokens", "presence_penalty", "frequency_penalty",
-    "prompt_logprobs", "echo", "top_n_sigma", "typical_p",
+    "prompt_logprobs", "echo", "beam_width", "length_penalty", "early_stopping", "best_of",
+    "top_n_sigma", "typical_p",
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "logits_processors",
 )  # fmt: skip
