@@ -10,12 +10,12 @@ from functools import partial
 from itertools import chain
 
 from engine.config import EngineConfig
+from engine.core.constraints.grammar_queue import GrammarQueue
+from engine.core.constraints.processors import load_processors
 from engine.core.deadlines import Deadlines
-from engine.core.grammar_queue import GrammarQueue
 from engine.core.integrity import check_idle, check_integrity
-from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
-from engine.core.processors import load_processors
 from engine.core.queue_limits import QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
 from engine.core.waiting_queues import WaitingQueues

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.kv_cache_manager import KVCacheManager, blocks_for
+from engine.core.kv.kv_cache_manager import KVCacheManager, blocks_for
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
 

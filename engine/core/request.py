@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.bad_words import BadWords
+from engine.core.constraints.bad_words import BadWords
+from engine.core.constraints.processors import AskedProcessor
 from engine.core.counter import NUM_COUNTERS, Counter
-from engine.core.processors import AskedProcessor
-from engine.core.prompt_scores import PromptScores
+from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request_state import RequestKV, RequestTimes
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.protocol import TokenLogprobs

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache, partial
 
-from engine.core.bad_words import BadWords
-from engine.core.beam import Beam, BeamGroup
-from engine.core.beam_search import BeamSearch
+from engine.core.beams.beam import Beam, BeamGroup
+from engine.core.beams.beam_search import BeamSearch
 from engine.core.best_of import Candidate, Candidates
-from engine.core.processors import Processors
-from engine.core.prompt_scores import PromptScores
+from engine.core.constraints.bad_words import BadWords
+from engine.core.constraints.processors import Processors
+from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request import Request
 from engine.errors import RequestError
 from engine.limits import (

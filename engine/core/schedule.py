@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.scored_tokens import ScoredLogprobs, ScoredTokens
+from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]

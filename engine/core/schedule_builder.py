@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.kv_cache_manager import BlockCopy
+from engine.core.constraints.sampling_constraints import device_forbids_stops
+from engine.core.kv.kv_cache_manager import BlockCopy
 from engine.core.request import Request
-from engine.core.sampling_constraints import device_forbids_stops
 from engine.core.schedule import (
     ALLOWED,
     BEAM,

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.beam_scheduler import BeamScheduler
+from engine.core.beams.beam_scheduler import BeamScheduler
+from engine.core.constraints.sampling_constraints import SamplingConstraints
 from engine.core.forks import Forks
-from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.prompt_admission import Admitted, PromptAdmission, Refused
 from engine.core.request import Request
-from engine.core.sampling_constraints import SamplingConstraints
 from engine.core.schedule import Samples, Schedule
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import FREE, SlotStates

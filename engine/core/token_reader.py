@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.forced_tokens import TokenForcer
-from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.prompt_scorer import PromptScorer
+from engine.core.constraints.forced_tokens import TokenForcer
+from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.logprobs.prompt_scorer import PromptScorer
+from engine.core.logprobs.sampled_logprobs import token_logprobs
 from engine.core.request import FinishReason, Request
-from engine.core.sampled_logprobs import token_logprobs
 from engine.core.schedule import RUNNING, Samples, Schedule
 from engine.core.slot_states import SlotStates
 from engine.text.byte_sets import ByteSets

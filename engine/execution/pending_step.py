@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
+from engine.core.logprobs.scored_tokens import ScoredLogprobs
 from engine.core.schedule import SampledLogprobs, Samples, SamplingBatch, Schedule
-from engine.core.scored_tokens import ScoredLogprobs
 from engine.execution.downloads import Download, Downloads
 from engine.execution.sampler import Drawn, SamplePlan
 from engine.nvtx import nvtx_range

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.core.scored_tokens import ScoredTokens
+from engine.core.logprobs.scored_tokens import ScoredTokens
 from kernels.sampling.logprobs import Logprobs, token_logprobs
 from kernels.upload import upload_together
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.core.kv_cache_manager import blocks_for
+from engine.core.constraints.token_masks import token_mask
+from engine.core.kv.kv_cache_manager import blocks_for
 from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
-from engine.core.token_masks import token_mask
 from engine.execution.devices import ResolvedConfig
 from engine.limits import MAX_LOGIT_BIAS
 from kernels.slot_tables import SlotTables

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.core.block_pool import NULL_BLOCK
-from engine.core.kv_cache_manager import blocks_for
+from engine.core.kv.block_pool import NULL_BLOCK
+from engine.core.kv.kv_cache_manager import blocks_for
+from engine.core.logprobs.scored_tokens import ScoredTokens
 from engine.core.request import Request
 from engine.core.schedule import Adjustments, SamplingBatch, Schedule
 from engine.core.schedule_builder import ScheduleBuilder
-from engine.core.scored_tokens import ScoredTokens
 from engine.core.slot_states import SlotStates
 from engine.execution.devices import ResolvedConfig
 from engine.sampling_params import SamplingParams

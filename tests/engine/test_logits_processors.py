@@ -13,7 +13,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
-from engine.core.dry import Dry, DryArgs
+from engine.core.constraints.dry import Dry, DryArgs
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, RequestError
 from engine.logits_processors import ProcessorRow

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.core.beam import Beam, BeamGroup
-from engine.core.beam_search import BeamSearch
+from engine.core.beams.beam import Beam, BeamGroup
+from engine.core.beams.beam_search import BeamSearch
 from engine.core.schedule import SampledLogprobs
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.core.integrity import check_integrity
+from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.core.request import Request
 from engine.core.schedule import BEAM, LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
 from engine.core.scheduler import Scheduler
-from engine.core.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.execution.memory.kv_caches import move_blocks
 from tests.factories.beams import sampled_logprobs
 from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB

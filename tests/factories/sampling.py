@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.core.constraints.sampling_constraints import SamplingConstraints
+from engine.core.logprobs.sampled_logprobs import token_logprobs
 from engine.core.request import Request
-from engine.core.sampled_logprobs import token_logprobs
-from engine.core.sampling_constraints import SamplingConstraints
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples
 from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
 from engine.core.slot_states import SlotStates

@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
-from engine.core.bad_words import BadWords
-from engine.core.processors import AskedProcessor
+from engine.core.constraints.bad_words import BadWords
+from engine.core.constraints.processors import AskedProcessor
 from engine.core.request import Request
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import PendingStep

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.core.kv_cache_manager import blocks_for
+from engine.core.kv.kv_cache_manager import blocks_for
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.gpu_memory_profile import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from tests.factories.arrivals import Arrival, arrivals, schedulers

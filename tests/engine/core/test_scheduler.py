@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.core.bad_words import BadWords
+from engine.core.constraints.bad_words import BadWords
 from engine.core.integrity import check_integrity
 from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler

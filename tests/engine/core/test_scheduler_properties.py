@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.bad_words import BadWords
+from engine.core.constraints.bad_words import BadWords
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from tests.factories.arrivals import Arrival, arrivals, schedulers, serve

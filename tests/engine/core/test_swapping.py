@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.core.bad_words import BadWords
+from engine.core.constraints.bad_words import BadWords
 from engine.core.integrity import check_idle, check_integrity
-from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from tests.factories.paged_oracle import PagedOracle, check_output, expected_output

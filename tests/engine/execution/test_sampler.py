@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.core import schedule
-from engine.core.bad_words import BadWords
+from engine.core.constraints.bad_words import BadWords
 from engine.core.request import Request
 from kernels import slot_tables
 from tests.factories.requests import append_tokens, make_request

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels.upload
-from engine.core.bad_words import BadWords
+from engine.core.constraints.bad_words import BadWords
 from engine.core.request import Request
 from engine.execution.sampler import Sampler
 from tests.factories.requests import append_tokens, make_request

@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.core.dry import Dry, DryArgs
-from engine.core.processors import AskedProcessor
+from engine.core.constraints.dry import Dry, DryArgs
+from engine.core.constraints.processors import AskedProcessor
 from engine.core.request import Request
 from engine.logits_processors import ProcessorRow
 from kernels import cpu

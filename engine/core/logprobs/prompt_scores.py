@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.core.scored_tokens import ScoredLogprobs
+from engine.core.logprobs.scored_tokens import ScoredLogprobs
 from engine.prompt_logprobs import pack
 from engine.protocol import PromptLogprobs
 from engine.token_ids import TokenIds

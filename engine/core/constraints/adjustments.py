@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.processors import AskedProcessor
+from engine.core.constraints.processors import AskedProcessor
 from engine.core.request import Request
 from engine.core.schedule import Adjustments, Float32s, Int32s, Schedule
 from engine.errors import TridentError

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.core.prompt_scores import PromptScores
+from engine.core.logprobs.prompt_scores import PromptScores
+from engine.core.logprobs.scored_tokens import ScoredTokens
 from engine.core.request import Request
 from engine.core.schedule import Samples, Schedule
-from engine.core.scored_tokens import ScoredTokens
 
 
 class PromptScorer:

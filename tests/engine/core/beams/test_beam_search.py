@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from engine.core.beam_search import BeamSearch, EarlyStopping
+from engine.core.beams.beam_search import BeamSearch, EarlyStopping
 from engine.protocol import TokenLogprobs
 
 VOCAB = 12

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.adjustments import LogitsAdjuster
+from engine.core.constraints.adjustments import LogitsAdjuster
+from engine.core.constraints.token_masks import forbid, token_mask
 from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule
-from engine.core.token_masks import forbid, token_mask
 from engine.text.grammar.matcher import MaskFiller
 
 

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from engine.core.block_pool import BlockPool
-from engine.core.host_block_pool import HostBlockPool
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.host_block_pool import HostBlockPool
 from engine.core.request import Request
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.prompt_scores import PromptScores
+from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.prompt_logprobs import logprobs_of, positions

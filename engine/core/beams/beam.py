@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.beam_search import BeamSearch, BeamToken
+from engine.core.beams.beam_search import BeamSearch, BeamToken
 from engine.core.request import Finish, FinishReason, Request, RequestOutput
 from engine.errors import RequestError
 from engine.protocol import TokenLogprobs

@@ -1,6 +1,6 @@
 from array import array
 
-from engine.core.kv_cache_manager import BlockCopy, KVCacheManager
+from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request
 from tests.factories.requests import append_tokens, make_request, reuse_prefix
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from engine.core.dry import Dry, DryArgs
+from engine.core.constraints.dry import Dry, DryArgs
 from engine.errors import ConfigError, RequestError, TridentError
 from engine.logits_processors import (
     ENTRY_POINTS,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.dry import Dry, DryArgs, common_suffixes
+from engine.core.constraints.dry import Dry, DryArgs, common_suffixes
 from engine.logits_processors import ProcessorRow
 
 TEXTS = ["a", "b", "c", "ab", "\n", "x:", ":y", "::"]

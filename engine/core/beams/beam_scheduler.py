@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.core.beam import Beam, BeamGroup
-from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.beams.beam import Beam, BeamGroup
+from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import SlotStates

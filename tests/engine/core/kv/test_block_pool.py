@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.block_pool import NULL_BLOCK, BlockPool
+from engine.core.kv.block_pool import NULL_BLOCK, BlockPool
 
 
 def test_blocks_come_in_order_and_never_the_null_block() -> None:
