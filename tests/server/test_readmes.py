@@ -41,6 +41,7 @@ ANSWERS = {
     "trident chat": "12 + 7 = 19",
     "health --generate": "healthy",
     '"health": true': "ready",
+    '"beam_width"': "Rome",
     '"regex"': '"text_output":"12 + 7 = 19"',
     "repository/index": "ensemble",
     "What is 12 + 7?": "19",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 _MINUTE_S = 60.0
+_ROUNDING_S = 1e-6  # of the times: who has waited as long as was said is not sent away again
 
 
 class Bucket:
@@ -27,7 +28,7 @@ class Bucket:
         """
         full_at = self._after(amount)
         wait = full_at - self._clock() - _MINUTE_S
-        if wait > 0:
+        if wait > _ROUNDING_S:
             return wait
         self._full_at = full_at
         return 0.0

@@ -23,7 +23,7 @@ def test_no_minute_has_more_than_two_minutes_worth(
     for i, (begin, _) in enumerate(taken):
         for j in range(i, len(taken)):
             amount = sum(each for _, each in taken[i : j + 1])
-            assert amount <= per_minute * (1 + (taken[j][0] - begin) / 60) * (1 + 1e-9)
+            assert amount <= per_minute * (1 + (taken[j][0] - begin) / 60) * (1 + 1e-6)
 
 
 @given(st.integers(1, 100), EVENTS, st.integers(0, 20))
@@ -37,10 +37,10 @@ def test_after_the_wait_it_is_there(
         bucket.charge(charged)
     amount = min(amount, per_minute)
     wait = bucket.take(amount)
-    if wait > 0:
+    if wait > 1e-5:  # half of it is more than rounding
         now += wait * 0.5
         assert bucket.take(amount) > 0
-        now += wait * 0.5 + 1e-6
+        now += wait * 0.5
         assert bucket.take(amount) == 0
 
 

@@ -17,10 +17,14 @@ from engine.protocol import TokenLogprobs
 
 VOCAB = 12
 FIRST = VOCAB  # the prompt
+MAX_TOKENS = 8
 
 
 class Table(PreTrainedModel, GenerationMixin):
-    """The logits of the next token depend on the last one alone."""
+    """The logits of the next token depend on the last one, and on how many there are.
+
+    By the last one alone, two outputs with the same steps in another order would be equally good.
+    """
 
     config_class = PretrainedConfig
     main_input_name = "input_ids"
@@ -28,15 +32,16 @@ class Table(PreTrainedModel, GenerationMixin):
     def __init__(self, seed: int) -> None:
         super().__init__(PretrainedConfig(vocab_size=VOCAB + 1, use_cache=False))
         draw = torch.Generator().manual_seed(seed)
-        logits = 2 * torch.randn(VOCAB + 1, VOCAB + 1, generator=draw)
-        logits[:, FIRST] = -torch.inf
+        logits = 2 * torch.randn(MAX_TOKENS, VOCAB + 1, VOCAB + 1, generator=draw)
+        logits[..., FIRST] = -torch.inf
         self.logits = torch.nn.Parameter(logits, requires_grad=False)
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
-        return CausalLMOutput(logits=self.logits[input_ids])  # type: ignore[arg-type]
+        places = torch.arange(input_ids.shape[1])
+        return CausalLMOutput(logits=self.logits[places, input_ids])  # type: ignore[arg-type]
 
-    def candidates(self, last: int, count: int, forbidden: set[int]) -> TokenLogprobs:
-        scores = self.logits[last].log_softmax(-1)
+    def candidates(self, place: int, last: int, count: int, forbidden: set[int]) -> TokenLogprobs:
+        scores = self.logits[place, last].log_softmax(-1)
         scores[list(forbidden)] = -torch.inf
         top = scores.topk(count)
         ranks = [1, *range(1, count + 1)]
@@ -48,10 +53,11 @@ def search(table: Table, width: int, *, min_tokens: int = 0, **rules: Any) -> Be
     found = BeamSearch(width, min_tokens=min_tokens, num_logprobs=0, **rules)
     settled: list[int] = []
     while not found.is_over:
-        forbidden = set(rules["stop_token_ids"]) if found.live[0].length < min_tokens else set()
+        place = found.live[0].length
+        forbidden = set(rules["stop_token_ids"]) if place < min_tokens else set()
         count = min(found.num_candidates, VOCAB)
         lasts = [beam.token_id if beam.parent else FIRST for beam in found.live]
-        parents = found.advance([table.candidates(last, count, forbidden) for last in lasts])
+        parents = found.advance([table.candidates(place, last, count, forbidden) for last in lasts])
         assert len(parents) == len(found.live)
         settled = [token.token_id for token in found.settled.path()]
         for beam in found.live:
@@ -65,7 +71,7 @@ def search(table: Table, width: int, *, min_tokens: int = 0, **rules: Any) -> Be
 @given(
     seed=st.integers(0, 2**31),
     width=st.integers(2, 6),
-    max_tokens=st.integers(1, 8),
+    max_tokens=st.integers(1, MAX_TOKENS),
     stops=st.sets(st.integers(0, VOCAB - 1), max_size=4),
     length_penalty=st.sampled_from([-1.5, 0.0, 0.7, 1.0, 3.0]),
     early_stopping=st.sampled_from([True, False, "never"]),
@@ -122,9 +128,9 @@ def test_with_enough_beams_the_best_of_all_outputs_is_found(seed: int, max_token
     table = Table(seed)
     logprobs = table.logits.log_softmax(-1).double().numpy()
     best = {(): 0.0}
-    for _ in range(max_tokens):
+    for place in range(max_tokens):
         best = {
-            (*tokens, token): score + logprobs[tokens[-1] if tokens else FIRST, token]
+            (*tokens, token): score + logprobs[place, tokens[-1] if tokens else FIRST, token]
             for tokens, score in best.items()
             for token in range(VOCAB)
         }
