@@ -28,6 +28,7 @@ MAX_ALLOWED_TOKEN_IDS = 16384
 
 MAX_ABSOLUTE_LOGIT_BIAS = 100.0  # OpenAI's
 
+MAX_DRY_TOKENS = 2**15  # that `dry_penalty_last_n` reaches back
 # `dry_sequence_breakers`; as many characters as llama.cpp reads.
 MAX_DRY_BREAKERS = 32
 MAX_DRY_BREAKER_CHARACTERS = 40
@@ -40,6 +41,7 @@ MAX_CHAT_CHARACTERS = 2**21  # of `chat_parameters`; real sets of tools have 100
 MAX_MESSAGES = 4096
 MAX_REQUEST_ID_CHARACTERS = 256
 MAX_CACHE_SALT_CHARACTERS = 1024
+MAX_TENANT_CHARACTERS = 256
 
 # Prompt tokens of all sequences of a request: each sequence has its own block table.
 MAX_PROMPT_TOKENS = 2**22
@@ -91,13 +93,22 @@ def check_cache_salt(value: object) -> str:
     Raises:
         RequestError: it is not a string, is empty, too long, or not valid Unicode.
     """
+    return _check_name("cache_salt", value, MAX_CACHE_SALT_CHARACTERS)
+
+
+def check_tenant(value: object) -> str:
+    """Return a valid `tenant` of a request; raises as `check_cache_salt`."""
+    return _check_name("tenant", value, MAX_TENANT_CHARACTERS)
+
+
+def _check_name(field: str, value: object, max_characters: int) -> str:
     if not isinstance(value, str) or not value:
-        raise RequestError("cache_salt: must be a non-empty string")
-    check_size("cache_salt", len(value), MAX_CACHE_SALT_CHARACTERS, "characters")
+        raise RequestError(f"{field}: must be a non-empty string")
+    check_size(field, len(value), max_characters, "characters")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise RequestError("cache_salt: is not valid Unicode") from None
+        raise RequestError(f"{field}: is not valid Unicode") from None
     return value
 
 

@@ -77,6 +77,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     stream: bool = True  # False: one output per sequence, when it has finished
     request_id: str = ""  # given by the client, for logs
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
+    tenant: str = ""  # shares the slots equally with the others
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -108,6 +109,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_num_seqs: int
     description: str  # one line: model, dtype, device, KV cache size, limits of a step
     tool_call_parser: str = "none"  # the form of tool calls, by the name of vLLM's parser
+    has_reasoning: bool = False
+    reasoning_switches: list[str] = []  # variables of the chat template
+    takes_late_system: bool = False  # whether that has a place for system messages after others
+    do_sample: bool = False  # what requests get that name no sampling parameters
+    sampling_defaults: dict[str, float] = {}  # of the checkpoint, beside that
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -108,7 +108,7 @@ class SamplingParams(BaseModel):
             `dry_multiplier * dry_base ** (n - dry_allowed_length)` less.
         dry_base: at least 1.
         dry_allowed_length: shortest repetition that is penalised.
-        dry_penalty_last_n: tokens in which repetitions are looked for; -1 is all, 0 none.
+        dry_penalty_last_n: tokens in which repetitions are looked for; -1 is the most, 0 none.
         dry_sequence_breakers: strings across which no repetition reaches.
         logits_processors: of installed packages, see `engine.logits_processors`; a name, or an
             object with `name` and `args`.

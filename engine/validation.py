@@ -1,5 +1,7 @@
 """Checks of user input, and the texts of their errors, shared by several stages."""
 
+import json
+import re
 from collections.abc import Iterable
 from reprlib import Repr
 
@@ -31,6 +33,19 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
             )
 
 
+def member(place: str, name: str | int) -> str:
+    """Return the place of an element or a member of what is at `place`; "" is the whole.
+
+    `stop[1]`, `messages[0].role`; a name that is no word comes as JSON: `messages[0]["a b"]`.
+    """
+    if isinstance(name, int):
+        return f"{place}[{name}]"
+    if not re.fullmatch(r"[\w-]{1,64}", name):
+        shown = name if len(name) <= 64 else name[:61] + "..."
+        return f"{place}[{json.dumps(shown, ensure_ascii=False)}]"
+    return f"{place}.{name}" if place else name
+
+
 def describe(error: ValidationError) -> str:
     """Return all faults in one line as `field: what is wrong (got value)`, joined by semicolons."""
     return "; ".join(_describe_one(dict(fault)) for fault in error.errors(include_url=False))
@@ -39,7 +54,12 @@ def describe(error: ValidationError) -> str:
 def _describe_one(fault: dict[str, object]) -> str:
     location = fault["loc"]
     assert isinstance(location, tuple)
-    field = ".".join(str(part) for part in location) or "value"
+    # pydantic adds [key] to the place of a key that is wrong
+    parts = [part for part in location if part != "[key]"]
+    field = ""
+    for part in parts:
+        field = member(field, part)
+    field = field or "value"
     if fault["type"] == "extra_forbidden":
         return f"{field}: unknown field"
     message = str(fault["msg"]).removeprefix("Value error, ")

@@ -16,7 +16,7 @@ from engine.core.deadlines import Deadlines
 from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
-from engine.core.queue_limits import QueueLimits
+from engine.core.queue.queue_limits import QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.schedule import Schedule
@@ -25,7 +25,6 @@ from engine.core.stats import StatsRecorder
 from engine.core.token_reader import Advanced
 from engine.errors import (
     CheckpointError,
-    QueueFullError,
     RequestError,
     StepOutOfMemoryError,
     TridentError,
@@ -38,6 +37,7 @@ from engine.models.model_config import ModelConfig
 from engine.nvtx import nvtx_range
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.step_outputs import NO_OUTPUTS, StepOutputs
+from engine.text.chat_template import template_facts
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.compiler import GrammarCompiler
@@ -142,6 +142,10 @@ class EngineCore:
             max_num_seqs=loaded.config.max_num_seqs,
             description=loaded.description,
             tool_call_parser=tool_call_parser(self.tokenizer, config.tool_call_parser),
+            has_reasoning=self.section_format.has_reasoning,
+            **template_facts(self.tokenizer),
+            do_sample=self.generation_defaults.do_sample,
+            sampling_defaults=dict(self.generation_defaults.sampling),
         )
 
     def _text_token_ids(self) -> list[int]:
@@ -180,12 +184,8 @@ class EngineCore:
     def _refuse(self, uid: int) -> RequestFailed:
         """End a waiting request that another one displaces from the full queue."""
         self._end(uid)
-        limits = self._queue_limits
-        text = (
-            f"Maximum queue size of {limits.max_sequences} requests or {limits.max_tokens} prompt "
-            "tokens reached, and a request of higher priority took the place; try again later"
-        )
-        return RequestFailed(uid, QueueFullError.code, text)
+        error = self._queue_limits.displaced()
+        return RequestFailed(uid, error.code, str(error))
 
     def abort(self, uid: int) -> StepOutputs:
         """End a request and free its blocks at once; return the last outputs of its sequences.

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.prompt_admission import PromptAdmission
+from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
-from engine.core.waiting_queues import WaitingQueues
 
 
 class Forks:
     """Lets the samples of a prompt share its blocks."""
 
     def __init__(
-        self, states: SlotStates, kv_cache: KVCacheManager, waiting: WaitingQueues
+        self,
+        states: SlotStates,
+        kv_cache: KVCacheManager,
+        waiting: WaitingQueues,
+        admission: PromptAdmission,
     ) -> None:
         """Queue them in `waiting`, when the sequence in `states` that has them is so far."""
         self._states = states
         self._kv_cache = kv_cache
         self._waiting = waiting
+        self._admission = admission
         self._parents: list[Request] = []  # running, with siblings that wait for their prompt's KV
 
     def add(self, request: Request) -> None:
@@ -35,3 +41,14 @@ class Forks:
                 self._states.share_tail(parent)
                 parent.forks = []
         self._parents = [each for each in self._parents if each.forks and each.slot is not None]
+
+    def reclaim(self) -> bool:
+        """Free the blocks of the last waiting fork that has some; False if none has."""
+        if not self._waiting.forked:
+            return False
+        fork = self._waiting.forked.pop_last()
+        self._kv_cache.free(fork)
+        fork.num_computed_tokens = 0
+        self._waiting.push(fork)
+        self._admission.blocks_were_freed()
+        return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.queue_limits import Load
+from engine.core.queue.queue_limits import Load
 from engine.core.scheduler import Scheduler
 
 

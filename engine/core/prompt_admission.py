@@ -97,6 +97,11 @@ class PromptAdmission:
         """Consider the refused request again."""
         self._blocked = None
 
+    def lacks_blocks(self, request: Request) -> bool:
+        """Whether too few blocks were free for `request`, and none was freed since."""
+        blocked = self._blocked
+        return blocked is not None and blocked.request is request and blocked.budget == math.inf
+
     def consider(self, request: Request, budget: int) -> Admitted | Refused:
         """Decide on the first waiting request, for a step that has `budget` tokens left."""
         running = self._states.in_use()

@@ -102,6 +102,7 @@ class Request:
         index: int = 0,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
         arrival_time: float | None = None,
         stream: bool = True,
         stop_checker: StopChecker | None = None,
@@ -119,6 +120,7 @@ class Request:
             stop_token_ids: tokens that end it, including the model's end-of-sequence ids.
             index: of the request's `n` sequences, from 0.
             cache_salt: only requests with the same salt share cached prefixes.
+            tenant: shares the slots equally with the others.
             arrival_time: in seconds of `time.monotonic()`; None: now.
             bad_words: token sequences that must not be produced; None: there are none.
             window_ids: last tokens of the prompt, the context needed to decode the output.
@@ -131,6 +133,7 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.priority = priority
         self.cache_salt = cache_salt
+        self.tenant = tenant
         self.stream = stream
         self.bad_words = bad_words
         self.grammar: SequenceGrammar | None = None  # before it runs, if the request asks for one
@@ -157,6 +160,11 @@ class Request:
     def finish_reason(self) -> FinishReason | None:
         """Why the sequence ended; None while it is unfinished."""
         return self.finish and self.finish.reason
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether running sequences of its request cannot go on without it."""
+        return False
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

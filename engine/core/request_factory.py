@@ -20,6 +20,7 @@ from engine.limits import (
     check_cache_salt,
     check_length,
     check_size,
+    check_tenant,
 )
 from engine.logits_processors import LogitsProcessor
 from engine.protocol import AddRequest
@@ -86,6 +87,8 @@ class RequestFactory:
         self._processors.check(params)
         if message.cache_salt:
             check_cache_salt(message.cache_salt)
+        if message.tenant:
+            check_tenant(message.tenant)
         # Refused rather than raised to the limit, so that the client knows.
         if self._min_priority is not None and message.priority < self._min_priority:
             raise RequestError(
@@ -119,6 +122,7 @@ class RequestFactory:
                 index=index,
                 priority=message.priority,
                 cache_salt=message.cache_salt,
+                tenant=message.tenant,
                 arrival_time=message.arrival_time,
                 stream=message.stream,
                 stop_checker=self._stop_checker(window, params) if params.stop else None,

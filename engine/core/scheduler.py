@@ -16,12 +16,14 @@ from engine.core.constraints.sampling_constraints import SamplingConstraints
 from engine.core.forks import Forks
 from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.prompt_admission import Admitted, PromptAdmission, Refused
+from engine.core.queue.rank import rank_by_priority, rank_fcfs
+from engine.core.queue.victims import Victims
+from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.schedule import Samples, Schedule
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import FREE, SlotStates
 from engine.core.token_reader import Advanced, TokenReader
-from engine.core.waiting_queues import Rank, WaitingQueues
 from engine.nvtx import nvtx_range
 from engine.text.byte_sets import ByteSets
 
@@ -38,12 +40,15 @@ class Scheduler:
     is room, and otherwise recomputed when the request resumes. A token that it has in flight is
     dropped, and drawn again from the same seed.
 
+    Tenants share the slots equally, by the order of `waiting` and by who is preempted.
+
     A step may be scheduled before the tokens of the step before have been read (`update`). Then it
     may have rows of sequences that turn out to have ended; their results are dropped. Blocks and
     slots freed while steps are in flight may be allocated again at once: the device runs the steps
     in order, so that the next owner's step begins when those are over.
 
     Attributes:
+        rank: the order of sequences, by policy.
         waiting: sequences that do not run.
         running: sequences that take part in each step, in policy order.
         unfinished: uid -> index -> sequence, including forks that have not started.
@@ -67,6 +72,7 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policy = policy
+        self.rank = rank_by_priority if policy == "priority" else rank_fcfs
         self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
         self._reader = TokenReader(self.slots, kv_cache, token_bytes)
         self.constraints = SamplingConstraints(vocab_size=len(token_bytes))
@@ -77,8 +83,9 @@ class Scheduler:
             enable_chunked_prefill=enable_chunked_prefill,
             long_prefill_token_threshold=long_prefill_token_threshold,
         )
-        self.waiting = WaitingQueues(self.rank)
-        self._forks = Forks(self.slots, kv_cache, self.waiting)
+        self.waiting = WaitingQueues(self.rank, self.slots.shares)
+        self._victims = Victims(self.rank, self.slots.shares)
+        self._forks = Forks(self.slots, kv_cache, self.waiting, self._admission)
         self._beams = BeamScheduler(self.slots, kv_cache, self.waiting)
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -86,13 +93,7 @@ class Scheduler:
         self.num_prefix_hits = 0  # those of them found
         self.unfinished: dict[int, dict[int, Request]] = {}
         self._running_slots: NDArray[np.int32] | None = None  # of `running`, if it is unchanged
-        # What the next step swaps out: block of the host -> block of the device.
-        self._swap_out: dict[int, int] = {}
-
-    def rank(self, request: Request) -> Rank:
-        """Smaller runs earlier. uids grow with arrival, so a preempted request resumes first."""
-        priority = request.priority if self.policy == "priority" else 0
-        return (priority, request.uid, request.index)
+        self._swap_out: dict[int, int] = {}  # in the next step: block of the host -> of the device
 
     def add(self, siblings: Sequence[Request], *, hold: bool = False) -> None:
         """Queue the sequences of one request; the first computes the prompt for all of them.
@@ -112,12 +113,13 @@ class Scheduler:
         There is no row if all running sequences must be read first, or if there is nothing to do.
         """
         step = ScheduleBuilder(self.slots)
+        self._make_room()
         # An admission right after a preemption would take the freed blocks again.
         if self._advance_running(step):
             self._admit(step)
         while self.running and not (step.num_tokens or self._reader.is_busy):
             # All of them wait for sequences that do not fit beside them.
-            self._preempt(self.running.pop())
+            self._preempt(self.running[-1])
             self._admit(step)
         assert self.running or not self.waiting, "a request that can never fit was let in"
         self._forks.release()
@@ -177,7 +179,7 @@ class Scheduler:
             elif answer is Refused.PASSED_OVER:
                 self.waiting.discard(request)
                 passed_over.append(request)
-            elif self.running or not self._reclaim_from_forks():
+            elif self.running or not self._forks.reclaim():
                 break
         for request in passed_over:
             self.waiting.push(request)
@@ -214,15 +216,24 @@ class Scheduler:
         """Allocate blocks for the next tokens of a running request, or preempt it."""
         num_blocks = len(request.kv.block_ids)
         while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
-            if not self._reclaim_from_forks():
-                self._preempt(self.running.pop())
+            if not self._forks.reclaim():
+                self._preempt(self._victims.first(self.running, request))
                 if request.slot is None:
                     return
         step.copies.extend(copies)
         step.write_blocks(request, 0 if copies else num_blocks)
         self.slots.set_blocks(request)
 
+    def _make_room(self) -> None:
+        """Preempt a sequence if the next to be admitted is of a tenant that has none running."""
+        head = self.waiting.head
+        if head is None or (self.slots.free and not self._admission.lacks_blocks(head)):
+            return
+        if (victim := self._victims.for_newcomer(head, self.running)) is not None:
+            self._preempt(victim)
+
     def _preempt(self, victim: Request) -> None:
+        self.running.remove(victim)
         # The token in flight will be drawn again, and the one before it computed again for that.
         victim.num_computed_tokens -= int(self.slots.num_unread_tokens[victim.slot])
         # Carried out before the next step that has a row, possibly a later one.
@@ -232,15 +243,6 @@ class Scheduler:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         (self.waiting.hold if victim.waits else self.waiting.push)(victim)
-
-    def _reclaim_from_forks(self) -> bool:
-        """Free the blocks of the last waiting fork that has some; False if none has."""
-        if not self.waiting.forked:
-            return False
-        fork = self.waiting.forked.pop()
-        self._free(fork)
-        self.waiting.push(fork)
-        return True
 
     def _free(self, request: Request) -> None:
         """Take its blocks from a sequence, and its slot if it runs."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.counter import NUM_COUNTERS
+from engine.core.queue.tenant_shares import TenantShares
 from engine.core.request import Request
 
 FREE = 0
@@ -40,6 +42,7 @@ class SlotStates:
         has_logprobs: bool [S], outputs tell the log-probabilities of their tokens.
         last_token_time: float64 [S], by `time.monotonic()`; 0 before the first token.
         requests: the sequence in each slot, or None.
+        shares: of the slots, by tenant.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
@@ -59,6 +62,7 @@ class SlotStates:
         self.uid = np.zeros(num_slots, dtype=np.int64)
         self.last_token_time = np.zeros(num_slots, dtype=np.float64)
         self.requests: list[Request | None] = [None] * num_slots
+        self.shares = TenantShares()
         self.free = list(reversed(range(num_slots)))
         self._last_serial = FREE
 
@@ -69,6 +73,7 @@ class SlotStates:
         self._last_serial += 1
         self.serial[slot] = self._last_serial
         self.requests[slot] = request
+        self.shares.begin(request.tenant)
         self._counters[:, slot] = request.counters
         request.counters = self._counters[:, slot]
         self.token_ids[slot, : request.num_tokens] = request.token_ids
@@ -116,6 +121,7 @@ class SlotStates:
         self.num_unread_tokens[slot] = 0
         self.serial[slot] = FREE
         self.requests[slot] = None
+        self.shares.end(request.tenant)
         self.free.append(slot)
 
     def owner(self, slot: int) -> Request:
@@ -147,6 +153,7 @@ class SlotStates:
         assert len(slots) == len(running)
         assert sorted([*slots, *self.free]) == list(range(len(self.serial)))
         assert sorted(slots) == self.in_use().tolist()
+        assert self.shares.num_running == Counter(request.tenant for request in running)
         for request in running:
             slot = request.slot
             assert slot is not None

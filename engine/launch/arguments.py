@@ -10,6 +10,8 @@ from engine.launch.ports import Endpoint, pick_free
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+EXIT_TIMEOUT = "--exit-timeout-secs"
+DEFAULT_EXIT_TIMEOUT_S = 5
 
 # The launcher sets these itself; given twice, tritonserver silently uses one of them.
 _RESERVED = ("--model-repository", "--model-store", "--backend-directory")
@@ -102,6 +104,20 @@ def endpoints(
         # The last one counts.
         filled += [f"{flag}={port}", f"--{name}-address={services[name].address}"]
     return services, filled
+
+
+def exit_timeout(arguments: Sequence[str]) -> int:
+    """Return the seconds that requests in flight have when the server is told to end.
+
+    Raises:
+        ServerStartError: `--exit-timeout-secs` is no number of seconds.
+    """
+    text = value_of(arguments, EXIT_TIMEOUT)
+    if text is None:
+        return DEFAULT_EXIT_TIMEOUT_S
+    if not text.isascii() or not text.isdigit():
+        raise ServerStartError(f"{EXIT_TIMEOUT} must be a number of seconds (got {text!r})")
+    return int(text)
 
 
 def _port(flag: str, text: str) -> int:

@@ -40,6 +40,11 @@ class Installation:
         return self.python_backend.parent if own == self.python_backend / STUB else None
 
 
+def model_repository() -> Path:
+    """Return the model repository that comes with Trident, in a checkout as in a wheel."""
+    return Path(__file__).parents[2] / "model_repository"
+
+
 def python_version() -> str:
     """Return the running Python's version as stubs are named by it, for example `3.11`."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -66,6 +66,7 @@ REQUEST = [
     *_optional("BOOL", "return_log_probs", "return_num_input_tokens", "return_num_output_tokens"),
     *_optional("BOOL", "return_num_cached_tokens", "return_finish_reason", "return_perf_metrics"),
     *_optional("BOOL", "return_cumulative_logprob", "return_logprobs", "return_sections"),
+    *_optional("BOOL", "return_stop_reason"),
     *_optional("BOOL", "return_context_logits", "return_generation_logits"),
     *_optional("UINT64", "lora_task_id"),
     *_optional("STRING", "guided_decoding_guide_type", "guided_decoding_guide"),
@@ -79,6 +80,7 @@ REQUEST = [
 RESPONSE = [
     Tensor("text_output", "STRING", -1),
     Tensor("finish_reason", "STRING", -1),
+    Tensor("stop_reason", "STRING", -1),
     Tensor("cum_log_probs", "FP32", -1),
     Tensor("output_log_probs", "FP32", -1),
     Tensor("cumulative_logprob", "FP32", -1),

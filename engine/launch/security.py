@@ -55,7 +55,12 @@ def is_administration_open(arguments: Sequence[str], environ: Mapping[str, str])
 
 def has_tls(arguments: Sequence[str]) -> bool:
     """Return whether the gRPC service of a server with these flags uses TLS."""
-    return _is_on(arguments, "--grpc-use-ssl") or _is_on(arguments, "--grpc-use-ssl-mutual")
+    return _is_on(arguments, "--grpc-use-ssl") or wants_certificates(arguments)
+
+
+def wants_certificates(arguments: Sequence[str]) -> bool:
+    """Return whether such a server takes only clients with a certificate (mTLS)."""
+    return _is_on(arguments, "--grpc-use-ssl-mutual")
 
 
 def _restrictions(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -98,7 +103,7 @@ def _check_tls(arguments: Sequence[str]) -> None:
             f"{_reason(error)}",
             "both must be PEM, the key unencrypted and that of the certificate",
         ) from None
-    if not _is_on(arguments, "--grpc-use-ssl-mutual"):
+    if not wants_certificates(arguments):
         return
     authorities = _file(arguments, "--grpc-root-cert", "TRIDENT_SSL_CA_CERTS")
     try:

@@ -14,30 +14,23 @@ from typing import Any, Self
 from engine.errors import CheckpointError
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.launch import arguments as flags
-from engine.launch import child, server_log
+from engine.launch import child, security, server_log
 from engine.launch.environment import effective_config, server_environment, settings_variables
 from engine.launch.errors import ServerStartError, StageDiedError
-from engine.launch.installation import find_tritonserver
+from engine.launch.installation import find_tritonserver, model_repository
 from engine.launch.log_file import LogFile
 from engine.launch.model_configs import ENSEMBLE
 from engine.launch.ports import Endpoint, require_free
 from engine.launch.processes import kill_all, remove_environment, uninterrupted
 from engine.launch.readiness import answers
 from engine.launch.run_directory import RunDirectory
-from engine.launch.security import has_tls, is_administration_open, secured
 from engine.launch.stage_watch import StageWatch
 
-_EXIT_TIMEOUT_S = 5  # that tritonserver gives the requests in flight
-_KILL_AFTER_S = 10
+_UNLOADING_S = 5  # that tritonserver may take to end when its requests have
 _KILL_LOADING_AFTER_S = 1  # tritonserver ignores signals until its models are loaded
 _POLL_S = 0.1
 
 OnLine = Callable[[str], None]
-
-
-def model_repository() -> Path:
-    """Return the model repository that comes with Trident, in a checkout as in a wheel."""
-    return Path(__file__).parents[2] / "model_repository"
 
 
 class TritonServer:
@@ -64,6 +57,8 @@ class TritonServer:
         endpoints: `http`, `grpc` and `metrics`, without those that are switched off.
         administration_open: whether the administrative endpoints can be used, with the key.
         tls: whether the gRPC service is encrypted.
+        wants_certificates: whether it takes only clients with a certificate.
+        exit_timeout_s: seconds that requests in flight have when it is stopped.
 
     Raises:
         ServerStartError: at construction for a wrong setting or flag, in `start` for what is
@@ -89,9 +84,11 @@ class TritonServer:
         self.model = self.config.served_model_name or ENSEMBLE
         flags.check(arguments)
         self.endpoints, filled = flags.endpoints(arguments, ports, host)
-        self.administration_open = is_administration_open(arguments, environ)
-        self._arguments = secured(filled, environ)
-        self.tls = has_tls(self._arguments)
+        self.administration_open = security.is_administration_open(arguments, environ)
+        self._arguments = security.secured(filled, environ)
+        self.tls = security.has_tls(self._arguments)
+        self.wants_certificates = security.wants_certificates(self._arguments)
+        self.exit_timeout_s = flags.exit_timeout(arguments)
         self._start_timeout_s = start_timeout_s
         self._on_line = on_line
         self._process: subprocess.Popen[bytes] | None = None
@@ -204,7 +201,9 @@ class TritonServer:
                 self._failed |= self._process.poll() is not None  # it ended by itself
                 self._process.terminate()
                 try:
-                    self._process.wait(_KILL_AFTER_S if self._ready else _KILL_LOADING_AFTER_S)
+                    self._process.wait(
+                        self.exit_timeout_s + _UNLOADING_S if self._ready else _KILL_LOADING_AFTER_S
+                    )
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     self._process.wait()
@@ -253,7 +252,7 @@ class TritonServer:
             f"--model-repository={repository}",
             f"--backend-directory={run.add_backends(installation)}",
             f"--backend-config=python,shm-region-prefix-name={run.shared_memory_prefix}",
-            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+            f"{flags.EXIT_TIMEOUT}={self.exit_timeout_s}",
             *self._arguments,
         ]
         if self._repository == model_repository().resolve():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +27,9 @@ def chunk_tensors(
     `token_ids` and `output_log_probs` have one element per token, chunk after chunk. The latter
     and `cum_log_probs`, which vllm_backend calls `cumulative_logprob`, are there if the request
     asked for logprobs. `prompt_log_probs` has one element per token of the prompt but the first,
-    and is in the first response, if the request asked for prompt_logprobs. Times and
-    figures of the cache come when a sequence has finished; `num_input_tokens` is one number.
+    and is in the first response, if the request asked for prompt_logprobs. Times,
+    figures of the cache and `stop_reason`, which is JSON, come when a sequence has finished;
+    `num_input_tokens` is one number.
     """
     outputs = {name: _COLUMNS[name](chunks) for name in wanted if name in _COLUMNS}
     if "num_input_tokens" in wanted:
@@ -35,6 +37,8 @@ def chunk_tensors(
     if any(chunk.details.stats is not None for chunk in chunks):
         figures = {name: _FIGURES[name] for name in wanted if name in _FIGURES}
         outputs.update((name, _figures(chunks, figures[name], block_size)) for name in figures)
+        if "stop_reason" in wanted:
+            outputs["stop_reason"] = _stop_reason(chunks)
     if any(name in _LOGPROBS for name in wanted) and all(
         chunk.details.cumulative_logprob is not None for chunk in chunks
     ):
@@ -66,6 +70,11 @@ def _sequence_index(chunks: list[Chunk]) -> Array:
 
 def _finish_reason(chunks: list[Chunk]) -> Array:
     return strings([chunk.details.finish_reason or UNFINISHED for chunk in chunks])
+
+
+def _stop_reason(chunks: list[Chunk]) -> Array:
+    reasons = [msgspec.json.encode(chunk.details.stop_reason) for chunk in chunks]
+    return np.array(reasons, dtype=object)
 
 
 def _num_output_tokens(chunks: list[Chunk]) -> Array:

@@ -14,6 +14,7 @@ from engine.limits import (
     MAX_SAMPLING_FIELDS,
     check_cache_salt,
     check_size,
+    check_tenant,
 )
 from engine.service.tensors import InputReader
 
@@ -91,3 +92,13 @@ def take_cache_salt(fields: dict[str, Any]) -> str:
     """
     salt = fields.pop("cache_salt", None)
     return "" if salt is None else check_cache_salt(salt)
+
+
+def take_tenant(fields: dict[str, Any]) -> str:
+    """Remove `tenant` from `fields`, where it is beside the sampling parameters; "" if absent.
+
+    Raises:
+        RequestError: it is no valid name.
+    """
+    tenant = fields.pop("tenant", None)
+    return "" if tenant is None else check_tenant(tenant)

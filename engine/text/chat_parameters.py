@@ -11,12 +11,15 @@ import msgspec
 
 from engine.errors import RequestError, UnsupportedError
 from engine.limits import MAX_CHAT_CHARACTERS, check_size
+from engine.validation import member
 
 # Fields of vLLM that are not implemented, and why.
 _REFUSED = {
     "chat_template": "a template of the client's own may run for ever; the checkpoint's is used",
     "documents": "not supported by this version of Trident",
 }
+# By which requests switch reasoning on and off, or choose how much of it.
+_REASONING_SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
 # Arguments of `apply_chat_template` that are not the template's.
 _RESERVED = frozenset(
     {
@@ -61,7 +64,7 @@ class ChatParameters:
             raise RequestError("chat_template_kwargs: must be an object")
         for name in kwargs or {}:
             if name in _RESERVED or name in _REFUSED:
-                raise RequestError(f"chat_template_kwargs.{name}: is no variable of a template")
+                raise RequestError(f"{_variable(name)}: is no variable of a template")
         continued = _boolean(fields, "continue_final_message", False)
         opened = _boolean(fields, "add_generation_prompt", not continued)
         if continued and opened:
@@ -69,7 +72,7 @@ class ChatParameters:
                 "continue_final_message: excludes add_generation_prompt; set that to false"
             )
         for name in fields:
-            raise RequestError(f"chat_parameters.{name}: unknown field")
+            raise RequestError(f"{member('chat_parameters', name)}: unknown field")
         return cls(_tools(tools), opened, continued, kwargs or {})
 
     def check_template(self, template: str) -> None:
@@ -85,9 +88,20 @@ class ChatParameters:
         for name in self.chat_template_kwargs:
             if not _mentions(template, name):
                 raise UnsupportedError(
-                    f"chat_template_kwargs.{name}: not supported by this model: its chat template "
+                    f"{_variable(name)}: not supported by this model: its chat template "
                     "has no such variable"
                 )
+
+
+def reasoning_switches(template: str) -> list[str]:
+    """Return those variables of the chat template with this source that control reasoning."""
+    code = " ".join(re.findall(r"\{[{%].*?[%}]\}", template, re.DOTALL))
+    # Neither attributes nor keys, as in `message.thinking` and `message['thinking']`.
+    return [name for name in _REASONING_SWITCHES if re.search(rf"(?<![\w.'\"]){name}\b", code)]
+
+
+def _variable(name: str) -> str:
+    return member("chat_template_kwargs", name)
 
 
 def _mentions(template: str, name: str) -> bool:
@@ -130,12 +144,14 @@ def _tool_name(tool: Any, place: str) -> str:
     if not isinstance(function, dict):
         raise RequestError(f"{place}.function: must be an object")
     name = function.get("name")
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII):
         raise RequestError(
-            f"{place}.function.name: must be 1 to 64 letters, digits, underscores, dots and dashes"
+            f"{place}.function.name: must be 1 to 128 letters, digits, underscores, dots and dashes"
         )
     if not isinstance(function.get("description", ""), str):
         raise RequestError(f"{place}.function.description: must be a string")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{place}.function.strict: must be true or false")
     if not isinstance(function.get("parameters", {}), dict):
         raise RequestError(f"{place}.function.parameters: must be an object, a JSON schema")
     return name

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
 from engine.limits import MAX_MESSAGES, check_size
-from engine.text.chat_parameters import ChatParameters
+from engine.text.chat_parameters import ChatParameters, reasoning_switches
 from engine.text.tokenizer import Tokenizer
+from engine.validation import member
 
 _DEFAULTS = ChatParameters()
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _FIELDS = frozenset({"role", "content", "tool_calls", *_TEXT_FIELDS})
+_PART_FIELDS = frozenset({"type", "text"})
 
 
 def parse_messages(text: str) -> list[dict[str, Any]]:
@@ -95,13 +97,35 @@ def render(
     return tokenizer.encode(prompt, add_special_tokens=False)
 
 
+class TemplateFacts(TypedDict):
+    """What clients have to know of a chat template; fields as in `engine.protocol.Ready`."""
+
+    reasoning_switches: list[str]
+    takes_late_system: bool
+
+
+def template_facts(tokenizer: Tokenizer) -> TemplateFacts:
+    """Return what there is to know of the template."""
+    return {
+        "reasoning_switches": reasoning_switches(tokenizer.chat_template_text),
+        "takes_late_system": _takes_late_system(tokenizer),
+    }
+
+
+def _takes_late_system(tokenizer: Tokenizer) -> bool:
+    mark = "late instructions"
+    messages = [{"role": "user", "content": "a"}, {"role": "system", "content": mark}]
+    try:
+        return mark in render_text(tokenizer, messages)
+    except (RequestError, CheckpointError):
+        return False
+
+
 def _message(item: Any, place: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         raise RequestError(f"{place}: must be an object (got {_kind(item)})")
     message = {name: value for name, value in item.items() if value is not None}
-    for name in message:
-        if name not in _FIELDS:
-            raise RequestError(f"{place}.{name}: unknown field")
+    _refuse_others(message, _FIELDS, place)
     if not _text(message, "role", place):
         raise RequestError(f"{place}.role: must not be empty")
     for name in _TEXT_FIELDS:
@@ -112,6 +136,12 @@ def _message(item: Any, place: str) -> dict[str, Any]:
     if "content" in message or "tool_calls" not in message:
         message["content"] = _content(message, place)
     return message
+
+
+def _refuse_others(fields: Mapping[str, Any], known: frozenset[str], place: str) -> None:
+    for name, value in fields.items():
+        if name not in known and value is not None:
+            raise RequestError(f"{member(place, name)}: unknown field")
 
 
 def _content(message: dict[str, Any], place: str) -> str:
@@ -127,6 +157,7 @@ def _part(part: Any, place: str) -> str:
     kind = _text(part, "type", place)
     if kind != "text":
         raise UnsupportedError(f"{place}.type: only text parts are supported (got {kind[:40]!r})")
+    _refuse_others(part, _PART_FIELDS, place)
     return _text(part, "text", place)
 
 
@@ -137,7 +168,13 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Any, place: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict):
+        raise RequestError(f"{place}: must be an object (got {_kind(call)})")
+    if call.get("type", "function") != "function":
+        raise RequestError(f"{place}.type: must be 'function'")
+    if call.get("id") is not None:
+        _text(call, "id", place)
+    function = call.get("function")
     if not isinstance(function, dict):
         raise RequestError(f"{place}.function: must be an object (got {_kind(function)})")
     _text(function, "name", f"{place}.function")

@@ -52,6 +52,7 @@ class SectionFormat:
         turn_ids: special tokens, and added ones of the chat template, that are in no tag; most
             templates start each turn with one of them.
         has_reasoning: whether reasoning may come.
+        has_text_tags: whether a tag may be no token of its own.
     """
 
     def __init__(self, tokenizer: Tokenizer, reasoning: str = AUTO, tool_calls: str = AUTO) -> None:
@@ -81,6 +82,7 @@ class SectionFormat:
         turns = (i for token, i in ids.items() if i in special or token in template)
         parts = {i for token, i in ids.items() if any(token in tag for tag in tags)}
         self.turn_ids = frozenset(turns) - parts
+        self.has_text_tags = not tags <= ids.keys()
         self.has_reasoning = any(state.kind == "reasoning" for state in self.states)
         self._markers = [frozenset(self.tag_of), special | self.tag_of.keys()]
 

@@ -20,22 +20,31 @@ def read_events(
     *,
     final: bool,
     skip_special_tokens: bool,
+    one_by_one: bool = False,
 ) -> list[Event]:
-    """Return what `new_ids` add, with `markers` apart; together the shown texts are the `delta`."""
+    """Return what `new_ids` add, with `markers` apart; together the shown texts are the `delta`.
+
+    With `one_by_one` every token is an event of its own.
+    """
     tokenizer = detokenizer.tokenizer
     events: list[Event] = []
     start = 0
     for place, token_id in enumerate(new_ids):
-        if token_id not in markers:
+        is_marker = token_id in markers
+        if not is_marker and not one_by_one:
             continue
         ids = new_ids[start : place + 1]
         text = detokenizer.delta(
             window_ids, ids, final=False, skip_special_tokens=skip_special_tokens
         )
-        marker = tokenizer.token_text(token_id)
-        is_shown = not skip_special_tokens or token_id not in tokenizer.special_ids
-        events.append(Event(text.removesuffix(marker) if is_shown else text))
-        events.append(Event(marker, token_id, is_shown))
+        if is_marker:
+            marker = tokenizer.token_text(token_id)
+            is_shown = not skip_special_tokens or token_id not in tokenizer.special_ids
+            before = text.removesuffix(marker) if is_shown else text
+            events.append(Event(before, num_tokens=len(ids) - 1))
+            events.append(Event(marker, token_id, is_shown))
+        else:
+            events.append(Event(text))
         window_ids = detokenizer.next_window(
             window_ids, ids, skip_special_tokens=skip_special_tokens
         )
@@ -43,20 +52,25 @@ def read_events(
     text = detokenizer.delta(
         window_ids, new_ids[start:], final=final, skip_special_tokens=skip_special_tokens
     )
-    return [*events, Event(text)]
+    return [*events, Event(text, num_tokens=len(new_ids) - start)]
 
 
 def cut(events: list[Event], num_characters: int) -> list[Event]:
-    """Return `events` without the last `num_characters` of the text that they show."""
+    """Return `events` without the last `num_characters` of the text that they show.
+
+    Their tokens still count.
+    """
     kept = list(events)
+    num_tokens = 0
     while num_characters and kept:
         event = kept.pop()
+        num_tokens += event.num_tokens
         if not event.is_shown:
             continue
         if len(event.text) > num_characters:
-            kept.append(Event(event.text[:-num_characters]))
+            kept.append(Event(event.text[:-num_characters], num_tokens=0))
         num_characters = max(0, num_characters - len(event.text))
-    return kept
+    return [*kept, Event("", num_tokens=num_tokens)]
 
 
 class SectionReader:
@@ -83,9 +97,11 @@ class SectionReader:
             new_ids[:-1] if details.omit_stop_token else new_ids,
             final=final,
             skip_special_tokens=skip_special_tokens,
+            one_by_one=self._format.has_text_tags,
         )
         splitter = SectionSplitter(self._format, Place(*details.place))
         splitter.read(cut(events, details.text_cut))
+        splitter.read([Event("", num_tokens=int(details.omit_stop_token))])
         return splitter.finish() if final else splitter.take()
 
 

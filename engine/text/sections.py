@@ -7,6 +7,8 @@ chunk in which section it starts, and ends no chunk inside a tag, so that the st
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -41,12 +43,15 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
             call, where they separate its parts.
         tag: what opened the section, in the part where it did: the end tag of the one before, or
             its own start tag; of gpt-oss the whole header, which names the function.
+        num_tokens: of the text and of the tag; in the last section also the one that ends the
+            sequence. A header that was cut off has no section: its tokens are in none.
     """
 
     type: str
     index: int
     text: str
     tag: str = ""
+    num_tokens: int = 0
 
 
 class Event(NamedTuple):
@@ -55,11 +60,13 @@ class Event(NamedTuple):
     Attributes:
         token_id: None for a piece of text.
         is_shown: whether the text is a part of the sequence's text.
+        num_tokens: whose text it is.
     """
 
     text: str
     token_id: int | None = None
     is_shown: bool = True
+    num_tokens: int = 1
 
 
 class SectionSplitter:
@@ -76,6 +83,7 @@ class SectionSplitter:
         self._header = ""
         self._pending = ""  # may become a part of a tag
         self._search = 0  # state of the automaton after it
+        self._num_tokens = 0  # read, and not yet known to be of which section
 
     @property
     def state(self) -> State:
@@ -89,27 +97,19 @@ class SectionSplitter:
 
     def read(self, events: Iterable[Event]) -> None:
         """Go on with `events`."""
-        for text, token_id, is_shown in events:
+        for text, token_id, is_shown, num_tokens in events:
             if token_id is not None:
                 self._read_marker(text, token_id, is_shown)
-                continue
-            for start in range(0, len(text), _MAX_STEP):
-                self._read_text(text[start : start + _MAX_STEP])
+            else:
+                for start in range(0, len(text), _MAX_STEP):
+                    self._read_text(text[start : start + _MAX_STEP])
+            self._num_tokens += num_tokens
+            self._count()
 
     def take(self) -> list[Section]:
         """Return the parts of sections since the last call, each section once."""
         sections, self._sections = self._sections, []
-        joined: list[Section] = []
-        texts: list[str] = []
-        for part in sections:
-            if joined and joined[-1].index == part.index:
-                texts.append(part.text)
-                continue
-            _close(joined, texts)
-            joined.append(part)
-            texts = [part.text]
-        _close(joined, texts)
-        return joined
+        return [_joined(list(parts)) for _, parts in groupby(sections, attrgetter("index"))]
 
     def finish(self) -> list[Section]:
         """End the text; return the last parts. An incomplete tag is text, a header is not."""
@@ -142,6 +142,13 @@ class SectionSplitter:
     def _flush(self) -> None:
         self._write(self._pending)
         self._pending, self._search = "", 0
+        self._count()
+
+    def _count(self) -> None:
+        if self._num_tokens and not self.is_inside_tag:
+            part = Section(self.state.kind, self.place.number, "", num_tokens=self._num_tokens)
+            self._sections.append(part)
+            self._num_tokens = 0
 
     def _write(self, text: str) -> None:
         if self.state.kind == "header":
@@ -161,7 +168,10 @@ class SectionSplitter:
         self._header = ""
 
 
-def _close(sections: list[Section], texts: list[str]) -> None:
-    """Give the last of `sections` the joined `texts`."""
-    if len(texts) > 1:
-        sections[-1] = msgspec.structs.replace(sections[-1], text="".join(texts))
+def _joined(parts: list[Section]) -> Section:
+    if len(parts) == 1:
+        return parts[0]
+    text = "".join(part.text for part in parts)
+    return msgspec.structs.replace(
+        parts[0], text=text, num_tokens=sum(part.num_tokens for part in parts)
+    )

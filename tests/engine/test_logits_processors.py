@@ -123,7 +123,7 @@ def test_dry_takes_the_token_that_is_best_after_its_penalties(llm: LLM) -> None:
     asked = params(max_tokens=40, logprobs=VOCAB, **few, **DRY)
     [result] = llm.generate([prompt], asked, use_tqdm=False)
     [output] = result.outputs
-    args, text_of = DryArgs(3.0, 2.0, 2, -1, ("a",)), llm._core.detokenizer.token_text
+    args, text_of = DryArgs(3.0, 2.0, 2, len(prompt) + 40, ("a",)), llm._core.detokenizer.token_text
     num_penalised = 0
     for place, (token, top) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
         row = ProcessorRow(args, np.array([*prompt, *output.token_ids[:place]], dtype=np.int32))
@@ -203,23 +203,23 @@ def test_a_fault_is_the_error_of_its_request_alone(llm: LLM, fault: str) -> None
     [
         (
             ["other"],
-            r"^logits_processors.0.name: there is no logits processor 'other'; "
+            r"^logits_processors\[0\]\.name: there is no logits processor 'other'; "
             "installed: 'counting'$",
         ),
         (
             [{"name": "counting"}],
-            r"^logits_processors.0.args: first: must be 0 to 399 \(got None\)",
+            r"^logits_processors\[0\]\.args: first: must be 0 to 399 \(got None\)",
         ),
         (
             ["counting", {"name": "counting", "args": {"first": 1, "x": 1}}],
-            r"^logits_processors.0.args: first",
+            r"^logits_processors\[0\]\.args: first",
         ),
         (
             [{"name": "counting", "args": {"first": 1, "fail": "validation"}}],
-            r"^logits_processors.0.args: the processor cannot check them: KeyError$",
+            r"^logits_processors\[0\]\.args: the processor cannot check them: KeyError$",
         ),
-        ([{"args": {}}], r"^logits_processors.0.name: Field required"),
-        ([{"name": "counting", "arg": {}}], r"^logits_processors.0.arg: unknown field"),
+        ([{"args": {}}], r"^logits_processors\[0\]\.name: Field required"),
+        ([{"name": "counting", "arg": {}}], r"^logits_processors\[0\]\.arg: unknown field"),
         ("counting", r"^logits_processors: .*tuple"),
         (["counting"] * 9, r"^logits_processors: must have at most 8 elements, not 9"),
     ],

@@ -32,10 +32,15 @@ class Arrival:
     n: int
     priority: int
     abort: int | None
+    tenant: str = ""
 
     def group(self, uid: int) -> list[Request]:
         prompt = [self.which * 10 + i % 7 for i in range(self.length)]
-        fields = {"max_tokens": self.max_tokens, "priority": self.priority}
+        fields = {
+            "max_tokens": self.max_tokens,
+            "priority": self.priority,
+            "tenant": self.tenant,
+        }
         return [make_request(uid, prompt, index=index, **fields) for index in range(self.n)]
 
 
@@ -48,6 +53,7 @@ def arrivals(**changes: st.SearchStrategy[Any]) -> st.SearchStrategy[Arrival]:
         "max_tokens": st.integers(1, 12),
         "n": st.integers(1, 4),
         "priority": st.integers(-1, 1),
+        "tenant": st.sampled_from("ab"),
         "abort": st.one_of(st.none(), st.integers(0, LAST_STEP)),
     }
     return st.builds(Arrival, **{**fields, **changes})

@@ -51,6 +51,7 @@ def make_beams(
     max_tokens: int = 4,
     stop_token_ids: frozenset[int] = frozenset(),
     priority: int = 0,
+    tenant: str = "",
     **sampling: object,
 ) -> list[Beam]:
     """Return the sequences of a beam search."""
@@ -76,6 +77,7 @@ def make_beams(
             index=index,
             stop_token_ids=stop_token_ids,
             priority=priority,
+            tenant=tenant,
         )
         for index in range(width)
     ]

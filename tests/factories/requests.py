@@ -23,6 +23,7 @@ def make_request(
     index: int = 0,
     priority: int = 0,
     cache_salt: str = "",
+    tenant: str = "",
     stop_token_ids: frozenset[int] = frozenset(),
     **sampling: object,
 ) -> Request:
@@ -36,6 +37,7 @@ def make_request(
         index=index,
         priority=priority,
         cache_salt=cache_salt,
+        tenant=tenant,
         stop_token_ids=stop_token_ids,
     )
 

@@ -21,6 +21,9 @@ def test_health_tells_that_the_engine_is_ready(caller: Caller) -> None:
     health = json.loads(caller.one("engine", health=True)["health"][0])
     assert health["state"] == "ready"
     assert health["num_in_flight"] == 0
+    assert (health["has_reasoning"], health["reasoning_switches"]) == (False, [])
+    assert health["takes_late_system"]
+    assert (health["do_sample"], health["sampling_defaults"]) == (False, {})
     status, body = caller.generate({"health": True}, model="engine")
     assert status == 200
     assert json.loads(body["health"])["state"] == "ready"

@@ -104,11 +104,11 @@ def test_stop_words_cut_the_text_across_tokens(caller: Caller) -> None:
     stop = whole[20:23]
     expected = whole[: whole.index(stop)]
     assert caller.text(**inputs, stop_words=["", stop]) == expected
-    response = caller.one(
-        **inputs, stop_words=[stop], exclude_input_in_output=True, return_finish_reason=True
-    )
+    asked = ("exclude_input_in_output", "return_finish_reason", "return_stop_reason")
+    response = caller.one(**inputs, stop_words=["☃", stop], **dict.fromkeys(asked, True))
     assert response["text_output"] == [expected]
     assert response["finish_reason"] == ["stop"]
+    assert json.loads(response["stop_reason"][0]) == stop
     assert caller.text(**inputs, stop_words=[""], bad_words=[""]) == whole
 
 

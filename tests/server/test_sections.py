@@ -69,8 +69,9 @@ def joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if sections and sections[-1]["index"] == part["index"]:
             assert "tag" not in part
             sections[-1]["text"] += part["text"]
+            sections[-1]["num_tokens"] += part.get("num_tokens", 0)
         else:
-            sections.append(dict(part))
+            sections.append({"num_tokens": 0, **part})
     return sections
 
 
@@ -84,15 +85,16 @@ def test_streamed_sections_are_those_of_the_whole_answer(
     asked = {"messages": MESSAGES, "return_sections": True}
     asked["sampling_parameters"] = json.dumps(sampling)
     streamed = caller.collect(stream=True, **asked)
-    whole = caller.one(**asked)
+    whole = caller.one(**asked, return_num_output_tokens=True)
     assert len(streamed) > 5
-    sections = json.loads(whole["sections"][0])
+    sections = joined(json.loads(whole["sections"][0]))
     assert joined(parts_of(streamed)) == sections
     assert {section["type"] for section in sections} == {"content", "reasoning", "tool_call"}
     tags = [section["tag"] for section in sections[1:]]
     assert set(tags) == {*REASONING, *CALLS}
     # The template has opened the first one.
     assert sections[0]["type"] == "reasoning" or sections[0]["tag"] == "</think>"
+    assert sum(section["num_tokens"] for section in sections) == whole["num_output_tokens"][0]
     # All text is in the sections or their tags; the special tokens are in no text.
     shown = "".join(section.get("tag", "") + section["text"] for section in sections)
     assert re.sub("|".join(REASONING), "", shown) == whole["text_output"][0]
@@ -118,7 +120,7 @@ def test_an_answer_goes_on_in_the_section_that_its_prompt_leaves_open(
         exclude_input_in_output=True,
         sampling_parameters=json.dumps(fields),
     )
-    assert parts_of([response]) == [{"type": kind, "index": 0, "text": "xxx"}]
+    assert parts_of([response]) == [{"type": kind, "index": 0, "text": "xxx", "num_tokens": 3}]
     assert response["text_output"] == ["xxx"]
 
 

@@ -19,8 +19,9 @@ from tritonclient.grpc import service_pb2_grpc
 
 from client import InvalidRequestError, TridentClient
 from engine.demo.prompts import DEMO_PROMPTS
+from engine.launch.installation import model_repository
 from engine.launch.security import ADMIN_KEY, HTTP_HEADER
-from engine.launch.server import TritonServer, model_repository
+from engine.launch.server import TritonServer
 from tests.server import vllm_client
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process

@@ -78,6 +78,11 @@ class Beam(Request):
         return self.group.search.num_candidates
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether other beams of the search run: they wait until this one has been computed."""
+        return any(each.slot is not None for each in self.group.live if each is not self)
+
+    @property
     def host_chooses(self) -> bool:
         """Always: no step may run ahead of the choice."""
         return True

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from engine.core.beams.beam import Beam, BeamGroup
 from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.core.token_reader import Advanced
-from engine.core.waiting_queues import WaitingQueues
 
 
 class BeamScheduler:

@@ -24,7 +24,7 @@ Penalties = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class DryArgs(NamedTuple):
-    """The fields `dry_*` of a request; `last_n` -1 is the whole sequence."""
+    """The fields `dry_*` of a request; `last_n` is at least 1."""
 
     multiplier: float
     base: float
@@ -115,7 +115,7 @@ class Repetitions:
     """
 
     def __init__(self, last_n: int, breakers: Breakers) -> None:
-        """Look at the last `last_n` tokens alone; -1: at all."""
+        """Look at the last `last_n` tokens alone."""
         self._last_n = last_n
         self._breakers = breakers
         self._num_tokens = 0
@@ -156,7 +156,7 @@ class Repetitions:
 
     def _start(self, num_tokens: int) -> int:
         """Return where the window of so many tokens begins."""
-        return 0 if self._last_n < 0 else max(0, num_tokens - self._last_n)
+        return max(0, num_tokens - self._last_n)
 
     def _follow(self, token_ids: NDArray[np.int32]) -> None:
         """Take in the new tokens."""

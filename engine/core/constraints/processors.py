@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.core.constraints.dry import Dry, DryArgs
 from engine.errors import ConfigError, RequestError, TridentError
+from engine.limits import MAX_DRY_TOKENS
 from engine.logits_processors import (
     ENTRY_POINTS,
     LogitsProcessor,
@@ -84,12 +85,13 @@ class Processors:
             for each in params.logits_processors
             for row in [ProcessorRow(each.args)]
         ]
-        if params.dry_multiplier > 0 and params.dry_penalty_last_n != 0:
+        last_n = params.dry_penalty_last_n
+        if params.dry_multiplier > 0 and last_n != 0:
             args = DryArgs(
                 multiplier=params.dry_multiplier,
                 base=params.dry_base,
                 allowed_length=params.dry_allowed_length,
-                last_n=params.dry_penalty_last_n,
+                last_n=MAX_DRY_TOKENS if last_n < 0 else min(last_n, MAX_DRY_TOKENS),
                 breakers=params.dry_sequence_breakers,
             )
             asked.append(AskedProcessor("dry_multiplier", self._dry, ProcessorRow(args)))
@@ -102,7 +104,7 @@ class Processors:
             RequestError: there is no such processor, or it refuses its arguments.
         """
         for place, each in enumerate(params.logits_processors):
-            field = f"logits_processors.{place}"
+            field = f"logits_processors[{place}]"
             processor = self._installed.get(each.name)
             if processor is None:
                 names = ", ".join(map(repr, self._installed)) or "none"

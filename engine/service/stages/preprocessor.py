@@ -47,6 +47,7 @@ class TokenizedRequest:
     stream: bool
     priority: int
     cache_salt: str
+    tenant: str
     timeout_us: int
     options: ResponseOptions
 
@@ -118,6 +119,7 @@ class Preprocessor:
             stream=inputs.stream,
             priority=inputs.priority,
             cache_salt=inputs.cache_salt,
+            tenant=inputs.tenant,
             timeout_us=inputs.timeout_us,
             options=ResponseOptions(
                 outputs=[
@@ -270,8 +272,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
 def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:
     """Return `request` as input tensors of the engine, without a batch dimension."""
     params = request.sampling_params.model_dump(mode="json", exclude_defaults=True)
-    if request.cache_salt:
-        params["cache_salt"] = request.cache_salt
+    params |= {k: v for k in ("cache_salt", "tenant") if (v := getattr(request, k))}
     options = msgspec.msgpack.encode(request.options)
     return {
         "input_ids": request.input_ids,

@@ -20,6 +20,7 @@ from engine.service.parameters import (
     parse_sampling_parameters,
     read_priority,
     take_cache_salt,
+    take_tenant,
 )
 from engine.service.tensors import InputReader, Tensors
 from engine.text.chat_parameters import ChatParameters
@@ -57,6 +58,7 @@ _FLAGS = {
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
     "return_cumulative_logprob": ("cumulative_logprob",),
     "return_finish_reason": ("finish_reason",),
+    "return_stop_reason": ("stop_reason",),
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
     "return_num_cached_tokens": ("num_cached_tokens",),
@@ -84,6 +86,7 @@ class RequestInputs:
         embedding_bias: words, and what to add to the logits of their tokens.
         priority: smaller runs earlier.
         cache_salt: only requests with the same salt share cached prefixes.
+        tenant: shares the engine equally with the others.
         timeout_us: from now, in microseconds; 0 means none.
         outputs: optional output tensors.
     """
@@ -100,6 +103,7 @@ class RequestInputs:
     embedding_bias: tuple[tuple[str, float], ...]
     priority: int
     cache_salt: str
+    tenant: str
     timeout_us: int
     outputs: tuple[str, ...]
 
@@ -107,7 +111,7 @@ class RequestInputs:
         """Return `error` with fields named as the client named them."""
         text = str(error)
         for field, name in self.names.items():
-            text = re.sub(rf"(^|; ){field}(?=[:.])", rf"\g<1>{name}", text)
+            text = re.sub(rf"(^|; ){field}(?=[:.\[])", rf"\g<1>{name}", text)
         return type(error)(text)
 
 
@@ -138,7 +142,7 @@ def parse_inputs(
     merged = {**tensor_fields, **_sampling_parameters(inputs, parameters), GUIDE: grammar}
     # null asks for the default, except that no limit of max_tokens is a value of its own.
     fields = {k: v for k, v in merged.items() if v is not None or k == "max_tokens"}
-    cache_salt = take_cache_salt(fields)
+    cache_salt, tenant = take_cache_salt(fields), take_tenant(fields)
     echo = _take_echo(fields)
     if echo and fields.get("logprobs") is not None:
         fields.setdefault("prompt_logprobs", fields["logprobs"])
@@ -171,6 +175,7 @@ def parse_inputs(
         embedding_bias=_embedding_bias(inputs),
         priority=read_priority(inputs),
         cache_salt=cache_salt,
+        tenant=tenant,
         timeout_us=_check_at_least("timeout", inputs.integer("timeout"), 1) or timeout_us,
         outputs=tuple(outputs),
     )

@@ -241,12 +241,12 @@ class EngineClient:
         """Count `request` in, under the next uid."""
         with self._lock:
             self.check_ready()
-            self._admission.enter(request.load, request.priority)
+            self._admission.enter(request.load, request.priority, request.tenant)
             uid = next(self._uids)
             try:
                 stream = RequestStream(uid, request, make_sink(uid))
             except BaseException:
-                self._admission.leave(request.load, request.priority)
+                self._admission.leave(request.load, request.priority, request.tenant)
                 raise
             self._streams[uid] = stream
             return stream
@@ -256,7 +256,7 @@ class EngineClient:
         with self._lock:
             stream = self._streams.pop(uid, None)
             if stream is not None:
-                self._admission.leave(stream.load, stream.priority)
+                self._admission.leave(stream.load, stream.priority, stream.tenant)
             return stream
 
     def _fail(self, stream: RequestStream, error: TridentError) -> bool:

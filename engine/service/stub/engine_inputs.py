@@ -24,6 +24,7 @@ from engine.service.parameters import (
     parse_sampling_parameters,
     read_priority,
     take_cache_salt,
+    take_tenant,
 )
 from engine.service.stub.stream import NewRequest
 from engine.service.tensors import InputReader, Tensors
@@ -67,7 +68,7 @@ def parse_engine_inputs(
     # The tokenizer stage has merged the request parameters already, defaults and all.
     fields = client_parameters(parameters) if decoded is None else {}
     fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))
-    cache_salt = take_cache_salt(fields)
+    cache_salt, tenant = take_cache_salt(fields), take_tenant(fields)
     params = SamplingParams.parse(fields)
     if params.return_sections and decoded is None:
         raise RequestError("return_sections: is of the text; call the ensemble")
@@ -86,6 +87,7 @@ def parse_engine_inputs(
             stream=stream,
             priority=read_priority(inputs),
             cache_salt=cache_salt,
+            tenant=tenant,
             timeout_s=timeout_us / 1e6 if timeout_us else None,
             text_prefix=text_prefix,
             request_id=request_id,

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from msgspec import structs
 
-from engine.core.queue_limits import Load
+from engine.core.queue.queue_limits import Load
 from engine.errors import EngineDeadError, RequestCancelledError, TridentError
 from engine.protocol import NO_DETAILS, AddRequest, Chunk, Outputs, RequestStats
 from engine.step_outputs import StepOutputs
@@ -45,6 +45,7 @@ class NewRequest:
         text_prefix: goes with the first chunk of each sequence.
         request_id: given by the client; need not be unique.
         cache_salt: only requests with the same salt share cached prefixes.
+        tenant: shares the engine equally with the others.
     """
 
     prompt_token_ids: TokenIds
@@ -57,6 +58,7 @@ class NewRequest:
     text_prefix: str = ""
     request_id: str = ""
     cache_salt: str = ""
+    tenant: str = ""
     arrival_time: float = field(default_factory=time.monotonic)
 
     def message(self, uid: int) -> AddRequest:
@@ -71,6 +73,7 @@ class NewRequest:
             timeout_s=self.timeout_s,
             request_id=self.request_id,
             cache_salt=self.cache_salt,
+            tenant=self.tenant,
         )
 
     @property
@@ -166,6 +169,7 @@ class RequestStream:
         self.request_id = request.request_id
         self.load = request.load
         self.priority = request.priority
+        self.tenant = request.tenant
         self.fingerprint = request.fingerprint
         self.arrival_time = request.arrival_time
         self.next_due = 0.0

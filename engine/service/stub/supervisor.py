@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -34,6 +34,11 @@ class Health(msgspec.Struct, frozen=True):
         num_restarts: how often the engine process has been started again.
         num_in_flight: requests that have been submitted and that the process has not ended yet.
         tool_call_parser: the form in which the model calls tools, in vLLM's names; or `none`.
+        has_reasoning: whether an answer may begin with reasoning.
+        reasoning_switches: variables of the chat template that control it.
+        takes_late_system: whether that has a place for system messages that follow others.
+        do_sample: whether tokens are drawn if a request does not say; else decoding is greedy.
+        sampling_defaults: sampling parameters that the checkpoint gives for that.
     """
 
     state: State
@@ -41,6 +46,11 @@ class Health(msgspec.Struct, frozen=True):
     num_restarts: int = 0
     num_in_flight: int = 0
     tool_call_parser: str = "none"
+    has_reasoning: bool = False
+    reasoning_switches: Sequence[str] = ()
+    takes_late_system: bool = False
+    do_sample: bool = False
+    sampling_defaults: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
 class Owner(Protocol):
@@ -186,7 +196,14 @@ class Supervisor:
         with self._lock:
             restarts = self._health.num_restarts + is_restart
             self._health = Health(
-                "ready", num_restarts=restarts, tool_call_parser=ready.tool_call_parser
+                "ready",
+                num_restarts=restarts,
+                tool_call_parser=ready.tool_call_parser,
+                has_reasoning=ready.has_reasoning,
+                reasoning_switches=ready.reasoning_switches,
+                takes_late_system=ready.takes_late_system,
+                do_sample=ready.do_sample,
+                sampling_defaults=ready.sampling_defaults,
             )
         self._on_progress(ready.description)
         self._started.set()

@@ -6,17 +6,25 @@ from engine.text.grammar.spec import GrammarSpec
 from engine.text.section_format import SectionFormat, State
 from engine.text.sections import Place
 
+_IN_HARMONY = {
+    "reasoning_start": "<|channel|>analysis<|message|>",
+    "begin_after": "<|end|><|start|>assistant",
+    "opening": "<|channel|>final<|message|>",
+}
+
 
 def after_reasoning(spec: GrammarSpec, section_format: SectionFormat, place: Place) -> GrammarSpec:
     """Return `spec` for an output that begins at `place`, where reasoning may come first.
 
     In reasoning that the prompt has opened, the output is free up to its end; before any tag of the
-    turn, reasoning may be opened. What says itself where it begins stays as it is, and so does that
-    of gpt-oss, which has headers instead of tags.
+    turn, reasoning may be opened. gpt-oss opens the answer by a header. What says itself where it
+    begins stays as it is, and so do structural tags that write the headers of gpt-oss.
     """
     if spec.begin_after:
         return spec
     state = section_format.states[place.state]
+    if state.kind == "header":
+        return spec if spec.kind == "structural_tag" else spec.model_copy(update=_IN_HARMONY)
     if state.kind == "reasoning":
         return spec.model_copy(update={"begin_after": _end(state)})
     for tag, number in state.next.items():

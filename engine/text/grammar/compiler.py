@@ -34,7 +34,9 @@ class GrammarCompiler:
             self._tokenizer = error
         self._sandbox = Sandbox(vocabulary)  # of the compiling thread
         self._executor = ThreadPoolExecutor(1, "grammar", initializer=_yield_to_others)
-        self._kept: OrderedDict[tuple[str, str, bool, str, str], Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, bool, str, str, str], Future[LLMatcher]] = (
+            OrderedDict()
+        )
 
     def compile(self, spec: GrammarSpec) -> Future[LLMatcher]:
         """Return the matcher at its start, to be copied for each sequence; equal specs share it.

@@ -46,6 +46,8 @@ def _text(spec: GrammarSpec, grammars: list[dict[str, Any]], writer: LarkWriter)
         head = writer.up_to(spec.begin_after)
         if spec.reasoning_start:
             head = f"({writer.text(spec.reasoning_start)} {head})?"
+        if spec.opening:
+            head = f"{head} {writer.text(spec.opening)}"
         grammars.insert(0, _lark(writer.grammar(f"{head} @body")))
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from engine.text.grammar.regexes import portable
-from engine.text.grammar.spec import GrammarTextError
+from engine.text.grammar.spec import GrammarTextError, check_literal
 
 MAX_DEPTH = 64  # of schemas inside schemas
 
@@ -26,11 +26,13 @@ _ANNOTATIONS = {
     *("title", "description", "default", "example", "examples", "deprecated"),
     *("readOnly", "writeOnly", "$comment", "$schema", "$id", "id", "$anchor"),
 }
+_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _FORMATS = {
     *("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6"),
     *("uri", "uuid"),
 }
 _VALUES = {"enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_LITERALS = {"enum", "const", "pattern"}
 _MAX_INTEGER = 2**53  # numbers are float64 in llguidance
 _WITHOUT_EFFECT = {("uniqueItems", False), ("nullable", False)}
 
@@ -112,6 +114,13 @@ def _check(place: Place, *, strict: bool) -> None:
     pointer, schema = place
     if isinstance(schema, bool):
         return
+    _check_type(schema.get("type", []), pointer)
+    literals = {name: schema[name] for name in _LITERALS & schema.keys()}
+    try:
+        for text in _strings([literals, *schema.get("properties", ())]):
+            check_literal(text)
+    except GrammarTextError as error:
+        raise GrammarTextError(f"{pointer}: {error}") from None
     if isinstance(schema.get("pattern"), str):
         schema["pattern"] = portable(schema["pattern"])
     if inner := schema.get("patternProperties"):
@@ -138,11 +147,29 @@ def _check(place: Place, *, strict: bool) -> None:
         del schema[name]
 
 
+def _check_type(value: Any, pointer: str) -> None:
+    for each in value if isinstance(value, list) else [value]:
+        if not isinstance(each, str) or each not in _TYPES:
+            raise GrammarTextError(f"{pointer}/type: must be of {', '.join(_TYPES)}")
+
+
 def _is_exact(value: Any) -> bool:
     """Whether no integer in a JSON value is too large for float64."""
     if isinstance(value, (list, dict)):
         return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or abs(value) <= _MAX_INTEGER
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value, with the names of members."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        yield from _strings(list(value.values()))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
 
 
 def _refuse_constant(name: str) -> Any:

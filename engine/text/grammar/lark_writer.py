@@ -8,12 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from engine.text.grammar.json_schema import prepare_schema
+from engine.text.grammar.spec import check_literal
 
 _ANYTHING = "(?s:.*)"
 
 
 def literal(text: str) -> str:
-    """Return `text` as a string of a grammar."""
+    """Return `text` as a string of a grammar; raises `GrammarTextError` if it is too long."""
+    check_literal(text)
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.errors import RequestError
-from engine.text.grammar.spec import MAX_GRAMMAR_CHARACTERS, GrammarKind, GrammarSpec
-from engine.validation import describe
+from engine.limits import check_size
+from engine.text.grammar.spec import MAX_CHARACTERS, GrammarKind, GrammarSpec
+from engine.validation import describe, member
 
 FIELD = "structured_outputs"
 
@@ -73,13 +74,11 @@ def parse_structured_outputs(value: Any, field: str = FIELD) -> GrammarSpec:
         return value
     fields = {k: v for k, v in _object(value, field).items() if v is not None}
     if "kind" in fields:  # dumped by another stage
-        return _validated(fields, field)
+        return _validated(fields, f"{field}.text")
     if fields.get("json_object") is False:
         del fields["json_object"]
     options = {name: fields.pop(name) for name in ("strict", "begin_after") if name in fields}
-    unknown = fields.keys() - _KINDS.keys() - {"json_object"}
-    if unknown:
-        raise RequestError(f"{field}.{min(unknown)}: unknown field")
+    _refuse_others(fields, {*_KINDS, "json_object"}, field)
     if len(fields) != 1:
         given = ", ".join(f"{field}.{name}" for name in sorted(fields)) or field
         known = ", ".join(["json_object", *_KINDS])
@@ -117,25 +116,38 @@ def _response_format(value: Any) -> GrammarSpec | None:
     fields = _object(value, "response_format")
     match fields.get("type"):
         case "text":
+            _refuse_others(fields, {"type"}, "response_format")
             return None
         case "json_object":
+            _refuse_others(fields, {"type"}, "response_format")
             return _spec("json_schema", _ANY_OBJECT, "response_format")
         case "json_schema":
-            inner = _object(fields.get("json_schema"), "response_format.json_schema")
-            if "schema" not in inner:
-                raise RequestError("response_format.json_schema.schema: is missing")
-            strict = inner.get("strict")
-            return _spec(
-                "json_schema",
-                inner["schema"],
-                "response_format.json_schema.schema",
-                strict=True if strict is None else strict,
-            )
+            _refuse_others(fields, {"type", "json_schema"}, "response_format")
+            return _named_schema(fields.get("json_schema"), "response_format.json_schema")
         case "structural_tag":
             return _spec("structural_tag", fields, "response_format")
     raise RequestError(
         "response_format.type: must be text, json_object, json_schema or structural_tag"
     )
+
+
+def _named_schema(value: Any, field: str) -> GrammarSpec:
+    fields = _object(value, field)
+    _refuse_others(fields, {"name", "description", "schema", "strict"}, field)
+    for name in ("name", "description"):
+        if not isinstance(fields.get(name), str | None):
+            raise RequestError(f"{field}.{name}: must be a string")
+    if "schema" not in fields:
+        raise RequestError(f"{field}.schema: is missing")
+    strict = fields.get("strict")
+    strict = True if strict is None else strict
+    return _spec("json_schema", fields["schema"], f"{field}.schema", strict=strict)
+
+
+def _refuse_others(fields: Mapping[str, Any], known: set[str], field: str) -> None:
+    unknown = {name for name, value in fields.items() if value is not None} - known
+    if unknown:
+        raise RequestError(f"{member(field, min(unknown))}: unknown field")
 
 
 def _spec(kind: GrammarKind, content: Any, field: str, **options: Any) -> GrammarSpec:
@@ -152,10 +164,7 @@ def _spec(kind: GrammarKind, content: Any, field: str, **options: Any) -> Gramma
     else:
         wanted = "an object or its JSON text" if kind in ("json_schema", "structural_tag") else ""
         raise RequestError(f"{field}: must be {wanted or 'a string'}")
-    if len(text) > MAX_GRAMMAR_CHARACTERS:
-        raise RequestError(
-            f"{field}: has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
-        )
+    check_size(field, len(text), MAX_CHARACTERS[kind], "characters")
     return _validated({"kind": kind, "text": text, "field": field, **options}, field)
 
 
@@ -163,7 +172,10 @@ def _validated(fields: Mapping[str, Any], field: str) -> GrammarSpec:
     try:
         return GrammarSpec.model_validate(fields)
     except ValidationError as error:
-        raise RequestError(f"{field}.{describe(error)}") from None
+        text = describe(error)
+        own = text.removeprefix("text: ")
+        beside = f"{field.rpartition('.')[0]}.{text}"  # the options are beside what they are for
+        raise RequestError(beside if own == text else f"{field}: {own}") from None
 
 
 def _object(value: Any, field: str) -> dict[str, Any]:

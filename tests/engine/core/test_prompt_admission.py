@@ -180,6 +180,7 @@ def test_another_prompt_overtakes_one_that_waits_for_its_prefix() -> None:
             length=st.integers(1, 60),
             max_tokens=st.integers(1, 20),
             abort=st.none(),
+            tenant=st.just(""),
         ),
         min_size=1,
         max_size=12,

@@ -60,7 +60,14 @@ def run(core: EngineCore, **sampling: Any) -> list[SequenceOutput]:
 
 def joined(parts: list[Section]) -> list[Section]:
     groups = [list(same) for _, same in groupby(parts, attrgetter("index"))]
-    return [msgspec.structs.replace(g[0], text="".join(p.text for p in g)) for g in groups]
+    return [
+        msgspec.structs.replace(
+            same[0],
+            text="".join(part.text for part in same),
+            num_tokens=sum(part.num_tokens for part in same),
+        )
+        for same in groups
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +135,6 @@ def test_the_offline_api_gives_sections_to_those_who_ask(tmp_path: Path) -> None
     plain = SamplingParams(temperature=0, max_tokens=3)
     messages = [{"role": "user", "content": "Hi"}]
     first, second = llm.chat([messages, messages], [asked, plain], use_tqdm=False)
-    assert first.outputs[0].sections == [Section("content", 1, "", "</think>")]
+    assert first.outputs[0].sections == [Section("content", 1, "", "</think>", 3)]
     assert first.outputs[0].text == ""
     assert second.outputs[0].sections is None

@@ -20,7 +20,7 @@ from tests.factories.sampling import sample_requests
 
 VOCAB, COUNT = 32, 2000
 PROMPT, OUTPUT = [3, 4, 5, 3], [4, 6, 3, 4]
-DRY = DryArgs(multiplier=0.7, base=1.5, allowed_length=1, last_n=-1, breakers=())
+DRY = DryArgs(multiplier=0.7, base=1.5, allowed_length=1, last_n=1000, breakers=())
 DRY_PROCESSOR = Dry(str)
 
 Logits = NDArray[np.float64]

@@ -93,6 +93,13 @@ def test_wrong_port(port: str) -> None:
         flags.endpoints([f"--grpc-port={port}x" if port == "" else f"--grpc-port={port}"])
 
 
+def test_time_to_exit() -> None:
+    assert flags.exit_timeout([]) == flags.DEFAULT_EXIT_TIMEOUT_S
+    assert flags.exit_timeout(["--exit-timeout-secs=60"]) == 60
+    with pytest.raises(ServerStartError, match="--exit-timeout-secs must be a number of seconds"):
+        flags.exit_timeout(["--exit-timeout-secs", "1.5"])
+
+
 def test_every_setting_has_flags() -> None:
     names = flags.setting_flags()
     assert set(names) == set(EngineConfig.model_fields)

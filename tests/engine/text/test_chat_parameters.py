@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.errors import RequestError, UnsupportedError
-from engine.text.chat_parameters import ChatParameters
+from engine.text.chat_parameters import ChatParameters, reasoning_switches
 from engine.text.chat_template import render_text
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import CHAT_TEMPLATE, byte_level_tokenizer
@@ -79,7 +79,7 @@ def test_what_the_template_would_leave_out_is_refused(fields: dict[str, Any], te
         ({"tools": [TOOL, TOOL]}, r"tools\[1\]\.function\.name: 'f' is there twice"),
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-            r"tools\[0\]\.function\.name: must be 1 to 64",
+            r"tools\[0\]\.function.name: must be 1 to 128",
         ),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": 1}}]},
@@ -103,3 +103,17 @@ def test_wrong_parameters_are_refused_by_name(fields: dict[str, Any], text: str)
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match=r"^chat_parameters: "):
         ChatParameters.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "switches"),
+    [
+        (TEMPLATE, ["enable_thinking"]),
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", ["thinking"]),
+        ("{{- 'Reasoning: ' + reasoning_effort }}", ["reasoning_effort"]),
+        ("{{ m.thinking }}{{ m['thinking'] }} thinking {{ rethinking }}", []),
+        ("", []),
+    ],
+)
+def test_variables_that_control_reasoning_are_found(template: str, switches: list[str]) -> None:
+    assert reasoning_switches(template) == switches

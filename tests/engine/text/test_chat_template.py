@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
 from engine.text.chat_parameters import ChatParameters
-from engine.text.chat_template import check_messages, parse_messages, render, render_text
+from engine.text.chat_template import (
+    check_messages,
+    parse_messages,
+    render,
+    render_text,
+    template_facts,
+)
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.other_decoders import word_piece_tokenizer
@@ -73,7 +79,15 @@ def test_good_messages(messages: list[Any], parsed: list[Any]) -> None:
         ([{**USER, "mood": "good"}], r"messages\[0\]\.mood: unknown field"),
         ([{**USER, "name": []}], r"messages\[0\]\.name: must be a string \(got a list\)"),
         ([{**USER, "tool_calls": {}}], r"messages\[0\]\.tool_calls: must be a list"),
-        ([{**USER, "tool_calls": [1]}], r"messages\[0\]\.tool_calls\[0\]\.function: must be"),
+        ([{**USER, "tool_calls": [1]}], r"messages\[0\]\.tool_calls\[0\]: must be an object"),
+        ([{**USER, "tool_calls": [{}]}], r"messages\[0\]\.tool_calls\[0\]\.function: must be"),
+        ([{**USER, "tool_calls": [{"type": "x"}]}], r"messages\[0\]\.tool_calls\[0\]\.type: "),
+        ([{**USER, "tool_calls": [{"id": 1}]}], r"messages\[0\]\.tool_calls\[0\]\.id: "),
+        ([{**USER, "a b\n": 1}], r'messages\[0\]\["a b\\n"\]: unknown field'),
+        (
+            [{**USER, "content": [{"type": "text", "text": "a", "x": 1}]}],
+            r"messages\[0\]\.content\[0\]\.x: unknown field",
+        ),
         ([{**USER, "tool_calls": [{"function": {}}]}], r"function\.name: is missing"),
         ([{**USER, "tool_calls": [call("{")]}], r"function\.arguments: is not valid JSON"),
         ([{**USER, "tool_calls": [call("[]")]}], r"function\.arguments: must be an object"),
@@ -168,3 +182,18 @@ def test_templates_that_fail(template: Any, error: type[Exception], text: str) -
     hf_tokenizer.chat_template = template
     with pytest.raises(error, match=text):
         render(Tokenizer(hf_tokenizer), [USER])
+
+
+@pytest.mark.parametrize(
+    ("template", "takes"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", True),
+        ("{{ messages[0].content }}", False),
+        ("{{ raise_exception('roles must alternate') if messages[1].role == 'system' }}", False),
+        (None, False),
+    ],
+)
+def test_whether_system_messages_may_follow_others(template: str | None, takes: bool) -> None:
+    hf_tokenizer = byte_level_tokenizer()
+    hf_tokenizer.chat_template = template
+    assert template_facts(Tokenizer(hf_tokenizer))["takes_late_system"] == takes

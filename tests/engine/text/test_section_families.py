@@ -121,7 +121,7 @@ def test_a_tag_that_is_a_token_cannot_be_spelt_out() -> None:
     reader = SectionReader(detokenizer, format_of(detokenizer))
     details = OutputDetails(finish_reason="length")
     assert reader.read([], spelt, details, skip_special_tokens=True) == [
-        Section("content", 0, "<think>")
+        Section("content", 0, "<think>", num_tokens=len(spelt))
     ]
 
 
@@ -204,7 +204,7 @@ def test_a_named_parser_has_its_tags_whatever_the_template_says() -> None:
         ("content", "</think>", "[THINK]<tool_call>b"),
     ]
     assert read(detokenizer, answer, format_of(detokenizer, "none", "none")) == [
-        Section("content", 0, answer)
+        Section("content", 0, answer, num_tokens=len(encode(detokenizer, answer)))
     ]
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from engine.launch.server import TritonServer, model_repository
+from engine.launch.installation import model_repository
+from engine.launch.server import TritonServer
 from tests.server.resilience import report
 from tests.server.resilience.desk import Desk
 from tests.server.resilience.fuzzing import border_cases, grpc_cases, http_cases

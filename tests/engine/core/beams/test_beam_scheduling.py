@@ -43,6 +43,7 @@ def test_outputs_do_not_depend_on_company(
             max_tokens=arrival.max_tokens,
             stop_token_ids=frozenset(range(stop, VOCAB, 4)),
             priority=arrival.priority,
+            tenant=arrival.tenant,
         )
         expected.append(expected_beams(beams))
         groups.append([*beams])

@@ -19,7 +19,7 @@ BREAKERS = [(), ("\n",), ("\n", ":"), ("::",), ("ba", "\n"), ("abc",)]
 def expected(tokens: list[int], args: DryArgs) -> dict[int, float]:
     """Return what is added to the logit of each token."""
     size = len(tokens)
-    start = 0 if args.last_n < 0 else max(0, size - args.last_n)
+    start = max(0, size - args.last_n)
     texts = [TEXTS[token] for token in tokens]
     last_break = -1
     for place in range(size):
@@ -66,7 +66,7 @@ def found(dry: Dry, row: ProcessorRow, tokens: list[int]) -> dict[int, float]:
         multiplier=st.sampled_from([0.8, 2.0]),
         base=st.sampled_from([1.0, 1.75]),
         allowed_length=st.integers(0, 4),
-        last_n=st.sampled_from([-1, 1, 2, 5, 12, 1000]),
+        last_n=st.sampled_from([1, 2, 5, 12, 1000]),
         breakers=st.sampled_from(BREAKERS),
     ),
 )
@@ -86,7 +86,7 @@ def test_the_penalties_of_a_growing_sequence(
 
 
 def test_the_parameters_are_those_of_llama_cpp() -> None:
-    args = DryArgs(0.8, 1.75, 2, -1, ("\n",))
+    args = DryArgs(0.8, 1.75, 2, 1000, ("\n",))
     dry = Dry(lambda token: "\n" if token == 9 else "t")
     # "1 2 3" came before: a repetition of three tokens, one more than is allowed.
     assert found(dry, ProcessorRow(args), [1, 2, 3, 4, 5, 1, 2, 3]) == {
@@ -99,7 +99,7 @@ def test_the_parameters_are_those_of_llama_cpp() -> None:
 
 @pytest.mark.parametrize("base", [1.0, 1.0000001, 1.75, 1e300])
 def test_the_longest_repetition_overflows_nothing(base: float) -> None:
-    dry, row = Dry(lambda token: "t"), ProcessorRow(DryArgs(1e308, base, 2, -1, ()))
+    dry, row = Dry(lambda token: "t"), ProcessorRow(DryArgs(1e308, base, 2, 2**15, ()))
     penalties = found(dry, row, [7] * 5000)
     assert [*penalties] == [7]
     assert math.isfinite(np.float32(penalties[7]))
@@ -125,7 +125,7 @@ def test_a_token_costs_little_after_any_prompt() -> None:
         calls += 1
         return "t"
 
-    dry, row = Dry(text_of), ProcessorRow(DryArgs(1.0, 1.75, 2, -1, ("\n",)))
+    dry, row = Dry(text_of), ProcessorRow(DryArgs(1.0, 1.75, 2, 2**15, ("\n",)))
     tokens = [7] * 20_000
     found(dry, row, tokens)
     calls = 0

@@ -79,7 +79,7 @@ def run_until_computed(oracle: PagedOracle, request: Request, num_tokens: int) -
 
 def preempt(scheduler: Scheduler, request: Request) -> None:
     """Preempt `request`, the last of those that run."""
-    assert scheduler.running.pop() is request
+    assert scheduler.running[-1] is request
     scheduler._preempt(request)
 
 

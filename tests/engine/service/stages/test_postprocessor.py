@@ -69,15 +69,22 @@ def test_sections_come_as_json_for_those_who_ask() -> None:
     detokenizer = tagged(("<think>", "</think>"), "special")
     postprocess = Postprocessor(detokenizer.tokenizer, format_of(detokenizer))
     encode = detokenizer.tokenizer.encode
-    inside, done = encode("hm</think>a stop"), encode("b")
+    thought, said, done = encode("hm"), encode("</think>a stop"), encode("b")
+    inside = [*thought, *said]
     chunks = [out(0, *inside, finish="stop", text_cut=5, place=(1, 4)), out(1, *done)]
     outputs = postprocess(DetokenizerInput(1, chunks, outputs=["sections"]))
     assert [json.loads(value) for value in outputs["sections"]] == [
         [
-            {"type": "reasoning", "index": 4, "text": "hm"},
-            {"type": "content", "index": 5, "text": "a", "tag": "</think>"},
+            {"type": "reasoning", "index": 4, "text": "hm", "num_tokens": len(thought)},
+            {
+                "type": "content",
+                "index": 5,
+                "text": "a",
+                "tag": "</think>",
+                "num_tokens": len(said),
+            },
         ],
-        [{"type": "content", "index": 0, "text": "b"}],
+        [{"type": "content", "index": 0, "text": "b", "num_tokens": len(done)}],
     ]
     assert [value.decode() for value in outputs["text_output"]] == ["hma", "b"]
 
@@ -103,12 +110,13 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     ]
     wanted = ["logprobs", "finish_reason", "sequence_index", "num_input_tokens"]
     wanted += ["kv_cache_reused_blocks", "last_token_time_ns", "cum_log_probs", "output_log_probs"]
-    wanted += ["cumulative_logprob", "num_cached_tokens"]
+    wanted += ["cumulative_logprob", "num_cached_tokens", "stop_reason"]
     texts = POSTPROCESS(DetokenizerInput(1, chunks, outputs=wanted))
     assert set(texts) == {"text_output", "logprobs"}
     outputs = tensors_of(chunks, wanted)
     assert {*texts, *outputs} == {"text_output", *wanted}
     assert outputs["finish_reason"].tolist() == [b"length", b"None"]
+    assert outputs["stop_reason"].tolist() == [b"null", b"null"]
     assert outputs["sequence_index"].tolist() == [0, 2]
     assert outputs["num_input_tokens"].tolist() == [40]
     assert outputs["kv_cache_reused_blocks"].tolist() == [2, 0]

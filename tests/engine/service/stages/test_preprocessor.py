@@ -154,7 +154,7 @@ def test_a_default_max_tokens_gives_way_to_a_long_prompt() -> None:
         ({"sampling_parameters": '{"top_p": 0}'}, "top_p: .* greater than 0"),
         ({"sampling_parameters": '{"max_tokens": "many"}'}, "max_tokens: .* valid integer"),
         ({"sampling_parameters": '{"bogus": 1}'}, "bogus: unknown field"),
-        ({"sampling_parameters": '{"stop": [1]}'}, "stop.0: .* valid string"),
+        ({"sampling_parameters": '{"stop": [1]}'}, r"stop\[0\]: .* valid string"),
     ],
 )
 def test_bad_requests_name_the_input_and_the_limit(inputs: dict[str, Any], message: str) -> None:
@@ -215,7 +215,8 @@ def test_the_engine_reads_what_the_tokenizer_stage_writes() -> None:
         exclude_input_in_output=False,
         return_finish_reason=True,
         stop_words=["停", "stop"],
-        sampling_parameters='{"logit_bias": {"5": -1.5}, "max_tokens": null, "cache_salt": "é"}',
+        sampling_parameters='{"logit_bias": {"5": -1.5}, "max_tokens": null, "cache_salt": "é", '
+        '"tenant": "t"}',
         seed=np.uint64(3),
         priority=-2,
         timeout=np.uint64(2_500_000),
@@ -227,7 +228,8 @@ def test_the_engine_reads_what_the_tokenizer_stage_writes() -> None:
     assert inputs.request.stream
     assert (inputs.request.priority, inputs.request.timeout_s) == (-2, 2.5)
     assert inputs.request.text_prefix == "hello"
-    assert inputs.request.message(1).cache_salt == "é"
+    message = inputs.request.message(1)
+    assert (message.cache_salt, message.tenant) == ("é", "t")
     assert inputs.options == ResponseOptions(["finish_reason", "sequence_index"], "hello")
 
 

@@ -88,11 +88,13 @@ def test_the_json_object_wins_over_parameters_and_those_over_tensors() -> None:
     assert inputs.fields == {"max_tokens": "3", "top_k": 2, "min_p": 0.25}
 
 
-def test_a_cache_salt_is_no_sampling_parameter() -> None:
+def test_cache_salt_and_tenant_are_no_sampling_parameters() -> None:
     as_json = parse({"cache_salt": "b"}, sampling_parameters=text('{"cache_salt": "a", "n": 2}'))
     assert (as_json.cache_salt, as_json.fields) == ("a", {"n": 2})
     assert parse({"cache_salt": "b"}).cache_salt == "b"
     assert parse(sampling_parameters=text('{"cache_salt": null}')).cache_salt == ""
+    by_tenant = parse({"tenant": "b"}, sampling_parameters=text('{"tenant": "a", "n": 2}'))
+    assert (by_tenant.tenant, by_tenant.fields) == ("a", {"n": 2})
 
 
 def test_canonical_names_win_over_aliases() -> None:
@@ -194,6 +196,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sampling_parameters": text('{"a":' * 9999)}, "sampling_parameters: is nested too deeply"),
     ({"sampling_parameters": text('{"cache_salt": ""}')}, "cache_salt: must be a non-empty str"),
     ({"sampling_parameters": text('{"cache_salt": 5}')}, "cache_salt: must be a non-empty string"),
+    ({"sampling_parameters": text('{"tenant": ""}')}, "tenant: must be a non-empty string"),
+    ({"sampling_parameters": text(f'{{"tenant": "{"t" * 257}"}}')}, "tenant: has 257 characters"),
+    ({"sampling_parameters": text('{"tenant": "\\ud800"}')}, "sampling_parameters: is not valid"),
     ({"end_id": i32(-2)}, r"end_id: must be at least -1 \(got -2\)"),
     ({"pad_id": i32(-1)}, "pad_id: must be at least 0"),
     ({"timeout": u64(0)}, "timeout: must be at least 1"),

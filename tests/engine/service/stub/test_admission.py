@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.core.queue_limits import Load
+from engine.core.queue.queue_limits import Load
 from engine.errors import QueueFullError
 from engine.protocol import Ready
 from engine.service.stub.admission import Admission
@@ -72,6 +72,23 @@ def test_without_priorities_a_full_queue_is_full_for_all() -> None:
         admission.enter(Load(1, 1), priority=5)
     with pytest.raises(QueueFullError):
         admission.enter(Load(1, 1), priority=-5)
+
+
+def test_one_tenants_flood_does_not_keep_another_out() -> None:
+    """The engine refuses some of the flood in its place; meanwhile there may be twice as many."""
+    admission = make(max_num_queued_reqs=3)
+    for _ in range(MAX_NUM_SEQS + 3):
+        admission.enter(Load(1, 1), tenant="many")
+    with pytest.raises(QueueFullError, match="Maximum queue size of 3 requests"):
+        admission.enter(Load(1, 1), tenant="many")
+    for _ in range(3):
+        admission.enter(Load(1, 1), tenant="few")
+    with pytest.raises(QueueFullError):
+        admission.enter(Load(1, 1), tenant="third")
+    for tenant, count in (("many", MAX_NUM_SEQS + 3), ("few", 3)):
+        for _ in range(count):
+            admission.leave(Load(1, 1), tenant=tenant)
+    assert admission.load == Load()
 
 
 @settings(max_examples=200)

@@ -10,11 +10,13 @@ from engine.text.grammar.after_reasoning import after_reasoning
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.section_reader import place_after_prompt
-from tests.engine.text.test_section_families import prompt_of
+from engine.text.sections import Place
+from tests.engine.text.test_section_families import HARMONY, prompt_of
 from tests.factories.grammars import follows, spec
 from tests.factories.tagged import Form, format_of, tagged
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+TEXTS = ("12", "<think>hm 3</think>12", "hm</think>12", "<think>12", "hm", "1</think>a")
 DIGITS = spec(regex="[0-9]+")
 
 
@@ -24,17 +26,21 @@ def form(request: pytest.FixtureRequest) -> Form:
     return form
 
 
-def allowed(form: Form, opens: str, tags: tuple[str, ...] = TAGS) -> Iterator[tuple[str, bool]]:
+def allowed(
+    form: Form,
+    opens: str,
+    tags: tuple[str, ...] = TAGS,
+    texts: tuple[str, ...] = TEXTS,
+    end: str = "<|end|>",
+) -> Iterator[tuple[str, bool]]:
     """Yield texts, and whether each is a whole output."""
     detokenizer = tagged(tags, form, opens=opens)
     tokenizer, section_format = detokenizer.tokenizer, format_of(detokenizer)
-    assert tokenizer.eos_token_id is not None
     place = place_after_prompt(section_format, detokenizer, prompt_of(detokenizer, "Hi <think>"))
-    compiler = GrammarCompiler(
-        Vocabulary.of(tokenizer, tokenizer.vocab_size, [tokenizer.eos_token_id])
-    )
+    ends = [tokenizer.added_token_ids[end]]
+    compiler = GrammarCompiler(Vocabulary.of(tokenizer, tokenizer.vocab_size, ends))
     start = compiler.compile(after_reasoning(DIGITS, section_format, place)).result()
-    for text in ("12", "<think>hm 3</think>12", "hm</think>12", "<think>12", "hm", "1</think>a"):
+    for text in texts:
         yield text, follows(start, text, tokenizer)[1]
     compiler.close()
 
@@ -51,6 +57,18 @@ def test_it_begins_after_what_the_prompt_or_the_model_opens(
     form: Form, opens: str, whole: list[str]
 ) -> None:
     assert [text for text, is_whole in allowed(form, opens) if is_whole] == whole
+
+
+def test_gpt_oss_opens_its_answer_by_a_header() -> None:
+    thought = "<|channel|>analysis<|message|>hm 3<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>12"
+    texts = (final, thought + final, "12", thought + "12", thought + thought + final, thought)
+    found = allowed("special", "<|start|>assistant", HARMONY, texts, end="<|call|>")
+    assert [text for text, is_whole in found if is_whole] == [final, thought + final]
+    section_format = format_of(tagged(HARMONY, "special", opens="<|start|>assistant"))
+    tags = spec(structural_tag={"format": {"type": "any_text"}})
+    header = Place(1)
+    assert after_reasoning(tags, section_format, header) is tags
 
 
 def test_without_reasoning_and_where_the_client_says_it_begins_as_asked() -> None:

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import TridentError, UnsupportedError
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.sandbox import Sandbox
-from engine.text.grammar.spec import GrammarTextError
+from engine.text.grammar.spec import MAX_LITERAL_CHARACTERS, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.grammar.test_ebnf import ARITHMETIC, JSON, SQL
@@ -20,7 +20,8 @@ from tests.factories.json_schemas import FAMILIES
 
 # 500 s of work for llguidance; a stack of some megabytes.
 _EXPONENTIAL = {"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(1, 30)]}
-_DEEP = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(20_000)) + '\na20000: "a"'
+_LONG = "a" * (MAX_LITERAL_CHARACTERS + 1)
+_DEEP = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(8_000)) + '\na8000: "a"'
 
 
 def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
@@ -50,6 +51,25 @@ def test_the_process_that_a_grammar_ends_is_replaced(
     with pytest.raises(GrammarTextError, match=fault):
         compiler.compile(spec(**asked)).result(timeout=60)
     assert compiler.compile(spec(regex=f"after{len(fault)}")).result() is not None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": {"properties": {"a": {"const": {"b": [_LONG]}}}}},
+        {"json": {"items": {"enum": ["", _LONG]}}},
+        {"json": {"properties": {_LONG: {}}}},
+        {"json": {"anyOf": [{"pattern": _LONG}]}},
+        {"choice": ["", _LONG]},
+        {"structural_tag": {"format": {"type": "const_string", "value": _LONG}}},
+    ],
+)
+def test_texts_are_bounded_that_must_follow_as_they_are(
+    asked: dict[str, Any], compiler: GrammarCompiler
+) -> None:
+    """All tokens of one are found at once, which the other sequences wait for."""
+    with pytest.raises(GrammarTextError, match=f"has {len(_LONG)} characters; at most"):
+        compiler.compile(spec(**asked)).result(timeout=60)
 
 
 def test_this_process_goes_on_while_a_large_grammar_compiles(compiler: GrammarCompiler) -> None:

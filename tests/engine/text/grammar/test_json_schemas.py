@@ -152,7 +152,7 @@ _CONTRADICTIONS: list[tuple[Any, str]] = [
 _WRONG: list[tuple[Any, str]] = [
     ("{", "not valid JSON: .* line 1"),
     ('{"const": NaN}', "NaN"),
-    ({"type": "foo"}, "foo"),
+    ({"items": {"type": ["null", "foo"]}}, "^#/items/type: must be of string, "),
     ({"properties": {"a": 1}}, "#/properties/a: must be an object or a boolean"),
     ({"properties": []}, "#/properties: must be an object"),
     ({"anyOf": {}}, "#/anyOf: must be a list"),

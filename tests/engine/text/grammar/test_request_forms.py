@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import RequestError
 from engine.text.grammar.request_forms import guided_decoding, merged, parse_structured_outputs
-from engine.text.grammar.spec import MAX_GRAMMAR_CHARACTERS, GrammarSpec
+from engine.text.grammar.spec import MAX_CHARACTERS, GrammarSpec
 
 SCHEMA = {"type": "integer"}
 TEXT = json.dumps(SCHEMA)
@@ -124,16 +124,29 @@ def test_options() -> None:
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice: is not valid JSON"),
         ({"structured_outputs": {"choice": [1]}}, "must be a list of strings"),
         ({"structured_outputs": {"json_object": 3}}, "must be true or false"),
-        ({"structured_outputs": {"json": {}, "strict": []}}, "structured_outputs.json.strict"),
+        ({"structured_outputs": {"json": {}, "strict": []}}, "^structured_outputs.strict: "),
         ({"structured_outputs": "{"}, "structured_outputs: is not valid JSON"),
-        ({"guided_regex": "\ud800"}, "guided_regex.text: .*(unicode|Unicode)"),
-        ({"guided_json": {"const": "\ud800"}}, "guided_json.text: .*(unicode|Unicode)"),
+        ({"guided_regex": "\ud800"}, "^guided_regex: .*(unicode|Unicode)"),
+        ({"guided_json": {"const": "\ud800"}}, "^guided_json: .*(unicode|Unicode)"),
         ({"structured_outputs": "[" * 10**5}, "structured_outputs: is nested too deeply"),
         ({"structured_outputs": {"json": {"a": float("nan")}}}, "cannot be written as JSON"),
         ({"structured_outputs": {"kind": "x", "text": ""}}, "structured_outputs.kind"),
-        ({"guided_regex": "a" * (MAX_GRAMMAR_CHARACTERS + 1)}, "guided_regex: has"),
+        ({"guided_regex": "a" * (MAX_CHARACTERS["regex"] + 1)}, "guided_regex: has"),
         ({"response_format": {"type": "xml"}}, "response_format.type: must be"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: must be"),
+        ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x: unknown field"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}},
+            "response_format.json_schema.x: unknown field",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "name": 1}}},
+            "response_format.json_schema.name: must be a string",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 1, "strict": 7}}},
+            "response_format.json_schema.schema: must be an object",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {}}},
             "response_format.json_schema.schema: is missing",
@@ -172,7 +185,7 @@ def test_wrong_inputs_of_tensorrt_llm() -> None:
         ("", "a", "guided_decoding_guide: needs guided_decoding_guide_type"),
         ("regex", "", "guided_decoding_guide: is missing"),
         ("json", "{}", "json_schema takes a schema"),
-        ("regex", "a" * (MAX_GRAMMAR_CHARACTERS + 1), "guided_decoding_guide: has"),
+        ("regex", "a" * (MAX_CHARACTERS["regex"] + 1), "guided_decoding_guide: has"),
     ]:
         with pytest.raises(RequestError, match=fault):
             guided_decoding(guide_type, guide)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core.deadlines import Deadlines
 from engine.core.integrity import check_integrity
-from engine.core.queue_limits import Load, QueueLimits
+from engine.core.queue.queue_limits import Load, QueueLimits
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFullError

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import chain, takewhile
 
-from engine.core.queue_limits import Load, QueueLimits
+from engine.core.queue.queue_limits import Load, QueueLimits
+from engine.core.queue.rank import Rank
+from engine.core.queue.tenant_queue import TenantQueue
+from engine.core.queue.tenant_shares import TenantShares
 from engine.core.request import Request
-
-Rank = tuple[int, int, int]
 
 
 class WaitingQueues:
-    """Three sorted lists with one order over all of them.
+    """Three queues with one order over all of them.
+
+    The next to run is of the tenant with the fewest running sequences, of several that whose turn
+    was longest ago, and of a tenant's the first in rank: so each gets as many slots as any other.
 
     Attributes:
         queued: requests that have not been admitted yet, each as its first sequence.
@@ -24,18 +28,26 @@ class WaitingQueues:
         queued_load: of the requests in `queued`.
     """
 
-    def __init__(self, rank: Callable[[Request], Rank]) -> None:
-        """Order by `rank`, smaller first; ranks are unique and do not change."""
+    def __init__(self, rank: Callable[[Request], Rank], shares: TenantShares) -> None:
+        """Order by `rank`, smaller first, whose first number is the priority.
+
+        Args:
+            rank: of a sequence; unique, and the same while it waits.
+            shares: of those that run, kept up to date by the caller.
+        """
         self._rank = rank
-        self.queued: list[Request] = []
-        self.paused: list[Request] = []
-        self.forked: list[Request] = []
+        self._shares = shares
+        self.queued, self.paused, self.forked = (TenantQueue(rank) for _ in range(3))
         self._queues = (self.queued, self.paused, self.forked)
         self.held: dict[tuple[int, int], Request] = {}
         self.queued_load = Load()
+        self._tenant_loads: defaultdict[str, Load] = defaultdict(Load)  # of `queued`
 
     def __len__(self) -> int:
         return sum(map(len, self._queues))
+
+    def __bool__(self) -> bool:
+        return any(self._queues)
 
     def __iter__(self) -> Iterator[Request]:
         """Yield all waiting sequences, queue by queue."""
@@ -44,7 +56,16 @@ class WaitingQueues:
     @property
     def head(self) -> Request | None:
         """The next sequence to run, None if none waits."""
-        return min((queue[0] for queue in self._queues if queue), key=self._rank, default=None)
+        firsts = chain.from_iterable(queue.firsts() for queue in self._queues)
+        return min(firsts, key=self._turn, default=None)
+
+    def _turn(self, request: Request) -> tuple[int, tuple[int, int], Rank]:
+        """Smaller runs earlier: by priority, then share, then rank.
+
+        One for which running beams of its search wait comes first: they hold slots meanwhile.
+        """
+        rank = self._rank(request)
+        return rank[0], (-1, 0) if request.is_awaited else self._shares.of(request.tenant), rank
 
     def load_without_slot(self, num_free_slots: int) -> Load:
         """Return the load of queued requests that do not fit into the free slots."""
@@ -52,7 +73,7 @@ class WaitingQueues:
         if self.queued_load.num_sequences <= num_free:
             return Load()
         num_sequences = num_tokens = 0
-        for request in self.queued:
+        for request in self.queued if num_free else ():
             if num_sequences >= num_free:
                 break
             num_sequences += request.sampling_params.num_sequences
@@ -62,7 +83,8 @@ class WaitingQueues:
     def displaced_by(self, new: Request, limits: QueueLimits, num_free_slots: int) -> list[Request]:
         """Return the queued requests to refuse so that `new` may wait, the last in order first.
 
-        Only requests of lower priority are displaced, and none if even all would not suffice.
+        Those of lower priority are displaced, then those of tenants that have more queued than its
+        own would have; none is if even all would not suffice.
 
         Raises:
             QueueFullError: there is no room for `new`.
@@ -71,19 +93,43 @@ class WaitingQueues:
         load, waiting = _load(new), self.load_without_slot(num_free_slots)
         priority, *_ = self._rank(new)
         lower = takewhile(lambda each: self._rank(each)[0] > priority, reversed(self.queued))
+        candidates = chain(lower, self._beyond_share(new, limits))
         while not limits.have_room(waiting, load):
-            if (request := next(lower, None)) is None:
+            if (request := next(candidates, None)) is None:
                 limits.check(self.load_without_slot(num_free_slots), load)
                 break
             displaced.append(request)
             waiting = (waiting - _load(request)).beyond(Load())
         return displaced
 
+    def _beyond_share(self, new: Request, limits: QueueLimits) -> Iterator[Request]:
+        """Yield requests of `new`'s priority that give way to it, for it has fewer queued.
+
+        Each is the last of the tenant that has most, which then still has as much as `new`'s.
+        """
+        priority, *_ = self._rank(new)
+        own = limits.share(self._tenant_loads.get(new.tenant, Load()) + _load(new))
+        loads = dict(self._tenant_loads)
+        places = dict.fromkeys(loads, 0)  # how many of the last are taken already
+        while loads:
+            tenant = max(loads, key=lambda each: limits.share(loads[each]))
+            queue = self.queued.of(tenant)
+            places[tenant] += 1
+            request = queue[-places[tenant]] if places[tenant] <= len(queue) else None
+            if request is None or self._rank(request)[0] < priority:
+                del loads[tenant]
+                continue
+            loads[tenant] -= _load(request)
+            if limits.share(loads[tenant]) < own:
+                return
+            if self._rank(request)[0] == priority:  # lower ones have been displaced already
+                yield request
+
     def push(self, request: Request) -> None:
         """Queue `request`. Its state must not change until it is removed."""
-        insort(self._queue_of(request), request, key=self._rank)
+        self._queue_of(request).push(request)
         if _is_new(request):
-            self.queued_load += _load(request)
+            self._count(request.tenant, _load(request))
 
     def hold(self, *requests: Request) -> None:
         """Keep sequences until they are ready to run; they are in no other's way."""
@@ -96,21 +142,27 @@ class WaitingQueues:
     def discard(self, request: Request) -> None:
         """Remove `request`, if it is queued or held."""
         self.held.pop((request.uid, request.index), None)
-        queue = self._queue_of(request)
-        place = bisect_left(queue, self._rank(request), key=self._rank)
-        if place < len(queue) and queue[place] is request:
-            del queue[place]
-            if _is_new(request):
-                self.queued_load -= _load(request)
+        if self._queue_of(request).discard(request) and _is_new(request):
+            self._count(request.tenant, Load() - _load(request))
 
     def check_integrity(self) -> None:
         """Assert that each sequence waits in the queue of its state, in order, and is counted."""
+        loads: defaultdict[str, Load] = defaultdict(Load)
         for queue in self._queues:
-            assert queue == sorted(queue, key=self._rank)
+            queue.check_integrity()
             assert all(self._queue_of(request) is queue for request in queue)
-        assert self.queued_load == sum(map(_load, self.queued), Load())
+        for request in self.queued:
+            loads[request.tenant] += _load(request)
+        assert self._tenant_loads == loads
+        assert self.queued_load == sum(loads.values(), Load())
 
-    def _queue_of(self, request: Request) -> list[Request]:
+    def _count(self, tenant: str, load: Load) -> None:
+        self.queued_load += load
+        self._tenant_loads[tenant] += load
+        if self._tenant_loads[tenant] == Load():
+            del self._tenant_loads[tenant]
+
+    def _queue_of(self, request: Request) -> TenantQueue:
         if request.kv.block_ids:
             return self.forked
         return self.queued if _is_new(request) else self.paused

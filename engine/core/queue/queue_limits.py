@@ -63,6 +63,10 @@ class QueueLimits:
             together.num_sequences <= self.max_sequences and together.num_tokens <= self.max_tokens
         )
 
+    def share(self, load: Load) -> float:
+        """Return which part of the queue `load` takes."""
+        return max(load.num_sequences / self.max_sequences, load.num_tokens / self.max_tokens)
+
     def check(self, waiting: Load, new: Load) -> None:
         """Raise `QueueFullError` if the request `new` may not be queued behind `waiting`."""
         if self.have_room(waiting, new):
@@ -70,6 +74,13 @@ class QueueLimits:
         if waiting.num_sequences + new.num_sequences > self.max_sequences:
             raise _full(f"{self.max_sequences} requests", "max_num_queued_reqs")
         raise _full(f"{self.max_tokens} prompt tokens", "max_num_queued_tokens")
+
+    def displaced(self) -> QueueFullError:
+        """Return the error for a request that another one has displaced from the full queue."""
+        return QueueFullError(
+            f"Maximum queue size of {self.max_sequences} requests or {self.max_tokens} prompt "
+            "tokens reached, and another request took the place; try again later"
+        )
 
 
 def _full(limit: str, setting: str) -> QueueFullError:

@@ -1,0 +1,39 @@
+"""TenantShares: what each tenant has of the engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+_MAX_REMEMBERED = 4096  # tenants of whom none runs
+
+
+class TenantShares:
+    """Counts the running sequences of each tenant, and knows whose turn was longest ago.
+
+    Attributes:
+        num_running: sequences by tenant, of those that have any.
+    """
+
+    def __init__(self) -> None:
+        self.num_running: Counter[str] = Counter()
+        self._turns: dict[str, int] = {}  # when each was last given a slot, in that order
+        self._last_turn = 0
+
+    def begin(self, tenant: str) -> None:
+        """Count a sequence that has been given a slot."""
+        self.num_running[tenant] += 1
+        self._last_turn += 1
+        self._turns.pop(tenant, None)
+        self._turns[tenant] = self._last_turn
+        if len(self._turns) > _MAX_REMEMBERED:
+            del self._turns[next(iter(self._turns))]
+
+    def end(self, tenant: str) -> None:
+        """Count a sequence that has given its slot back."""
+        self.num_running[tenant] -= 1
+        if not self.num_running[tenant]:
+            del self.num_running[tenant]
+
+    def of(self, tenant: str) -> tuple[int, int]:
+        """Return what the tenant has: who has less is next. Running sequences, then its turn."""
+        return self.num_running[tenant], self._turns.get(tenant, 0)
