@@ -11,8 +11,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install
 SERVER := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
 CPU_KERNELS := $(VENV)/.cpu-kernels
+ADAPTERS := tests/server/gateway/adapters
 
-.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled bench pack clean help
+.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled adapters bench pack clean help
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -57,14 +58,21 @@ interpreted: develop  ## Our kernels on the CPU: without a GPU, under Triton's i
 compiled: develop  ## Our kernels compiled for GPUs that need not be here
 	$(PYTEST) -m '$(SELECT)' tests/aot
 
+adapters: develop  ## Hold conversations through LangChain, LiteLLM and the AI SDK; needs npm
+	$(BIN)/python -m venv $(VENV)/adapters
+	$(VENV)/adapters/bin/python -m pip install --quiet --upgrade 'pip>=25.1,<27'
+	$(VENV)/adapters/bin/python -m pip install --quiet --requirement $(ADAPTERS)/requirements.txt
+	npm install --prefix $(ADAPTERS) --no-package-lock --no-audit --no-fund
+	$(PYTEST) -m large $(ADAPTERS)
+
 bench: develop  ## Test and measure engine and kernels on this machine's GPU; ARGS="--out FOLDER"
 	$(BIN)/python -m engine.bench $(ARGS)
 
 pack: develop  ## Fetch what `python -m engine.bench` needs on a machine without a network
 	$(BIN)/python -m engine.bench.pack
 
-clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## Remove the virtual environments and caches
+	rm -rf $(VENV) $(ADAPTERS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' $(firstword $(MAKEFILE_LIST)) \

@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
+from client.gateway.document import complete_document
 from client.gateway.errors import HANDLERS
 from client.gateway.gateway import Gateway
 from client.gateway.middleware import RequestLog
-from client.gateway.routes import chat, completions, models, operation, page, tokens
+from client.gateway.routes import (
+    chat,
+    completions,
+    messages,
+    models,
+    operation,
+    page,
+    responses,
+    tokens,
+)
 from client.gateway.security.access import Access
 from client.gateway.security.body_limits import BodyLimits
 from client.gateway.settings import GatewaySettings
 from client.gateway.version import version
 
 
-def create_app(settings: GatewaySettings) -> FastAPI:
+def create_app(settings: GatewaySettings, shared: Path | None = None) -> FastAPI:
     """Return a gateway as an ASGI application.
+
+    Args:
+        settings: of it.
+        shared: as in `Gateway`.
 
     Raises:
         ConfigurationError: a setting is wrong.
     """
-    gateway = Gateway(settings)
+    gateway = Gateway(settings, shared)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with gateway.pool:
-            yield
+        with closing(gateway.responses):
+            async with gateway.pool:
+                yield
 
     app = FastAPIOffline(
         title="Trident",
-        description="An OpenAI-compatible front of models in NVIDIA Triton Inference Server.",
+        description="OpenAI's and Anthropic's APIs for models in NVIDIA Triton Inference Server.",
         version=version(),
         lifespan=lifespan,
         exception_handlers=dict(HANDLERS),
@@ -49,10 +65,11 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["DELETE", "GET", "POST"],
             allow_headers=["*"],
         )
     app.add_middleware(RequestLog, metrics=gateway.metrics)
-    for routes in (completions, chat, tokens, models, operation, page):
+    complete_document(app, has_keys=gateway.quotas is not None)
+    for routes in (completions, chat, responses, messages, tokens, models, operation, page):
         app.include_router(routes.router)
     return app

@@ -16,8 +16,8 @@ from client.gateway.errors import ApiError, unsupported
 from client.gateway.gateway import Gateway
 from client.gateway.generation import Generation, UsageCount, merged
 from client.gateway.logprobs import CompletionLogprobsBuilder, prompt_logprobs
+from client.gateway.schemas.answers import Completion, CompletionChoice, CompletionLogprobs
 from client.gateway.schemas.completions import CompletionRequest
-from client.gateway.schemas.responses import Completion, CompletionChoice, CompletionLogprobs
 from client.protocol import Chunk
 
 MAX_PROMPTS = 256
@@ -63,9 +63,10 @@ class CompletionCall:
         """Yield the answer as events; errors as in `answer`."""
         encode, body = self._gateway.encode_event, self._body
         usage: Any = None if body.include_usage else UNSET
+        continuous_usage = body.continuous_usage
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
-                if body.continuous_usage:
+                if continuous_usage:
                     usage = self._usage.usage()
                 yield encode(self._completion([piece], usage=usage))
         if body.include_usage:

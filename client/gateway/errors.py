@@ -1,24 +1,34 @@
-"""Errors as OpenAI's clients read them: a status and `{"error": {...}}`."""
+"""Errors: a status, and a body in the form of the API that was asked, OpenAI's or Anthropic's."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
+from msgspec import UNSET
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from client.errors import (
+    PLACE,
     InvalidRequestError,
     QueueFullError,
     RequestTimeoutError,
     TridentClientError,
     UnavailableError,
+)
+from client.gateway.schemas.errors import (
+    AnthropicErrorBody,
+    AnthropicErrorCode,
+    AnthropicErrorDetail,
+    ErrorBody,
+    ErrorDetail,
 )
 
 INVALID = "invalid_request_error"
@@ -26,7 +36,23 @@ _CLIENT_CLOSED_REQUEST = 499  # nginx's; the status that the log shows
 _RETRY_AFTER_S = 1
 # Inputs of the ensemble that clients of this front know by other names.
 _INPUTS = {"text_input": "prompt", "input_ids": "prompt"}
-_FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [\w., ]+)?: ")
+_FIELD = re.compile(rf"({PLACE})(?:, {PLACE})*: ")
+# Of pydantic's types of errors, with our own.
+_CODES = {
+    "extra_forbidden": "unknown_parameter",
+    "thread_unsupported_request": "thread_unsupported_request",
+    "unsupported": "unsupported",
+}
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 @dataclass
@@ -49,39 +75,43 @@ class ApiError(Exception):
     code: str | None = None
     retry_after: int | None = None
 
-    def body(self) -> bytes:
-        """Return it as JSON."""
-        return msgspec.json.encode(
-            {
-                "error": {
-                    "message": self.message,
-                    "type": self.type,
-                    "param": self.param,
-                    "code": self.code,
-                }
-            }
-        )
+    def body(self, scope: Scope) -> bytes:
+        """Return it as JSON, in the form of the API that the request of `scope` asks."""
+        if is_anthropic(scope["path"]):
+            kind = "api_error" if self.status >= 500 else INVALID
+            code = UNSET if self.code is None else AnthropicErrorCode(self.code)
+            error = AnthropicErrorDetail(
+                _ANTHROPIC_TYPES.get(self.status, kind), self.message, code
+            )
+            return msgspec.json.encode(AnthropicErrorBody(error, scope["state"]["request_id"]))
+        detail = ErrorDetail(self.message, self.type, self.param, self.code)
+        return msgspec.json.encode(ErrorBody(detail))
 
-    def response(self) -> Response:
-        """Return it as a response."""
+    def response(self, scope: Scope) -> Response:
+        """Return it as the response to the request of `scope`."""
         after = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-        return Response(self.body(), self.status, after, "application/json")
+        return Response(self.body(scope), self.status, after, "application/json")
 
 
 class ClientDisconnectedError(Exception):
     """The client has closed its connection: nobody waits for the answer."""
 
 
+def is_anthropic(path: str) -> bool:
+    """Whether a request for `path` asks Anthropic's API."""
+    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
+
+
 def from_client(error: TridentClientError, names: Mapping[str, str] = {}) -> ApiError:
     """Return what `error` of a request to the server is for our client.
 
     Args:
-        names: fields of the engine that the client called otherwise, beside the inputs.
+        names: by patterns of the engine's fields, what the client called them, beside the inputs.
     """
     message = str(error)
     if isinstance(error, InvalidRequestError):
         for own, theirs in {**_INPUTS, **names}.items():
-            message = re.sub(rf"(^|; |tokens of ){own}\b", rf"\g<1>{theirs}", message)
+            message = re.sub(rf"(^|; |tokens of ){own}(?![\w/])", rf"\g<1>{theirs}", message)
         field = _FIELD.match(message)
         code = "context_length_exceeded" if "max_model_len" in message else None
         return ApiError(400, message, param=field and field[1], code=code)
@@ -107,7 +137,7 @@ HANDLERS: Mapping[Any, Any]
 
 
 def _answer(request: Request, error: ApiError) -> Response:
-    return error.response()
+    return error.response(request.scope)
 
 
 def _gone(request: Request, error: ClientDisconnectedError) -> Response:
@@ -115,28 +145,36 @@ def _gone(request: Request, error: ClientDisconnectedError) -> Response:
 
 
 def _http(request: Request, error: HTTPException) -> Response:
-    response = ApiError(error.status_code, str(error.detail)).response()
+    response = ApiError(error.status_code, str(error.detail)).response(request.scope)
     response.headers.update(error.headers or {})
     return response
 
 
 def _wrong_body(request: Request, error: RequestValidationError) -> Response:
     """Name the first field that is wrong, in OpenAI's way: with status 400."""
-    fault = error.errors()[0]
-    place = fault["loc"][1:] if fault["loc"][:1] == ("body",) else fault["loc"]
+    return fault_of(error.errors()).response(request.scope)
+
+
+def fault_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """Return the first of pydantic's errors."""
+    fault = errors[0]
+    # In angle brackets: which of several types the value was taken for.
+    place = [each for each in fault["loc"] if not str(each).startswith("<")]
+    if place and place[0] in ("body", "query", "path"):
+        del place[0]
     if fault["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {fault['ctx']['error']}").response()
+        return ApiError(400, f"the body is not valid JSON: {fault['ctx']['error']}")
     if not place:
-        return ApiError(400, "the body must be a JSON object").response()
+        return ApiError(400, "the body must be a JSON object")
     param = str(place[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place[1:])
     unknown = fault["type"] == "extra_forbidden"
     text = "unknown field" if unknown else str(fault["msg"]).removeprefix("Value error, ")
-    code = "unknown_parameter" if unknown else None
-    return ApiError(400, f"{param}: {text}", param=param, code=code).response()
+    return ApiError(400, f"{param}: {text}", param=param, code=_CODES.get(fault["type"]))
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    return ApiError(500, "internal error of the gateway", "server_error").response()
+    failure = ApiError(500, "internal error of the gateway", "server_error")
+    return failure.response(request.scope)
 
 
 HANDLERS = {

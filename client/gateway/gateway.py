@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from copy import copy
+from pathlib import Path
 
 from starlette.requests import Request
 
 from client.gateway.errors import ApiError
 from client.gateway.metrics import GatewayMetrics
+from client.gateway.responses.store import ResponseStore
 from client.gateway.routing.pool import ServerPool
 from client.gateway.security.access import tenant_of
 from client.gateway.security.quotas import Quotas
 from client.gateway.security.tenant_client import TenantClient
-from client.gateway.security.tenants import Tenant, read_tenants
+from client.gateway.security.tenants import Tenant
+from client.gateway.served_model import ServedModel
 from client.gateway.settings import GatewaySettings
 from client.gateway.sse import EventEncoder
-from client.gateway.tool_format import ToolFormat
 
 
 class Gateway:
@@ -25,16 +27,26 @@ class Gateway:
     Attributes:
         settings: of this gateway.
         pool: the servers.
-        client: the servers as whoever asks may use them.
+        client: their answers, as whoever asks may have them.
         quotas: who may ask, and how much; None: everybody may.
         metrics: this gateway's own.
-        tool_format: the form in which the model calls tools.
+        served_model: what is known of the model.
+        responses: those that are kept.
+        owner: whose requests these are, for `responses`; "" if there are no keys.
         model_names: names that clients may call the model by; the first is its own.
         created: when it started, in seconds since the epoch.
     """
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        """Raises `ConfigurationError` if an address, a certificate or the file of keys is wrong."""
+    def __init__(self, settings: GatewaySettings, shared: Path | None = None) -> None:
+        """Make what the requests need.
+
+        Args:
+            settings: of this gateway.
+            shared: a folder for what the workers of a gateway share; None: this is all of it.
+
+        Raises:
+            ConfigurationError: an address or a certificate is wrong.
+        """
         self.settings = settings
         self.pool = ServerPool(
             settings.triton_urls,
@@ -44,19 +56,27 @@ class Gateway:
             headers=settings.headers,
         )
         self.client: ServerPool | TenantClient = self.pool
-        tenants = read_tenants(settings.api_keys, settings.api_key_file)
-        self.quotas = None if tenants is None else Quotas(tenants)
-        self.metrics = GatewayMetrics(self.pool)
+        self.quotas = None
+        if settings.tenants is not None:
+            self.quotas = Quotas(settings.tenants, file=shared and shared / "quotas")
+        self.metrics = GatewayMetrics(self.pool, shared)
         self.model_names = settings.model_names or (settings.triton_model,)
         self.created = int(time.time())
         self.encode_event = EventEncoder()
-        self.tool_format = ToolFormat(self.pool)
+        self.served_model = ServedModel(self.pool)
+        self.responses = ResponseStore(
+            settings.max_stored_responses,
+            settings.max_stored_bytes,
+            file=shared and shared / "responses",
+        )
+        self.owner = ""
 
     def for_tenant(self, tenant: Tenant) -> Gateway:
         """Return the same gateway, whose requests are this tenant's."""
         assert self.quotas is not None, "tenants are known by their keys"
         theirs = copy(self)
         theirs.client = TenantClient(self.pool, tenant, self.quotas)
+        theirs.owner = tenant.digests[0].hex()
         return theirs
 
     def model_named(self, name: str | None) -> str:

@@ -8,10 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET
+
 from client.errors import TridentClientError
 from client.gateway.errors import from_client
 from client.gateway.routing.pool import ServerPool
-from client.gateway.schemas.responses import PromptTokensDetails, Usage
+from client.gateway.schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from client.gateway.security.tenant_client import TenantClient
 from client.protocol import ChatParameters, Chunk, Message, Prompt
 
@@ -107,6 +109,7 @@ class UsageCount:
     _prompt: dict[int, int] = field(default_factory=dict)
     _cached: dict[int, int] = field(default_factory=dict)
     _completion: int = 0
+    _reasoning: int | None = None
 
     def add(self, number: int, chunk: Chunk) -> None:
         """Count a piece of the answer to request `number`."""
@@ -115,6 +118,9 @@ class UsageCount:
         if chunk.index == 0 and chunk.finish_reason is not None:
             # The other sequences share what the first has computed.
             self._cached[number] = chunk.num_cached_tokens
+        if chunk.sections is not None:
+            tokens = (part.num_tokens for part in chunk.sections if part.type == "reasoning")
+            self._reasoning = sum(tokens, start=self._reasoning or 0)
 
     def usage(self) -> Usage:
         """Return what has been counted."""
@@ -124,4 +130,5 @@ class UsageCount:
             self._completion,
             prompt + self._completion,
             PromptTokensDetails(sum(self._cached.values())),
+            UNSET if self._reasoning is None else CompletionTokensDetails(self._reasoning),
         )

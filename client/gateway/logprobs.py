@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from client.gateway.schemas.responses import (
+from client.gateway.schemas.answers import (
     ChatLogprobs,
     CompletionLogprobs,
     TokenLogprob,

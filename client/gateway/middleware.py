@@ -10,6 +10,7 @@ from uuid import uuid4
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from client.gateway.errors import is_anthropic
 from client.gateway.metrics import GatewayMetrics
 
 log = logging.getLogger("trident.gateway")
@@ -35,6 +36,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
         status = 499  # unless an answer begins
         started = time.perf_counter()
 
@@ -42,7 +44,10 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if is_anthropic(scope["path"]):
+                    headers["request-id"] = request_id  # Anthropic's name
             await send(message)
 
         self._metrics.started()

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from client.connection import SSLOptions
+from client.errors import ConfigurationError
 from client.gateway.routing.balance import Balance
+from client.gateway.security.tenants import Tenants
 from client.request import ENSEMBLE
 
 DEFAULT_PORT = 9000  # of Triton's own OpenAI front end
@@ -17,31 +21,44 @@ DEFAULT_PORT = 9000  # of Triton's own OpenAI front end
 class GatewaySettings:
     """Settings of one gateway. Immutable.
 
+    Raises:
+        ConfigurationError: `metrics_urls` are not those of all servers.
+
     Attributes:
         triton_urls: gRPC addresses of the servers, as `TridentClient` takes them.
         triton_model: name of the ensemble there.
         model_names: names that clients may call the model by, the first is its own; empty:
             `triton_model`.
-        metrics_url: `host:port` of the server's metrics; None: they are not shown.
+        metrics_urls: `host:port` of the metrics of each of them; empty: they are not shown.
         ssl: TLS with the servers.
         headers: sent with each call to the servers.
         balance: which of the servers a request goes to.
-        api_keys: each lets someone in, without limits.
-        api_key_file: tenants, the hashes of their keys and their limits (TOML). Without keys and
-            file everybody is let in.
+        tenants: who is let in, and how much each may ask; None: everybody.
         allowed_origins: web sites whose pages may call the gateway; `*` for all.
+        max_stored_responses: responses of each tenant that are kept for `store`; 0: none.
+        max_stored_bytes: of them together, per tenant.
         ssl_certfile, ssl_keyfile: the gateway's own certificate and its key (PEM), for HTTPS.
     """
 
     triton_urls: tuple[str, ...] = ("localhost:8001",)
     triton_model: str = ENSEMBLE
     model_names: tuple[str, ...] = ()
-    metrics_url: str | None = None
+    metrics_urls: tuple[str, ...] = ()
     ssl: bool | SSLOptions = False
     headers: Mapping[str, str] = field(default_factory=dict)
     balance: Balance = field(default_factory=Balance)
-    api_keys: tuple[str, ...] = ()
-    api_key_file: Path | None = None
+    tenants: Tenants | None = None
     allowed_origins: tuple[str, ...] = ()
+    max_stored_responses: int = 256
+    max_stored_bytes: int = 64 * 2**20
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.metrics_urls) not in (0, len(self.triton_urls)):
+            raise ConfigurationError(
+                "triton_metrics_url: give one for each triton_url, in their order, or none"
+            )
+
+
+SETTINGS = TypeAdapter(GatewaySettings)  # as JSON, for another process

@@ -23,6 +23,9 @@ class Piece:
     """One response: `texts` by sequence index; None is a response without data.
 
     `logprobs` is the JSON of that output, one for each text; `prompt_logprobs` is one in all.
+    `section` is which section of its sequence the text is of, and of which type: a request that
+    asks for sections is told.
+    `reasons` are finish reasons, one for each text; "stop" for those that `finished`.
     """
 
     texts: dict[int, str] | None
@@ -31,6 +34,8 @@ class Piece:
     delay_s: float = 0.0
     logprobs: tuple[str, ...] = ()
     prompt_logprobs: str = ""
+    section: tuple[int, str] = (0, "content")
+    reasons: tuple[str, ...] = ()
 
 
 HELLO = [
@@ -127,7 +132,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
                 time.sleep(0.005)
             if not context.is_active():
                 return
-            yield _response(piece)
+            asked = inputs.get("sampling_parameters", {})
+            yield _response(piece, has_sections=asked.get("return_sections", False))
         answered.set()
         if answer.error_message:
             yield service_pb2.ModelStreamInferResponse(error_message=answer.error_message)
@@ -163,19 +169,28 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
         return response
 
 
-def _response(piece: Piece) -> Any:
+def _response(piece: Piece, *, has_sections: bool = False) -> Any:
     response = service_pb2.ModelStreamInferResponse()
     response.infer_response.parameters["triton_final_response"].bool_param = piece.final
     if piece.texts is None:
         return response
     texts = [text.encode(errors=ENCODING_ERRORS) for text in piece.texts.values()]
     reasons = [b"stop" if index in piece.finished else b"None" for index in piece.texts]
+    reasons = [reason.encode() for reason in piece.reasons] or reasons
     _add(response, "text_output", "BYTES", _bytes(texts), len(texts))
     _add(response, "finish_reason", "BYTES", _bytes(reasons), len(texts))
     _add(response, "sequence_index", "INT32", _ints(list(piece.texts)), len(texts))
     counts = [len(text.split()) for text in piece.texts.values()]
     _add(response, "num_output_tokens", "INT32", _ints(counts), len(texts))
     _add(response, "num_input_tokens", "INT32", _ints([7]), 1)
+    if has_sections:
+        index, kind = piece.section
+        tag = {"tag": "</think>"} if index else {}
+        told = [
+            [{"type": kind, "index": index, "text": each, **tag}] for each in piece.texts.values()
+        ]
+        contents = [json.dumps(each).encode() for each in told]
+        _add(response, "sections", "BYTES", _bytes(contents), len(contents))
     if piece.logprobs:
         contents = [each.encode() for each in piece.logprobs]
         _add(response, "logprobs", "BYTES", _bytes(contents), len(contents))

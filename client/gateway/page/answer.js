@@ -1,5 +1,7 @@
 // One message of the conversation, and an answer that grows.
 
+const SHORTEST_S = 0.02; // in which tokens are counted to a rate
+
 function element(tag, className, ...children) {
   const made = document.createElement(tag);
   made.className = className;
@@ -7,9 +9,12 @@ function element(tag, className, ...children) {
   return made;
 }
 
-/** Return what is shown for a message of the user or of a tool. */
-export function messageElement({ role, content }) {
-  return element("article", role, element("div", "text", content));
+/** Return what is shown for a message of the user, or of a tool under its title. */
+export function messageElement({ role, content }, title) {
+  if (role !== "tool") return element("article", role, element("div", "text", content));
+  const folded = element("details", "call", element("summary", "", title), element("pre", "", content));
+  folded.open = true;
+  return element("article", role, folded);
 }
 
 /** An answer: its text, its reasoning and its tool calls, folded, and how fast it came. */
@@ -20,6 +25,7 @@ export class Answer {
     this.reasoning = "";
     this.began = performance.now();
     this.firstAt = null;
+    this.firstTokens = 0; // that came at once
     this.usage = null;
     this.finishReason = null;
     this.thoughts = element("div", "text");
@@ -37,7 +43,10 @@ export class Answer {
     const choice = event.choices[0];
     if (!choice) return;
     const { content, reasoning_content: reasoning, tool_calls: calls } = choice.delta;
-    if (content || reasoning || calls) this.firstAt ??= performance.now();
+    if ((content || reasoning || calls) && this.firstAt === null) {
+      this.firstAt = performance.now();
+      this.firstTokens = this.usage?.completion_tokens ?? 1;
+    }
     this.finishReason = choice.finish_reason ?? this.finishReason;
     if (reasoning) {
       this.reasoning += reasoning;
@@ -77,7 +86,9 @@ export class Answer {
     if (this.usage) {
       const { prompt_tokens: prompt, completion_tokens: tokens } = this.usage;
       const seconds = (performance.now() - this.firstAt) / 1000;
-      if (tokens > 1 && seconds > 0) parts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
+      if (tokens > this.firstTokens && seconds > SHORTEST_S) {
+        parts.push(`${((tokens - this.firstTokens) / seconds).toFixed(1)} tokens/s`);
+      }
       parts.push(`${prompt} + ${tokens} tokens`);
     }
     if (this.finishReason === "length") parts.push("cut off at the limit of tokens");

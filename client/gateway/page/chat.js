@@ -14,7 +14,7 @@ export function startChat() {
     const text = prompt.value.trim();
     if (!text || running) return;
     prompt.value = "";
-    say({ role: "user", content: text });
+    say([{ role: "user", content: text }]);
   });
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -35,10 +35,10 @@ export function startChat() {
   prompt.focus();
 }
 
-/** Add messages of the user or of tools, and stream the answer to them. */
-async function say(...said) {
+/** Add messages of the user, or of tools with their titles, and stream the answer to them. */
+async function say(said, titles = []) {
   const messages = conversation; // a new chat may be begun meanwhile
-  for (const message of said) append(messageElement(message));
+  said.forEach((message, place) => append(messageElement(message, titles[place])));
   const answer = new Answer();
   append(answer.element);
   running = new AbortController();
@@ -69,7 +69,7 @@ function request(messages) {
     model: byId("model").value,
     messages,
     stream: true,
-    stream_options: { include_usage: true },
+    stream_options: { include_usage: true, continuous_usage_stats: true },
   };
   for (const { name, value, type } of document.querySelectorAll("#parameters [name]")) {
     if (value.trim() === "") continue;
@@ -105,9 +105,10 @@ function resultsForm(calls) {
     event.preventDefault();
     if (running) return;
     form.remove();
-    say(...calls.map((call, place) => ({
+    const results = calls.map((call, place) => ({
       role: "tool", tool_call_id: call.id, content: inputs[place].value,
-    })));
+    }));
+    say(results, inputs.map((input) => input.placeholder));
   });
   return form;
 }

@@ -14,7 +14,7 @@ const whole = (number) => number.toFixed(0);
 const TILES = [
   ["Running", (now) => now.value("vllm:num_requests_running"), whole],
   ["Waiting", (now) => now.value("vllm:num_requests_waiting"), whole],
-  ["KV cache in use", (now) => now.value("vllm:kv_cache_usage_perc"), percent],
+  ["KV cache in use", (now) => now.mean("vllm:kv_cache_usage_perc"), percent],
   ["Tokens per second", (now, then) => rate(now, then, "vllm:generation_tokens_total"), whole],
   ["Prompt tokens per second", (now, then) => rate(now, then, "vllm:prompt_tokens_total"), whole],
   ["Prefix cache hits", (now, then) => share(now, then, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"), percent],
@@ -35,6 +35,11 @@ class Reading {
 
   value(name) {
     return this.values.get(name) ?? 0;
+  }
+
+  /** Over all servers. */
+  mean(name) {
+    return this.value(name) / (this.counts.get(name) ?? 1);
   }
 }
 

@@ -2,9 +2,13 @@
 
 const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
 
-/** Return the sums over all other labels: name -> value, and name -> le -> value of buckets. */
+/**
+ * Return the sums over all other labels: name -> value, and name -> le -> value of buckets; and how
+ * many samples each name has.
+ */
 export function parse(text) {
   const values = new Map();
+  const counts = new Map();
   const buckets = new Map();
   for (const line of text.split("\n")) {
     const found = SAMPLE.exec(line);
@@ -13,8 +17,9 @@ export function parse(text) {
     const bound = /(?:^|,)le="([^"]+)"/.exec(labels ?? "")?.[1];
     const [sums, key] = bound === undefined ? [values, name] : [bucketsOf(buckets, name), toBound(bound)];
     sums.set(key, (sums.get(key) ?? 0) + Number(value));
+    counts.set(name, (counts.get(name) ?? 0) + 1);
   }
-  return { values, buckets };
+  return { values, buckets, counts };
 }
 
 function bucketsOf(buckets, name) {

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.gateway.chat import ChatCall
+from client.gateway.answers import REFUSALS, JsonAnswer, documented
+from client.gateway.chat.call import ChatCall
 from client.gateway.disconnect import until_disconnected
 from client.gateway.gateway import gateway_of
+from client.gateway.schemas.answers import ChatCompletion, ChatCompletionChunk
 from client.gateway.schemas.chat import ChatRequest
 from client.gateway.sse import EventStream
 
 router = APIRouter(prefix="/v1", tags=["generation"])
 
 
-@router.post("/chat/completions", response_class=Response)
+@router.post(
+    "/chat/completions",
+    response_class=Response,
+    responses=documented(ChatCompletion, ChatCompletionChunk, errors=REFUSALS),
+)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat, whole or as server-sent events."""
     call = ChatCall(gateway_of(request), body)
     if body.stream:
         return EventStream(call.events())
-    answer = await until_disconnected(request.receive, call.answer())
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return JsonAnswer(await until_disconnected(request.receive, call.answer()))

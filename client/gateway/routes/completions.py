@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from client.gateway.answers import REFUSALS, JsonAnswer, documented
 from client.gateway.completions import CompletionCall
 from client.gateway.disconnect import until_disconnected
 from client.gateway.gateway import gateway_of
+from client.gateway.schemas.answers import Completion
 from client.gateway.schemas.completions import CompletionRequest
 from client.gateway.sse import EventStream
 
 router = APIRouter(prefix="/v1", tags=["generation"])
 
 
-@router.post("/completions", response_class=Response)
+@router.post(
+    "/completions",
+    response_class=Response,
+    responses=documented(Completion, Completion, errors=REFUSALS),
+)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts, whole or as server-sent events."""
     call = CompletionCall(gateway_of(request), body)
     if body.stream:
         return EventStream(call.events())
-    answer = await until_disconnected(request.receive, call.answer())
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return JsonAnswer(await until_disconnected(request.receive, call.answer()))

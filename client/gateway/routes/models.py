@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
+from starlette.responses import Response
 
+from client.gateway.answers import JsonAnswer, documented
 from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.schemas.operation import ModelCard, ModelList
 
-router = APIRouter(prefix="/v1", tags=["models"])
+router = APIRouter(prefix="/v1", tags=["models"], default_response_class=Response)
 
 
-@router.get("/models")
-async def models(gateway: Annotated[Gateway, Depends(gateway_of)]) -> dict[str, Any]:
+@router.get("/models", responses=documented(ModelList))
+async def models(gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
     """List the names that the model can be called by."""
-    return {"object": "list", "data": [_card(gateway, name) for name in gateway.model_names]}
+    names = gateway.model_names
+    return JsonAnswer(ModelList([_card(gateway, name) for name in names], names[0], names[-1]))
 
 
-@router.get("/models/{name:path}")
-async def model(name: str, gateway: Annotated[Gateway, Depends(gateway_of)]) -> dict[str, Any]:
+@router.get("/models/{name:path}", responses=documented(ModelCard, errors=[404]))
+async def model(name: str, gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
     """Describe one of them."""
-    return _card(gateway, gateway.model_named(name))
+    return JsonAnswer(_card(gateway, gateway.model_named(name)))
 
 
-def _card(gateway: Gateway, name: str) -> dict[str, Any]:
-    root = gateway.model_names[0]
-    return {
-        "id": name,
-        "object": "model",
-        "created": gateway.created,
-        "owned_by": "trident",
-        "root": root,
-    }
+def _card(gateway: Gateway, name: str) -> ModelCard:
+    created_at = datetime.fromtimestamp(gateway.created, UTC)
+    return ModelCard(name, gateway.created, gateway.model_names[0], name, created_at)

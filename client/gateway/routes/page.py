@@ -23,6 +23,7 @@ _HEADERS = {
 }
 
 
+@router.head("/")
 @router.get("/")
 async def page() -> Response:
     """Return the page."""

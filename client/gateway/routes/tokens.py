@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
+from starlette.responses import Response
 
 from client.errors import TridentClientError
-from client.gateway.chat_request import chat_parameters, message
+from client.gateway.answers import REFUSALS, JsonAnswer, documented
+from client.gateway.chat.request import chat_parameters, messages_of
 from client.gateway.errors import from_client
 from client.gateway.gateway import Gateway, gateway_of
-from client.gateway.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from client.gateway.schemas.tokens import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+)
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], default_response_class=Response)
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=documented(Tokenized, errors=REFUSALS))
 async def tokenize(
     body: TokenizeRequest, gateway: Annotated[Gateway, Depends(gateway_of)]
-) -> dict[str, Any]:
+) -> Response:
     """Return the tokens of a prompt or of messages."""
     gateway.model_named(body.model)
-    messages = None if body.messages is None else [message(each) for each in body.messages]
+    messages = None if body.messages is None else messages_of(body.messages)
     parameters = chat_parameters(body, body.tools)
     try:
-        found = await gateway.client.tokenize(
+        found = await gateway.pool.tokenize(
             body.prompt,
             messages=messages,
             chat_parameters=parameters or None,
@@ -32,21 +39,18 @@ async def tokenize(
         )
     except TridentClientError as error:
         raise from_client(error) from None
-    return {
-        "count": len(found.token_ids),
-        "max_model_len": found.max_model_len,
-        "tokens": found.token_ids,
-        "token_strs": found.texts if body.return_token_strs else None,
-    }
+    texts = list(found.texts) if body.return_token_strs else None
+    tokens = list(found.token_ids)
+    return JsonAnswer(Tokenized(len(tokens), found.max_model_len, tokens, texts))
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=documented(Detokenized, errors=REFUSALS))
 async def detokenize(
     body: DetokenizeRequest, gateway: Annotated[Gateway, Depends(gateway_of)]
-) -> dict[str, Any]:
+) -> Response:
     """Return the text of tokens."""
     gateway.model_named(body.model)
     try:
-        return {"prompt": await gateway.client.detokenize(body.tokens)}
+        return JsonAnswer(Detokenized(await gateway.pool.detokenize(body.tokens)))
     except TridentClientError as error:
         raise from_client(error, {"input_ids": "tokens"}) from None

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -15,19 +16,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from client.aio import AsyncTridentClient
-from client.errors import ConfigurationError, UnavailableError
+from client.errors import ConfigurationError, QueueFullError, UnavailableError
 from client.gateway.routing.balance import Balance, Candidate
 from client.gateway.routing.prefixes import block_hashes, prompt_bytes
 from client.gateway.routing.server import Server
-from client.protocol import (
-    ChatParameters,
-    Chunk,
-    Health,
-    Message,
-    Prompt,
-    SamplingOptions,
-    Tokens,
-)
+from client.protocol import Chunk, Health, Prompt, RequestOptions, TokenizeOptions, Tokens
 from client.session import only
 from client.timeouts import Timeout, limits
 
@@ -75,52 +68,23 @@ class ServerPool(Collector):
         self._checks: list[asyncio.Task[None]] = []
 
     def stream(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        chat_parameters: ChatParameters | None = None,
-        timeout: float | Timeout | None = None,
-        priority: int = 0,
-        request_id: str = "",
-        **sampling: Unpack[SamplingOptions],
+        self, prompt: Prompt | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the answer piece by piece; as `AsyncTridentClient.stream`."""
-        content = prompt_bytes(prompt, messages, chat_parameters)
-        blocks = block_hashes(content, sampling.get("cache_salt", ""))
-        total, read = limits(timeout, Timeout())
+        content = prompt_bytes(prompt, options.get("messages"), options.get("chat_parameters"))
+        blocks = block_hashes(content, options.get("cache_salt", ""))
+        total, read = limits(options.get("timeout"), Timeout())
         deadline = time.monotonic() + total
 
         def ask(client: AsyncTridentClient) -> AsyncGenerator[Chunk, None]:
-            return client.stream(
-                prompt,
-                messages=messages,
-                chat_parameters=chat_parameters,
-                timeout=_limits(deadline, read),
-                priority=priority,
-                request_id=request_id,
-                **sampling,
-            )
+            options["timeout"] = _limits(deadline, read)
+            return client.stream(prompt, **options)
 
         return self._answers(blocks, ask)
 
-    async def tokenize(
-        self,
-        text: str | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        chat_parameters: ChatParameters | None = None,
-        add_special_tokens: bool | None = None,
-    ) -> Tokens:
+    async def tokenize(self, text: str | None = None, **options: Unpack[TokenizeOptions]) -> Tokens:
         """Return the tokens of a text or of messages; as `AsyncTridentClient.tokenize`."""
-        return await self._answer(
-            lambda client: client.tokenize(
-                text,
-                messages=messages,
-                chat_parameters=chat_parameters,
-                add_special_tokens=add_special_tokens,
-            )
-        )
+        return await self._answer(lambda client: client.tokenize(text, **options))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens; as `AsyncTridentClient.detokenize`."""
@@ -138,12 +102,10 @@ class ServerPool(Collector):
         if not found:
             raise next(each for each in answers if isinstance(each, BaseException))
         first = next((each for each in found if each.is_ready), found[0])
-        return Health(
-            first.state,
-            first.detail,
-            sum(each.num_restarts for each in found),
-            sum(each.num_in_flight for each in found),
-            first.tool_call_parser,
+        return replace(
+            first,
+            num_restarts=sum(each.num_restarts for each in found),
+            num_in_flight=sum(each.num_in_flight for each in found),
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -194,6 +156,7 @@ class ServerPool(Collector):
         """Yield what a server answers to a prompt with these blocks, or the next if it cannot."""
         # If none is well, they are tried all the same: checks may be wrong, requests tell why.
         left = [each for each in self._servers if each.is_well] or list(self._servers)
+        full: QueueFullError | None = None
         while True:
             server = self._choose(left, blocks)
             left.remove(server)
@@ -207,9 +170,14 @@ class ServerPool(Collector):
                                 server.breaker.succeeded()
                             yield answer
                 return
-            except UnavailableError:
-                if has_begun or not left:
+            except UnavailableError as error:
+                if has_begun:
                     raise
+                full = error if isinstance(error, QueueFullError) else full
+                if (
+                    not left
+                ):  # one that is full will have room: that says more than one that is lost
+                    raise (full or error) from None
 
     def _choose(self, servers: Sequence[Server], blocks: Sequence[int]) -> Server:
         """Return the server for a prompt, and remember that it got it."""

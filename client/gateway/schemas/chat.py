@@ -8,7 +8,7 @@ from client.gateway.schemas.sampling import RequestFields, told_as
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | dict[str, Any],
-    told_as("must be none, auto, required or an object that names a function"),
+    told_as("must be none, auto, required or an object"),
 ]
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Fields(BaseModel):
     """A JSON object of a client: unknown fields and other types than declared are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def told_as(text: str) -> WrapValidator:
@@ -20,10 +21,21 @@ def told_as(text: str) -> WrapValidator:
     def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
         try:
             return inner(value)
-        except ValidationError:
-            raise ValueError(text) from None
+        except ValidationError as error:
+            raise ValidationError.from_exception_data(
+                error.title, [_fault(error, text, value)]
+            ) from None
 
     return WrapValidator(validate)
+
+
+def _fault(error: ValidationError, text: str, value: Any) -> InitErrorDetails:
+    """Return `text` as the fault at the first place that no member of a union takes."""
+    places = [tuple(p for p in each["loc"] if isinstance(p, int)) for each in error.errors()]
+    place = max(places)
+    told = f"is wrong: the field {text}" if place else text
+    kind = PydanticCustomError("value_error", "{text}", {"text": told})
+    return InitErrorDetails(type=kind, loc=place, input=value)
 
 
 Words = Annotated[str | list[str], told_as("must be a string or a list of strings")]
@@ -40,6 +52,7 @@ class StreamOptions(Fields):
     """What a stream has beside its pieces."""
 
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None  # pieces have no padding
     continuous_usage_stats: bool | None = None  # vLLM's: usage so far, in every piece
 
 
@@ -103,13 +116,16 @@ class SamplingFields(Fields):
 class RequestFields(SamplingFields):
     """Fields of a request that are not sampling parameters.
 
-    `user` has no effect: it tells OpenAI about abuse.
+    `user`, `safety_identifier` and `prompt_cache_key` have no effect: the first two tell OpenAI
+    about abuse, and here prefixes are shared by what they are.
     """
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_tokens_as_token_ids: bool | None = None
 

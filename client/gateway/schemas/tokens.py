@@ -1,8 +1,10 @@
-"""`/tokenize` and `/detokenize`: the bodies of requests, as vLLM has them."""
+"""`/tokenize` and `/detokenize`: the bodies of requests and of responses, as vLLM has them."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from msgspec import Struct
 
 from client.gateway.schemas.sampling import Fields
 
@@ -27,3 +29,18 @@ class DetokenizeRequest(Fields):
 
     model: str | None = None
     tokens: list[int]
+
+
+class Tokenized(Struct):
+    """The tokens; `token_strs` are their texts, if they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Struct):
+    """The text."""
+
+    prompt: str

@@ -31,7 +31,7 @@ class Access:
             try:
                 scope.setdefault("state", {})["tenant"] = self._admitted(scope)
             except ApiError as error:
-                response = error.response()
+                response = error.response(scope)
                 if error.status == 401:
                     response.headers["www-authenticate"] = "Bearer"
                 await response(scope, receive, send)

@@ -34,7 +34,7 @@ class BodyLimits:
             _check_head(scope)
             body = await self._body(receive)
         except ApiError as error:
-            response = error.response()
+            response = error.response(scope)
             if error.status == 408:
                 response.headers["connection"] = "close"
             await response(scope, receive, send)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from client.gateway.errors import ApiError
 from client.gateway.security.bucket import Bucket
+from client.gateway.security.ledger import Ledger
 from client.gateway.security.tenants import Tenant, Tenants
 
 
@@ -21,18 +23,27 @@ class Quotas:
         tenants: all there are.
     """
 
-    def __init__(self, tenants: Tenants, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tenants: Tenants,
+        clock: Callable[[], float] = time.monotonic,
+        file: Path | None = None,
+    ) -> None:
+        """Take the tenants.
+
+        Args:
+            tenants: all there are.
+            clock: returns seconds.
+            file: shared by all who hold these tenants to their limits together; None: nobody else.
+        """
         self.tenants = tenants
-        self._requests = {
-            tenant: Bucket(tenant.requests_per_minute, clock)
-            for tenant in tenants.all
-            if tenant.requests_per_minute is not None
-        }
-        self._tokens = {
-            tenant: Bucket(tenant.tokens_per_minute, clock)
-            for tenant in tenants.all
-            if tenant.tokens_per_minute is not None
-        }
+        ledger = Ledger(2 * len(tenants.all), file)
+        self._requests, self._tokens = dict[Tenant, Bucket](), dict[Tenant, Bucket]()
+        for number, tenant in enumerate(tenants.all):
+            if (limit := tenant.requests_per_minute) is not None:
+                self._requests[tenant] = Bucket(limit, clock, ledger, 2 * number)
+            if (limit := tenant.tokens_per_minute) is not None:
+                self._tokens[tenant] = Bucket(limit, clock, ledger, 2 * number + 1)
 
     def admit(self, tenant: Tenant) -> None:
         """Count a request of a tenant.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from client.errors import ConfigurationError
 
@@ -29,7 +30,7 @@ class Tenant:
     """
 
     name: str
-    digests: tuple[bytes, ...]
+    digests: tuple[Base64Bytes, ...]  # so where the settings are JSON
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
 
@@ -53,24 +54,27 @@ class Tenant:
         return f"{self.digests[0].hex()[:16]}-{own}"
 
 
+@dataclass(frozen=True)
 class Tenants:
-    """All who may ask."""
+    """All who may ask. Immutable.
 
-    def __init__(self, tenants: Sequence[Tenant]) -> None:
-        """Take the tenants.
+    Raises:
+        ConfigurationError: two have the same key.
+    """
 
-        Raises:
-            ConfigurationError: two have the same key.
-        """
-        self._by_digest: dict[bytes, Tenant] = {}
-        for tenant in tenants:
+    all: tuple[Tenant, ...]
+
+    def __post_init__(self) -> None:
+        for tenant in self.all:
             for digest in tenant.digests:
-                other = self._by_digest.setdefault(digest, tenant)
-                if other is not tenant:
+                if (other := self._by_digest[digest]) is not tenant:
                     raise ConfigurationError(
-                        f"api_key: {tenant.name} and {other.name} have the same key"
+                        f"api_key: {other.name} and {tenant.name} have the same key"
                     )
-        self.all = tuple(tenants)
+
+    @cached_property
+    def _by_digest(self) -> dict[bytes, Tenant]:
+        return {digest: tenant for tenant in self.all for digest in tenant.digests}
 
     def with_key(self, key: bytes) -> Tenant | None:
         """Return whose key that is.
@@ -94,7 +98,7 @@ def read_tenants(keys: Iterable[str], file: Path | None) -> Tenants | None:
         found += _read(file)
     elif not found:
         return None
-    return Tenants(found)
+    return Tenants(tuple(found))
 
 
 def _keyholder(key: str) -> Tenant:

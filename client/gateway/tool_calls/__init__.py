@@ -3,15 +3,25 @@
 from client.gateway.tool_calls.choice import ToolChoice
 from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.formats import FORMATS
-from client.gateway.tool_calls.stream import AnswerDelta, AnswerStream, ToolCallDelta
+from client.gateway.tool_calls.stream import (
+    AnswerDelta,
+    AnswerStream,
+    ContentDelta,
+    Part,
+    ReasoningDelta,
+    ToolCallDelta,
+)
 
 __all__ = [
     "FORMATS",
     "AnswerDelta",
     "AnswerStream",
+    "ContentDelta",
     "Function",
     "Node",
     "Parsed",
+    "Part",
+    "ReasoningDelta",
     "ToolCall",
     "ToolCallDelta",
     "ToolCallFormat",

@@ -11,20 +11,27 @@ from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 
 Mode = Literal["auto", "none", "required"]
 
+_FORMS = (
+    'must be auto, none, required, {"type": "function", "function": {"name": ...}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+)
+
 
 @dataclass(frozen=True)
 class ToolChoice:
     """OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`, checked. Immutable.
 
     Attributes:
-        functions: that may be called, by name; of a named choice that one alone.
+        functions: that may be called, by name; of those that a choice names these alone.
         mode: `required`: the answer is one call or more, and nothing else.
         is_parallel: whether it may have more than one.
+        is_restricted: whether the prompt has functions that must not be called.
     """
 
     functions: Mapping[str, Function]
     mode: Mode = "none"
     is_parallel: bool = True
+    is_restricted: bool = False
 
     @classmethod
     def read(
@@ -39,17 +46,22 @@ class ToolChoice:
             ValueError: a field is wrong; the text begins with its name.
         """
         functions = dict(_function(tool, i) for i, tool in enumerate(tools or ()))
-        mode: Mode = "auto" if functions else "none"
-        if tool_choice in ("auto", "none", "required"):
-            mode = tool_choice
-        elif tool_choice is not None:
-            name = _chosen(tool_choice)
-            if name not in functions:
-                raise ValueError(f"tool_choice.function.name: {name!r} is not one of the tools")
-            functions, mode, parallel_tool_calls = {name: functions[name]}, "required", False
-        if mode in ("auto", "required") and not functions:
+        is_parallel = parallel_tool_calls is not False
+        match tool_choice:
+            case None:
+                return cls(functions, "auto" if functions else "none", is_parallel)
+            case "auto" | "none" | "required":
+                mode, allowed = tool_choice, functions
+            case {"type": "function"}:
+                name = _chosen(tool_choice, "tool_choice", functions)
+                mode, allowed, is_parallel = "required", {name: functions[name]}, False
+            case {"type": "allowed_tools"}:
+                mode, allowed = _allowed(tool_choice, functions)
+            case _:
+                raise ValueError(f"tool_choice: {_FORMS}")
+        if mode != "none" and not functions:
             raise ValueError(f"tool_choice: {mode} needs tools")
-        return cls(functions, mode, parallel_tool_calls is not False)
+        return cls(allowed, mode, is_parallel, len(allowed) < len(functions))
 
     def structure(self, form: ToolCallFormat, answer: Node | None = None) -> Node | None:
         """Return what the output must match, or None if nothing is to be enforced for tools.
@@ -62,22 +74,32 @@ class ToolChoice:
             ValueError: a strict function cannot be enforced in this form.
         """
         functions = self.functions.values()
-        is_free = self.is_parallel and not any(function.is_strict for function in functions)
+        is_strict = self.is_restricted or any(function.is_strict for function in functions)
+        is_free = self.is_parallel and not is_strict
         if self.mode == "none" or (self.mode == "auto" and is_free and answer is None):
             return None
         parts = [form.call(function) for function in functions]
         calls = grammar.calls(parts, form.separator, parallel=self.is_parallel)
         if self.mode == "required":
-            return calls
+            return _after_reasoning(form, calls)
         if answer is not None:
-            return grammar.either([answer, calls])
+            opened = grammar.tag(form.answer_begin, answer, "") if form.answer_begin else answer
+            return _after_reasoning(form, grammar.either([opened, calls]))
         triggers = [form.trigger] if form.trigger else [str(part["begin"]) for part in parts]
         return grammar.free_text(parts, triggers, parallel=self.is_parallel)
 
 
+def _after_reasoning(form: ToolCallFormat, enforced: Node) -> Node:
+    if form.reasoning is None:
+        return enforced
+    return grammar.sequence([grammar.optional(form.reasoning), enforced])
+
+
 def _function(tool: Any, index: int) -> tuple[str, Function]:
-    place = f"tools[{index}].function"
-    function = tool.get("function") if isinstance(tool, Mapping) else None
+    place = f"tools[{index}]"
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise ValueError(f"{place}.type: must be 'function'")
+    place, function = f"{place}.function", tool.get("function")
     if not isinstance(function, Mapping):
         raise ValueError(f"{place}: must be an object")
     name, parameters = function.get("name"), function.get("parameters")
@@ -88,15 +110,52 @@ def _function(tool: Any, index: int) -> tuple[str, Function]:
     properties = (parameters or {}).get("properties")
     if not isinstance(properties, Mapping | None):
         raise ValueError(f"{place}.parameters.properties: must be an object")
-    return name, Function(name, parameters or {}, function.get("strict") is True)
+    return name, Function(name, parameters or {}, function.get("strict") is True, place)
 
 
-def _chosen(tool_choice: Any) -> str:
-    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "function":
-        function = tool_choice.get("function", tool_choice)
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            return str(function["name"])
-    raise ValueError(
-        "tool_choice: must be auto, none, required or "
-        '{"type": "function", "function": {"name": ...}}'
-    )
+def _allowed(
+    choice: Mapping[str, Any], functions: Mapping[str, Function]
+) -> tuple[Mode, dict[str, Function]]:
+    """Return mode and functions of `allowed_tools`, in the form of chats or of responses."""
+    place = "tool_choice"
+    if "allowed_tools" in choice:
+        _refuse_others(choice, {"type", "allowed_tools"}, place)
+        place = f"{place}.allowed_tools"
+        choice = _object(choice["allowed_tools"], place)
+    _refuse_others(choice, {"type", "mode", "tools"}, place)
+    mode, tools = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required"):
+        raise ValueError(f"{place}.mode: must be auto or required")
+    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
+        raise ValueError(f"{place}.tools: must be a list of functions, and not empty")
+    names = {_chosen(tool, f"{place}.tools[{i}]", functions) for i, tool in enumerate(tools)}
+    return mode, {name: function for name, function in functions.items() if name in names}
+
+
+def _chosen(choice: Any, place: str, functions: Mapping[str, Function]) -> str:
+    """Return the name of the function that is named, in the form of chats or of responses."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        raise ValueError(f"{place}.type: must be 'function'")
+    if "function" in choice:
+        _refuse_others(choice, {"type", "function"}, place)
+        place = f"{place}.function"
+        choice = _object(choice["function"], place)
+    _refuse_others(choice, {"type", "name"}, place)
+    name = choice.get("name")
+    if not isinstance(name, str):
+        raise ValueError(f"{place}.name: must be a string")
+    if name not in functions:
+        raise ValueError(f"{place}.name: {name!r} is not one of the tools")
+    return name
+
+
+def _object(value: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{place}: must be an object")
+    return value
+
+
+def _refuse_others(fields: Mapping[str, Any], known: set[str], place: str) -> None:
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"{place}.{name}: unknown field")

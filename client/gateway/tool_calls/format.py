@@ -44,11 +44,13 @@ class Function:
         name: of letters, digits, `_`, `.` and `-`.
         parameters: JSON schema of its arguments.
         is_strict: whether the schema is enforced, and refused if it cannot be.
+        place: of it in the request, for errors.
     """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     is_strict: bool = False
+    place: str = "tools"
 
 
 class ToolCallFormat(Protocol):
@@ -59,11 +61,15 @@ class ToolCallFormat(Protocol):
             otherwise an answer is a call if it reads as one.
         separator: between two calls.
         trigger: text with which every call begins, and nothing else; "" if there is none.
+        reasoning: what may come before calls that are enforced, if the server does not see to that.
+        answer_begin: what opens an answer without calls.
     """
 
     is_tagged: bool
     separator: str
     trigger: str
+    reasoning: Node | None = None
+    answer_begin: str = ""
 
     def parse(
         self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool

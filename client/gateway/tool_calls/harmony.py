@@ -6,19 +6,23 @@ import re
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall
+from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.json_calls import rest_of
 from client.gateway.tool_calls.partial_json import skip_space, value_end
 
 _RECIPIENT = re.compile(r" to=(?:functions\.)?([^\s<]+)")
 
 
-class Harmony:
+class Harmony(ToolCallFormat):
     """One call per message, and one message per turn."""
 
     is_tagged = True
     separator = "<|start|>assistant"
     trigger = "<|channel|>commentary to=functions."
+    reasoning = grammar.tag(
+        "<|channel|>analysis<|message|>", grammar.ANY_TEXT, "<|end|><|start|>assistant"
+    )
+    answer_begin = "<|channel|>final<|message|>"
     new_id = staticmethod(grammar.openai_id)
 
     def parse(

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed
+from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls, rest_of
 
 
-class Hermes:
+class Hermes(ToolCallFormat):
     """One call between tags; several are tolerated."""
 
     is_tagged = True

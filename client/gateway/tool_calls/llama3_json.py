@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed
+from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls, rest_of
 from client.gateway.tool_calls.partial_json import skip_space
 
 
-class Llama3Json:
+class Llama3Json(ToolCallFormat):
     """Several calls are separated by semicolons, as vLLM's templates ask for."""
 
     is_tagged = False

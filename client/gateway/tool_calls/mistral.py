@@ -8,7 +8,7 @@ import string
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall
+from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls, rest_of
 from client.gateway.tool_calls.partial_json import skip_space, value_end
 
@@ -17,7 +17,7 @@ _ID_LENGTH = 9
 _HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
-class Mistral:
+class Mistral(ToolCallFormat):
     """The list up to tokenizer version 7, since 11 `[TOOL_CALLS]` and `[ARGS]` for each call."""
 
     is_tagged = True

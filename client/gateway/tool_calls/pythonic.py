@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall
+from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.json_calls import rest_of
 from client.gateway.tool_calls.partial_json import skip_space
 
@@ -27,7 +27,7 @@ _TOKEN = re.compile(
 _NAMES = {"true": True, "false": False, "null": None}  # some write JSON
 
 
-class Pythonic:
+class Pythonic(ToolCallFormat):
     """Arguments are sent one by one: what a value is, is known when it has ended."""
 
     new_id = staticmethod(grammar.openai_id)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall
+from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.json_calls import rest_of
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
@@ -26,7 +26,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 _TEXT_KEYWORDS = {"type", "description", "title", "default", "examples", "enum", "const"}
 
 
-class Qwen3Coder:
+class Qwen3Coder(ToolCallFormat):
     """Texts are sent as they come, other values when they have ended."""
 
     is_tagged = True
@@ -67,8 +67,8 @@ def _content(function: Function, name: str, schema: Any) -> Node:
         return grammar.either([grammar.const(str(choice)) for choice in choices])
     if function.is_strict and (others := schema.keys() - _TEXT_KEYWORDS - {"$defs"}):
         raise ValueError(
-            f'{function.name}.parameters.{name}: keyword "{min(others)}" is not enforced for '
-            "texts in this model's form of tool calls"
+            f'{function.place}.parameters.properties.{name}: keyword "{min(others)}" is not '
+            "enforced for texts in this model's form of tool calls"
         )
     return grammar.ANY_TEXT
 

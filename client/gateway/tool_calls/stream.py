@@ -28,18 +28,49 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True)
+class ContentDelta:
+    """More of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    """More of the reasoning."""
+
+    text: str
+
+
+Part = ContentDelta | ReasoningDelta | ToolCallDelta
+
+
+@dataclass(frozen=True)
 class AnswerDelta:
     """What a chunk adds to an answer.
 
     Attributes:
+        parts: in the order in which the model wrote them.
         finish_reason: at the end, why there is no more: `tool_calls` if there are calls, and none
             of them was cut off; else as the server says.
     """
 
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
+    parts: tuple[Part, ...] = ()
     finish_reason: str | None = None
+
+    @property
+    def content(self) -> str:
+        """The content of all parts."""
+        return "".join(part.text for part in self.parts if isinstance(part, ContentDelta))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of all parts."""
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningDelta))
+
+    @property
+    def tool_calls(self) -> list[ToolCallDelta]:
+        """The calls of all parts."""
+        return [part for part in self.parts if isinstance(part, ToolCallDelta)]
 
 
 class AnswerStream:
@@ -61,9 +92,7 @@ class AnswerStream:
         self._is_text = False  # a section of calls that are none: its tags are text
         self._is_start = False  # of the section's text: whitespace is left out
         self._space = ""  # that may be at the end
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._deltas: list[ToolCallDelta] = []
+        self._parts: list[Part] = []
 
     def add(self, sections: Sequence[Section], finish_reason: str | None = None) -> AnswerDelta:
         """Go on with the parts of sections that a chunk has; the last one has the reason."""
@@ -82,7 +111,7 @@ class AnswerStream:
     def _finish(self, reason: str) -> str:
         self._end(is_closed=reason == "stop")
         if self._section.type != "reasoning" and not self._num_calls:
-            self._content.append(self._space)
+            self._parts.append(ContentDelta(self._space))
         is_called = reason == "stop" and self._num_calls and not self._has_cut_call
         return "tool_calls" if is_called else reason
 
@@ -141,9 +170,9 @@ class AnswerStream:
             assert self._form is not None
             self._space = ""
             first = ToolCallDelta(index, call.arguments, self._form.new_id(), call.name)
-            self._deltas.append(first)
+            self._parts.append(first)
         elif len(call.arguments) > len(sent.arguments):
-            self._deltas.append(ToolCallDelta(index, call.arguments[len(sent.arguments) :]))
+            self._parts.append(ToolCallDelta(index, call.arguments[len(sent.arguments) :]))
 
     def _write(self, text: str) -> None:
         """Add to the content or the reasoning; whitespace waits for what follows it."""
@@ -154,11 +183,9 @@ class AnswerStream:
         text = self._space + text
         written = text.rstrip()
         self._space = text[len(written) :]
-        (self._reasoning if self._section.type == "reasoning" else self._content).append(written)
+        is_reasoning = self._section.type == "reasoning"
+        self._parts.append(ReasoningDelta(written) if is_reasoning else ContentDelta(written))
 
     def _take(self, finish_reason: str | None) -> AnswerDelta:
-        delta = AnswerDelta(
-            "".join(self._content), "".join(self._reasoning), tuple(self._deltas), finish_reason
-        )
-        self._content, self._reasoning, self._deltas = [], [], []
-        return delta
+        parts, self._parts = self._parts, []
+        return AnswerDelta(tuple(parts), finish_reason)

@@ -44,7 +44,9 @@ def direct(server: TritonServer) -> Any:
 
 def test_an_answer_is_the_servers(client: Direct | Blocking, direct: Any) -> None:
     expected = direct()
-    answer = create(client, n=2, user="me", store=False, service_tier="auto")
+    answer = create(
+        client, n=2, user="me", prompt_cache_key="a", safety_identifier="b", store=False
+    )
     assert answer.object == "chat.completion"
     assert answer.id.startswith("chatcmpl-")
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -110,6 +112,8 @@ def test_content_in_its_forms(openai: OpenAI) -> None:
     assert length(USER) == length(parts)
     system = {"role": "system", "content": "Be brief."}
     assert length(system, USER) > length(USER)
+    litellms = {"role": "assistant", "content": "x", "provider_specific_fields": {"refusal": None}}
+    assert length(USER, litellms) == length(USER, {"role": "assistant", "content": "x"})
     # As an answer is sent back.
     answer = openai.chat.completions.create(messages=[USER], **GREEDY)  # type: ignore[list-item]
     assert length(USER, answer.choices[0].message.model_dump(), USER) > length(USER)
@@ -144,6 +148,20 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "only text parts are supported",
     ),
     ({"messages": [{"role": "banned", "content": "x"}]}, "messages", "No banned role"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+        "messages[0].content[0].x",
+        "unknown field",
+    ),
+    ({"messages": [USER, {**USER, "a\n-": 1}]}, r'messages[1]["a\n-"]', "unknown field"),
+    (
+        {"messages": [{**USER, "provider_specific_fields": {"x": 1}}]},
+        "messages[0].x",
+        "unknown field",
+    ),
+    ({"messages": [{**USER, "reasoning": 1}]}, "messages[0].reasoning", "must be a string"),
+    ({"stop": ["a", "b" * 2000]}, "stop[1]", "at most 1024"),
+    ({"logit_bias": {"a: b": 1}}, 'logit_bias["a: b"]', "valid integer"),
     ({"n": 10**9}, "n", "n: "),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be 0 to 20"),

@@ -188,7 +188,7 @@ def test_extensions_reach_the_engine(openai: OpenAI, direct: Any) -> None:
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"unheard_of": 1}, "unheard_of", "unheard_of: unknown field"),
     ({"prompt": 5}, "prompt", "prompt: must be a string, a list"),
-    ({"prompt": [1, "a"]}, "prompt", "prompt: must be a string, a list"),
+    ({"prompt": [1, "a"]}, "prompt[1]", "prompt[1]: is wrong: the field must be a string, a list"),
     ({"prompt": []}, "prompt", "prompt: must not be empty"),
     ({"prompt": ""}, "prompt", "prompt: must not be empty"),
     ({"prompt": [[]]}, "prompt", "prompt: must not be empty"),
@@ -200,7 +200,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 0}, "n", "n: "),
     ({"n": 10**9}, "n", "n: "),
     ({"n": True}, "n", "n: "),
-    ({"stop": [1]}, "stop", "stop: must be a string or a list of strings"),
+    ({"stop": [1]}, "stop[0]", "the field must be a string or a list of strings"),
     ({"suffix": "x"}, "suffix", "suffix: "),
     ({"n": 3, "best_of": 2}, "best_of", "best_of: "),
     ({"use_beam_search": True}, "use_beam_search", "use_beam_search: needs best_of or n above 1"),

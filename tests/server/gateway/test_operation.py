@@ -109,6 +109,7 @@ def test_each_request_has_an_id_and_a_line_in_the_log_without_its_text(
         ("/health", {}, 405, "Method Not Allowed"),
         ("/v1/completions", b"{", 400, "the body is not valid JSON"),
         ("/v1/completions", b"[]", 400, "the body must be a JSON object"),
+        ("/v1/completions", b'{"prompt": "a", "top_p": Infinity}', 400, "top_p: "),
         ("/v1/completions", b"", 400, "the body must be a JSON object"),
     ],
 )
@@ -125,10 +126,11 @@ def test_errors_have_openais_form(
 
 def test_a_gateway_without_a_server_says_so() -> None:
     (port,) = pick_free(1)
-    settings = GatewaySettings((f"127.0.0.1:{port}",), metrics_url=f"127.0.0.1:{port}")
+    settings = GatewaySettings((f"127.0.0.1:{port}",), metrics_urls=(f"127.0.0.1:{port}",))
     with running(settings) as address:
         assert call(address, "/health")[0] == 200
-        assert "trident:gateway_server_metrics_up 0.0" in call(address, "/metrics")[1]
+        missing = f'trident:gateway_server_metrics_up{{server="127.0.0.1:{port}"}} 0.0'
+        assert missing in call(address, "/metrics")[1]
         for status, answer, headers in (
             call(address, "/health/ready"),
             post(address, "/v1/completions", {"prompt": "a", "stream": True}),

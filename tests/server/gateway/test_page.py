@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -9,12 +10,14 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from client import TridentClient
+from client.gateway.security.tenants import read_tenants
 from client.gateway.settings import GatewaySettings
 from engine.launch.server import TritonServer
 from tests.server.gateway.running import running
+from tests.server.gateway.tools import CALL, TOOLS, written
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -63,14 +66,24 @@ def set_parameters(page: Page, **values: str) -> None:
         page.fill(f"#parameters [name={name}]", value)
 
 
+def change_requests(page: Page, **fields: Any) -> None:
+    """Send fields that the page has none for."""
+
+    def send(route: Route) -> None:
+        body = {**route.request.post_data_json, **fields}
+        route.continue_(post_data=json.dumps(body))
+
+    page.route("**/v1/chat/completions", send)
+
+
 def test_answers_a_chat_with_the_parameters(page: Page, server: TritonServer) -> None:
-    set_parameters(page, temperature="0", max_completion_tokens="8", system="Be short.")
+    set_parameters(page, temperature="0", max_completion_tokens="60", system="Be short.")
     history: list[Any] = [{"role": "system", "content": "Be short."}]
     with TridentClient(server.grpc_url) as client:
         for place, text in enumerate(("One two", "three")):
             say(page, text)
             history.append({"role": "user", "content": text})
-            expected = client.generate(messages=history, temperature=0, max_tokens=8)
+            expected = client.generate(messages=history, temperature=0, max_tokens=60)
             history.append({"role": "assistant", "content": expected.text})
             article = page.locator("article.assistant").nth(place)
             figures = article.locator(".figures")
@@ -85,8 +98,8 @@ def test_answers_a_chat_with_the_parameters(page: Page, server: TritonServer) ->
     expect(page.locator("article")).to_have_count(0)
 
 
-def test_escape_stops_an_answer(page: Page, server: TritonServer) -> None:
-    set_parameters(page, temperature="1")
+def test_escape_stops_an_answer(page: Page) -> None:
+    change_requests(page, ignore_eos=True)
     say(page, "Tell me everything")
     expect(page.locator(".figures")).to_contain_text("first token after")
     page.keyboard.press("Escape")
@@ -105,7 +118,26 @@ def test_shows_the_servers_errors_and_goes_on(page: Page) -> None:
     expect(page.locator(".error").last).to_contain_text("max_completion_tokens")
     page.fill("[name=max_completion_tokens]", "2")
     say(page, "Hello")
-    expect(page.locator(".figures").last).to_contain_text("tokens/s")
+    expect(page.locator(".figures").last).to_contain_text("+ 2 tokens")
+
+
+def test_shows_calls_of_tools_and_sends_their_results(
+    browser: Browser, tool_gateway: str, tool_tokenizer: Any
+) -> None:
+    with closing(browser.new_page()) as page:
+        page.goto(f"http://{tool_gateway}/")
+        set_parameters(page, max_completion_tokens="80", tools=json.dumps(TOOLS))
+        no_thoughts = {str(tool_tokenizer.convert_tokens_to_ids("<think>")): -100}
+        call = written(f"<tool_call>\n{CALL}\n</tool_call>")
+        change_requests(page, structured_outputs=call, logit_bias=no_thoughts)
+        say(page, "Rain?")
+        shown = page.locator("article.assistant details.call")
+        expect(shown.locator("summary")).to_have_text("Call of get_weather")
+        expect(shown.locator("pre")).to_have_text('{"city": "Zürich", "dry": true}')
+        page.get_by_label("Result of get_weather").fill("dry")
+        page.keyboard.press("Enter")
+        expect(page.locator("article.tool pre")).to_have_text("dry")
+        expect(shown).to_have_count(2)
 
 
 def test_works_by_keyboard(page: Page) -> None:
@@ -119,7 +151,9 @@ def test_works_by_keyboard(page: Page) -> None:
 
 
 def test_asks_for_the_key(browser: Browser, server: TritonServer) -> None:
-    settings = GatewaySettings(triton_urls=(server.grpc_url,), api_keys=("a-key",))
+    settings = GatewaySettings(
+        triton_urls=(server.grpc_url,), tenants=read_tenants(("a-key",), None)
+    )
     with running(settings) as address, closing(browser.new_page()) as page:
         page.goto(f"http://{address}/")
         for key in ("wrong", "a-key"):

@@ -7,100 +7,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 from openai import BadRequestError, OpenAI
 
-from client.gateway.settings import GatewaySettings
-from engine.launch.server import TritonServer
-from engine.text.tokenizer import Tokenizer
-from tests.factories.checkpoints import write_checkpoint
-from tests.factories.tagged import tagged_tokenizer
-from tests.factories.tokenizers import save_tokenizer
-from tests.server.gateway.running import running
+from tests.server.gateway.tools import CALL, SCHEMAS, TAGS, TOOLS, USER, written
 
 pytestmark = pytest.mark.server
 
-TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-TEMPLATE = """
-{%- if tools %}<|user|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|end|>{% endif %}
-{%- for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>
-{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
-{{- message.content }}
-{%- for call in message.tool_calls %}<tool_call>{"name": "{{ call.function.name }}", "arguments": {
-{%- for name, value in call.function.arguments.items() %}"{{ name }}": {{ value | tojson }}
-{%- endfor %}}}</tool_call>{% endfor %}<|end|>{% endfor %}
-{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
-USER: Any = {"role": "user", "content": "Rain in Rome?"}
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Zürich"]}, "dry": {"type": "boolean"}},
-    "required": ["city", "dry"],
-    "additionalProperties": False,
-}
-NOW = {"type": "object", "properties": {}, "additionalProperties": False}
-SCHEMAS = {"get_weather": WEATHER, "now": NOW}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "parameters": schema}}
-    for name, schema in SCHEMAS.items()
-]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 UNENFORCED = {"name": "f", "strict": True, "parameters": {"not": {}}}
-CALL = '{"name": "get_weather", "arguments": {"city": "Zürich", "dry": true}}'
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    made = tagged_tokenizer(TAGS, "special")
-    made.chat_template = TEMPLATE
-    return made
-
-
-@pytest.fixture(scope="module")
-def address(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("tools")
-    eos = tokenizer.eos_token_id
-    write_checkpoint(
-        folder, vocab_size=len(tokenizer), max_position_embeddings=1024, eos_token_id=eos
-    )
-    settings = {
-        "model": str(save_tokenizer(tokenizer, folder)),
-        "dtype": "float32",
-        "num_gpu_blocks_override": 300,
-    }
-    with (
-        TritonServer(settings, ports=0, start_timeout_s=120) as server,
-        running(GatewaySettings(triton_urls=(server.grpc_url,))) as address,
-    ):
-        yield address
-
-
-@pytest.fixture(scope="module")
-def openai(address: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as client:
+def openai(tool_gateway: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"http://{tool_gateway}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def blanks(tokenizer: Any) -> dict[str, int]:
-    """No blanks between the parts of JSON, of which a random model writes many."""
-    texts = Tokenizer(tokenizer)
-    return {
-        str(i): -100 for i in texts.text_token_ids() if not texts.token_text(i).strip(" \t\r\n")
-    }
 
 
 def create(openai: OpenAI, **options: Any) -> Any:
     extra = {name: options.pop(name) for name in ("structured_outputs",) if name in options}
     asked = {"model": "ensemble", "messages": [USER], "tools": TOOLS, "max_tokens": 300}
     return openai.chat.completions.create(**{**asked, **options}, extra_body=extra)
-
-
-def written(text: str) -> dict[str, Any]:
-    """Return the grammar by which the model writes `text`."""
-    return {"structural_tag": {"format": {"type": "const_string", "value": text}}}
 
 
 def whole(chunks: Any) -> dict[str, Any]:
@@ -147,9 +78,10 @@ def told(answer: Any) -> dict[str, Any]:
     [
         {"tool_choice": "required"},
         {"tool_choice": "required", "parallel_tool_calls": False},
-        {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        {"tool_choice": NAMED},
+        {"tool_choice": ALLOWED, "parallel_tool_calls": False},
     ],
-    ids=["required", "one", "named"],
+    ids=["required", "one", "named", "allowed"],
 )
 def test_calls_that_have_to_be_are_enforced(
     openai: OpenAI, options: Any, seed: int, blanks: Any
@@ -160,14 +92,14 @@ def test_calls_that_have_to_be_are_enforced(
     assert answer["content"] == ""
     for name, arguments in answer["calls"]:
         Draft202012Validator(SCHEMAS[name]).validate(json.loads(arguments))
-    if options["tool_choice"] != "required" or "parallel_tool_calls" in options:
+    if options != {"tool_choice": "required"}:
         assert len(answer["calls"]) == 1
-    if isinstance(options["tool_choice"], dict):
+    if options["tool_choice"] in (NAMED, ALLOWED):
         assert answer["calls"][0][0] == "get_weather"
     assert whole(create(openai, stream=True, **asked)) == answer
 
 
-def test_a_call_among_reasoning_and_an_answer(openai: OpenAI, tokenizer: Any) -> None:
+def test_a_call_among_reasoning_and_an_answer(openai: OpenAI, tool_tokenizer: Any) -> None:
     text = f"\nhm\n</think>\n\nLet me see.\n<tool_call>\n{CALL}\n</tool_call>"
     expected = {
         "content": "Let me see.",
@@ -175,10 +107,13 @@ def test_a_call_among_reasoning_and_an_answer(openai: OpenAI, tokenizer: Any) ->
         "calls": [["get_weather", '{"city": "Zürich", "dry": true}']],
         "finish_reason": "tool_calls",
     }
-    begin = str(tokenizer.convert_tokens_to_ids("<think>"))
+    begin = str(tool_tokenizer.convert_tokens_to_ids("<think>"))
     grammar = {**written(text), "begin_after": "<think>"}
     asked: Any = {"structured_outputs": grammar, "logit_bias": {begin: 100}}
-    assert told(create(openai, **asked)) == expected
+    answer = create(openai, **asked)
+    assert told(answer) == expected
+    thought = tool_tokenizer.encode("<think>\nhm\n", add_special_tokens=False)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len(thought)
     assert whole(create(openai, stream=True, **asked)) == expected
     plain = {**expected, "calls": [], "finish_reason": "stop"}
     plain["content"] = f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>"
@@ -199,21 +134,21 @@ def test_a_call_that_was_cut_off_ends_with_length(openai: OpenAI) -> None:
 
 
 def test_strict_functions_are_enforced_where_the_model_is_free(
-    openai: OpenAI, tokenizer: Any
+    openai: OpenAI, tool_tokenizer: Any
 ) -> None:
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
     # Nothing but calls, as far as the grammar lets it.
-    begin = str(tokenizer.convert_tokens_to_ids("<tool_call>"))
+    begin = str(tool_tokenizer.convert_tokens_to_ids("<tool_call>"))
     answer = told(create(openai, tools=strict, logit_bias={begin: 100}, temperature=1.5, seed=1))
     assert len(answer["calls"]) > 1
     for name, arguments in answer["calls"][:-1]:
         Draft202012Validator(SCHEMAS[name]).validate(json.loads(arguments))
 
 
-def test_json_is_asked_for_beside_tools(openai: OpenAI, blanks: Any, tokenizer: Any) -> None:
+def test_json_is_asked_for_beside_tools(openai: OpenAI, blanks: Any, tool_tokenizer: Any) -> None:
     schema = {"name": "x", "schema": {"enum": ["yes", "no"]}}
     asked: Any = {"response_format": {"type": "json_schema", "json_schema": schema}}
-    begin = str(tokenizer.convert_tokens_to_ids("<tool_call>"))
+    begin = str(tool_tokenizer.convert_tokens_to_ids("<tool_call>"))
     for weight, is_called in ((100, True), (-100, False)):
         bias = {**blanks, begin: weight}
         answer = told(create(openai, parallel_tool_calls=False, logit_bias=bias, seed=5, **asked))
@@ -223,9 +158,9 @@ def test_json_is_asked_for_beside_tools(openai: OpenAI, blanks: Any, tokenizer: 
 
 @pytest.mark.parametrize("thinks", [True, False])
 def test_what_is_enforced_comes_after_reasoning(
-    openai: OpenAI, blanks: Any, tokenizer: Any, thinks: bool
+    openai: OpenAI, blanks: Any, tool_tokenizer: Any, thinks: bool
 ) -> None:
-    start, end = (str(tokenizer.convert_tokens_to_ids(tag)) for tag in TAGS[:2])
+    start, end = (str(tool_tokenizer.convert_tokens_to_ids(tag)) for tag in TAGS[:2])
     bias = {**blanks, start: 50 if thinks else -100, end: 100}
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes"]}}}
     for asked in ({"tools": None, "response_format": schema}, {"tool_choice": "required"}):
@@ -236,7 +171,7 @@ def test_what_is_enforced_comes_after_reasoning(
         assert bool(answer.choices[0].message.tool_calls) == ("tool_choice" in asked)
 
 
-def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tokenizer: Any) -> None:
+def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tool_tokenizer: Any) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather"}}
     call["function"] |= {"arguments": '{"city": "Rome"}'}  # type: ignore[operator]
     said: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -254,13 +189,13 @@ def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tokenizer: A
     plain = {"role": "assistant", "content": "", "tool_calls": [inner]}
     for name in (None, "reasoning", "reasoning_content"):
         thought = {} if name is None else {"reasoning_content": "hm"}
-        rendered = tokenizer.apply_chat_template(
+        rendered = tool_tokenizer.apply_chat_template(
             [USER, {**plain, **thought}, result],
             tools=TOOLS,
             tokenize=False,
             add_generation_prompt=True,
         )
-        assert length(name) == len(tokenizer.encode(rendered, add_special_tokens=False))
+        assert length(name) == len(tool_tokenizer.encode(rendered, add_special_tokens=False))
 
 
 @pytest.mark.parametrize(
@@ -271,11 +206,7 @@ def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tokenizer: A
             "tool_choice.function.name",
             "is not one of the tools",
         ),
-        (
-            {"tools": [{"type": "function", "function": {}}]},
-            "tools[0].function.name",
-            "must be a string",
-        ),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "string"),
         ({"tools": [{"type": "x", "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
         ({"tools": TOOLS + TOOLS[:1]}, "tools[2].function.name", "is there twice"),
         (
@@ -285,8 +216,8 @@ def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tokenizer: A
         ),
         (
             {"tools": [{"type": "function", "function": UNENFORCED}]},
-            "tools",
-            'keyword "not" is not enforced',
+            "tools[0].function.parameters",
+            'tools[0].function.parameters: #: keyword "not" is not enforced',
         ),
     ],
 )

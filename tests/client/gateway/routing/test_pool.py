@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -18,28 +18,11 @@ from client import (
 )
 from client.gateway.routing.balance import Balance
 from client.gateway.routing.pool import ServerPool
-from tests.client.fake_triton import HELLO, Answer, FakeTriton, Piece, serve
+from tests.client.fake_triton import Answer, FakeTriton, Piece
 
 GONE = "in ensemble 'ensemble', the engine process has died; the request is lost"
 FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached (max_num_queued_reqs)"
-IDLE = '{"state": "ready", "num_in_flight": 0}'
 SLOW = [Piece({0: "a"}), Piece({0: "b"}, finished=(0,), final=True, delay_s=0.3)]
-
-
-@contextmanager
-def _server() -> Iterator[FakeTriton]:
-    servicer = FakeTriton(pieces=HELLO, health=IDLE)
-    server, servicer.url = serve(servicer)
-    try:
-        yield servicer
-    finally:
-        server.stop(grace=None).wait()
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[FakeTriton, FakeTriton]]:
-    with _server() as first, _server() as second:
-        yield first, second
 
 
 def _run(
@@ -103,6 +86,22 @@ class TestRetry:
         _run([server.url for server in servers], body)
         assert _counts(servers) == [1, 1]
 
+    def test_a_full_server_says_more_than_a_lost_one(
+        self, servers: tuple[FakeTriton, FakeTriton]
+    ) -> None:
+        full, lost = servers
+        full.pieces, full.error_message = [], FULL
+        lost.pieces, lost.error_message = [], GONE
+
+        async def body(pool: ServerPool) -> None:
+            for _ in range(8):  # in either order
+                with pytest.raises(QueueFullError):
+                    await _text(pool)
+
+        _run([full.url, lost.url], body)
+        assert len(full.requests) == 8
+        assert len(lost.requests) > 1
+
     def test_what_is_wrong_is_wrong_everywhere(
         self, servers: tuple[FakeTriton, FakeTriton]
     ) -> None:
@@ -152,7 +151,7 @@ class TestBreaker:
 
         async def body(pool: ServerPool) -> None:
             await asyncio.sleep(0.3)
-            lost.health = IDLE
+            lost.health = servers[1].health
             async with asyncio.timeout(10):
                 while not lost.requests:
                     await _text(pool)

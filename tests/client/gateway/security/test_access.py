@@ -6,7 +6,6 @@ import hashlib
 import logging
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from starlette.routing import BaseRoute
@@ -14,12 +13,13 @@ from starlette.routing import BaseRoute
 from client.gateway.app import create_app
 from client.gateway.routes import page
 from client.gateway.security.access import OPEN_PATHS
+from client.gateway.security.tenants import read_tenants
 from client.gateway.settings import GatewaySettings
 from tests.client.fake_triton import FakeTriton
 from tests.client.gateway.asking import MARK, Reply, ask, complete
 from tests.server.gateway.running import running
 
-SETTINGS = GatewaySettings(api_keys=("sk-x",))
+SETTINGS = GatewaySettings(tenants=read_tenants(("sk-x",), None))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def settings(triton: FakeTriton, tmp_path_factory: pytest.TempPathFactory) -> Ga
             for name, limit in limits.items()
         )
     )
-    return GatewaySettings(triton_urls=(triton.url,), api_keys=("sk-x",), api_key_file=file)
+    return GatewaySettings((triton.url,), tenants=read_tenants(("sk-x",), file))
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,7 @@ class TestTenants:
                 assert reply.status == 200
                 salts.append(triton.requests[-1]["sampling_parameters"]["cache_salt"])
                 ids.append(next(c.request_id for c in reversed(triton.calls) if c.request_id))
+        assert triton.requests[-1]["sampling_parameters"]["tenant"] == "bob"
         assert salts[0] == salts[1]
         assert salts[3] == salts[4]
         assert len({salts[0], salts[2], salts[3], salts[5], "s"}) == 5
@@ -215,7 +216,7 @@ class TestBrowsers:
 
     def test_those_that_are_named_may(self, triton: FakeTriton) -> None:
         settings = GatewaySettings(
-            triton_urls=(triton.url,), api_keys=("sk-x",), allowed_origins=(self.ORIGIN,)
+            (triton.url,), tenants=read_tenants(("sk-x",), None), allowed_origins=(self.ORIGIN,)
         )
         preflight = {
             "access_control_request_method": "POST",
@@ -254,8 +255,3 @@ def test_limits_hold_in_the_gateway(gateway: str, url: str) -> None:
     key = {"x_api_key": "sk-alice"}
     assert ask(gateway, "POST", url, b"x" * (10 * 2**20 + 1), **key).status == 413
     assert ask(gateway, "POST", url, b"{}", a="b" * 50_000, c="d" * 50_000, **key).status == 431
-
-
-def test_a_wrong_file_of_keys_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="api_key_file"):
-        create_app(GatewaySettings(api_key_file=tmp_path / "none"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -13,6 +13,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(Struct):
+    """`reasoning_tokens`: those of reasoning, with the tag that opens it."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     """Tokens of a request, over all of its prompts and sequences."""
 
@@ -20,6 +26,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
@@ -48,7 +55,7 @@ class Completion(Struct):
     created: int
     model: str
     choices: list[CompletionChoice]
-    object: str = "text_completion"
+    object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -87,14 +94,14 @@ class ToolCall(Struct):
 
     id: str
     function: Function
-    type: str = "function"
+    type: Literal["function"] = "function"
 
 
 class ChatMessage(Struct):
     """An answer."""
 
     content: str | None
-    role: str = "assistant"
+    role: Literal["assistant"] = "assistant"
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET  # the same under its newer name
     tool_calls: list[ToolCall] | UnsetType = UNSET
@@ -117,7 +124,7 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    object: str = "chat.completion"
+    object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[Any] | UnsetType = UNSET
 
 
@@ -156,5 +163,5 @@ class ChatCompletionChunk(Struct):
     created: int
     model: str
     choices: list[ChunkChoice]
-    object: str = "chat.completion.chunk"
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET

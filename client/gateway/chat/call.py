@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -11,13 +10,12 @@ from uuid import uuid4
 
 from msgspec import UNSET
 
-from client.gateway.chat_request import generation_of
-from client.gateway.chat_tools import tool_choice_of, with_calls
+from client.gateway.chat.answer import ChatAnswer
+from client.gateway.chat.request import generation_of
+from client.gateway.chat.tools import tool_choice_of
 from client.gateway.gateway import Gateway
-from client.gateway.generation import UsageCount
 from client.gateway.logprobs import chat_logprobs, prompt_logprobs
-from client.gateway.schemas.chat import ChatRequest
-from client.gateway.schemas.responses import (
+from client.gateway.schemas.answers import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -29,7 +27,8 @@ from client.gateway.schemas.responses import (
     ToolCall,
     ToolCallDelta,
 )
-from client.gateway.tool_calls import AnswerDelta, AnswerStream
+from client.gateway.schemas.chat import ChatRequest
+from client.gateway.tool_calls import AnswerDelta
 from client.protocol import Chunk
 
 
@@ -46,11 +45,9 @@ class ChatCall:
         self._body = body
         self._model = gateway.model_named(body.model)
         self._id = f"chatcmpl-{uuid4().hex}"
-        self._tool_choice = tool_choice_of(body)
-        self._generation = generation_of(body, self._id)
+        tool_choice = tool_choice_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+        self._answer = ChatAnswer(gateway, generation_of(body, self._id), tool_choice)
         self._created = int(time.time())
-        self._usage = UsageCount()
-        self._answers = defaultdict[int, AnswerStream](AnswerStream)
 
     async def answer(self) -> ChatCompletion:
         """Return the whole.
@@ -60,10 +57,10 @@ class ChatCall:
         """
         choices: dict[int, ChatChoice] = {}
         of_prompt: Any = UNSET
-        async with aclosing(self._chunks()) as chunks:
-            async for chunk in chunks:
+        async with aclosing(self._answer.pieces()) as pieces:
+            async for chunk, added in pieces:
                 choice = choices.setdefault(chunk.index, ChatChoice(chunk.index, ChatMessage(None)))
-                _append(choice, self._choice(chunk))
+                _append(choice, self._choice(chunk, added))
                 if chunk.prompt_logprobs is not None:
                     of_prompt = prompt_logprobs(chunk.prompt_logprobs)
         for choice in choices.values():
@@ -74,7 +71,7 @@ class ChatCall:
             self._created,
             self._model,
             [choices[index] for index in sorted(choices)],
-            self._usage.usage(),
+            self._answer.usage.usage(),
             prompt_logprobs=of_prompt,
         )
 
@@ -82,37 +79,29 @@ class ChatCall:
         """Yield the answer as events; errors as in `answer`."""
         encode, body = self._gateway.encode_event, self._body
         usage: Any = None if body.include_usage else UNSET
+        continuous_usage = body.continuous_usage
         begun: set[int] = set()
-        async with aclosing(self._chunks()) as chunks:
-            async for chunk in chunks:
-                if body.continuous_usage:
-                    usage = self._usage.usage()
+        async with aclosing(self._answer.pieces()) as pieces:
+            async for chunk, added in pieces:
+                if continuous_usage:
+                    usage = self._answer.usage.usage()
+                events = b""
                 if chunk.index not in begun:
                     begun.add(chunk.index)
                     opening = ChunkChoice(chunk.index, Delta(role="assistant", content=""))
-                    yield encode(self._piece([opening], usage))
-                choice = self._choice(chunk)
+                    events = encode(self._piece([opening], usage))
+                choice = self._choice(chunk, added)
                 if choice != ChunkChoice(chunk.index, Delta()):
-                    yield encode(self._piece([choice], usage))
+                    events += encode(self._piece([choice], usage))
+                if events:  # sent together
+                    yield events
         if body.include_usage:
-            yield encode(self._piece([], self._usage.usage()))
+            yield encode(self._piece([], self._answer.usage.usage()))
 
     def _piece(self, choices: list[ChunkChoice], usage: Any) -> ChatCompletionChunk:
         return ChatCompletionChunk(self._id, self._created, self._model, choices, usage=usage)
 
-    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
-        generation, choice = self._generation, self._tool_choice
-        if choice.mode != "none":
-            form = await self._gateway.tool_format.get()
-            generation = with_calls(generation, choice, form)
-            self._answers = defaultdict(lambda: AnswerStream(form, choice.functions))
-        async with aclosing(generation.chunks(self._gateway.client)) as chunks:
-            async for chunk in chunks:
-                self._usage.add(0, chunk)
-                yield chunk
-
-    def _choice(self, chunk: Chunk) -> ChunkChoice:
-        added = self._answers[chunk.index].add(chunk.sections or (), chunk.finish_reason)
+    def _choice(self, chunk: Chunk, added: AnswerDelta) -> ChunkChoice:
         return ChunkChoice(chunk.index, _delta(added), self._logprobs(chunk), added.finish_reason)
 
     def _logprobs(self, chunk: Chunk) -> ChatLogprobs | None:
@@ -127,11 +116,11 @@ class ChatCall:
 
 def _delta(added: AnswerDelta) -> Delta:
     delta = Delta()
-    if added.content:
-        delta.content = added.content
-    if added.reasoning:
-        delta.reasoning_content = delta.reasoning = added.reasoning
-    if added.tool_calls:
+    if content := added.content:
+        delta.content = content
+    if reasoning := added.reasoning:
+        delta.reasoning_content = delta.reasoning = reasoning
+    if tool_calls := added.tool_calls:
         delta.tool_calls = [
             ToolCallDelta(
                 call.index,
@@ -139,7 +128,7 @@ def _delta(added: AnswerDelta) -> Delta:
                 call.id or UNSET,
                 "function" if call.id else UNSET,
             )
-            for call in added.tool_calls
+            for call in tool_calls
         ]
     return delta
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from client.gateway.errors import ApiError, unsupported
 from client.gateway.generation import Generation
-from client.gateway.schemas.chat import ChatRequest
 from client.gateway.tool_calls import Node, ToolCallFormat, ToolChoice
 from client.gateway.tool_calls.grammar import json_value
 
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
-def tool_choice_of(body: ChatRequest) -> ToolChoice:
-    """Return which tools may be called, and which must be.
+def tool_choice_of(
+    tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any, parallel_tool_calls: bool | None
+) -> ToolChoice:
+    """Return which tools may be called, and which must be; the fields are those of a chat.
 
     Raises:
         ApiError: a field is wrong.
     """
     try:
-        return ToolChoice.read(body.tools, body.tool_choice, body.parallel_tool_calls)
+        return ToolChoice.read(tools, tool_choice, parallel_tool_calls)
     except ValueError as error:
         raise _wrong(error) from None
 
@@ -45,8 +47,18 @@ def with_calls(generation: Generation, choice: ToolChoice, form: ToolCallFormat)
             raise unsupported(name, "not together with tools that have to be enforced")
     sampling.pop("response_format", None)
     sampling["structured_outputs"] = {"structural_tag": {"format": structure}}
-    names = {**generation.names, "structured_outputs.structural_tag": "tools"}
+    names = {**generation.names, **_names(choice)}
     return replace(generation, sampling=sampling, names=names)
+
+
+def _names(choice: ToolChoice) -> dict[str, str]:
+    """Return what the parts of the grammar are called in the request: its functions, in order."""
+    tag = r"structured_outputs\.structural_tag"
+    parts = {
+        rf"{tag}: format/(?:elements/\d+/)*tags/{index}/[^\s:]+": f"{function.place}.parameters"
+        for index, function in enumerate(choice.functions.values())
+    }
+    return {**parts, tag: "tools"}
 
 
 def _json_answer(response_format: Any) -> Node | None:

@@ -36,17 +36,34 @@ def generation_of(body: ChatRequest, request_id: str) -> Generation:
     return Generation(
         request_id,
         sampling,
-        messages=[message(each) for each in body.messages],
+        messages=messages_of(body.messages),
         chat_parameters=_chat_parameters(body),
         priority=body.priority or 0,
         names=names | ({"max_tokens": "max_completion_tokens"} if completion else {}),
     )
 
 
-def message(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a message under the names that chat templates know."""
-    made = {name: value for name, value in given.items() if value or name not in _OF_ANSWERS}
+def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages under the names that chat templates know.
+
+    Raises:
+        ApiError: reasoning is no text, or what else an answer had is no object.
+    """
+    return [_message(each, f"messages[{place}]") for place, each in enumerate(given)]
+
+
+def _message(given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    own = dict(given)
+    # Where LiteLLM's messages have what it does not know of an answer.
+    others = own.pop("provider_specific_fields", None)
+    if not isinstance(others, Mapping | None):
+        place = f"{place}.provider_specific_fields"
+        raise ApiError(400, f"{place}: must be an object", param=place)
+    own = {**(others or {}), **own}
+    made = {name: value for name, value in own.items() if value or name not in _OF_ANSWERS}
     reasoning = made.pop("reasoning", None)
+    if not isinstance(reasoning, str | None):
+        raise ApiError(400, f"{place}.reasoning: must be a string", param=f"{place}.reasoning")
     if reasoning is not None:
         made.setdefault("reasoning_content", reasoning)
     return made

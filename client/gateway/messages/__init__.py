@@ -1,0 +1,1 @@
+"""Anthropic's `/v1/messages`: conversations of blocks, onto chats and back."""

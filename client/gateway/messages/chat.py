@@ -1,0 +1,148 @@
+"""A request of `/v1/messages` as the chat that the server is asked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from client.gateway.chat.tools import tool_choice_of
+from client.gateway.errors import ApiError
+from client.gateway.gateway import Gateway
+from client.gateway.generation import Generation
+from client.gateway.messages.conversation import Conversation
+from client.gateway.messages.thinking import template_variables
+from client.gateway.schemas.messages import (
+    CountTokensRequest,
+    MessagesRequest,
+    Tool,
+    ToolChoiceAny,
+    ToolChoiceAuto,
+    ToolChoiceNone,
+    ToolChoiceTool,
+)
+from client.protocol import ChatParameters, Health
+
+_SAMPLING = {
+    "max_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+}
+# Fields of a chat, as they are called here.
+_NAMES = (
+    (re.compile(r"\b(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
+    (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
+    (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"^tool_choice: required\b"), "tool_choice: any"),
+    (re.compile(r"\bresponse_format\.json_schema\b"), "output_config.format"),
+    (re.compile(r"\bresponse_format\b"), "output_config.format"),
+    # It is always strict.
+    (re.compile(r"^(output_config\.format.*), or send \"strict\": false"), r"\1"),
+)
+
+
+class MessagesChat:
+    """What the model is asked.
+
+    Attributes:
+        conversation: the messages.
+        tool_choice: which tools may be called, and which must be.
+        parameters: what the chat template gets beside the messages.
+    """
+
+    def __init__(self, body: CountTokensRequest, model: Health) -> None:
+        """Check `body`, as far as that is not for the engine.
+
+        Args:
+            body: of the request.
+            model: what there is to know of the model.
+
+        Raises:
+            ApiError: a field is wrong, or asks for what the model cannot do.
+        """
+        self.conversation = Conversation.of(
+            body.system or (), body.messages, takes_late_system=model.takes_late_system
+        )
+        tools = [_function(tool) for tool in body.tools or ()]
+        choice = body.tool_choice
+        is_parallel = (
+            choice is None
+            or isinstance(choice, ToolChoiceNone)
+            or not choice.disable_parallel_tool_use
+        )
+        try:
+            self.tool_choice = tool_choice_of(tools, _choice(choice), is_parallel)
+        except ApiError as error:
+            raise self.renamed(error) from None
+        self.parameters: ChatParameters = {}
+        if tools and self.tool_choice.mode != "none":
+            self.parameters["tools"] = tools
+        if self.conversation.is_continued:
+            self.parameters["continue_final_message"] = True
+        if variables := template_variables(body, model):
+            self.parameters["chat_template_kwargs"] = variables
+
+    @classmethod
+    async def asked(cls, gateway: Gateway, body: CountTokensRequest) -> MessagesChat:
+        """Return what a request asks of the model that a gateway serves.
+
+        Raises:
+            ApiError: as above; or there is no such model, or no server answers.
+        """
+        gateway.model_named(body.model)
+        return cls(body, await gateway.served_model.facts())
+
+    def generation(self, body: MessagesRequest, request_id: str) -> Generation:
+        """Return the request for the server."""
+        given = ((name, getattr(body, field)) for name, field in _SAMPLING.items())
+        sampling = {name: value for name, value in given if value is not None}
+        sampling["return_sections"] = True
+        if body.output_config is not None and (form := body.output_config.format) is not None:
+            schema = {"name": "answer", "schema": form.json_schema, "strict": True}
+            sampling["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return Generation(
+            request_id,
+            sampling,
+            messages=self.conversation.messages,
+            chat_parameters=self.parameters or None,
+            names={"stop": "stop_sequences"},
+        )
+
+    def renamed(self, error: ApiError) -> ApiError:
+        """Return an error with fields named as the client named them."""
+        return replace(
+            error,
+            message=self._renamed(error.message),
+            param=error.param and self._renamed(error.param),
+        )
+
+    def _renamed(self, text: str) -> str:
+        for pattern, name in _NAMES:
+            text = pattern.sub(name, text)
+        return self.conversation.placed(text)
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _choice(
+    choice: ToolChoiceNone | ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | None,
+) -> Any:
+    """Return `tool_choice` in OpenAI's form."""
+    match choice:
+        case None:
+            return None
+        case ToolChoiceTool(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case ToolChoiceAny():
+            return "required"
+        case _:
+            return choice.type

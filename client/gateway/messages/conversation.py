@@ -1,0 +1,143 @@
+"""Conversation: messages of Anthropic's API, as chat templates know them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from client.gateway.errors import ApiError
+from client.gateway.schemas.message_blocks import (
+    AssistantMessage,
+    MessageParam,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserMessage,
+)
+
+# Claude Code's first block of every system prompt: it differs from request to request, so that no
+# prefix would be found in the cache.
+_BILLING = "x-anthropic-billing-header:"
+_PLACE = re.compile(r"\bmessages\[(\d+)\]")
+
+
+@dataclass
+class Conversation:
+    """Chat messages, and where each of them comes from.
+
+    Attributes:
+        messages: in OpenAI's form. Two of one role that follow each other are one.
+        places: of each message, in the client's request.
+        is_continued: whether the last one is the model's, to be continued.
+    """
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    is_continued: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        system: Sequence[TextBlock],
+        messages: Sequence[MessageParam],
+        *,
+        takes_late_system: bool = True,
+    ) -> Conversation:
+        """Return the conversation of a request.
+
+        Args:
+            system: before all messages.
+            messages: the turns.
+            takes_late_system: whether the chat template has a place for system messages that
+                follow others. Else the user says them, marked as the system's.
+
+        Raises:
+            ApiError: it ends with a call of a tool, or with thinking.
+        """
+        made = cls()
+        shown = [block for block in system if not block.text.startswith(_BILLING)]
+        if shown:
+            made._add("system", {"role": "system", "content": _parts(shown)})
+        for index, message in enumerate(messages):
+            place = f"messages[{index}]"
+            if isinstance(message, UserMessage):
+                made._add_user(place, message)
+            elif isinstance(message, AssistantMessage):
+                made._add(place, _assistant(message))
+            elif takes_late_system or not made.messages or made.messages[-1]["role"] == "system":
+                made._add(place, {"role": "system", "content": _parts(message.content)})
+            else:
+                marked = [_part("<system>"), *_parts(message.content), _part("</system>")]
+                made._add(place, {"role": "user", "content": marked})
+        last = messages[-1]
+        if isinstance(last, AssistantMessage):
+            made.is_continued = True
+            if not last.content or not isinstance(last.content[-1], TextBlock):
+                text = f"{place}.content: is the last message, so it must end with a text"
+                raise ApiError(400, text, param=f"{place}.content")
+        return made
+
+    def placed(self, text: str) -> str:
+        """Return the text of an error with the places of messages in the client's request."""
+
+        def own(found: re.Match[str]) -> str:
+            index = int(found[1])
+            return self.places[index] if index < len(self.places) else found[0]
+
+        return _PLACE.sub(own, text)
+
+    def _add_user(self, place: str, message: UserMessage) -> None:
+        for block in message.content:
+            if isinstance(block, ToolResultBlock):
+                self._add(place, _tool_result(block))
+            else:
+                self._add(place, {"role": "user", "content": _parts([block])})
+
+    def _add(self, place: str, message: dict[str, Any]) -> None:
+        last = self.messages[-1] if self.messages else {"role": None}
+        if message["role"] != last["role"] or message["role"] == "tool":
+            self.messages.append(message)
+            self.places.append(place)
+            return
+        for name, more in message.items():
+            if name != "role":
+                last[name] = last[name] + more if name in last else more
+
+
+def _assistant(message: AssistantMessage) -> dict[str, Any]:
+    blocks = message.content
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    made: dict[str, Any] = {"role": "assistant", "content": _parts(texts)}
+    thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    if thinking:
+        made["reasoning_content"] = "".join(thinking)
+    calls = [
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": block.input},
+        }
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    if calls:
+        made["tool_calls"] = calls
+    return made
+
+
+def _tool_result(block: ToolResultBlock) -> dict[str, Any]:
+    parts = _parts(block.content or ())
+    if block.is_error:  # chat templates know of no errors
+        parts.insert(0, _part("Error:"))
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts}
+
+
+def _parts(blocks: Iterable[TextBlock]) -> list[dict[str, str]]:
+    return [_part(block.text) for block in blocks]
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}

@@ -1,0 +1,71 @@
+"""What `thinking` and `output_config.effort` are to the model that is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from client.gateway.errors import ApiError, unsupported
+from client.gateway.schemas.messages import (
+    CountTokensRequest,
+    MessagesRequest,
+    ThinkingDisabled,
+    ThinkingEnabled,
+)
+from client.protocol import Health
+
+_SWITCHES = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+_EFFORTS = ("low", "medium", "high")  # that models are trained on
+_DEFAULT_EFFORT = "high"  # Anthropic's: the same as none
+
+
+def template_variables(body: CountTokensRequest, model: Health) -> dict[str, Any]:
+    """Return the variables of the chat template that a request sets.
+
+    Raises:
+        ApiError: the model cannot do what is asked for.
+    """
+    return {**_thinking(body, model), **_effort(body, model)}
+
+
+def _thinking(body: CountTokensRequest, model: Health) -> dict[str, Any]:
+    thinking = body.thinking
+    if thinking is None:
+        return {}
+    if isinstance(thinking, ThinkingEnabled):
+        if not model.has_reasoning:
+            raise unsupported("thinking.type", "enabled is not supported: the model does not think")
+        if isinstance(body, MessagesRequest):
+            _check_budget(thinking.budget_tokens, body.max_tokens)
+    is_on = not isinstance(thinking, ThinkingDisabled)
+    switch = next((name for name in _SWITCHES if name in model.reasoning_switches), None)
+    if switch is not None:
+        return {switch: is_on}
+    if model.has_reasoning and not is_on:
+        raise unsupported("thinking.type", "disabled is not supported: the model always thinks")
+    return {}
+
+
+def _check_budget(budget_tokens: int, max_tokens: int) -> None:
+    if budget_tokens >= max_tokens:
+        text = f"thinking.budget_tokens: must be less than max_tokens ({max_tokens})"
+        raise ApiError(400, text, param="thinking.budget_tokens")
+    if budget_tokens < max_tokens - 1:
+        raise unsupported(
+            "thinking.budget_tokens",
+            f"a budget below max_tokens - 1 ({max_tokens - 1}) cannot be held; send that, or "
+            "thinking.type adaptive",
+        )
+
+
+def _effort(body: CountTokensRequest, model: Health) -> dict[str, Any]:
+    effort = None if body.output_config is None else body.output_config.effort
+    if effort is None:
+        return {}
+    if _EFFORT not in model.reasoning_switches:
+        if effort == _DEFAULT_EFFORT:
+            return {}
+        raise unsupported("output_config.effort", f"only {_DEFAULT_EFFORT} with this model")
+    if effort not in _EFFORTS:
+        raise unsupported("output_config.effort", f"only {', '.join(_EFFORTS)} with this model")
+    return {_EFFORT: effort}

@@ -1,0 +1,130 @@
+"""Conversation: the items of a response's input as the messages of a chat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from client.gateway.errors import ApiError
+from client.gateway.schemas.response_items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+    Part,
+    ReasoningItem,
+)
+
+_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\]\.function)?")
+
+
+class Conversation:
+    """Messages that are made of items, and where each came from.
+
+    Reasoning, text and calls of one turn become one message. Chat templates know no developer: such
+    messages are the system's. Those with which a conversation begins are one.
+    """
+
+    def __init__(self, *, takes_late_system: bool = True) -> None:
+        """Begin without a message.
+
+        Args:
+            takes_late_system: whether the chat template has a place for system messages that
+                follow others. Else the user says them, marked as the system's.
+        """
+        self._takes_late_system = takes_late_system
+        self._messages: list[dict[str, Any]] = []
+        self._places: list[str] = []  # of the messages
+        self._calls: list[dict[int, str]] = []  # places of their calls
+        self._call_ids: set[str] = set()
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages, as chats have them."""
+        ends = {"content", "tool_calls"}  # a turn may have been cut off while the model reasoned
+        return [each if each.keys() & ends else {**each, "content": ""} for each in self._messages]
+
+    def add_system(self, text: str, place: str) -> None:
+        """Add what the model is told of its task."""
+        self._add_system([_part(text)], place)
+
+    def add(self, items: Sequence[Item], place: str) -> None:
+        """Add items.
+
+        Args:
+            place: name of the field that has them; with `{}` in it, for the index of an item.
+
+        Raises:
+            ApiError: what a function returned is not of a call before it.
+        """
+        for index, item in enumerate(items):
+            self._add_item(item, place.format(index))
+
+    def told(self, error: ApiError) -> ApiError:
+        """Return `error` with the names of items instead of those of messages."""
+        param = error.param and _MESSAGE.sub(self._told, error.param)
+        return replace(error, message=_MESSAGE.sub(self._told, error.message), param=param)
+
+    def _told(self, match: re.Match[str]) -> str:
+        message, call = int(match[1]), match[2]
+        if message >= len(self._places):
+            return match[0]
+        return self._places[message] if call is None else self._calls[message][int(call)]
+
+    def _add_item(self, item: Item, place: str) -> None:
+        if isinstance(item, FunctionCallOutputItem):
+            if item.call_id not in self._call_ids:
+                name = f"{place}.call_id"
+                raise ApiError(400, f"{name}: no call before it has this id", param=name)
+            self._add("tool", place, content=_content(item.output), tool_call_id=item.call_id)
+        elif isinstance(item, MessageItem) and item.role == "user":
+            self._add("user", place, content=_content(item.content))
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            self._add_system(_content(item.content), place)
+        elif isinstance(item, MessageItem):
+            turn = self._turn(place, "content", "tool_calls")
+            turn["content"] = _content(item.content)
+        elif isinstance(item, ReasoningItem):
+            turn = self._turn(place, "reasoning_content", "content", "tool_calls")
+            turn["reasoning_content"] = item.text
+        else:
+            self._add_call(item, place)
+
+    def _add_system(self, content: list[dict[str, str]], place: str) -> None:
+        if len(self._messages) == 1 and self._messages[0]["role"] == "system":
+            self._messages[0]["content"] += content
+        elif self._takes_late_system or not self._messages:
+            self._add("system", place, content=content)
+        else:
+            marked = [_part("<system>"), *content, _part("</system>")]
+            self._add("user", place, content=marked)
+
+    def _add_call(self, item: FunctionCallItem, place: str) -> None:
+        calls = self._turn(place).setdefault("tool_calls", [])
+        function = {"name": item.name, "arguments": item.arguments}
+        self._calls[-1][len(calls)] = place
+        calls.append({"id": item.call_id, "type": "function", "function": function})
+        self._call_ids.add(item.call_id)
+
+    def _turn(self, place: str, *absent: str) -> dict[str, Any]:
+        """Return the model's turn that goes on, if it has none of what must be `absent` yet."""
+        last = self._messages[-1] if self._messages else {}
+        if last.get("role") != "assistant" or any(name in last for name in absent):
+            self._add("assistant", place)
+        return self._messages[-1]
+
+    def _add(self, role: str, place: str, **fields: Any) -> None:
+        self._messages.append({"role": role, **fields})
+        self._places.append(place)
+        self._calls.append({})
+
+
+def _content(content: str | list[Part]) -> list[dict[str, str]]:
+    texts = [content] if isinstance(content, str) else [part.text for part in content]
+    return [_part(text) for text in texts]
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}

@@ -1,0 +1,72 @@
+"""Items of a response's input, as they are kept and listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from client.gateway.errors import ApiError
+from client.gateway.responses.item_writers import new_id
+from client.gateway.schemas.response_items import InputItem, Item, ItemReference, MessageItem
+from client.gateway.schemas.response_request import InputItemsQuery, ResponseRequest
+from client.gateway.schemas.response_resource import ItemList
+
+_ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+}
+
+
+def items_of(body: ResponseRequest) -> list[Item | ItemReference]:
+    """Return the items of a request's input: a text is a message of the user's."""
+    if isinstance(body.input, str):
+        return [MessageItem(role="user", content=body.input)]
+    return body.input
+
+
+def items_in(content: list[dict[str, Any]]) -> list[Item]:
+    """Return items that were listed."""
+    return _ITEMS.validate_python(content)
+
+
+def listed(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Return `items` as answers have them: each with an id, a status and parts of content."""
+    return [_listed(item) for item in items]
+
+
+def page(items: list[dict[str, Any]], query: InputItemsQuery) -> ItemList:
+    """Return the part of a list that is asked for.
+
+    Raises:
+        ApiError: `after` is none of the items.
+    """
+    ordered = items if query.order == "asc" else items[::-1]
+    begin = 0
+    if query.after is not None:
+        ids = [item["id"] for item in ordered]
+        if query.after not in ids:
+            raise ApiError(400, f"after: there is no item {query.after!r}", param="after")
+        begin = ids.index(query.after) + 1
+    found = ordered[begin : begin + query.limit]
+    return ItemList(
+        found,
+        first_id=found[0]["id"] if found else None,
+        last_id=found[-1]["id"] if found else None,
+        has_more=begin + len(found) < len(ordered),
+    )
+
+
+def _listed(item: Item) -> dict[str, Any]:
+    made: dict[str, Any] = {"id": new_id(_PREFIXES[item.type]), "status": "completed"}
+    made |= item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        is_answer = item.role == "assistant"
+        part: dict[str, Any] = {"type": "output_text" if is_answer else "input_text"}
+        part |= {"text": item.content} | ({"annotations": [], "logprobs": []} if is_answer else {})
+        made["content"] = [part]
+    return made

@@ -1,0 +1,56 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from client.errors import TridentClientError
+from client.gateway.answers import REFUSALS, JsonAnswer, documented
+from client.gateway.disconnect import until_disconnected
+from client.gateway.errors import from_client
+from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.messages.call import MessageCall
+from client.gateway.messages.chat import MessagesChat
+from client.gateway.schemas.errors import AnthropicErrorBody
+from client.gateway.schemas.message_events import EVENTS, AnsweredMessage, TokenCount
+from client.gateway.schemas.messages import CountTokensRequest, MessagesRequest
+from client.gateway.sse import EventStream
+
+router = APIRouter(prefix="/v1/messages", tags=["generation"])
+
+
+@router.post(
+    "",
+    response_class=Response,
+    responses=documented(AnsweredMessage, *EVENTS, errors=REFUSALS, error=AnthropicErrorBody),
+)
+async def messages(body: MessagesRequest, request: Request) -> Response:
+    """Return the next message of a conversation, whole or as server-sent events."""
+    gateway = gateway_of(request)
+    call = MessageCall(gateway, body, await MessagesChat.asked(gateway, body))
+    if body.stream:
+        return EventStream(call.events(), is_named=True)
+    return JsonAnswer(await until_disconnected(request.receive, call.answer()))
+
+
+@router.post(
+    "/count_tokens",
+    response_class=Response,
+    responses=documented(TokenCount, errors=REFUSALS, error=AnthropicErrorBody),
+)
+async def count_tokens(
+    body: CountTokensRequest, gateway: Annotated[Gateway, Depends(gateway_of)]
+) -> Response:
+    """Return how many tokens the prompt of a conversation has."""
+    chat = await MessagesChat.asked(gateway, body)
+    try:
+        found = await gateway.pool.tokenize(
+            messages=chat.conversation.messages, chat_parameters=chat.parameters or None
+        )
+    except TridentClientError as error:
+        raise chat.renamed(from_client(error)) from None
+    return JsonAnswer(TokenCount(len(found.token_ids)))

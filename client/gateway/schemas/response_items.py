@@ -1,0 +1,155 @@
+"""`/v1/responses`: the items of a request's `input`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from client.gateway.schemas.sampling import Fields
+from client.gateway.schemas.unions import Key
+
+_Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _Nullable(Fields):
+    """An object in which null is as good as absent, as answers that clients send back have it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: inner for name, inner in value.items() if inner is not None}
+
+
+class InputText(_Nullable):
+    """A text of the client's."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(_Nullable):
+    """A text of an answer; annotations and log-probabilities say nothing to the model."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[dict[str, Any]] = Field(default_factory=list)
+    logprobs: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class Refusal(_Nullable):
+    """What another server's model would not answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return self.refusal
+
+
+# Only messages need not say what they are.
+TYPE = Key("type", lambda item: "message" if "role" in item else None)
+
+
+def _is_list(value: Any) -> str:
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+Part = Annotated[
+    Annotated[InputText, Tag("<input_text>")]
+    | Annotated[OutputText, Tag("<output_text>")]
+    | Annotated[Refusal, Tag("<refusal>")],
+    TYPE.discriminator,
+    TYPE.only("input_text", "output_text", "refusal"),
+]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<list>")], Discriminator(_is_list)
+]
+
+
+class MessageItem(_Nullable):
+    """A message of either side; its `phase` says nothing to the model."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "system", "developer", "assistant"]
+    content: Content
+    id: str | None = None
+    status: _Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(_Nullable):
+    """A call that the model has made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: _Status | None = None
+
+
+class FunctionCallOutputItem(_Nullable):
+    """What a call has returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    id: str | None = None
+    status: _Status | None = None
+
+
+class SummaryText(_Nullable):
+    """A summary of reasoning, by another server."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(_Nullable):
+    """Reasoning itself."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(_Nullable):
+    """Reasoning of the model; if its text is not there, the summary stands for it."""
+
+    type: Literal["reasoning"]
+    summary: list[SummaryText] = Field(default_factory=list)
+    content: list[ReasoningText] = Field(default_factory=list)
+    id: str | None = None
+    status: _Status | None = None
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return "\n".join(part.text for part in self.content or self.summary)
+
+
+class ItemReference(_Nullable):
+    """An item of a response that was stored."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[ItemReference, Tag("<item_reference>")],
+    TYPE.discriminator,
+    TYPE.only("message", "function_call", "function_call_output", "reasoning", "item_reference"),
+]
+Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[InputItem], Tag("<list>")],
+    Discriminator(_is_list),
+]

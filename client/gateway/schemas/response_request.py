@@ -1,0 +1,179 @@
+"""`/v1/responses`: the body of a request."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from client.gateway.schemas.response_items import TYPE, Input
+from client.gateway.schemas.sampling import Fields, RequestFields, told_as
+
+LOGPROBS = "message.output_text.logprobs"
+_Included = Annotated[
+    Literal["message.output_text.logprobs"], told_as(f"only {LOGPROBS} is supported")
+]
+_Word = Annotated[str, Field(max_length=512)]
+
+
+class FunctionTool(Fields):
+    """A function that the model may call. `strict` is off unless it is asked for."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenFunction(Fields):
+    """The function that has to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Fields):
+    """The functions that may be called, or of which one has to be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ChosenFunction]
+
+
+class AnyText(Fields):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class AnyJson(Fields):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonOfSchema(Fields):
+    """JSON of a schema; `name` and `description` are for OpenAI's models."""
+
+    type: Literal["json_schema"]
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+    description: str | None = None
+
+
+TextFormat = Annotated[
+    Annotated[AnyText, Tag("<text>")]
+    | Annotated[AnyJson, Tag("<json_object>")]
+    | Annotated[JsonOfSchema, Tag("<json_schema>")],
+    TYPE.discriminator,
+    TYPE.only("text", "json_object", "json_schema"),
+]
+
+
+class TextConfig(Fields):
+    """What the text is to be like."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[
+        Literal["medium"] | None, told_as("only medium is supported: models have no such control")
+    ] = None
+
+
+class Reasoning(Fields):
+    """How much the model is to think, by a variable of its chat template."""
+
+    effort: str | None = None
+    summary: Annotated[None, told_as("not supported: reasoning comes with its text")] = None
+
+
+class ResponseStreamOptions(Fields):
+    """What a stream has beside its events."""
+
+    include_obfuscation: Annotated[
+        Literal[False] | None, told_as("not supported: events are not padded")
+    ] = None
+
+
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<None>")]
+    | Annotated[
+        Annotated[ChosenFunction, Tag("<function>")]
+        | Annotated[AllowedTools, Tag("<allowed_tools>")],
+        TYPE.discriminator,
+        TYPE.only("function", "allowed_tools"),
+        Tag("<object>"),
+    ],
+    Discriminator(lambda value: "<object>" if isinstance(value, dict | Fields) else "<None>"),
+]
+
+
+class ResponseRequest(RequestFields):
+    """A request for a response."""
+
+    input: Input
+    instructions: str | None = None
+    tools: list[Annotated[FunctionTool, TYPE.only("function")]] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[_Included] | None = None
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], _Word] | None, Field(max_length=16)
+    ] = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    truncation: Annotated[
+        Literal["disabled"] | None, told_as("only disabled is supported: nothing is cut")
+    ] = None
+    background: Annotated[
+        Literal[False] | None, told_as("not supported: a request lives as long as its connection")
+    ] = None
+    service_tier: Literal["auto", "default"] | None = None
+    # vLLM's
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Of the other routes alone.
+    stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
+    n: Annotated[Literal[1] | None, told_as("a response is one answer")] = None
+    response_format: Annotated[None, told_as("is text.format here")] = None
+    prompt_logprobs: Annotated[None, told_as("a response has no place for them")] = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the log-probabilities of the text are asked for."""
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model is to think."""
+        return None if self.reasoning is None else self.reasoning.effort
+
+    @property
+    def text_format(self) -> TextFormat:
+        """What the text has to be."""
+        given = None if self.text is None else self.text.format
+        return AnyText(type="text") if given is None else given
+
+
+class RetrieveQuery(BaseModel):
+    """How to get a stored response."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stream: Annotated[
+        Literal["false"] | None, told_as("not supported: what is stored has ended")
+    ] = None
+
+
+class InputItemsQuery(BaseModel):
+    """Which part of a stored response's input to list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: str | None = None
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"

@@ -1,0 +1,58 @@
+"""Key: the field by which the members of a union are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BeforeValidator, Discriminator
+from pydantic_core import PydanticCustomError
+
+
+@dataclass(frozen=True)
+class Key:
+    """A field of JSON objects, whose value says of which type they are.
+
+        Annotated[
+            Annotated[A, Tag("<a>")] | Annotated[B, Tag("<b>")],
+            KEY.discriminator,
+            KEY.only("a", "b"),
+        ]
+
+    Tags are in angle brackets: they are no part of the name of a field that is wrong.
+
+    Attributes:
+        name: of the field.
+        default: the value of an object that has none.
+    """
+
+    name: str
+    default: Callable[[Mapping[str, Any]], Any] = lambda _: None
+
+    def of(self, value: Any) -> Any:
+        """Return the value that an object or a model has; None if it is neither."""
+        if not isinstance(value, Mapping):
+            return getattr(value, self.name, None)
+        return value.get(self.name) or self.default(value)
+
+    @property
+    def discriminator(self) -> Discriminator:
+        """What tells the members apart."""
+        return Discriminator(lambda value: f"<{self.of(value)}>")
+
+    def only(self, *values: str) -> BeforeValidator:
+        """Return a validator that lets no objects with other values pass."""
+
+        def check(value: Any) -> Any:
+            if (found := self.of(value)) not in values:
+                told = {
+                    "name": self.name,
+                    "found": repr(found)[:40],
+                    "known": ", ".join(values),
+                }
+                text = "{name} {found} is not supported, only {known}"
+                raise PydanticCustomError("unsupported", text, told)
+            return value
+
+        return BeforeValidator(check)
