@@ -80,6 +80,28 @@ def stages(
 
 
 @app.command()
+def gateway(
+    model: Annotated[str, typer.Option(help="Checkpoint folder, hub id, or demo.")] = "demo",
+    streams: Annotated[str, typer.Option(help="Numbers of concurrent requests.")] = "1,16,64,256",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 128,
+    waves: Annotated[int, typer.Option(min=1, help="Waves of requests per round.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of all.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of the gateway.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure tokens per second through the gateway against gRPC to the ensemble.
+
+    Starts a server with its gateway, and sends both the same kind of requests in turns.
+    """
+    from client.bench.gateway.benchmark import run
+    from client.bench.workload import Workload
+
+    workload = Workload(_numbers(streams), prompt_tokens, max_tokens, waves, rounds)
+    run(model, workload, Console(), workers=workers, json_file=json)
+
+
+@app.command()
 def compare(
     peer: Annotated[
         list[str] | None,

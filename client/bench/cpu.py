@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 CLIENT = "client"
+GATEWAY = "gateway"
 OTHERS = "all else on these cores"
 STOLEN = "taken by the host"
 _STUB = "triton_python_backend_stub"
@@ -23,9 +24,9 @@ class CpuMeter:
     separate. The resolution is that of the kernel's counters, usually 10 ms.
     """
 
-    def __init__(self, server_pid: int, *, client: int | None = None) -> None:
-        """Measure the server of that pid, and as the client this process, or another one."""
-        self._server = psutil.Process(server_pid)
+    def __init__(self, *servers: int, client: int | None = None) -> None:
+        """Measure the servers of these pids, and as the client this process, or another one."""
+        self._servers = [psutil.Process(pid) for pid in servers]
         self._client = psutil.Process(client)
         self._before: dict[str, float] = {}
 
@@ -44,10 +45,12 @@ class CpuMeter:
     def _now(self) -> dict[str, float]:
         """Return the counters; `OTHERS` still includes all programs."""
         seconds: dict[str, float] = defaultdict(float)
-        for process in [self._server, *self._server.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                used = process.cpu_times()
-                seconds[process_name(process.name(), process.cmdline())] += used.user + used.system
+        for server in self._servers:
+            for process in [server, *server.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    used = process.cpu_times()
+                    name = process_name(process.name(), process.cmdline())
+                    seconds[name] += used.user + used.system
         own = self._client.cpu_times()
         seconds[CLIENT] += own.user + own.system
         cores = os.sched_getaffinity(0)
@@ -67,4 +70,6 @@ def process_name(name: str, command: list[str]) -> str:
         return f"{Path(command[1]).parents[1].name} stub"
     if "engine.service.process" in command:
         return "engine process"
+    if "client.gateway.worker" in command or command[2:4] == ["client.cli", "gateway"]:
+        return GATEWAY
     return name

@@ -7,11 +7,11 @@ bytes of the answers.
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
 
+from client.bench.buffered_socket import BufferedSocket
 from client.bench.errors import BenchError
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -21,10 +21,9 @@ _HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW_SIZE = 1, 2, 4
 _DEFAULT_WINDOW = 65_535
 _LARGEST_WINDOW = 2**31 - 1  # of all that is received: no updates are sent
 _MAX_FRAME = 16_384
-_READ = 2**18
 
 
-class Http2Connection:
+class Http2Connection(BufferedSocket):
     """One connection, non-blocking.
 
     Streams are numbered from 0, in the order of `send`.
@@ -32,9 +31,7 @@ class Http2Connection:
 
     def __init__(self, host: str, port: int, path: str) -> None:
         """Connect; every stream calls the gRPC method `path`."""
-        self.socket = socket.create_connection((host, port))
-        self.socket.setblocking(False)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().__init__(host, port)
         authority = f"{host}:{port}".encode()
         self._headers = b"".join(
             [
@@ -54,9 +51,8 @@ class Http2Connection:
         settings.append((_INITIAL_WINDOW_SIZE, _LARGEST_WINDOW))
         content = b"".join(struct.pack(">HI", *each) for each in settings)
         update = struct.pack(">I", _LARGEST_WINDOW - _DEFAULT_WINDOW)
-        self._outgoing = bytearray(
-            _PREFACE + _frame(_SETTINGS, 0, 0, content) + _frame(_WINDOW_UPDATE, 0, 0, update)
-        )
+        self._outgoing += _PREFACE
+        self._outgoing += _frame(_SETTINGS, 0, 0, content) + _frame(_WINDOW_UPDATE, 0, 0, update)
 
     def send(self, message: bytes) -> int:
         """Queue a stream with one message, held open for the answers; return its number.
@@ -72,18 +68,6 @@ class Http2Connection:
         self._open_streams()
         return len(self._messages) - 1
 
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether `write` has something to do."""
-        return bool(self._outgoing)
-
-    def write(self) -> None:
-        """Write what fits into the socket's buffer."""
-        try:
-            del self._outgoing[: self.socket.send(self._outgoing)]
-        except BlockingIOError:
-            return
-
     def read(self) -> Iterator[tuple[int, bytes]]:
         """Yield the answers that have arrived: the number of the stream, and the message.
 
@@ -92,9 +76,8 @@ class Http2Connection:
         Raises:
             BenchError: the server has closed the connection.
         """
-        try:
-            data = self.socket.recv(_READ)
-        except BlockingIOError:
+        data = self._receive()
+        if data is None:
             return
         if not data:
             raise BenchError("the server closed the connection")
@@ -117,10 +100,6 @@ class Http2Connection:
             if ends or kind == _RST_STREAM:
                 yield stream // 2, b""
         del received[:start]
-
-    def close(self) -> None:
-        """Close the connection: the server cancels the streams."""
-        self.socket.close()
 
     def _answers(self, number: int, content: bytes) -> Iterator[tuple[int, bytes]]:
         message = self._messages[number]

@@ -68,14 +68,14 @@ def row(streams: int, rounds: Sequence[Round]) -> Row:
         streams=streams,
         engine=Spread.of([wave.tokens_per_second for wave in engine]),
         ensemble=Spread.of([wave.tokens_per_second for wave in ensemble]),
-        ratio=Spread.of([_throughput(each.ensemble) / _throughput(each.engine) for each in rounds]),
+        ratio=Spread.of([throughput(each.ensemble) / throughput(each.engine) for each in rounds]),
         ttft=p50_p99([ttft for wave in ensemble for ttft in wave.ttfts]),
         gap=p50_p99([gap for wave in ensemble for gap in wave.gaps]),
         tokens_per_response=(
             sum(wave.num_tokens for wave in ensemble) / sum(wave.num_responses for wave in ensemble)
         ),
-        engine_cpu=_cpu_per_1000_tokens(engine),
-        ensemble_cpu=_cpu_per_1000_tokens(ensemble),
+        engine_cpu=cpu_per_1000_tokens(engine),
+        ensemble_cpu=cpu_per_1000_tokens(ensemble),
     )
 
 
@@ -142,7 +142,8 @@ def as_json(rows: Sequence[Row], rounds: dict[int, list[Round]]) -> dict[str, ob
     }
 
 
-def _throughput(waves: Sequence[Wave]) -> float:
+def throughput(waves: Sequence[Wave]) -> float:
+    """Return the median of the tokens per second."""
     return median(wave.tokens_per_second for wave in waves)
 
 
@@ -151,7 +152,8 @@ def p50_p99(values: Sequence[float]) -> tuple[float, float]:
     return percentile(values, 50), percentile(values, 99)
 
 
-def _cpu_per_1000_tokens(waves: Sequence[Wave]) -> dict[str, float]:
+def cpu_per_1000_tokens(waves: Sequence[Wave]) -> dict[str, float]:
+    """Return CPU seconds per 1000 output tokens, by process."""
     thousands = sum(wave.num_tokens for wave in waves) / 1000
     names = dict.fromkeys(name for wave in waves for name in wave.cpu_seconds)
     return {

@@ -55,6 +55,24 @@ def test_stages(tmp_path: Path) -> None:
     assert "CPU seconds per 1000 output tokens" in output
 
 
+def test_gateway(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    shape = ["--streams=1,4", "--prompt-tokens=20", "--max-tokens=12", "--waves=1", "--rounds=1"]
+    output = _trident("gateway", *shape, f"--json={file}")
+    figures = json.loads(file.read_text())
+    assert [row["streams"] for row in figures["summary"]] == [1, 4]
+    for row in figures["summary"]:
+        assert row["ratio"]["median"] > 0
+        assert row["gateway_ttft"] > 0
+        assert row["grpc_ttft"] > 0
+        (measured,) = figures["rounds"][str(row["streams"])]
+        for side in ("grpc", "gateway"):
+            (wave,) = measured[side]
+            assert wave["num_tokens"] == 12 * row["streams"]
+            assert set(wave["cpu_seconds"]) >= STAGES | {"client", "gateway"}
+    assert "through the gateway" in output
+
+
 def test_stages_at_a_set_rate(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     output = _trident(
