@@ -11,13 +11,12 @@ from client.aio_transport import AsyncTransport
 from client.connection import CONNECT_TIMEOUT_S, SSLOptions, connection
 from client.errors import InvalidRequestError, TridentClientError
 from client.protocol import (
-    ChatParameters,
     Chunk,
     Completion,
     Health,
-    Message,
     Prompt,
-    SamplingOptions,
+    RequestOptions,
+    TokenizeOptions,
     Tokens,
 )
 from client.request import ENSEMBLE
@@ -53,79 +52,37 @@ class AsyncTridentClient:
         self._transport = AsyncTransport(self._session)
 
     async def generate(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        chat_parameters: ChatParameters | None = None,
-        timeout: float | Timeout | None = None,
-        priority: int = 0,
-        request_id: str = "",
-        **sampling: Unpack[SamplingOptions],
+        self, prompt: Prompt | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
         """Complete a prompt or answer messages; as `TridentClient.generate`.
 
         Cancelling the task cancels the request on the server.
         """
         collector = Collector()
-        stream = self.stream(
-            prompt,
-            messages=messages,
-            chat_parameters=chat_parameters,
-            timeout=timeout,
-            priority=priority,
-            request_id=request_id,
-            **sampling,
-        )
+        stream = self.stream(prompt, **options)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 collector.add(chunk)
         return collector.completion()
 
     def stream(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        chat_parameters: ChatParameters | None = None,
-        timeout: float | Timeout | None = None,
-        priority: int = 0,
-        request_id: str = "",
-        **sampling: Unpack[SamplingOptions],
+        self, prompt: Prompt | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the answer piece by piece; as `TridentClient.stream`.
 
         Leaving the loop early cancels the request as soon as the event loop runs again; inside
         `contextlib.aclosing` it has been cancelled when the block ends.
         """
-        return self._transport.run(
-            self._session.completion(
-                prompt,
-                messages,
-                sampling,
-                chat_parameters=chat_parameters,
-                timeout=timeout,
-                priority=priority,
-                request_id=request_id,
-            )
-        )
+        return self._transport.run(self._session.completion(prompt, **options))
 
     async def cancel(self, request_id: str, timeout: float | None = 5.0) -> None:
         """End the requests of that id; as `TridentClient.cancel`."""
         async for _ in self._transport.run(self._session.stop(request_id, timeout)):
             pass
 
-    async def tokenize(
-        self,
-        text: str | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        chat_parameters: ChatParameters | None = None,
-        add_special_tokens: bool | None = None,
-        timeout: float | None = None,
-    ) -> Tokens:
+    async def tokenize(self, text: str | None = None, **options: Unpack[TokenizeOptions]) -> Tokens:
         """Return the tokens of a text or of messages; as `TridentClient.tokenize`."""
-        asked = self._session.tokenize(text, messages, chat_parameters, add_special_tokens, timeout)
+        asked = self._session.tokenize(text, **options)
         return only([answer async for answer in self._transport.run(asked)])
 
     async def detokenize(self, token_ids: Sequence[int], timeout: float | None = None) -> str:

@@ -215,9 +215,10 @@ async def _next(replies: AsyncIterator[T], exchange: Exchange[Any]) -> T | None:
     Raises:
         ReadTimeoutError: it did not come in time.
     """
-    limit = None if exchange.read_timeout == math.inf else exchange.read_timeout
+    if exchange.read_timeout == math.inf:
+        return await anext(replies, None)
     try:
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(exchange.read_timeout):
             return await anext(replies, None)
     except TimeoutError:
         raise exchange.silent() from None

@@ -10,13 +10,12 @@ from typing import Self, Unpack
 from client.connection import CONNECT_TIMEOUT_S, SSLOptions, connection
 from client.errors import InvalidRequestError, TridentClientError
 from client.protocol import (
-    ChatParameters,
     Chunk,
     Completion,
     Health,
-    Message,
     Prompt,
-    SamplingOptions,
+    RequestOptions,
+    TokenizeOptions,
     Tokens,
 )
 from client.request import ENSEMBLE
@@ -67,15 +66,7 @@ class TridentClient:
         self._transport = Transport(self._session)
 
     def generate(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        chat_parameters: ChatParameters | None = None,
-        timeout: float | Timeout | None = None,
-        priority: int = 0,
-        request_id: str = "",
-        **sampling: Unpack[SamplingOptions],
+        self, prompt: Prompt | None = None, **options: Unpack[RequestOptions]
     ) -> Completion:
         """Complete a prompt, or answer chat messages, and return the whole.
 
@@ -88,53 +79,27 @@ class TridentClient:
             priority: smaller runs earlier, on a server with `scheduling_policy` priority.
             request_id: what the server calls it, and `cancel`. It must be unique: a request that
                 is given up ends all requests of its id.
-            **sampling: see `SamplingOptions`.
+            **options: more in `SamplingOptions`.
 
         Raises:
             TridentClientError: see `client.errors`.
         """
         collector = Collector()
-        stream = self.stream(
-            prompt,
-            messages=messages,
-            chat_parameters=chat_parameters,
-            timeout=timeout,
-            priority=priority,
-            request_id=request_id,
-            **sampling,
-        )
+        stream = self.stream(prompt, **options)
         with closing(stream) as chunks:
             for chunk in chunks:
                 collector.add(chunk)
         return collector.completion()
 
     def stream(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        chat_parameters: ChatParameters | None = None,
-        timeout: float | Timeout | None = None,
-        priority: int = 0,
-        request_id: str = "",
-        **sampling: Unpack[SamplingOptions],
+        self, prompt: Prompt | None = None, **options: Unpack[RequestOptions]
     ) -> Generator[Chunk, None, None]:
         """Yield the answer piece by piece; the arguments are those of `generate`.
 
         The request is sent when the first piece is asked for. Leaving the loop early, or closing
         the generator, cancels it on the server.
         """
-        return self._transport.run(
-            self._session.completion(
-                prompt,
-                messages,
-                sampling,
-                chat_parameters=chat_parameters,
-                timeout=timeout,
-                priority=priority,
-                request_id=request_id,
-            )
-        )
+        return self._transport.run(self._session.completion(prompt, **options))
 
     def cancel(self, request_id: str, timeout: float | None = 5.0) -> None:
         """End all requests of that id, those of other clients too; an unknown id is no error.
@@ -143,15 +108,7 @@ class TridentClient:
         """
         list(self._transport.run(self._session.stop(request_id, timeout)))
 
-    def tokenize(
-        self,
-        text: str | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        chat_parameters: ChatParameters | None = None,
-        add_special_tokens: bool | None = None,
-        timeout: float | None = None,
-    ) -> Tokens:
+    def tokenize(self, text: str | None = None, **options: Unpack[TokenizeOptions]) -> Tokens:
         """Return the tokens of a text or of messages, which may be too long for the model.
 
         Args:
@@ -165,15 +122,7 @@ class TridentClient:
             InvalidRequestError: it is wrong, or much too long.
             TridentClientError: anything else.
         """
-        return only(
-            list(
-                self._transport.run(
-                    self._session.tokenize(
-                        text, messages, chat_parameters, add_special_tokens, timeout
-                    )
-                )
-            )
-        )
+        return only(list(self._transport.run(self._session.tokenize(text, **options))))
 
     def detokenize(self, token_ids: Sequence[int], timeout: float | None = None) -> str:
         """Return the text of tokens, special ones included; errors as in `tokenize`."""

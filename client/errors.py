@@ -76,10 +76,23 @@ _BY_STATUS: Mapping[str, type[TridentClientError]] = {
     "UNAUTHENTICATED": AccessDeniedError,
     "PERMISSION_DENIED": AccessDeniedError,
 }
+# Codes and types of OpenAI's errors. Another try soon is no use if the key's limit is reached.
+_BY_OPENAI: Mapping[str, type[TridentClientError]] = {
+    "queue_full": QueueFullError,
+    "unavailable": UnavailableError,
+    "unsupported": UnsupportedRequestError,
+    "invalid_request_error": InvalidRequestError,
+    "authentication_error": AccessDeniedError,
+    "timeout_error": RequestTimeoutError,
+    "rate_limit_error": TridentClientError,
+}
 # "Maximum queue size of ... reached" is the engine's, which other servers' clients expect; "Exceeds
 # maximum queue size" is Triton's, for a model with a queue limit of its own.
 _QUEUE_FULL = r"[Mm]aximum queue size"
 
+
+# A field as Trident names it: `n`, `messages[0].role`, `messages[0]["a b"]`.
+PLACE = r'(?:[A-Za-z_][\w-]*|\["(?:[^"\\]|\\.)*"\])(?:\.[\w-]+|\[\d+\]|\["(?:[^"\\]|\\.)*"\])*'
 
 # An error inside a stream comes without its code, and the header `triton_grpc_error` that would
 # bring it makes tritonserver 24.10 abort; so the text has to tell. The first match counts.
@@ -87,7 +100,8 @@ _BY_TEXT: Sequence[tuple[str, type[TridentClientError]]] = (
     (_QUEUE_FULL, QueueFullError),
     (r"^the engine process", UnavailableError),  # whatever else the reason names
     (r"\bsupported\b", UnsupportedRequestError),
-    (r"^[a-z_][\w.,\[\] ]*: ", InvalidRequestError),  # Trident begins with the field's name
+    (rf"^{PLACE}(, {PLACE})*: ", InvalidRequestError),  # Trident begins with the field's name
+    (r"^(the )?request (id|parameters)\b", InvalidRequestError),
     (r"unknown model|^unexpected |^inference input|but expect", InvalidRequestError),  # Triton
     (r"was cancelled", RequestCancelledError),
     (r"unavailable|not ready", UnavailableError),
@@ -109,6 +123,13 @@ def from_status(status: str, message: str) -> TridentClientError:
         if status == known and re.search(pattern, message):
             return kind(message)
     return _BY_STATUS.get(status, ServerError)(message or status)
+
+
+def from_openai(error: Mapping[str, object]) -> TridentClientError:
+    """Return the error for the object `error` in a gateway's answer, which is in OpenAI's form."""
+    kinds = (_BY_OPENAI.get(str(error.get(name))) for name in ("code", "type"))
+    kind = next((kind for kind in kinds if kind is not None), ServerError)
+    return kind(str(error["message"]))
 
 
 def from_connection(message: str, url: str) -> TridentClientError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 import msgspec
+
+from client.timeouts import Timeout
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -49,6 +51,7 @@ class SamplingOptions(TypedDict, total=False):
     structured_outputs: Mapping[str, Any] | None
     response_format: Mapping[str, Any] | None
     cache_salt: str
+    tenant: str
     echo: bool
 
 
@@ -63,6 +66,25 @@ class ChatParameters(TypedDict, total=False):
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 Prompt = str | list[int] | tuple[int, ...]  # text, or token ids
+
+
+class RequestOptions(SamplingOptions, total=False):
+    """What a request may have beside its prompt; see `TridentClient.generate`."""
+
+    messages: Sequence[Message] | None
+    chat_parameters: ChatParameters | None
+    timeout: float | Timeout | None
+    priority: int
+    request_id: str
+
+
+class TokenizeOptions(TypedDict, total=False):
+    """What may be tokenized instead of a text, and how; see `TridentClient.tokenize`."""
+
+    messages: Sequence[Message] | None
+    chat_parameters: ChatParameters | None
+    add_special_tokens: bool | None
+    timeout: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +125,14 @@ class Section(msgspec.Struct, frozen=True):
         index: of the section in the sequence, from 0; the same in all its parts.
         text: without the tags of the model.
         tag: what opened it, in its first part: an end tag, its own start tag or a header.
+        num_tokens: of text and tag.
     """
 
     type: str
     index: int
     text: str
     tag: str = ""
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +143,8 @@ class Chunk:
         text: what follows the text of the earlier chunks; may be empty.
         index: which of the request's `n` sequences.
         finish_reason: `stop`, `length` or `abort` on the sequence's last chunk, else None.
+        stop_reason: the stop string or stop token that ended the sequence, on its last chunk; None
+            unless the option `stop` is given.
         num_output_tokens: tokens in this chunk.
         num_input_tokens: tokens of the prompt.
         num_cached_tokens: those of them that were in the prefix cache; on the last chunk.
@@ -138,6 +164,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     sections: tuple[Section, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +177,7 @@ class CompletionOutput:
     num_output_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     sections: tuple[Section, ...] | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +242,12 @@ class Health:
         num_in_flight: requests that have been accepted and are not finished.
         tool_call_parser: the form in which the model calls tools, by the name of vLLM's parser;
             `none` if it is not known.
+        has_reasoning: whether an answer may begin with reasoning.
+        reasoning_switches: variables of the chat template that control it: of `enable_thinking`,
+            `thinking` and `reasoning_effort`.
+        takes_late_system: whether that has a place for system messages that follow others.
+        do_sample: whether tokens are drawn if a request does not say; else decoding is greedy.
+        sampling_defaults: sampling parameters that the checkpoint gives for that.
     """
 
     state: str
@@ -221,6 +255,11 @@ class Health:
     num_restarts: int = 0
     num_in_flight: int = 0
     tool_call_parser: str = "none"
+    has_reasoning: bool = False
+    reasoning_switches: tuple[str, ...] = ()
+    takes_late_system: bool = False
+    do_sample: bool = False
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:

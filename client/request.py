@@ -18,7 +18,8 @@ ENSEMBLE = "ensemble"
 ENGINE = "engine"
 TOKENIZER = "tokenizer"
 
-# All that `client.response` reads; a response has those of them that the request has asked for.
+# What `client.response` reads; a response has those of them that the request has asked for. Of
+# requests with stop strings it reads `stop_reason` too.
 COMPLETION_OUTPUTS = (
     "text_output",
     "finish_reason",
@@ -119,15 +120,17 @@ def completion(
         "return_num_output_tokens": True,
         "return_num_cached_tokens": True,
     }
+    outputs: tuple[str, ...] = COMPLETION_OUTPUTS
+    if sampling.get("stop"):
+        flags["return_stop_reason"] = True
+        outputs += ("stop_reason",)
     tensors = (
         _string("sampling_parameters", _json("sampling options", sampling)),
         *asked,
         *(_boolean(name, value) for name, value in flags.items()),
         *([_int32("priority", priority)] if priority else []),
     )
-    return Request(
-        model, tensors, _checked_id(request_id), has_deadline=True, outputs=COMPLETION_OUTPUTS
-    )
+    return Request(model, tensors, _checked_id(request_id), has_deadline=True, outputs=outputs)
 
 
 def stop(request_id: str, model: str = ENSEMBLE) -> Request:

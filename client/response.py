@@ -39,6 +39,7 @@ class _Entry(msgspec.Struct):
 
 # At each position the chosen token comes first.
 _LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry]])
+_STOP_REASON = msgspec.json.Decoder(str | int | None)
 _SECTIONS = msgspec.json.Decoder(tuple[Section, ...])
 _PROMPT_LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry] | None])
 
@@ -66,6 +67,7 @@ def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
             ("num_cached_tokens", 0),
             ("logprobs", None),
             ("sections", None),
+            ("stop_reason", None),
         )
     ]
     num_input_tokens = (tensors.get("num_input_tokens") or (0,))[0]
@@ -73,7 +75,7 @@ def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
         _positions(_PROMPT_LOGPROBS.decode(content)[1:])
         for content in tensors.get("prompt_logprobs", ())
     ]
-    for text, index, reason, num_tokens, num_cached, logprobs, sections in zip(
+    for text, index, reason, num_tokens, num_cached, logprobs, sections, stop_reason in zip(
         texts, *columns, strict=True
     ):
         yield Chunk(
@@ -86,6 +88,7 @@ def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
             logprobs=None if logprobs is None else _positions(_LOGPROBS.decode(logprobs)),
             sections=None if sections is None else _SECTIONS.decode(sections),
             prompt_logprobs=prompt.pop() if prompt else None,
+            stop_reason=None if stop_reason is None else _STOP_REASON.decode(stop_reason),
         )
 
 
@@ -168,6 +171,7 @@ class Collector:
                 num_output_tokens=sum(chunk.num_output_tokens for chunk in chunks),
                 logprobs=_joined(chunks),
                 sections=_joined_sections(chunks),
+                stop_reason=chunks[-1].stop_reason,
             )
             for index, chunks in sorted(self._chunks.items())
         )
@@ -195,7 +199,11 @@ def _joined_sections(chunks: Sequence[Chunk]) -> tuple[Section, ...] | None:
     parts = [part for chunk in chunks for part in chunk.sections or ()]
     sections = (list(same) for _, same in groupby(parts, attrgetter("index")))
     return tuple(
-        msgspec.structs.replace(same[0], text="".join(part.text for part in same))
+        msgspec.structs.replace(
+            same[0],
+            text="".join(part.text for part in same),
+            num_tokens=sum(part.num_tokens for part in same),
+        )
         for same in sections
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -46,13 +46,13 @@ class Session:
     def completion(
         self,
         prompt: Prompt | None,
-        messages: Sequence[Message] | None,
-        sampling: Mapping[str, Any],
         *,
+        messages: Sequence[Message] | None = None,
         chat_parameters: ChatParameters | None = None,
-        timeout: float | Timeout | None,
-        priority: int,
-        request_id: str,
+        timeout: float | Timeout | None = None,
+        priority: int = 0,
+        request_id: str = "",
+        **sampling: Any,
     ) -> Exchange[Chunk]:
         """Return the exchange that completes a prompt or answers messages.
 
@@ -109,10 +109,11 @@ class Session:
     def tokenize(
         self,
         text: str | None,
-        messages: Sequence[Message] | None,
-        chat_parameters: ChatParameters | None,
-        add_special_tokens: bool | None,
-        timeout: float | None,
+        *,
+        messages: Sequence[Message] | None = None,
+        chat_parameters: ChatParameters | None = None,
+        add_special_tokens: bool | None = None,
+        timeout: float | None = None,
     ) -> Exchange[Tokens]:
         """Return the exchange that asks for the tokens of a text or of messages.
 

@@ -1,27 +1,36 @@
 """Prints a streamed answer to the terminal, and measures it."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
+from client.gateway.tool_calls import AnswerStream, ContentDelta, ReasoningDelta
 from client.protocol import Chunk
 
 # C0 and C1 control characters but newline and tab: what a model writes must not steer the terminal.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+_Part = ContentDelta | ReasoningDelta
 
 
 @dataclass
 class Answer:
     """One streamed answer, printed while it comes.
 
+    A terminal shows the reasoning too, dimmed; into a file goes the answer alone.
+
     Attributes:
-        text: what has come so far.
-        num_tokens: tokens in it.
+        text: what has come so far, without the reasoning.
+        reasoning: what has come of that.
+        num_tokens: tokens in both.
     """
 
     text: str = ""
+    reasoning: str = ""
     num_tokens: int = 0
     _started: float = field(default_factory=time.perf_counter)
     _first: float | None = None
@@ -29,18 +38,40 @@ class Answer:
     def print(self, chunks: Iterable[Chunk], console: Console) -> None:
         """Print `chunks` until they end; a line break follows whatever happens."""
         try:
-            for chunk in chunks:
-                if self._first is None:
-                    self._first = time.perf_counter()
-                # What a model writes must not steer the terminal; a file gets it as it is.
-                shown = chunk.text.translate(_CONTROLS) if console.is_terminal else chunk.text
+            for part in self._parts(chunks):
+                if isinstance(part, ReasoningDelta):
+                    if console.is_terminal:
+                        text = Text(part.text.translate(_CONTROLS), "dim")
+                        console.print(text, end="", soft_wrap=True)
+                    self.reasoning += part.text
+                    continue
+                if self.reasoning and not self.text and console.is_terminal:
+                    console.file.write("\n\n")
+                shown = part.text.translate(_CONTROLS) if console.is_terminal else part.text
                 console.file.write(shown)
                 console.file.flush()
-                self.text += chunk.text
-                self.num_tokens += chunk.num_output_tokens
+                self.text += part.text
         finally:
             console.file.write("\n")
             console.file.flush()
+
+    def message(self) -> dict[str, Any]:
+        """Return it as a message of the chat."""
+        reasoning = {"reasoning_content": self.reasoning} if self.reasoning else {}
+        return {"role": "assistant", "content": self.text, **reasoning}
+
+    def _parts(self, chunks: Iterable[Chunk]) -> Iterator[_Part]:
+        stream = AnswerStream()
+        for chunk in chunks:
+            if self._first is None:
+                self._first = time.perf_counter()
+            self.num_tokens += chunk.num_output_tokens
+            if chunk.sections is None:
+                yield ContentDelta(chunk.text)
+                continue
+            for part in stream.add(chunk.sections, chunk.finish_reason).parts:
+                if isinstance(part, _Part):
+                    yield part
 
     @property
     def figures(self) -> str:

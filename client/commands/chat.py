@@ -7,12 +7,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from client.client import TridentClient
 from client.commands.answer import Answer
-from client.commands.connection_options import connected
+from client.commands.connection_options import connect, with_options
 from client.commands.sampling_options import MaxTokens, System, Temperature, sampling_options
 from client.errors import TridentClientError
-from client.protocol import Message, SamplingOptions
+from client.front import Front, Question
+from client.protocol import Message
 
 _HELP = "Ctrl-C stops an answer, /reset starts over, /exit or Ctrl-D ends."
 
@@ -20,9 +20,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-@connected
+@with_options(connect)
 def command(
-    client: TridentClient,
+    client: Front,
     system: System = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -45,11 +45,11 @@ class Chat:
 
     def __init__(
         self,
-        client: TridentClient,
+        client: Front,
         console: Console,
         *,
         system: str = "",
-        sampling: SamplingOptions,
+        sampling: Question,
         read: Callable[[str], str] = input,
     ) -> None:
         self._client = client
@@ -87,7 +87,8 @@ class Chat:
     def _answer(self, question: str) -> None:
         messages = [*self._messages, {"role": "user", "content": question}]
         answer = Answer()
-        chunks = self._client.stream(messages=messages, **self._sampling)
+        asked: Question = {**self._sampling, "messages": messages, "return_sections": True}
+        chunks = self._client.stream(**asked)
         try:
             with contextlib.closing(chunks):
                 answer.print(chunks, self._console)
@@ -98,8 +99,8 @@ class Chat:
             return  # the question did not happen
         else:
             self._note(answer.figures)
-        if answer.text:
-            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if answer.text or answer.reasoning:
+            self._messages = [*messages, answer.message()]
 
     def _note(self, text: str) -> None:
         self._console.print(f"[dim]{escape(text)}[/]", highlight=False)

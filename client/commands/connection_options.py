@@ -1,20 +1,40 @@
-"""Options of `trident run`, `chat` and `health`: the server's address, TLS, headers."""
+"""Options of the commands that speak with servers: their address, TLS, headers."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
 from client.client import TridentClient
 from client.connection import SSLOptions
 from client.errors import ConfigurationError
+from client.front import Front
+from client.gateway_client import GatewayClient
+from client.http_connection import is_http
 from client.request import ENSEMBLE
+
+T = TypeVar("T")
 
 Url = Annotated[
     str,
-    typer.Option("--url", envvar="TRIDENT_URL", help="gRPC address of the server, host:port."),
+    typer.Option(
+        "--url",
+        envvar="TRIDENT_URL",
+        help="host:port of a server's gRPC, or http://host:port of a gateway.",
+    ),
+]
+APIKey = Annotated[
+    str,
+    typer.Option(
+        "--api-key",
+        envvar="TRIDENT_API_KEY",
+        help="Key for a gateway, or several of which the first is used.",
+        show_default=False,
+    ),
 ]
 ServedName = Annotated[
     str,
@@ -54,8 +74,22 @@ Header = Annotated[
 ]
 
 
-def connect(
-    url: Url = "localhost:8001",
+@dataclass(frozen=True)
+class Access:
+    """How servers are spoken to.
+
+    Attributes:
+        model: the name under which they serve the model.
+        ssl: TLS with them.
+        headers: sent with each call.
+    """
+
+    model: str
+    ssl: bool | SSLOptions
+    headers: Mapping[str, str]
+
+
+def access(
     served_model_name: ServedName = ENSEMBLE,
     tls: TLS = False,
     tls_ca: TLSAuthorities = None,
@@ -63,48 +97,64 @@ def connect(
     tls_key: TLSKey = None,
     tls_name: TLSName = None,
     header: Header = None,
-) -> TridentClient:
-    """Return a client of the server that the options name.
+) -> Access:
+    """Return what the options say; one of those of TLS implies it.
 
     Raises:
         ConfigurationError: an option is wrong.
     """
-    ssl = ssl_options(tls, tls_ca, tls_cert, tls_key, tls_name)
-    headers = dict(header_pairs(header or ()))
-    return TridentClient(url, model=served_model_name, ssl=ssl, headers=headers)
+    ssl = SSLOptions(tls_ca, tls_key, tls_cert, tls_name)
+    headers = dict(_header_pairs(header or ()))
+    return Access(served_model_name, ssl if tls or ssl != SSLOptions() else False, headers)
 
 
-def ssl_options(
-    tls: bool, ca: Path | None, cert: Path | None, key: Path | None, name: str | None
-) -> bool | SSLOptions:
-    """Return what the options of TLS say; one of them implies it."""
-    given = SSLOptions(ca, key, cert, name)
-    return given if tls or given != SSLOptions() else False
+def with_options(make: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Give a function, whose first parameter is what `make` returns, the options of `make`.
 
-
-def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose first parameter is a `TridentClient`, the options of `connect`.
-
-    The client is closed when the command ends.
+    What `make` returns is closed when the function ends, if it can be.
     """
-    options = inspect.signature(connect).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
+    options = inspect.signature(make).parameters
 
-    def run(**arguments: Any) -> None:
-        with connect(**{name: arguments.pop(name) for name in options}) as client:
-            command(client, **arguments)
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        own = list(inspect.signature(function).parameters.values())[1:]
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    parameters = [
-        p.replace(kind=p.KEYWORD_ONLY) if p.default is not p.empty else p
-        for p in [*own, *options.values()]
-    ]
-    cast(Any, run).__signature__ = inspect.Signature(parameters)
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+        def run(**arguments: Any) -> T:
+            made = make(**{name: arguments.pop(name) for name in options})
+            closed = made if isinstance(made, AbstractContextManager) else nullcontext(made)
+            with closed as first:
+                return function(first, **arguments)
+
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        parameters = [
+            p.replace(kind=p.KEYWORD_ONLY) if p.default is not p.empty else p
+            for p in [*own, *options.values()]
+        ]
+        cast(Any, run).__signature__ = inspect.Signature(parameters)
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
 
 
-def header_pairs(headers: Iterable[str]) -> Iterable[tuple[str, str]]:
+@with_options(access)
+def connect(given: Access, url: Url = "localhost:8001", api_key: APIKey = "") -> Front:
+    """Return a client of the server or the gateway that the options name.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+    if is_http(url):
+        return GatewayClient(
+            url,
+            model=None if given.model == ENSEMBLE else given.model,
+            api_key=next(iter(api_key.split()), ""),
+            ssl=given.ssl,
+            headers=given.headers,
+        )
+    return TridentClient(url, model=given.model, ssl=given.ssl, headers=given.headers)
+
+
+def _header_pairs(headers: Iterable[str]) -> Iterable[tuple[str, str]]:
     """Yield name and value of each `NAME=VALUE`.
 
     Raises:

@@ -5,28 +5,20 @@ from typing import Annotated
 
 import typer
 
-from client.commands.connection_options import (
-    TLS,
-    Header,
-    ServedName,
-    TLSAuthorities,
-    TLSCertificate,
-    TLSKey,
-    TLSName,
-    header_pairs,
-    ssl_options,
-)
+from client.commands.connection_options import Access, access, with_options
 from client.gateway.routing.balance import Balance
+from client.gateway.security.tenants import read_tenants
 from client.gateway.server import serve
 from client.gateway.settings import DEFAULT_PORT, GatewaySettings
-from client.request import ENSEMBLE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _BALANCE = Balance()
 
 
 @app.command()
+@with_options(access)
 def command(
+    given: Access,
     triton_url: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,6 +30,7 @@ def command(
         str, typer.Option(help="Address to listen on: 0.0.0.0 for those of all networks.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that serve it.")] = 1,
     model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,8 +38,11 @@ def command(
         ),
     ] = None,
     triton_metrics_url: Annotated[
-        str | None,
-        typer.Option(help="host:port of the server's metrics, to be shown in /metrics too."),
+        list[str] | None,
+        typer.Option(
+            help="host:port of the server's metrics, to be shown in /metrics too; "
+            "one for each --triton-url, in their order."
+        ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
@@ -62,6 +58,13 @@ def command(
         list[str] | None,
         typer.Option(help="Web site whose pages may call the gateway (CORS); repeatable."),
     ] = None,
+    max_stored_responses: Annotated[
+        int,
+        typer.Option(min=0, help="Responses of each tenant that are kept for `store`; 0: none."),
+    ] = GatewaySettings.max_stored_responses,
+    max_stored_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of them together, of each tenant.")
+    ] = GatewaySettings.max_stored_bytes,
     ssl_certfile: Annotated[
         Path | None, typer.Option(help="The gateway's own certificate (PEM), for HTTPS.")
     ] = None,
@@ -77,27 +80,21 @@ def command(
     balance_rel_threshold: Annotated[
         float, typer.Option(help="if they are also so many times as many.")
     ] = _BALANCE.balance_rel_threshold,
-    served_model_name: ServedName = ENSEMBLE,
-    tls: TLS = False,
-    tls_ca: TLSAuthorities = None,
-    tls_cert: TLSCertificate = None,
-    tls_key: TLSKey = None,
-    tls_name: TLSName = None,
-    header: Header = None,
 ) -> None:
     """Serve OpenAI's API in front of Triton servers until Ctrl-C."""
     settings = GatewaySettings(
         triton_urls=tuple(triton_url or ("localhost:8001",)),
-        triton_model=served_model_name,
+        triton_model=given.model,
         model_names=tuple(model_name or ()),
-        metrics_url=triton_metrics_url,
-        ssl=ssl_options(tls, tls_ca, tls_cert, tls_key, tls_name),
-        headers=dict(header_pairs(header or ())),
+        metrics_urls=tuple(triton_metrics_url or ()),
+        ssl=given.ssl,
+        headers=given.headers,
         balance=Balance(cache_threshold, balance_abs_threshold, balance_rel_threshold),
-        api_keys=tuple(api_key or ()),
-        api_key_file=api_key_file,
+        tenants=read_tenants(api_key or (), api_key_file),
         allowed_origins=tuple(allowed_origin or ()),
+        max_stored_responses=max_stored_responses,
+        max_stored_bytes=max_stored_bytes,
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
     )
-    serve(settings, host, port)
+    serve(settings, host, port, workers)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +22,7 @@ from engine.launch.server import TritonServer
 
 OFF = "off"
 _START_TIMEOUT_S = 60
-_STOP_TIMEOUT_S = 10
+_END_TIMEOUT_S = 2  # without waiting for answers
 _POLL_S = 0.05
 _COMMAND = (sys.executable, "-m", "client.cli", "gateway")
 
@@ -31,15 +33,17 @@ class GatewayProcess:
     Args:
         server: which has been started.
         endpoint: where the gateway listens.
+        workers: its processes.
         log: the file for its lines: one for each request.
 
     Raises:
         ServerStartError: at construction, if it does not come up.
     """
 
-    def __init__(self, server: TritonServer, endpoint: Endpoint, log: Path) -> None:
+    def __init__(self, server: TritonServer, endpoint: Endpoint, workers: int, log: Path) -> None:
         command = [*_COMMAND, "--triton-url", server.grpc_url, "--served-model-name", server.model]
         command += ["--host", endpoint.address, "--port", str(endpoint.port)]
+        command += ["--workers", str(workers)]
         for name in model_names(server):
             command += ["--model-name", name]
         if "metrics" in server.endpoints:
@@ -55,11 +59,17 @@ class GatewayProcess:
                 start_new_session=True,  # Ctrl-C is for the launcher
             )
         self._log = log
+        self._stop_timeout_s = server.exit_timeout_s
         try:
             self._wait_until_up(endpoint)
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def check(self) -> None:
         """Raise `StageDiedError` if it has ended by itself."""
@@ -67,13 +77,18 @@ class GatewayProcess:
             raise StageDiedError(f"the gateway has died (exit status {status})")
 
     def stop(self) -> None:
-        """End it: answers in flight have a moment."""
+        """End it: answers in flight have as long as the server would give them."""
         self._process.terminate()
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        # After SIGINT it waits for no answer.
+        for seconds, last in (
+            (self._stop_timeout_s, signal.SIGINT),
+            (_END_TIMEOUT_S, signal.SIGKILL),
+        ):
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, last)
+        self._process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -96,26 +111,57 @@ class GatewayProcess:
             time.sleep(_POLL_S)
 
 
+@dataclass(frozen=True)
+class GatewayOptions:
+    """What `trident serve` is told of its gateway.
+
+    Attributes:
+        port: a number, 0 for a free one, or `off`.
+        host: the address.
+        workers: its processes.
+    """
+
+    port: str
+    host: str
+    workers: int = 1
+
+
 def gateway_endpoint(
-    server: TritonServer, port: str, host: str, environ: Mapping[str, str] = os.environ
+    server: TritonServer, options: GatewayOptions, environ: Mapping[str, str] = os.environ
 ) -> Endpoint | None:
     """Return where the gateway of `server` is to listen; None: there is to be none.
 
     Args:
-        port: a number, 0 for a free one, or `off`.
-        host: the address.
-        environ: tells whether a gateway can trust the server's certificate.
+        server: which need not have been started.
+        options: as they were given.
+        environ: the gateway's environment.
 
     Raises:
-        ServerStartError: `port` is wrong.
+        ServerStartError: the port is wrong, or the gateway could not reach the server.
     """
-    if port == OFF or "grpc" not in server.endpoints:
+    port = options.port
+    if port == OFF:
         return None
-    if server.tls and "TRIDENT_TLS_CA" not in environ:
-        return None
+    leave_out = f"--openai-port {OFF} leaves the gateway out"
+    if "grpc" not in server.endpoints:
+        raise ServerStartError("the gateway needs the gRPC service, which is off", leave_out)
+    if missing := [name for name in _tls_variables(server) if not environ.get(name)]:
+        raise ServerStartError(
+            f"gRPC has TLS, and the gateway is a client of it: set {' and '.join(missing)} "
+            "(and TRIDENT_TLS_NAME, if the certificate is not for its address)",
+            leave_out,
+        )
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ServerStartError(f"--openai-port must be a port number or {OFF} (got {port!r})")
-    return Endpoint("openai", host, int(port) or pick_free(1)[0])
+    return Endpoint("openai", options.host, int(port) or pick_free(1)[0])
+
+
+def _tls_variables(server: TritonServer) -> Iterator[str]:
+    """Yield the variables without which a gateway cannot be a client of `server`."""
+    if server.tls:
+        yield "TRIDENT_TLS_CA"
+    if server.wants_certificates:
+        yield from ("TRIDENT_TLS_CERT", "TRIDENT_TLS_KEY")
 
 
 def model_names(server: TritonServer) -> list[str]:

@@ -5,17 +5,18 @@ from typing import Annotated
 
 import typer
 
-from client.client import TridentClient
-from client.commands.connection_options import connected
+from client.commands.connection_options import connect, with_options
 from client.errors import QueueFullError, UnavailableError
+from client.front import Front
+from client.response import Collector
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-@connected
+@with_options(connect)
 def command(
-    client: TridentClient,
+    client: Front,
     generate: Annotated[
         bool, typer.Option("--generate", help="Generate a token, through all stages.")
     ] = False,
@@ -25,7 +26,7 @@ def command(
     typer.echo(check(client, generate=generate, timeout=timeout))
 
 
-def check(client: TridentClient, *, generate: bool, timeout: float) -> str:
+def check(client: Front, *, generate: bool, timeout: float) -> str:
     """Return one line on a server that is well.
 
     Args:
@@ -45,10 +46,13 @@ def check(client: TridentClient, *, generate: bool, timeout: float) -> str:
     return line + _generated(client, deadline) if generate else line
 
 
-def _generated(client: TridentClient, deadline: float) -> str:
+def _generated(client: Front, deadline: float) -> str:
     started = time.monotonic()
     try:
-        answer = client.generate("Hello", max_tokens=1, timeout=deadline - started)
+        collector = Collector()
+        for chunk in client.stream("Hello", max_tokens=1, timeout=deadline - started):
+            collector.add(chunk)
+        answer = collector.completion()
     except QueueFullError:
         return ", the queue is full"
     if not answer.num_output_tokens:

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from client.client import TridentClient
 from client.commands.answer import Answer
-from client.commands.connection_options import connected
+from client.commands.connection_options import connect, with_options
 from client.commands.sampling_options import (
     MaxTokens,
     Seed,
@@ -19,6 +18,7 @@ from client.commands.sampling_options import (
     sampling_options,
 )
 from client.errors import InvalidRequestError
+from client.front import Front
 from client.protocol import Message
 
 _HEALTH_TIMEOUT_S = 5.0
@@ -27,9 +27,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-@connected
+@with_options(connect)
 def command(
-    client: TridentClient,
+    client: Front,
     prompt: Annotated[
         str | None,
         typer.Argument(
@@ -54,13 +54,15 @@ def command(
     text = _prompt(prompt)
     # A request would be tried again while the server is away; this says at once what is wrong.
     client.health(_HEALTH_TIMEOUT_S if timeout is None else min(timeout, _HEALTH_TIMEOUT_S))
-    sampling = sampling_options(max_tokens, temperature, seed, stop)
+    question = sampling_options(max_tokens, temperature, seed, stop)
+    question["timeout"] = timeout
     if chat:
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": text})
-        chunks = client.stream(messages=messages, timeout=timeout, **sampling)
+        question["messages"], question["return_sections"] = messages, True
+        chunks = client.stream(**question)
     else:
-        chunks = client.stream(text, timeout=timeout, **sampling)
+        chunks = client.stream(text, **question)
     with contextlib.closing(chunks):
         Answer().print(chunks, Console())
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from client.commands.announcement import announce
-from client.commands.gateway_process import GatewayProcess, gateway_endpoint
+from client.commands.gateway_process import GatewayOptions, GatewayProcess, gateway_endpoint
 from client.commands.server_display import ServerLog, stopped_by_signals
 from client.commands.setting_options import with_settings
 from client.gateway.settings import DEFAULT_PORT
@@ -39,6 +39,7 @@ def command(
     openai_port: Annotated[
         str, typer.Option(help="Port of the OpenAI-compatible gateway; off leaves it out.")
     ] = str(DEFAULT_PORT),
+    openai_workers: Annotated[int, typer.Option(min=1, help="Processes of the gateway.")] = 1,
     **settings: Any,
 ) -> None:
     """Serve a model inside tritonserver until Ctrl-C.
@@ -56,14 +57,14 @@ def command(
     if model is not None and settings["model"] not in (None, model):
         raise ServerStartError(f"two models: {model} and --model {settings['model']}")
     chosen = settings if model is None else {**settings, "model": model}
-    raise typer.Exit(serve(chosen, flags, host, openai_port, model_repository, Console()))
+    gateway = GatewayOptions(openai_port, host, openai_workers)
+    raise typer.Exit(serve(chosen, flags, gateway, model_repository, Console()))
 
 
 def serve(
     settings: Mapping[str, Any],
     arguments: Sequence[str],
-    host: str,
-    openai_port: str,
+    gateway: GatewayOptions,
     repository: Path | None,
     console: Console,
 ) -> int:
@@ -74,11 +75,15 @@ def serve(
     """
     display = ServerLog(console, everything=not console.is_terminal)
     server = TritonServer(
-        settings, arguments=arguments, host=host, repository=repository, on_line=display.show
+        settings,
+        arguments=arguments,
+        host=gateway.host,
+        repository=repository,
+        on_line=display.show,
     )
     with stopped_by_signals():
         try:
-            endpoint = gateway_endpoint(server, openai_port, host)
+            endpoint = gateway_endpoint(server, gateway)
             if endpoint is not None:
                 require_free([*server.endpoints.values(), endpoint])
             server.prepare()
@@ -86,11 +91,11 @@ def serve(
                 with display.loading(f"Starting Triton with {server.config.model}"):
                     server.start()
                     if endpoint is not None:
-                        gateway = stack.enter_context(
-                            GatewayProcess(server, endpoint, server.log_path)
+                        process = stack.enter_context(
+                            GatewayProcess(server, endpoint, gateway.workers, server.log_path)
                         )
                 announce(server, endpoint, display.description, console)
-                status = server.follow(gateway.check if endpoint is not None else lambda: None)
+                status = server.follow(process.check if endpoint is not None else lambda: None)
         except KeyboardInterrupt:
             if not display.is_loaded:
                 return 130

@@ -74,7 +74,7 @@ def test_with_a_scheme(triton: FakeTriton, connect: Connect) -> None:
 def test_of_the_commands(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TRIDENT_URL", "http://localhost:8000")
+    monkeypatch.setenv("TRIDENT_URL", "ftp://localhost:8000")
     assert main(monkeypatch, *command) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("trident: url: 'http://localhost:8000': http:// is not supported")
+    assert line.startswith("trident: url: 'ftp://localhost:8000': ftp:// is not supported")

@@ -18,6 +18,7 @@ from client.commands import serve as serve_command
 from client.commands.answer import Answer
 from client.commands.chat import Chat
 from client.commands.demo_display import Question, answers, figures, frame
+from client.commands.gateway_process import GatewayOptions
 from client.protocol import Chunk
 from engine.config import EngineConfig
 from tests.client.command import main
@@ -33,11 +34,11 @@ class TestServe:
         seen: dict[str, Any] = {}
 
         def serve(
-            settings: Any, arguments: Any, host: str, openai_port: str, repository: Any, _: Console
+            settings: Any, arguments: Any, gateway: GatewayOptions, repository: Any, _: Console
         ) -> int:
             given = {name: value for name, value in settings.items() if value is not None}
-            seen.update(settings=given, arguments=list(arguments), host=host, repository=repository)
-            seen.update(openai_port=openai_port)
+            seen.update(settings=given, arguments=list(arguments), repository=repository)
+            seen.update(gateway=gateway)
             return 0
 
         monkeypatch.setattr(serve_command, "serve", serve)
@@ -47,7 +48,7 @@ class TestServe:
         arguments = (
             "serve --model m --max-num-seqs 8 --http-port 9000 --no-enable-prefix-caching "
             "--log-verbose=1 --mem-fraction-static 0.5 --model-repository /r --grpc-port 0 "
-            "--openai-port off"
+            "--openai-port off --openai-workers 3"
         )
         result = CliRunner().invoke(cli.app, arguments.split())
         assert result.exit_code == 0, result.output
@@ -59,8 +60,7 @@ class TestServe:
                 "gpu_memory_utilization": "0.5",
             },
             "arguments": ["--http-port", "9000", "--log-verbose=1", "--grpc-port", "0"],
-            "host": "127.0.0.1",
-            "openai_port": "off",
+            "gateway": GatewayOptions("off", "127.0.0.1", 3),
             "repository": Path("/r"),
         }
 
@@ -77,7 +77,7 @@ class TestServe:
         assert result.exit_code == 0, result.output
         assert served["settings"] == {"model": "/m", "max_num_seqs": "8"}
         assert served["arguments"] == ["--http-port", "9000"]
-        assert served["host"] == "0.0.0.0"
+        assert served["gateway"].host == "0.0.0.0"
 
     def test_help_lists_every_setting(self) -> None:
         output = CliRunner().invoke(cli.app, ["serve", "--help"]).output

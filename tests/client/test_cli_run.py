@@ -32,7 +32,7 @@ class TestPrompt:
         assert run(triton, "a question", "--max-tokens", "9") == "Hello 🚀\n"
         (request,) = triton.requests
         assert request["messages"] == '[{"role": "user", "content": "a question"}]'
-        assert request["sampling_parameters"] == {"max_tokens": 9}
+        assert request["sampling_parameters"] == {"max_tokens": 9, "return_sections": True}
         assert request["stream"] is True
 
     def test_raw_is_sent_as_it_stands(self, triton: FakeTriton) -> None:
@@ -80,6 +80,7 @@ class TestOptions:
             "max_tokens": 256,
             "seed": 7,
             "stop": ["END", "\n\n"],
+            "return_sections": True,
         }
         assert "timeout" not in request
 

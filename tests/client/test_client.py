@@ -50,6 +50,7 @@ class TestGenerate:
                 "return_num_input_tokens": True,
                 "return_num_output_tokens": True,
                 "return_num_cached_tokens": True,
+                "return_stop_reason": True,
             }
         ]
 

@@ -65,6 +65,15 @@ def test_messages_and_several_sequences(server: TritonServer) -> None:
     assert completion.num_output_tokens <= 24
 
 
+def test_which_stop_string_it_was(server: TritonServer) -> None:
+    with TridentClient(server.grpc_url) as client:
+        whole = client.generate("Hello", max_tokens=24, temperature=0).text
+        stopped = client.generate("Hello", max_tokens=24, temperature=0, stop=["\0", whole[8:10]])
+        unmatched = client.generate("Hello", max_tokens=2, temperature=0, stop=["\0"])
+    assert (stopped.finish_reason, stopped.outputs[0].stop_reason) == ("stop", whole[8:10])
+    assert (unmatched.finish_reason, unmatched.outputs[0].stop_reason) == ("length", None)
+
+
 def test_errors_name_the_field(server: TritonServer) -> None:
     with TridentClient(server.grpc_url) as client:
         with pytest.raises(InvalidRequestError, match=r"^temperature: "):

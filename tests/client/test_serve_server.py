@@ -128,7 +128,7 @@ class TestServeCommand:
         assert not list((tmp_path / "trident").iterdir())
 
     def test_the_gateway_beside_it(self, launch: Callable[..., Launcher], tmp_path: Path) -> None:
-        launcher = launch()
+        launcher = launch("--openai-workers=2")
         output = launcher.wait_for("Ctrl-C stops")
         (address,) = re.findall(r"OpenAI +(http://\S+)", output)
         with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
@@ -140,9 +140,13 @@ class TestServeCommand:
         gateway = next(
             p for p in psutil.Process(launcher.process.pid).children() if "gateway" in p.cmdline()
         )
+        workers = gateway.children()
+        assert len(workers) == 2
         gateway.kill()
         status, output = launcher.end()
         assert status == 1
+        assert not psutil.wait_procs(workers, 30)[1]
+        assert not list(tmp_path.glob("trident_gateway_*"))
         assert "the gateway has died (exit status -9)" in output
         assert _nothing_left(run_id, tmp_path)
 

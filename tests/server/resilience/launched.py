@@ -17,11 +17,10 @@ from pathlib import Path
 import psutil
 
 from engine.launch.environment import server_environment, settings_variables
-from engine.launch.installation import find_tritonserver
+from engine.launch.installation import find_tritonserver, model_repository
 from engine.launch.ports import pick_free
 from engine.launch.processes import kill_all
 from engine.launch.run_directory import RunDirectory
-from engine.launch.server import model_repository
 from tests.server.resilience.processes import Footprint, Tree
 
 _START_TIMEOUT_S = 180.0

@@ -1,0 +1,77 @@
+"""The end of the gateway that `trident serve` runs: in time, and without leftovers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from client.commands.gateway_process import GatewayProcess
+from engine.launch.ports import Endpoint, pick_free
+from tests.client.fake_triton import FakeTriton, Piece
+
+EXIT_TIMEOUT_S = 1
+
+
+@pytest.fixture(params=[1, 2], ids=["alone", "workers"])
+def gateway(
+    request: pytest.FixtureRequest,
+    triton: FakeTriton,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[GatewayProcess, Endpoint]]:
+    """One in front of a server whose answers take long."""
+    triton.pieces = [Piece({0: "a"}), *(Piece({0: "b"}, delay_s=0.1) for _ in range(300))]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server: Any = SimpleNamespace(
+        grpc_url=triton.url,
+        model="ensemble",
+        config=SimpleNamespace(served_model_name=None, model="demo"),
+        endpoints={},
+        tls=False,
+        exit_timeout_s=EXIT_TIMEOUT_S,
+    )
+    endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
+    with GatewayProcess(server, endpoint, request.param, tmp_path / "log") as gateway:
+        yield gateway, endpoint
+
+
+def test_an_answer_that_takes_too_long_is_cut_off(
+    gateway: tuple[GatewayProcess, Endpoint], tmp_path: Path
+) -> None:
+    process, endpoint = gateway
+    workers = psutil.Process(process.pid).children()
+    with closing(http.client.HTTPConnection(endpoint.address, endpoint.port)) as connection:
+        body = json.dumps({"prompt": "a", "stream": True})
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", body, headers)
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        started = time.monotonic()
+        process.stop()
+        assert EXIT_TIMEOUT_S <= time.monotonic() - started < EXIT_TIMEOUT_S + 3
+        with pytest.raises(http.client.IncompleteRead):
+            answer.read()
+    assert not psutil.wait_procs(workers, 5)[1]
+    assert not list(tmp_path.glob("trident_gateway_*"))
+
+
+@pytest.mark.parametrize("gateway", [2], indirect=True)
+def test_one_that_hangs_is_killed(gateway: tuple[GatewayProcess, Endpoint]) -> None:
+    process, _ = gateway
+    workers = psutil.Process(process.pid).children()
+    for each in (process.pid, *(worker.pid for worker in workers)):
+        os.kill(each, signal.SIGSTOP)
+    process.stop()
+    assert not psutil.pid_exists(process.pid)
+    assert not psutil.wait_procs(workers, 5)[1]
