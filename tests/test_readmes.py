@@ -1,10 +1,14 @@
 """What the READMEs say is so; their commands that need no server of ours are tried."""
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from functools import cache
 
 import pytest
@@ -30,6 +34,8 @@ ELSEWHERE = {
     r"TRIDENT_MODEL=\S+ tritonserver ": "tests/server/resilience/test_kill.py",
 }
 
+COMMANDS = [e for e in examples() if e.language == "console" and re.match(HERE, e.text)]
+
 
 def test_every_command_is_run_in_one_place() -> None:
     for example in examples():
@@ -41,11 +47,7 @@ def test_every_command_is_run_in_one_place() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "example",
-    [e for e in examples() if e.language == "console" and re.match(HERE, e.text)],
-    ids=str,
-)
+@pytest.mark.parametrize("example", COMMANDS, ids=str)
 def test_a_command_knows_its_options(example: Example) -> None:
     """They take minutes or a GPU: their own `--help` must name each option, make each target."""
     words = shlex.split(example.text, comments=True)
@@ -56,16 +58,38 @@ def test_a_command_knows_its_options(example: Example) -> None:
     if words[0].startswith("TRITON_INTERPRET"):
         words = words[1:]
     if "pytest" in words:
-        _succeeds(sys.executable, *words[1:4], "--help")
-        assert (ROOT / words[3]).is_dir()
-        return
-    if "bench" in words:
-        command = [sys.executable, "-m", "client.cli", *words[1:3]]
+        text = _help_of_pytest()
+    elif "bench" in words:
+        text = _help("client.cli", *words[1:3])
     else:
-        command = [sys.executable, *words[1:3]]
-    text = _succeeds(*command, "--help")
-    for option in (word for word in words if word.startswith("--")):
-        assert re.search(rf"{option}\b", text), f"{option} is not in: {shlex.join(command)} --help"
+        text = _help(words[2])
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        assert re.search(rf"{option}\b", text), f"{option} is not in the help"
+
+
+def _help(module: str, *arguments: str) -> str:
+    """Return what `python -m module arguments --help` prints; run here, where torch is loaded."""
+    printed = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+        warnings.catch_warnings(),
+    ):
+        patch.setattr(sys, "argv", [module, *arguments, "--help"])
+        patch.setenv("COLUMNS", "200")
+        warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)
+        with pytest.raises(SystemExit) as exit_:
+            runpy.run_module(module, run_name="__main__")
+    assert exit_.value.code in (None, 0)
+    return printed.getvalue()
+
+
+@cache
+def _help_of_pytest() -> str:
+    """Return the help with the options of all folders that a command names."""
+    commands = (shlex.split(each.text, comments=True) for each in COMMANDS)
+    folders = {words[words.index("pytest") + 1] for words in commands if "pytest" in words}
+    return _succeeds(sys.executable, "-m", "pytest", *sorted(folders), "--help")
 
 
 @cache

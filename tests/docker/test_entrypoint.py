@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -128,6 +129,8 @@ class Container:
         issued = authority.issue_cert("localhost")
         issued.cert_chain_pems[0].write_to_path(folder / "server.crt")
         issued.private_key_pem.write_to_path(folder / "server.key")
+        self.client.cert_chain_pems[0].write_to_path(folder / "client.crt")
+        self.client.private_key_pem.write_to_path(folder / "client.key")
         authority.cert_pem.write_to_path(folder / "ca.crt")
         (folder / "key").write_text(KEY)
         self.authority = authority.cert_pem.bytes()
@@ -149,6 +152,10 @@ class Container:
                 "TRIDENT_SSL_CERTFILE": str(folder / "server.crt"),
                 "TRIDENT_SSL_KEYFILE": str(folder / "server.key"),
                 "TRIDENT_SSL_CA_CERTS": str(folder / "ca.crt"),
+                "TRIDENT_TLS_CA": str(folder / "ca.crt"),
+                "TRIDENT_TLS_CERT": str(folder / "client.crt"),
+                "TRIDENT_TLS_KEY": str(folder / "client.key"),
+                "TRIDENT_TLS_NAME": "localhost",
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -233,6 +240,15 @@ class TestServer:
         stranger = trustme.CA().issue_cert("client@localhost")
         key, chain = stranger.private_key_pem.bytes(), stranger.cert_chain_pems[0].bytes()
         assert not container.is_live(grpc.ssl_channel_credentials(container.authority, key, chain))
+
+    def test_the_gateway_has_one(self, container: Container) -> None:
+        (address,) = re.findall(r"OpenAI +(http://\S+)", container.output)
+        asked = json.dumps({"prompt": "a fox"}).encode()
+        request = urllib.request.Request(
+            f"{address}/completions", asked, {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            assert "fox" in json.load(response)["choices"][0]["text"]
 
     def test_the_health_check_needs_no_certificate(self, container: Container) -> None:
         command = [sys.executable, DOCKER / "healthcheck", f"http://localhost:{container.http}"]
