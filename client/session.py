@@ -22,6 +22,8 @@ from client.timeouts import Timeout, limits
 T = TypeVar("T")
 
 WITHDRAWAL_TIMEOUT_S = 1.0
+# The first try may still be given to the connection that has just been lost.
+_WITHDRAWAL_RETRY = RetryPolicy(attempts=3, first_delay_s=0.05)
 _NO_LIMITS = Timeout()
 
 
@@ -89,7 +91,7 @@ class Session:
         if exchange.withdrawal is None or not exchange.may_be_running:
             return None
         return self._exchange(
-            exchange.withdrawal, response.read_nothing, WITHDRAWAL_TIMEOUT_S, None
+            exchange.withdrawal, response.read_nothing, WITHDRAWAL_TIMEOUT_S, _WITHDRAWAL_RETRY
         )
 
     def stop(self, request_id: str, timeout: float | None) -> Exchange[None]:
