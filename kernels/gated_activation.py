@@ -6,8 +6,6 @@ when there are few rows. Computed in float32 and rounded once.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -19,38 +17,49 @@ from kernels.checks import FLOATS, check_dtype, check_last_stride
 from kernels.cpu.activation import ACTIVATIONS, Activation
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """Return `silu(gate) * up`, computed in float32.
+def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+    """Return `activation(gate) * up`, computed in float32.
 
     Args:
         gate_up: float [..., 2 I], the gate in the first half of the last dimension, which is
             contiguous.
+        activation: `silu`, `gelu` with the error function (Hendrycks and Gimpel, 2016), or
+            `gelu_tanh`, its approximation.
 
     Returns:
         [..., I] in the dtype of `gate_up`, contiguous.
 
     Raises:
-        ValueError: the last dimension is odd or not contiguous, or the dtype is not floating point.
+        ValueError: the last dimension is odd or not contiguous, the dtype is not floating point,
+            or there is no such activation.
     """
-    return _apply(gate_up, "silu")
-
-
-def gelu_mul(gate_up: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
-    """Return `gelu(gate) * up`, computed in float32 (Hendrycks and Gimpel, 2016).
-
-    Args:
-        gate_up: as in `silu_mul`.
-        approximate: as in torch: "none" for the error function, "tanh" for its approximation.
-
-    Returns:
-        [..., I] in the dtype of `gate_up`, contiguous.
-
-    Raises:
-        ValueError: as in `silu_mul`, or `approximate` is neither of the two.
-    """
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f'approximate: must be "none" or "tanh" (got {approximate!r})')
-    return _apply(gate_up, "gelu" if approximate == "none" else "gelu_tanh")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: must be one of {', '.join(ACTIVATIONS)} (got {activation})")
+    check_dtype("gate_up", gate_up, *FLOATS)
+    if gate_up.dim() == 0 or gate_up.shape[-1] % 2 or not gate_up.shape[-1]:
+        raise ValueError(
+            f"gate_up: the last dimension must be even and positive (got {list(gate_up.shape)})"
+        )
+    check_last_stride("gate_up", gate_up)
+    if not device.runs_triton(gate_up):
+        if (fast := cpu.fast_operations(gate_up)) is not None:
+            product: Tensor = fast.gated_activation(gate_up, ACTIVATIONS[activation])
+            return product
+        return reference(gate_up, activation).to(gate_up.dtype)
+    size = gate_up.shape[-1] // 2
+    flat = gate_up.reshape(-1, 2 * size)
+    out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
+    tile = settings(size)
+    if out.numel():
+        _kernel[(flat.shape[0] * triton.cdiv(size, tile["BLOCK"]),)](
+            x_ptr=flat,
+            out_ptr=out,
+            x_stride=flat.stride(0),
+            SIZE=size,
+            ACTIVATION=activation,
+            **tile,
+        )
+    return out
 
 
 def reference(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -97,31 +106,3 @@ def settings(size: int) -> dict[str, int]:
     """
     block = min(triton.next_power_of_2(size), 1024)
     return {"BLOCK": block, "num_warps": max(block // 256, 1)}
-
-
-def _apply(gate_up: Tensor, activation: Activation) -> Tensor:
-    check_dtype("gate_up", gate_up, *FLOATS)
-    if gate_up.dim() == 0 or gate_up.shape[-1] % 2 or not gate_up.shape[-1]:
-        raise ValueError(
-            f"gate_up: the last dimension must be even and positive (got {list(gate_up.shape)})"
-        )
-    check_last_stride("gate_up", gate_up)
-    if not device.runs_triton(gate_up):
-        if (fast := cpu.fast_operations(gate_up)) is not None:
-            product: Tensor = fast.gated_activation(gate_up, ACTIVATIONS[activation])
-            return product
-        return reference(gate_up, activation).to(gate_up.dtype)
-    size = gate_up.shape[-1] // 2
-    flat = gate_up.reshape(-1, 2 * size)
-    out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
-    tile = settings(size)
-    if out.numel():
-        _kernel[(flat.shape[0] * triton.cdiv(size, tile["BLOCK"]),)](
-            x_ptr=flat,
-            out_ptr=out,
-            x_stride=flat.stride(0),
-            SIZE=size,
-            ACTIVATION=activation,
-            **tile,
-        )
-    return out

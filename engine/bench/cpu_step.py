@@ -78,7 +78,7 @@ class CpuStep:
         Raises:
             ValueError: the KV cache cannot hold so many sequences of `context` tokens.
         """
-        config = self._model.config
+        config = self._model.spec
         for prompt in prompts([context] * batch, config.vocab_size, seed=batch):
             params = {"max_tokens": 2**20, "temperature": 0.0, "ignore_eos": True}
             request = AddRequest(self._uid, pack_token_ids(prompt), params, stream=True)
@@ -108,8 +108,8 @@ class CpuStep:
 
     def floors(self, batch: int, context: int, ceilings: dict[str, float]) -> dict[str, float]:
         """Return the minimum seconds of parts of a step; other parts have no floor."""
-        config = self._model.config
-        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        config = self._model.spec
+        hidden, inner, dim = config.hidden_size, config.layers[0].mlp.size, config.head_dim
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
         read, rate = ceilings["read"], ceilings["int8" if self._int8 else "bf16"]
         weight_bytes = 1 if self._int8 else 2

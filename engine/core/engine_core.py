@@ -33,7 +33,7 @@ from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.logits_processors import ProcessorContext
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.step_outputs import NO_OUTPUTS, StepOutputs
@@ -67,26 +67,26 @@ class EngineCore:
             CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
         """
         checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
-        model_config = ModelConfig.from_hf(checkpoint)
+        model_spec = read_model_spec(checkpoint)
         self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
         for token_id in self.generation_defaults.eos_token_ids:
-            if token_id >= model_config.vocab_size:  # those of config.json are checked already
+            if token_id >= model_spec.vocab_size:  # those of config.json are checked already
                 raise CheckpointError(
                     f"generation_config.json: eos_token_id: {token_id} must be below the model's "
-                    f"vocab_size {model_config.vocab_size}"
+                    f"vocab_size {model_spec.vocab_size}"
                 )
         self.detokenizer = Detokenizer(self.tokenizer)
         self.section_format = SectionFormat(
             self.tokenizer, config.reasoning_parser, config.tool_call_parser
         )
-        processors = load_processors(ProcessorContext(self.tokenizer, model_config.vocab_size))
-        loaded = load_model(config, checkpoint, model_config, self._text_token_ids, on_progress)
+        processors = load_processors(ProcessorContext(self.tokenizer, model_spec.vocab_size))
+        loaded = load_model(config, checkpoint, model_spec, self._text_token_ids, on_progress)
         plan, self.config = loaded.kv_cache, loaded.config
         self._runner = loaded.runner
         self._is_ahead = loaded.is_ahead
         self._in_flight: tuple[PendingStep, int] | None = None  # launched, and not read yet
-        token_flags = self.detokenizer.token_flags(model_config.vocab_size)
+        token_flags = self.detokenizer.token_flags(model_spec.vocab_size)
         self.scheduler = Scheduler(
             KVCacheManager(
                 plan.num_blocks,
@@ -105,8 +105,8 @@ class EngineCore:
         eos_token_ids = self.generation_defaults.eos_token_ids
         self._grammars = GrammarQueue(
             self.scheduler,
-            GrammarCompiler(Vocabulary.of(self.tokenizer, model_config.vocab_size, eos_token_ids)),
-            max(model_config.vocab_size, self.tokenizer.vocab_size),
+            GrammarCompiler(Vocabulary.of(self.tokenizer, model_spec.vocab_size, eos_token_ids)),
+            max(model_spec.vocab_size, self.tokenizer.vocab_size),
         )
         self._outputs = OutputBuilder(
             self.detokenizer,
@@ -127,7 +127,7 @@ class EngineCore:
             self.detokenizer,
             self.section_format,
             eos_token_ids=eos_token_ids,
-            vocab_size=model_config.vocab_size,
+            vocab_size=model_spec.vocab_size,
             max_model_len=plan.max_model_len,
             max_logprobs=config.max_logprobs,
             min_priority=config.min_priority,
@@ -136,7 +136,7 @@ class EngineCore:
         )
         self.ready = Ready(
             max_model_len=plan.max_model_len,
-            vocab_size=model_config.vocab_size,
+            vocab_size=model_spec.vocab_size,
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
             max_num_seqs=loaded.config.max_num_seqs,

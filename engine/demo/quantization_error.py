@@ -34,7 +34,7 @@ from engine.models.batch import Batch
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import check_quantization, convert_weights
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 from engine.weights import load_weights
 
 _CPU = torch.device("cpu")
@@ -133,10 +133,10 @@ def show(logits: LogitError, answers: AnswerError | None, console: Console) -> N
 
 
 def _load(checkpoint: Path, quantization: Quantization | None) -> CausalLM:
-    config = ModelConfig.from_hf(checkpoint)
+    config = read_model_spec(checkpoint)
     dtype = getattr(torch, config.dtype)
     check_quantization(quantization, _CPU, dtype)
-    length = config.max_position_embeddings
+    length = config.context_length
     model = build_model(config, max_model_len=length, dtype=dtype, device=_CPU)
     load_weights(model, checkpoint)
     convert_weights(model, quantization)
@@ -152,9 +152,9 @@ def _logits(model: CausalLM, token_ids: Tensor) -> Tensor:
     cache = allocate_kv_cache(
         1 + rows * width,
         _BLOCK_SIZE,
-        num_layers=model.config.num_layers,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
+        num_layers=model.spec.num_layers,
+        num_kv_heads=model.spec.num_kv_heads,
+        head_dim=model.spec.head_dim,
         dtype=dtype,
         device=_CPU,
     )

@@ -50,7 +50,7 @@ from engine.models.conversion import (
     convert_weights,
     num_copied_bytes,
 )
-from engine.models.model_config import ModelConfig
+from engine.models.spec import ModelSpec
 from engine.weights import initialise_weights
 
 log = logging.getLogger("trident.engine")
@@ -82,7 +82,7 @@ class LoadedModel:
 def load_model(
     settings: EngineConfig,
     checkpoint: Path,
-    model_config: ModelConfig,
+    model_spec: ModelSpec,
     text_token_ids: Callable[[], Sequence[int]],
     on_progress: Callable[[str], None],
 ) -> LoadedModel:
@@ -95,7 +95,7 @@ def load_model(
         CheckpointError, ConfigError, InsufficientMemoryError, UnsupportedError: with what to do
             about it.
     """
-    loader = _Loader(settings, model_config, on_progress)
+    loader = _Loader(settings, model_spec, on_progress)
     if loader.device.type == "meta":
         return loader.load_null_device(text_token_ids())
     return loader.load(checkpoint)
@@ -107,20 +107,20 @@ class _Loader:
     def __init__(
         self,
         settings: EngineConfig,
-        model_config: ModelConfig,
+        model_spec: ModelSpec,
         on_progress: Callable[[str], None],
     ) -> None:
         self.device = choose_device(settings)
         self._config = config = resolve(settings, self.device)
-        self._model_config = model_config
+        self._model_config = model_spec
         self._on_progress = on_progress
         self._dtype: torch.dtype = getattr(
-            torch, model_config.dtype if config.dtype == "auto" else config.dtype
+            torch, model_spec.dtype if config.dtype == "auto" else config.dtype
         )
-        self._max_model_len = config.max_model_len or model_config.context_length
-        if self._max_model_len > model_config.context_length:
+        self._max_model_len = config.max_model_len or model_spec.context_length
+        if self._max_model_len > model_spec.context_length:
             raise ConfigError(
-                f"max_model_len: {config.max_model_len} exceeds the {model_config.context_length} "
+                f"max_model_len: {config.max_model_len} exceeds the {model_spec.context_length} "
                 "positions that the model was made for"
             )
         # A CPU has no queue of its own: a step has run when it is launched.

@@ -61,7 +61,7 @@ class ModelRunner:
         self._graphs: CapturedSteps | None = None
         # Waits for its sampling.
         self._launched: tuple[Schedule, ForwardResults] | None = None
-        vocab_size = model.config.vocab_size
+        vocab_size = model.spec.vocab_size
         self._tables = allocate_tables(config, vocab_size, max_model_len, device)
         self._sampler = Sampler(self._tables, vocab_size)
 
@@ -69,7 +69,7 @@ class ModelRunner:
         """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one."""
         # Before the new one: there may be no room for both.
         self._kv_cache, self._block_copier = [], None
-        model = self.model.config
+        model = self.model.spec
         self._kv_cache = allocate_kv_cache(
             num_blocks,
             self._config.block_size,
@@ -119,7 +119,7 @@ class ModelRunner:
             # With masks for all rows of the largest step, and without: different kernels.
             num_rows = 0 if number else step.num_rows
             self.forward(step)
-            self.sample(warm_up_sampling(num_rows, num_words, self.model.config.vocab_size)).wait()
+            self.sample(warm_up_sampling(num_rows, num_words, self.model.spec.vocab_size)).wait()
         assert self._block_copier is not None
         self._block_copier.warm_up()
         self._sampler.free_penalty_counts()
@@ -146,7 +146,7 @@ class ModelRunner:
         Raises:
             InsufficientMemoryError: there is no memory left for them.
         """
-        shape = (self._config.max_num_seqs, self.model.config.hidden_size)
+        shape = (self._config.max_num_seqs, self.model.spec.hidden_size)
         self._graphs = CapturedSteps(
             self._forward,
             self.model.compute_logits,

@@ -24,7 +24,7 @@ from engine.execution.devices import ResolvedConfig
 from engine.execution.pending_step import PendingStep
 from engine.execution.sampler import Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
-from engine.models.model_config import ModelConfig
+from engine.models.spec import ModelSpec
 from kernels.token_scatter import scatter_tokens
 
 _CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ class NullRunner:
     def __init__(
         self,
         config: ResolvedConfig,
-        model_config: ModelConfig,
+        model_spec: ModelSpec,
         token_ids: Sequence[int],
         *,
         max_model_len: int,
@@ -65,7 +65,7 @@ class NullRunner:
         Raises:
             ConfigError: it has none of them.
         """
-        usable = [token_id for token_id in token_ids if token_id < model_config.vocab_size]
+        usable = [token_id for token_id in token_ids if token_id < model_spec.vocab_size]
         if not usable:
             raise ConfigError("device: null needs a vocabulary with tokens of text")
         self._token_ids = np.array(usable, dtype=np.int64)
@@ -73,8 +73,8 @@ class NullRunner:
         self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
-        self._tables = allocate_tables(config, model_config.vocab_size, max_model_len, _CPU)
-        self._sampler = Sampler(self._tables, model_config.vocab_size)
+        self._tables = allocate_tables(config, model_spec.vocab_size, max_model_len, _CPU)
+        self._sampler = Sampler(self._tables, model_spec.vocab_size)
 
     def forward(self, schedule: Schedule) -> None:
         """Launch the forward pass of a step with at least one row, without waiting for it."""

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
+from engine.layers.scheme import Scheme
 from kernels.paged_cache import FP8
 from kernels.rotary import rotary_and_cache
 
@@ -54,11 +54,13 @@ class Attention(nn.Module):
             1 unless the checkpoint has others.
 
     Args:
+        scale: of the scores.
         qkv_bias: whether the projections of queries, keys and values have a bias.
         output_bias: whether the projection of the output has one.
         sliding_window: positions a token sees, its own included; None for all.
-        qk_norm: normalise the queries and keys of each head, with `norm_eps`, before they are
-            rotated.
+        qk_norm_eps: normalise the queries and keys of each head before they are rotated; None: do
+            not.
+        scheme: makes the projections.
     """
 
     k_scale: Tensor
@@ -71,40 +73,32 @@ class Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        scale: float,
         qkv_bias: bool,
         output_bias: bool,
         sliding_window: int | None,
-        qk_norm: bool,
-        norm_eps: float,
-        dtype: torch.dtype,
-        device: torch.device,
+        qk_norm_eps: float | None,
+        scheme: Scheme,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self._sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
-        self._scale = head_dim**-0.5
+        self._scale = scale
         self.sliding_window = sliding_window
-        self.qkv_proj: nn.Module = Linear(
-            hidden_size,
-            dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True)),
-            bias=qkv_bias,
-            dtype=dtype,
-            device=device,
-        )
-        self.o_proj: nn.Module = Linear(
-            self._sizes[0],
-            {"o_proj": hidden_size},
-            bias=output_bias,
-            dtype=dtype,
-            device=device,
-        )
-        self._norm_eps = norm_eps
-        self.q_norm = RMSNorm(head_dim, norm_eps, dtype=dtype, device=device) if qk_norm else None
-        self.k_norm = RMSNorm(head_dim, norm_eps, dtype=dtype, device=device) if qk_norm else None
+        parts = dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True))
+        self.qkv_proj = scheme.linear(hidden_size, parts, bias=qkv_bias)
+        self.o_proj = scheme.linear(self._sizes[0], {"o_proj": hidden_size}, bias=output_bias)
+        self._norm_eps = qk_norm_eps or 0.0
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if qk_norm_eps is not None:
+            dtype, device = scheme.dtype, scheme.device
+            self.q_norm = RMSNorm(head_dim, qk_norm_eps, dtype=dtype, device=device)
+            self.k_norm = RMSNorm(head_dim, qk_norm_eps, dtype=dtype, device=device)
         for name in ("k_scale", "v_scale"):
-            ones = torch.ones(num_kv_heads, dtype=torch.float32, device=device)
+            ones = torch.ones(num_kv_heads, dtype=torch.float32, device=scheme.device)
             self.register_buffer(name, ones)
 
     def forward(

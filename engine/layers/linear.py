@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.cpu.activation import Activation
+from kernels.gated_activation import gated_activation
+
 
 def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
     """Return an uninitialised parameter without gradient; the weight loader fills it."""
@@ -54,3 +57,40 @@ class Linear(nn.Module):
             for name, bias in zip(self._parts, torch.split(self.bias, sizes), strict=True):
                 views[f"{name}.bias"] = bias
         return views
+
+
+class GatedLinear(Linear):
+    """activation(gate(x)) * up(x), the two projections in one product.
+
+    Attributes:
+        activation: of the gates.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        size: int,
+        *,
+        activation: Activation,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        parts = {"gate_proj": size, "up_proj": size}
+        super().__init__(in_features, parts, bias=bias, dtype=dtype, device=device)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gated_activation(super().forward(x), self.activation)
+
+
+class Gated(nn.Module):
+    """activation(gate) * up of what `projection` returns, a form of those of `GatedLinear`."""
+
+    def __init__(self, projection: nn.Module, activation: Activation) -> None:
+        super().__init__()
+        self._projection = projection
+        self._activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gated_activation(self._projection(x), self._activation)

@@ -55,6 +55,10 @@ class Embedding(nn.Module):
     def rows(self) -> Tensor:
         return self.weight[: self._vocab_size]
 
+    def destinations(self) -> dict[str, Tensor]:
+        """Return where the checkpoint's tensor goes, by its name beside this module."""
+        return {"embed_tokens.weight": self.rows}
+
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return [T, hidden_size] for int64 `token_ids` [T]."""
         return F.embedding(token_ids, self.weight)

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from engine.config import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
-from engine.layers.linear import Linear
-from engine.layers.mlp import Gated, GatedLinear
+from engine.layers.linear import Gated, GatedLinear, Linear
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
 from engine.layers.tiled_linear import TiledLinear
 from engine.layers.vocabulary import LMHead
-from engine.models.causal_lm import CausalLM, DecoderLayer
+from engine.models.causal_lm import CausalLM
+from engine.models.decoder import DecoderLayer
 from engine.models.fused_layers import FusedLayers, can_fuse
 from kernels.cpu import linear as panels
 from kernels.device import has_triton
@@ -126,9 +126,9 @@ class _Forms:
         if not isinstance(linear, GatedLinear):
             return self.of_weight(weight, bias)
         if self._are_panels(weight) and panels.can_gate(len(weight) // 2):
-            return PanelLinear(weight, bias, int8=self.int8, activation="silu")
+            return PanelLinear(weight, bias, int8=self.int8, activation=linear.activation)
         form = self.of_weight(weight, bias)
-        return None if form is None else Gated(form)
+        return None if form is None else Gated(form, linear.activation)
 
     def of_weight(
         self, weight: Tensor, bias: Tensor | None, *, wide: bool = False

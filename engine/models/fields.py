@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -41,26 +41,40 @@ class Fields:
     what Hugging Face configurations mean by it.
     """
 
-    def __init__(self, values: Mapping[str, Any], *, name: str) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], *, name: str, called: Mapping[str, str] | None = None
+    ) -> None:
+        """Read `values`, in which a field has the name that `called` has for it, if it has one."""
         self._values = values
         self._name = name
+        self._called = called or {}
+
+    def calling(self, **called: str) -> Fields:
+        """Return the same fields, for an object that has other names for the usual ones."""
+        return Fields(self._values, name=self._name, called=called)
 
     def __contains__(self, field: str) -> bool:
-        return self._values.get(field) is not None
+        return self.raw(field) is not None
 
     def is_null(self, field: str) -> bool:
         """Return whether the field is present and null."""
-        return field in self._values and self._values[field] is None
+        return self._called.get(field, field) in self._values and self.raw(field) is None
 
     def names(self) -> list[str]:
         return list(self._values)
 
     def raw(self, field: str) -> Any:
         """Return the unchecked value, None where it is absent."""
-        return self._values.get(field)
+        return self._values.get(self._called.get(field, field))
 
     def error(self, field: str, problem: str) -> CheckpointError:
-        return CheckpointError(f"{self._name}: {field}: {problem}")
+        return CheckpointError(self.message(field, problem))
+
+    def unsupported(self, field: str, problem: str) -> UnsupportedError:
+        return UnsupportedError(self.message(field, problem))
+
+    def message(self, field: str, problem: str) -> str:
+        return f"{self._name}: {self._called.get(field, field)}: {problem}"
 
     def integer(self, field: str, *, default: T | int = _REQUIRED, minimum: int = 1) -> T | int:
         value = self._get(field, default)
@@ -97,7 +111,7 @@ class Fields:
 
     def texts(self, field: str) -> list[str] | None:
         """Return a list of strings, None where it is absent."""
-        value = self._values.get(field)
+        value = self.raw(field)
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -106,7 +120,7 @@ class Fields:
 
     def integers(self, field: str) -> tuple[int, ...]:
         """Return one integer or a list of them as a tuple, empty where it is absent."""
-        value = self._values.get(field)
+        value = self.raw(field)
         items = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
             raise self._wrong(field, value, "an integer or a list of integers")
@@ -114,7 +128,7 @@ class Fields:
 
     def child(self, field: str) -> Fields | None:
         """Return a nested object, None where it is absent or empty."""
-        value = self._values.get(field)
+        value = self.raw(field)
         if value is None:
             return None
         if not isinstance(value, dict):
@@ -122,7 +136,7 @@ class Fields:
         return Fields(value, name=f"{self._name}: {field}") if value else None
 
     def _get(self, field: str, default: Any) -> Any:
-        value = self._values.get(field)
+        value = self.raw(field)
         if value is not None:
             return value
         if default is _REQUIRED:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from engine.layers.attention import LayerCache
 from engine.layers.panel_linear import PanelLinear
 from engine.models.batch import Batch
-from engine.models.causal_lm import DecoderLayer
+from engine.models.decoder import DecoderLayer
+from engine.models.spec import LayerSpec, NormSpec
 from kernels.cpu.decoder_layers import decoder_layers
 
 
@@ -29,7 +30,7 @@ class FusedLayers(nn.Module):
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            norm_eps=layers[0].input_layernorm.eps,
+            norm_eps=layers[0].spec.norm.eps,
             split_keys=split_keys,
         )
         for layer in layers:
@@ -66,20 +67,34 @@ class FusedLayers(nn.Module):
         return dict(self._layers.take_seconds())
 
 
-def can_fuse(layers: Iterable[DecoderLayer]) -> bool:
-    """Return whether `layers` can be fused: all their projections are `PanelLinear`."""
+def can_fuse(layers: Sequence[DecoderLayer]) -> bool:
+    """Return whether `layers` can be fused: they are Llama's, and their projections panels."""
     return all(
-        isinstance(projection, PanelLinear)
+        _is_llama(layer.spec, layers[0].spec)
+        and all(isinstance(each, PanelLinear) for each in _projections(layer).values())
         for layer in layers
-        for projection in _projections(layer).values()
+    )
+
+
+def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
+    """Return whether the operation computes such a layer, in one call with the layer `first`."""
+    attention = layer.attention
+    return (
+        layer.norms == "pre"
+        and layer.norm == first.norm == NormSpec("rms", layer.norm.eps)
+        and attention.qk_norm in (None, layer.norm)
+        and attention.rope == first.attention.rope
+        and attention.rotary_dim == attention.head_dim
+        and attention.scale == attention.head_dim**-0.5
+        and layer.mlp.activation == "silu"
     )
 
 
 def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
     attention = layer.self_attn
     tensors: dict[str, Tensor] = {
-        "input_layernorm.weight": layer.input_layernorm.weight,
-        "post_attention_layernorm.weight": layer.post_attention_layernorm.weight,
+        "input_layernorm.weight": layer.attention_norm.weight,
+        "post_attention_layernorm.weight": layer.mlp_norm.weight,
     }
     for name, norm in (("q_norm", attention.q_norm), ("k_norm", attention.k_norm)):
         if norm is not None:

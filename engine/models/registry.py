@@ -1,69 +1,48 @@
-"""The architectures that Trident serves. Importing this imports neither torch nor their modules."""
+"""The architectures that Trident serves, each with the file of its family. Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+from pathlib import Path
 
-from engine.errors import UnsupportedError
+from engine.models.fields import Fields, read_json_object
+from engine.models.spec import ModelSpec
 
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """Where an architecture is implemented, and the defaults of its `config.json`.
-
-    Attributes:
-        module: defines the class that has the architecture's name.
-        num_kv_heads, head_dim: defaults; None derives them from num_heads.
-        sliding_window: default.
-        window_switch: a window applies only with `use_sliding_window`, from layer
-            `max_window_layers` on or as `layer_types` says.
-        attention_bias, mlp_bias: whether the field of this name is read. Without `attention_bias`,
-            `qkv_bias` says whether q, k and v have a bias; nothing else has one.
-    """
-
-    module: str
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    sliding_window: int | None = None
-    window_switch: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    qkv_bias: bool = False
-
-
-ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture("engine.models.llama", attention_bias=True, mlp_bias=True),
-    "MistralForCausalLM": Architecture(
-        "engine.models.mistral", num_kv_heads=8, sliding_window=4096
-    ),
-    "Qwen2ForCausalLM": Architecture(
-        "engine.models.qwen2",
-        num_kv_heads=32,
-        sliding_window=4096,
-        window_switch=True,
-        qkv_bias=True,
-    ),
-    "Qwen3ForCausalLM": Architecture(
-        "engine.models.qwen3",
-        num_kv_heads=32,
-        head_dim=128,
-        sliding_window=4096,
-        window_switch=True,
-        attention_bias=True,
-    ),
+# Architecture, as `config.json` names it -> file in `engine.models.families`.
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
 }
 
 
-def find_architecture(names: list[str]) -> str:
-    """Return the first of a checkpoint's architectures that Trident serves.
+def read_model_spec(path: Path) -> ModelSpec:
+    """Read `config.json` in the checkpoint folder `path`.
 
     Raises:
-        UnsupportedError: it serves none of them.
+        UnsupportedError: an architecture or feature that Trident does not serve.
+        CheckpointError: the file or a field of it is missing or wrong.
     """
+    fields = Fields(read_json_object(path / "config.json"), name="config.json")
+    architecture = _find_architecture(fields)
+    for field in ("quantization_config", "dual_chunk_attention_config"):
+        if field in fields:
+            raise fields.unsupported(field, "is not supported by this version")
+    family = importlib.import_module(f"engine.models.families.{FAMILIES[architecture]}")
+    spec: ModelSpec = family.parse(fields, architecture)
+    return spec
+
+
+def _find_architecture(fields: Fields) -> str:
+    """Return the first of a checkpoint's architectures that Trident serves."""
+    names = fields.texts("architectures")
+    if names is None:
+        raise fields.error("architectures", "is missing")
     for name in names:
-        if name in ARCHITECTURES:
+        if name in FAMILIES:
             return name
-    raise UnsupportedError(
-        f"config.json: architectures: {', '.join(names) or 'none'} is not supported; "
-        f"supported: {', '.join(ARCHITECTURES)}"
+    raise fields.unsupported(
+        "architectures",
+        f"{', '.join(names) or 'none'} is not supported; supported: {', '.join(FAMILIES)}",
     )

@@ -11,7 +11,7 @@ from engine.models.fields import Fields
 _DEFAULT_THETA = 10_000.0
 
 
-def parse_rope(config: Fields, *, max_positions: int) -> Rope:
+def parse_rope(config: Fields) -> Rope:
     """Read the rope settings of a `config.json`.
 
     Accepts `rope_theta` with `rope_scaling` (`type` or `rope_type`), and `rope_parameters` of
@@ -21,6 +21,7 @@ def parse_rope(config: Fields, *, max_positions: int) -> Rope:
         UnsupportedError: an unknown scaling, or one that rotates only a part of each head.
         CheckpointError: a field is missing or wrong.
     """
+    max_positions = config.integer("max_position_embeddings")
     source = config.child("rope_scaling") or config.child("rope_parameters")
     rope = source or Fields({}, name="config.json: rope_parameters")
     for field in rope.names():

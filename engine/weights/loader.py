@@ -61,7 +61,9 @@ def load_weights(
     """
     stored = read_headers(path)
     kv_scales = [stored.pop(name) for name in [*stored] if is_kv_scale(name)]
-    placed = match_tensors(stored, destinations(model), tied=model.lm_head is None)
+    names = model.spec.tensor_names
+    tied = model.lm_head is None
+    placed = match_tensors(stored, destinations(model, names), names, tied=tied)
     load_kv_scales(model, kv_scales)
     spans = list(split_into_spans(placed, _SPAN_BYTES))
     total = sum(span.num_bytes for span in spans)

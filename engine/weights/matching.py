@@ -9,59 +9,69 @@ from torch import Tensor, nn
 from engine.errors import CheckpointError
 from engine.layers.linear import Linear
 from engine.layers.vocabulary import Embedding
+from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.weights.headers import FLOATS, StoredTensor
 from engine.weights.reading import hold_equal_values
 
-_EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 
-# Buffers found in old checkpoints, although they follow from the configuration.
-_HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
+def destinations(model: nn.Module, names: TensorNames) -> dict[str, Tensor]:
+    """Return the destination of each tensor of a checkpoint, by our name of it.
 
-
-def destinations(model: nn.Module) -> dict[str, Tensor]:
-    """Return the destination of each checkpoint tensor, by its name; all are contiguous."""
+    It has the shape in which the checkpoint stores the tensor, and may be strided.
+    """
     places: dict[str, Tensor] = {}
     for path, module in model.named_modules():
-        if isinstance(module, Linear):
-            # The parts of a stacked projection replace the module's own name.
-            parent = path.rpartition(".")[0]
+        # The projections that a linear stacks are named beside it.
+        parent, _, name = path.rpartition(".")
+        tensors: dict[str, Tensor]
+        if isinstance(module, Linear) and name in names.stacked:
+            tensors = {f"{name}.{key}": tensor for key, tensor in module.named_parameters()}
+        elif isinstance(module, (Linear, Embedding)):
             tensors = module.destinations()
         else:
-            parent = path
-            tensors = dict(module.named_parameters(recurse=False))
-            if isinstance(module, Embedding):
-                tensors["weight"] = module.rows  # without the padding
+            parent, tensors = path, dict(module.named_parameters(recurse=False))
         for name, tensor in tensors.items():
+            if names.transposed and isinstance(module, Linear) and tensor.dim() == 2:
+                tensor = tensor.t()
             places[f"{parent}.{name}" if parent else name] = tensor
     return places
 
 
 def match_tensors(
-    stored: Mapping[str, StoredTensor], places: Mapping[str, Tensor], *, tied: bool
+    stored: Mapping[str, StoredTensor],
+    places: Mapping[str, Tensor],
+    names: TensorNames,
+    *,
+    tied: bool,
 ) -> list[tuple[StoredTensor, Tensor]]:
     """Return every tensor to load with its destination, which has the same shape.
 
     Args:
+        stored: the checkpoint's tensors, by its names of them.
+        places: what `destinations` returned.
+        names: how the checkpoint names our tensors.
         tied: whether the LM head shares the embedding's weight.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, of a wrong shape or an unsupported dtype, or
             a tied checkpoint has a head that differs from its embedding.
     """
-    if tied and _HEAD in stored:
-        if _EMBEDDING in stored:
-            _require_tied(stored[_EMBEDDING], stored[_HEAD])
-            stored = {name: tensor for name, tensor in stored.items() if name != _HEAD}
+    prefix = names.find_prefix(stored)
+    places = {names.of(name, prefix): place for name, place in places.items()}
+    embedding, head = names.of(EMBEDDING, prefix), names.of(HEAD, prefix)
+    if tied and head in stored:
+        if embedding in stored:
+            _require_tied(stored[embedding], stored[head])
+            stored = {name: tensor for name, tensor in stored.items() if name != head}
         else:
-            places = {_HEAD if name == _EMBEDDING else name: to for name, to in places.items()}
+            places = {head if name == embedding else name: to for name, to in places.items()}
     for name in places:
         if name not in stored:
             raise CheckpointError(f"{name}: missing from the checkpoint")
     for name, tensor in stored.items():
-        if name.endswith(_HARMLESS_SUFFIXES):
-            continue
         if name not in places:
+            if names.is_ignored(name):
+                continue
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
             )
@@ -90,6 +100,6 @@ def _require_tied(embedding: StoredTensor, head: StoredTensor) -> None:
         require_float(tensor)
     if not hold_equal_values(embedding, head):
         raise CheckpointError(
-            f"{_HEAD}: differs from {_EMBEDDING}, although config.json ties them; set "
+            f"{head.name}: differs from {embedding.name}, although config.json ties them; set "
             "tie_word_embeddings to false to use both"
         )

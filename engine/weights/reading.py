@@ -36,7 +36,7 @@ class Span:
 
     tensor: StoredTensor
     start: int  # first element
-    destination: Tensor  # [n], contiguous
+    destination: Tensor  # of any shape and strides
 
     @property
     def num_bytes(self) -> int:
@@ -50,11 +50,16 @@ def split_into_spans(
     """Cut tensors into spans of at most `max_bytes`, in file order.
 
     Args:
-        placed: tensors, each with a contiguous destination of its shape.
+        placed: tensors, each with a destination of its shape. A strided one is cut into whole rows.
     """
     for tensor, place in sorted(placed, key=lambda pair: (pair[0].file, pair[0].offset)):
         start = 0
-        for part in torch.split(place.view(-1), max_bytes // tensor.dtype.itemsize):
+        num_elements = max_bytes // tensor.dtype.itemsize
+        if place.is_contiguous():
+            parts = torch.split(place.view(-1), num_elements)
+        else:
+            parts = torch.split(place, max(1, num_elements * len(place) // place.numel()))
+        for part in parts:
             yield Span(tensor, start, part)
             start += part.numel()
 
@@ -140,6 +145,9 @@ def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
         if buffer.pending is not None:
             buffer.pending.synchronize()
         _read_into(buffer.memory[: span.num_bytes], file, span.tensor, span.start)
+    elif not span.destination.is_contiguous():
+        elements = _read_elements(file, span.tensor, span.start, span.destination.numel())
+        span.destination.copy_(elements.view(span.destination.shape))
     elif span.destination.dtype == span.tensor.dtype:
         _read_into(span.destination.view(torch.uint8), file, span.tensor, span.start)
     else:

@@ -23,7 +23,7 @@ class Copier(Protocol):
     pinned: bool  # whether the buffers must be page-locked
 
     def copy(self, source: Tensor, destination: Tensor) -> Transfer:
-        """Start to copy `source` [n] on the host to `destination` [n]."""
+        """Start to copy `source` on the host to `destination`, of the same shape."""
 
     def finish(self) -> None:
         """Wait until all copies are done."""
@@ -81,11 +81,15 @@ class Staging:
         return Buffer(torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=pinned))
 
     def send(self, buffer: Buffer, dtype: torch.dtype, destination: Tensor) -> None:
-        """Start to copy a buffer's first elements, of type `dtype`, to `destination` [n]; reuse it.
+        """Start to copy a buffer's first elements, of type `dtype`, to `destination`; reuse it.
 
         The copy may continue after the return, until `finish`.
         """
-        source = buffer.memory[: destination.numel() * dtype.itemsize].view(dtype)
+        source = (
+            buffer.memory[: destination.numel() * dtype.itemsize]
+            .view(dtype)
+            .view(destination.shape)
+        )
         buffer.pending = self._copier.copy(source, destination)
         self._free.append(buffer)
 

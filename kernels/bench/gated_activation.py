@@ -11,15 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.bench.case import ELEMENTWISE, LLAMA, MODELS, Case, Work, numel_bytes, randn
-from kernels.gated_activation import gelu_mul, silu_mul
+from kernels.gated_activation import gated_activation
 
 
 def _silu(tokens: int, inner: int, dtype: torch.dtype, device: torch.device) -> Work:
-    return _work(silu_mul, _torch_silu, tokens, inner, dtype, device)
+    return _work(
+        partial(gated_activation, activation="silu"), _torch_silu, tokens, inner, dtype, device
+    )
 
 
 def _gelu(tokens: int, inner: int, dtype: torch.dtype, device: torch.device) -> Work:
-    return _work(partial(gelu_mul, approximate="tanh"), _torch_gelu, tokens, inner, dtype, device)
+    return _work(
+        partial(gated_activation, activation="gelu_tanh"), _torch_gelu, tokens, inner, dtype, device
+    )
 
 
 def _work(

@@ -1,6 +1,6 @@
 import torch
 
-from kernels.gated_activation import gelu_mul, silu_mul
+from kernels.gated_activation import gated_activation
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import Compiled, compile_call
 
@@ -16,16 +16,16 @@ def _check_wide(found: list[Compiled]) -> None:
 @each_gpu
 def test_models(gpu: str) -> None:
     llama = torch.empty(64, 2 * 14336, dtype=torch.bfloat16, device="meta")
-    _check_wide(compile_call(gpu, silu_mul, llama))
+    _check_wide(compile_call(gpu, gated_activation, llama, "silu"))
     gemma = torch.empty(64, 2 * 9216, dtype=torch.bfloat16, device="meta")
-    _check_wide(compile_call(gpu, gelu_mul, gemma, "tanh"))
+    _check_wide(compile_call(gpu, gated_activation, gemma, "gelu_tanh"))
 
 
 def test_rows_that_do_not_fill_their_tiles() -> None:
     qwen = torch.empty(64, 2 * 4864, dtype=torch.bfloat16, device="meta")
-    _check_wide(compile_call("sm_90", silu_mul, qwen))
+    _check_wide(compile_call("sm_90", gated_activation, qwen, "silu"))
 
 
 def test_the_error_function() -> None:
     gate_up = torch.empty(64, 2 * 4096, dtype=torch.float16, device="meta")
-    _check_wide(compile_call("sm_90", gelu_mul, gate_up))
+    _check_wide(compile_call("sm_90", gated_activation, gate_up, "gelu"))

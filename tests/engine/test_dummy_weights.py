@@ -12,7 +12,8 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
+from engine.models.tensor_names import LLAMA_NAMES
 from engine.weights import fill_with_random_weights, initialise_weights, load_weights
 from engine.weights.matching import destinations
 from tests.factories import paged_model
@@ -33,7 +34,7 @@ def shape_only(folder: Path, architecture: str = "LlamaForCausalLM", **settings:
 
 def build(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
     """Return a model whose parameters hold what a fill that leaves something out would leave."""
-    model = build_model(ModelConfig.from_hf(path), max_model_len=16, dtype=dtype, device=CPU)
+    model = build_model(read_model_spec(path), max_model_len=16, dtype=dtype, device=CPU)
     for parameter in model.parameters():
         parameter.fill_(float("nan"))
     return model
@@ -119,8 +120,8 @@ def test_auto_loads_the_checkpoint(tmp_path: Path) -> None:
     initialise_weights(
         model, tmp_path, load_format="auto", seed=0, on_progress=lambda *r: reports.append(r)
     )
-    wanted = destinations(expected)
-    for name, found in destinations(model).items():
+    wanted = destinations(expected, LLAMA_NAMES)
+    for name, found in destinations(model, LLAMA_NAMES).items():
         assert torch.equal(found, wanted[name]), name
     assert reports[-1][0] == reports[-1][1]
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from engine.errors import CheckpointError
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
+from engine.models.spec import ModelSpec
 from engine.weights import SINGLE, load_weights
 from tests.factories.checkpoints import write_checkpoint
 
@@ -27,14 +28,14 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+def config(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     path = tmp_path_factory.mktemp("config")
     write_checkpoint(path)
-    return ModelConfig.from_hf(path)
+    return read_model_spec(path)
 
 
 def load(
-    path: Path, config: ModelConfig, tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor]
+    path: Path, config: ModelSpec, tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor]
 ) -> CausalLM:
     save_file({**tensors, **{f"{LAYER}.{name}": t for name, t in scales.items()}}, path / SINGLE)
     model = build_model(config, max_model_len=16, dtype=torch.bfloat16, device=torch.device("cpu"))
@@ -70,7 +71,7 @@ def load(
 )
 def test_what_the_names_mean(
     tmp_path: Path,
-    config: ModelConfig,
+    config: ModelSpec,
     tensors: Mapping[str, Tensor],
     scales: Mapping[str, Tensor],
     k_scale: list[float],
@@ -100,7 +101,7 @@ def test_what_the_names_mean(
 )
 def test_a_wrong_scale_is_refused(
     tmp_path: Path,
-    config: ModelConfig,
+    config: ModelSpec,
     tensors: Mapping[str, Tensor],
     scales: Mapping[str, Tensor],
     message: str,
@@ -110,7 +111,7 @@ def test_a_wrong_scale_is_refused(
 
 
 def test_a_scale_of_a_layer_that_is_not_there_is_refused(
-    tmp_path: Path, config: ModelConfig, tensors: Mapping[str, Tensor]
+    tmp_path: Path, config: ModelSpec, tensors: Mapping[str, Tensor]
 ) -> None:
     beyond = {**tensors, "model.layers.3.self_attn.k_scale": torch.ones(1)}
     with pytest.raises(CheckpointError, match=r"^model\.layers\.3\.self_attn\.k_scale: is of a la"):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from engine.errors import CheckpointError
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 from engine.weights import INDEX, SINGLE, load_weights
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.exact import ExactModel, assert_as_accurate, decoded_logits
@@ -24,7 +24,7 @@ TOKENS = random.Random(0).choices(range(160), k=30)
 
 
 def _build(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
-    config = ModelConfig.from_hf(path)
+    config = read_model_spec(path)
     return build_model(config, max_model_len=16, dtype=dtype, device=CPU)
 
 

@@ -14,7 +14,7 @@ from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.build import build_model
 from engine.models.conversion import check_deterministic, convert_weights
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 from engine.weights import load_weights
 from tests.factories.batches import BatchRow, build_batch
 
@@ -51,8 +51,8 @@ class PagedModel:
         quantization: Quantization | None = None,
     ) -> None:
         """Convert the weights if they are to be deterministic."""
-        self.config = ModelConfig.from_hf(path)
-        self.model = build_model(self.config, max_model_len=max_model_len, dtype=dtype, device=CPU)
+        self.spec = read_model_spec(path)
+        self.model = build_model(self.spec, max_model_len=max_model_len, dtype=dtype, device=CPU)
         load_weights(self.model, path)
         if deterministic:
             check_deterministic(self.model, CPU)
@@ -62,9 +62,9 @@ class PagedModel:
         self._cache = allocate_kv_cache(
             num_blocks,
             block_size,
-            num_layers=self.config.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
+            num_layers=self.spec.num_layers,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
             dtype=dtype,
             device=CPU,
         )

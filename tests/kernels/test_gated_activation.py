@@ -1,19 +1,13 @@
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
-from kernels.gated_activation import gelu_mul, reference, silu_mul
+from kernels.cpu.activation import ACTIVATIONS, Activation
+from kernels.gated_activation import gated_activation, reference
 from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn, take_path
 from tests.kernels.vast_memory import vast_zeros
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu_mul,
-    "gelu": gelu_mul,
-    "gelu_tanh": lambda gate_up: gelu_mul(gate_up, "tanh"),
-}
 each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
@@ -24,7 +18,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return request.param
 
 
-def _formula(activation: str, x: float) -> float:
+def _formula(activation: Activation, x: float) -> float:
     if activation == "silu":
         return x / (1 + math.exp(-x))
     if activation == "gelu":
@@ -33,7 +27,7 @@ def _formula(activation: str, x: float) -> float:
 
 
 @each_activation
-def test_the_reference_is_the_formula(activation: str) -> None:
+def test_the_reference_is_the_formula(activation: Activation) -> None:
     gate = torch.linspace(-6, 6, 101, device=DEVICE)
     expected = torch.tensor([_formula(activation, x) for x in gate.tolist()], device=DEVICE)
     assert_close(reference(torch.cat((gate, gate)), activation), expected * gate)
@@ -42,10 +36,10 @@ def test_the_reference_is_the_formula(activation: str) -> None:
 @each_dtype
 @each_activation
 @pytest.mark.parametrize("shape", [(1, 1), (7, 31), (3, 2, 100), (2, 0, 5), (1, 1025), (2, 2560)])
-def test_any_shape(shape: tuple[int, ...], activation: str, dtype: torch.dtype) -> None:
+def test_any_shape(shape: tuple[int, ...], activation: Activation, dtype: torch.dtype) -> None:
     gate_up = padded(randn(*shape[:-1], 2 * shape[-1], dtype=dtype) * 3)
     before = gate_up.clone()
-    out = ACTIVATIONS[activation](gate_up)
+    out = gated_activation(gate_up, activation)
     assert out.dtype == dtype
     assert out.shape == shape
     assert out.is_contiguous()
@@ -54,9 +48,9 @@ def test_any_shape(shape: tuple[int, ...], activation: str, dtype: torch.dtype) 
 
 
 @each_activation
-def test_the_kernel_is_torchs_own_to_the_last_bits(activation: str) -> None:
+def test_the_kernel_is_torchs_own_to_the_last_bits(activation: Activation) -> None:
     gate = torch.cat((torch.linspace(-30, 30, 4001), randn(95).cpu())).to(DEVICE)
-    out = ACTIVATIONS[activation](torch.cat((gate, torch.ones_like(gate))))
+    out = gated_activation(torch.cat((gate, torch.ones_like(gate))), activation)
     expected = reference(torch.cat((gate, torch.ones_like(gate))), activation)
     # Far below zero the result is a difference of nearly equal numbers, in torch too.
     torch.testing.assert_close(out, expected, rtol=2e-6, atol=1e-6)
@@ -64,34 +58,34 @@ def test_the_kernel_is_torchs_own_to_the_last_bits(activation: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow")  # NumPy's, of the cube: infinity is fine
 @each_activation
-def test_large_gates_do_not_overflow(activation: str) -> None:
+def test_large_gates_do_not_overflow(activation: Activation) -> None:
     gate = torch.tensor([-6e4, -1e3, -100.0, 100.0, 1e3, 6e4], dtype=torch.float16, device=DEVICE)
-    out = ACTIVATIONS[activation](torch.cat((gate, torch.ones_like(gate))))
+    out = gated_activation(torch.cat((gate, torch.ones_like(gate))), activation)
     assert out.tolist() == [0, 0, 0, *gate[3:].tolist()]
     wide = torch.tensor([-1e38, 1e38], device=DEVICE)
-    out = ACTIVATIONS[activation](torch.cat((wide, torch.ones_like(wide))))
+    out = gated_activation(torch.cat((wide, torch.ones_like(wide))), activation)
     assert out.tolist() == [0, wide[1].item()]
     nan = torch.tensor([float("nan"), 1.0], device=DEVICE)
-    assert ACTIVATIONS[activation](nan).isnan().all()
+    assert gated_activation(nan, activation).isnan().all()
 
 
 def test_addresses_beyond_two_to_the_31() -> None:
     memory = vast_zeros(2**32 + 64).view(torch.float16)
     gate_up = memory.as_strided((3, 16), (2**30, 1)).copy_(randn(3, 16))
-    assert_close(silu_mul(gate_up), reference(gate_up, "silu"))
+    assert_close(gated_activation(gate_up, "silu"), reference(gate_up, "silu"))
 
 
 def test_wrong_arguments_are_named() -> None:
     ones = torch.ones(2, 4, device=DEVICE)
     with pytest.raises(ValueError, match="gate_up: the last dimension must be even"):
-        silu_mul(ones[:, :3])
+        gated_activation(ones[:, :3], "silu")
     with pytest.raises(ValueError, match="gate_up: the last dimension must be even and positive"):
-        silu_mul(ones[:, :0])
+        gated_activation(ones[:, :0], "silu")
     with pytest.raises(ValueError, match="gate_up: the last dimension must be even"):
-        silu_mul(ones[0, 0])
+        gated_activation(ones[0, 0], "silu")
     with pytest.raises(ValueError, match="gate_up: must be"):
-        gelu_mul(ones.int())
+        gated_activation(ones.int(), "gelu")
     with pytest.raises(ValueError, match="gate_up: the last dimension must be contiguous"):
-        gelu_mul(ones.mT)
-    with pytest.raises(ValueError, match='approximate: must be "none" or "tanh"'):
-        gelu_mul(ones, "exact")
+        gated_activation(ones.mT, "gelu")
+    with pytest.raises(ValueError, match="activation: must be one of silu, gelu, gelu_tanh"):
+        gated_activation(ones, "exact")  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from engine.execution.memory.gpu_memory_profile import (
     gib,
     gpu_share,
 )
-from engine.models.model_config import ModelConfig
+from engine.models.spec import ModelSpec
 from kernels.paged_cache import FP8
 
 # Share of the memory that is free after the weights are loaded; the rest is for activations, the
@@ -53,7 +53,7 @@ def kv_cache_dtype(config: ResolvedConfig, dtype: torch.dtype) -> torch.dtype:
 
 def plan_kv_cache(
     config: ResolvedConfig,
-    model_config: ModelConfig,
+    model_spec: ModelSpec,
     *,
     max_model_len: int,
     dtype: torch.dtype,
@@ -75,7 +75,7 @@ def plan_kv_cache(
             length asked for does not fit; or a cache of the size asked for does not.
     """
     assert (profile is None) == (device.type != "cuda")
-    bytes_per_block = model_config.kv_bytes_per_token(dtype) * config.block_size
+    bytes_per_block = model_spec.kv_bytes_per_token(dtype) * config.block_size
     free = _free_bytes(device) if profile is None else profile.free
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override

@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 
 from engine.config import EngineConfig
 from engine.hub import resolve_checkpoint
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 
 # Below it a step is short, and its responses so many that the server needs the cores more.
 _WIDE = 512  # hidden_size
@@ -26,6 +26,6 @@ def set_wait(config: EngineConfig, environ: MutableMapping[str, str] = os.enviro
     Raises:
         CheckpointError: the model's configuration cannot be found or read.
     """
-    model = ModelConfig.from_hf(resolve_checkpoint(config.model, weights=False))
+    model = read_model_spec(resolve_checkpoint(config.model, weights=False))
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     environ.setdefault("GOMP_SPINCOUNT", _LONG if model.hidden_size >= _WIDE else _SHORT)

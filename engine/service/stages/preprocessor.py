@@ -21,7 +21,7 @@ from engine.limits import (
     check_size,
     max_prompt_characters,
 )
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 from engine.protocol import ResponseOptions
 from engine.sampling_params import SamplingParams
 from engine.service.stages.request_inputs import RequestInputs, requested_outputs
@@ -83,7 +83,7 @@ class Preprocessor:
         checkpoint = resolve_checkpoint(config.model, weights=False)
         tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
         defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer)
-        model = ModelConfig.from_hf(checkpoint)
+        model = read_model_spec(checkpoint)
         return cls(
             tokenizer,
             defaults,

@@ -11,7 +11,8 @@ from engine.bench.checkpoint import write_checkpoint
 from engine.bench.shapes import LLAMA_8B, QWEN_0_5B, QWEN_1_5B, SHAPES, TINY, Shape
 from engine.bench.workload import FULL
 from engine.models.build import build_model
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
+from engine.models.tensor_names import LLAMA_NAMES
 from engine.text.tokenizer import Tokenizer
 from engine.weights.matching import destinations
 
@@ -23,12 +24,12 @@ PARAMETERS = {"0.5b": 494_032_768, "1.5b": 1_543_714_304, "8b": 8_030_261_248}
 @pytest.mark.parametrize("shape", [*SHAPES, TINY], ids=lambda shape: shape.label)
 def test_engine_and_transformers_build_models_of_the_shape(shape: Shape, tmp_path: Path) -> None:
     write_checkpoint(shape, tmp_path)
-    config = ModelConfig.from_hf(tmp_path)
+    config = read_model_spec(tmp_path)
     meta = torch.device("meta")
     ours = build_model(config, max_model_len=32, dtype=torch.bfloat16, device=meta)
     with meta:
         theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    for tensors in (destinations(ours).values(), theirs.parameters()):
+    for tensors in (destinations(ours, LLAMA_NAMES).values(), theirs.parameters()):
         assert sum(tensor.numel() for tensor in tensors) == shape.parameters
     assert PARAMETERS.get(shape.label, shape.parameters) == shape.parameters
     assert config.kv_bytes_per_token(torch.bfloat16) == shape.kv_bytes_per_token

@@ -18,7 +18,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.schedule import ALLOWED, SKIPPED, Samples, SamplingBatch, Schedule
 from engine.execution.loading import load_model
 from engine.execution.pending_step import Runner
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 from engine.protocol import AddRequest
 from engine.token_ids import pack_token_ids
 
@@ -59,8 +59,8 @@ def settings(checkpoint: Path) -> EngineConfig:
 def run_steps(checkpoint: Path, pipe: Connection) -> None:
     """Answer each (schedule, sampling batch) with its samples; end with the pipe."""
     config = settings(checkpoint)
-    model_config = ModelConfig.from_hf(checkpoint)
-    runner = load_model(config, checkpoint, model_config, list, lambda text: None).runner
+    model_spec = read_model_spec(checkpoint)
+    runner = load_model(config, checkpoint, model_spec, list, lambda text: None).runner
     pipe.send("ready")
     try:
         while True:

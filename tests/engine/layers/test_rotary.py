@@ -46,8 +46,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def _parse(settings: dict[str, Any]) -> Rope:
-    fields = Fields({"rope_parameters": settings}, name="config.json")
-    return parse_rope(fields, max_positions=MAX_POSITIONS)
+    values = {"rope_parameters": settings, "max_position_embeddings": MAX_POSITIONS}
+    return parse_rope(Fields(values, name="config.json"))
 
 
 def _theirs(settings: dict[str, Any], positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from engine.demo import CHECKPOINT_DIR
 from engine.errors import UnsupportedError
 from engine.execution.attention.triton_attention import TritonAttention
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 
 SERVED: dict[str, Any] = {
     "num_heads": 8,
@@ -26,7 +26,7 @@ def test_blocks_of_another_size_are_refused(block_size: int) -> None:
 
 @pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_the_bundled_model_is_served(kv_cache_dtype: torch.dtype) -> None:
-    config = ModelConfig.from_hf(CHECKPOINT_DIR)
+    config = read_model_spec(CHECKPOINT_DIR)
     TritonAttention(16).check(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,

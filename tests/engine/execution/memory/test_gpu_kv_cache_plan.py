@@ -16,7 +16,8 @@ from engine.execution.memory.kv_cache_plan import (
     kv_cache_dtype,
     plan_kv_cache,
 )
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
+from engine.models.spec import ModelSpec
 from tests.factories.checkpoints import write_checkpoint
 
 CUDA = torch.device("cuda")
@@ -26,20 +27,20 @@ BLOCK = 2 * 3 * 2 * 16 * 2 * 16
 
 
 @pytest.fixture(scope="module")
-def model_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+def model_spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     path = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(path)
-    return ModelConfig.from_hf(path)
+    return read_model_spec(path)
 
 
 def config(**settings: object) -> ResolvedConfig:
     return resolve(EngineConfig.parse(settings), torch.device("cpu"))
 
 
-def plan(model_config: ModelConfig, profile: MemoryProfile, **settings: int) -> KVCachePlan:
+def plan(model_spec: ModelSpec, profile: MemoryProfile, **settings: int) -> KVCachePlan:
     return plan_kv_cache(
         config(**settings),
-        model_config,
+        model_spec,
         max_model_len=settings.get("max_model_len", 128),
         dtype=torch.bfloat16,
         device=CUDA,
@@ -61,23 +62,23 @@ def profile(
     return MemoryProfile(total, weights, activations, graphs, libraries, free)
 
 
-def test_the_cache_gets_what_the_share_has_left(model_config: ModelConfig) -> None:
-    assert plan(model_config, profile()).num_blocks == 900 - 500 - 100 - 10
+def test_the_cache_gets_what_the_share_has_left(model_spec: ModelSpec) -> None:
+    assert plan(model_spec, profile()).num_blocks == 900 - 500 - 100 - 10
     # Others may take what is not our share, and no more.
-    assert plan(model_config, profile(others=100 * BLOCK)).num_blocks == 290
-    assert plan(model_config, profile(others=150 * BLOCK)).num_blocks == 240
-    assert plan(model_config, profile(), max_num_seqs=2).num_blocks == 2 * 8 + 1
-    assert plan(model_config, profile(graphs=40 * BLOCK)).num_blocks == 250
+    assert plan(model_spec, profile(others=100 * BLOCK)).num_blocks == 290
+    assert plan(model_spec, profile(others=150 * BLOCK)).num_blocks == 240
+    assert plan(model_spec, profile(), max_num_seqs=2).num_blocks == 2 * 8 + 1
+    assert plan(model_spec, profile(graphs=40 * BLOCK)).num_blocks == 250
 
 
-def test_a_size_that_is_given_counts_instead_of_the_share(model_config: ModelConfig) -> None:
-    assert plan(model_config, profile(), kv_cache_memory_bytes=390 * BLOCK).num_blocks == 390
-    assert plan(model_config, profile(), num_gpu_blocks_override=390).num_blocks == 390
+def test_a_size_that_is_given_counts_instead_of_the_share(model_spec: ModelSpec) -> None:
+    assert plan(model_spec, profile(), kv_cache_memory_bytes=390 * BLOCK).num_blocks == 390
+    assert plan(model_spec, profile(), num_gpu_blocks_override=390).num_blocks == 390
     for settings in ({"kv_cache_memory_bytes": 391 * BLOCK}, {"num_gpu_blocks_override": 391}):
         with pytest.raises(
             InsufficientMemoryError, match=rf"^{next(iter(settings))}: .* of activations$"
         ):
-            plan(model_config, profile(), **settings)
+            plan(model_spec, profile(), **settings)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +124,14 @@ def test_a_size_that_is_given_counts_instead_of_the_share(model_config: ModelCon
     ],
 )
 def test_what_does_not_fit_is_named_with_what_to_set(
-    model_config: ModelConfig, found: MemoryProfile, settings: dict[str, int], message: str
+    model_spec: ModelSpec, found: MemoryProfile, settings: dict[str, int], message: str
 ) -> None:
     with pytest.raises(InsufficientMemoryError, match=message):
-        plan(model_config, found, **settings)
+        plan(model_spec, found, **settings)
 
 
-def test_a_length_that_nobody_asked_for_is_lowered(model_config: ModelConfig) -> None:
-    assert plan(model_config, profile(weights=786 * BLOCK)).max_model_len == 48
+def test_a_length_that_nobody_asked_for_is_lowered(model_spec: ModelSpec) -> None:
+    assert plan(model_spec, profile(weights=786 * BLOCK)).max_model_len == 48
 
 
 SIZES = st.integers(0, 1000 * BLOCK)
@@ -145,7 +146,7 @@ SIZES = st.integers(0, 1000 * BLOCK)
     utilization=st.floats(0.01, 1),
 )
 def test_the_cache_fits_beside_all_else(
-    model_config: ModelConfig,
+    model_spec: ModelSpec,
     weights: int,
     activations: int,
     libraries: int,
@@ -166,7 +167,7 @@ def test_the_cache_fits_beside_all_else(
     try:
         planned = plan_kv_cache(
             settings,
-            model_config,
+            model_spec,
             max_model_len=128,
             dtype=torch.bfloat16,
             device=CUDA,
@@ -178,24 +179,24 @@ def test_the_cache_fits_beside_all_else(
         assert planned.num_bytes == planned.num_blocks * BLOCK <= room < planned.num_bytes + BLOCK
 
 
-def test_float8_holds_twice_the_tokens(model_config: ModelConfig) -> None:
+def test_float8_holds_twice_the_tokens(model_spec: ModelSpec) -> None:
     dtype = kv_cache_dtype(config(kv_cache_dtype="fp8"), torch.bfloat16)
     assert dtype == kv_cache_dtype(config(kv_cache_dtype="fp8_e4m3"), torch.bfloat16)
     assert kv_cache_dtype(config(), torch.bfloat16) == torch.bfloat16
     planned = plan_kv_cache(
         config(max_num_seqs=512),
-        model_config,
+        model_spec,
         max_model_len=128,
         dtype=dtype,
         device=CUDA,
         profile=profile(),
     )
-    assert planned.num_blocks == 2 * plan(model_config, profile()).num_blocks == 2 * 290
+    assert planned.num_blocks == 2 * plan(model_spec, profile()).num_blocks == 2 * 290
     assert planned.num_bytes == 290 * BLOCK
     with pytest.raises(InsufficientMemoryError, match=r"or lower max_num_batched_tokens$"):
         plan_kv_cache(
             config(kv_cache_dtype="fp8", max_model_len=128),
-            model_config,
+            model_spec,
             max_model_len=128,
             dtype=dtype,
             device=CUDA,

@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError, UnsupportedError
 from engine.execution.devices import resolve
 from engine.execution.memory import kv_cache_plan
-from engine.models.model_config import ModelConfig
+from engine.models.registry import read_model_spec
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer
 
@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(checkpoint: Path, **settings: int) -> kv_cache_plan.KVCachePlan:
     return kv_cache_plan.plan_kv_cache(
         resolve(EngineConfig.parse(settings), CPU),
-        ModelConfig.from_hf(checkpoint),
+        read_model_spec(checkpoint),
         max_model_len=settings.get("max_model_len", 128),
         dtype=torch.float32,
         device=CPU,

@@ -1,6 +1,7 @@
 import json
 import math
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch
 
 from engine.errors import CheckpointError, UnsupportedError
 from engine.layers.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
-from engine.models import registry
-from engine.models.causal_lm import CausalLM
-from engine.models.model_config import ModelConfig
+from engine.models.registry import FAMILIES, read_model_spec
+from engine.models.spec import AttentionSpec, Gated, LayerSpec, ModelSpec, NormSpec
+from engine.models.tensor_names import TensorNames
 from tests.factories.checkpoints import ARCHITECTURES, ROPES, write_checkpoint
 
 LLAMA: dict[str, Any] = {
@@ -29,32 +30,26 @@ QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
 
 
-def _read(path: Path, fields: dict[str, Any] | str) -> ModelConfig:
+def _read(path: Path, fields: dict[str, Any] | str) -> ModelSpec:
     text = fields if isinstance(fields, str) else json.dumps(fields)
     (path / "config.json").write_text(text, encoding="utf-8")
-    return ModelConfig.from_hf(path)
+    return read_model_spec(path)
 
 
 def test_a_minimal_llama(tmp_path: Path) -> None:
-    assert _read(tmp_path, LLAMA) == ModelConfig(
+    attention = AttentionSpec(8, 8, 8, scale=8**-0.5, rope=DefaultRope(10000.0), rotary_dim=8)
+    layer = LayerSpec(attention, Gated(128, "silu"), NormSpec("rms", 1e-5), "pre")
+    assert _read(tmp_path, LLAMA) == ModelSpec(
         architecture="LlamaForCausalLM",
         vocab_size=1000,
         hidden_size=64,
-        intermediate_size=128,
-        num_layers=4,
-        num_heads=8,
-        num_kv_heads=8,
-        head_dim=8,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=512,
-        sliding_windows=(None,) * 4,
-        rope=DefaultRope(10000.0),
+        layers=(layer,) * 4,
+        norm=NormSpec("rms", 1e-5),
+        context_length=512,
         dtype="float32",
         tie_word_embeddings=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
         eos_token_ids=(),
+        tensor_names=TensorNames(),
     )
 
 
@@ -62,18 +57,18 @@ def test_a_minimal_llama(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rope", ROPES)
 def test_what_transformers_writes(architecture: str, rope: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, architecture, rope=rope, dtype=torch.bfloat16, vocab_size=16)
-    config = ModelConfig.from_hf(tmp_path)
+    config = read_model_spec(tmp_path)
     assert config.architecture == architecture
     assert (config.num_layers, config.num_heads, config.num_kv_heads) == (3, 4, 2)
     assert (config.vocab_size, config.head_dim, config.dtype) == (16, 16, "bfloat16")
     assert config.eos_token_ids == (2,)
-    assert type(config.rope).__name__.lower() == f"{rope}rope"
+    assert type(config.layers[0].attention.rope).__name__.lower() == f"{rope}rope"
 
 
-def test_every_architecture_is_tested_and_has_a_class() -> None:
-    assert set(registry.ARCHITECTURES) == set(ARCHITECTURES)
-    for name, architecture in registry.ARCHITECTURES.items():
-        assert issubclass(getattr(import_module(architecture.module), name), CausalLM)
+def test_every_architecture_is_tested_and_has_a_family() -> None:
+    assert set(FAMILIES) == set(ARCHITECTURES)
+    for family in FAMILIES.values():
+        assert callable(import_module(f"engine.models.families.{family}").parse)
 
 
 def test_kv_bytes_per_token(tmp_path: Path) -> None:
@@ -100,13 +95,13 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
         ({**LLAMA, "eos_token_id": [7, 0]}, "eos_token_ids", (7, 0)),
         ({**LLAMA, "eos_token_id": None}, "eos_token_ids", ()),
         ({**LLAMA, "tie_word_embeddings": True}, "tie_word_embeddings", True),
-        ({**LLAMA, "attention_bias": True}, "output_bias", True),
-        ({**LLAMA, "attention_bias": True}, "qkv_bias", True),
-        ({**LLAMA, "mlp_bias": True}, "mlp_bias", True),
-        (QWEN2, "qkv_bias", True),
-        (QWEN2, "output_bias", False),
-        (QWEN3, "qkv_bias", False),
-        ({**MISTRAL, "attention_bias": True}, "qkv_bias", False),
+        ({**LLAMA, "attention_bias": True}, "first.attention.output_bias", True),
+        ({**LLAMA, "attention_bias": True}, "first.attention.qkv_bias", True),
+        ({**LLAMA, "mlp_bias": True}, "first.mlp.bias", True),
+        (QWEN2, "first.attention.qkv_bias", True),
+        (QWEN2, "first.attention.output_bias", False),
+        (QWEN3, "first.attention.qkv_bias", False),
+        ({**MISTRAL, "attention_bias": True}, "first.attention.qkv_bias", False),
         (MISTRAL, "sliding_windows", (4096,) * 4),
         ({**MISTRAL, "sliding_window": None}, "sliding_windows", (None,) * 4),
         ({**MISTRAL, "sliding_window": 5}, "sliding_windows", (5,) * 4),
@@ -134,17 +129,21 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
         ),
         ({**QWEN3, "layer_types": ["sliding_attention"] * 4}, "sliding_windows", (None,) * 4),
         ({**LLAMA, "layer_types": ["full_attention"] * 4}, "sliding_windows", (None,) * 4),
-        ({**LLAMA, "rope_theta": 5e5}, "rope", DefaultRope(5e5)),
-        ({**LLAMA, "rope_scaling": None}, "rope", DefaultRope(10000.0)),
-        ({**LLAMA, "rope_parameters": {"rope_theta": 7.0}}, "rope", DefaultRope(7.0)),
+        ({**LLAMA, "rope_theta": 5e5}, "first.attention.rope", DefaultRope(5e5)),
+        ({**LLAMA, "rope_scaling": None}, "first.attention.rope", DefaultRope(10000.0)),
+        (
+            {**LLAMA, "rope_parameters": {"rope_theta": 7.0}},
+            "first.attention.rope",
+            DefaultRope(7.0),
+        ),
         (
             {**LLAMA, "rope_theta": 3e4, "rope_scaling": {"type": "linear", "factor": 2}},
-            "rope",
+            "first.attention.rope",
             LinearRope(3e4, 2),
         ),
         (
             {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.5}},
-            "rope",
+            "first.attention.rope",
             DynamicRope(10000.0, 2.5, 512),
         ),
         (
@@ -156,7 +155,7 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
                     "original_max_position_embeddings": 128,
                 },
             },
-            "rope",
+            "first.attention.rope",
             YarnRope(10000.0, 4.0, 128, None, 32.0, 1.0, None, None, True),
         ),
         (
@@ -170,7 +169,7 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
                     "original_max_position_embeddings": 64,
                 },
             },
-            "rope",
+            "first.attention.rope",
             Llama3Rope(10000.0, 8.0, 1.0, 4.0, 64),
         ),
         (LLAMA, "context_length", 512),
@@ -192,7 +191,9 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
     ],
 )
 def test_quirks(fields: dict[str, Any], attribute: str, expected: Any, tmp_path: Path) -> None:
-    assert getattr(_read(tmp_path, fields), attribute) == expected
+    spec = _read(tmp_path, fields)
+    found = attrgetter(attribute.removeprefix("first."))
+    assert found(spec.layers[0] if attribute.startswith("first.") else spec) == expected
 
 
 @pytest.mark.parametrize(
@@ -251,12 +252,12 @@ def test_broken_configurations(fields: Any, message: str, tmp_path: Path) -> Non
     [
         ({**LLAMA, "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel .* LlamaForCausalLM"),
         ({**LLAMA, "architectures": []}, "architectures: none is not supported"),
-        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ({**LLAMA, "hidden_act": "relu2"}, "hidden_act: 'relu2'"),
         ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({**QWEN2, "dual_chunk_attention_config": {}}, "dual_chunk_attention_config"),
         ({**LLAMA, "dtype": "float8_e4m3fn"}, "dtype: 'float8_e4m3fn'"),
-        ({**LLAMA, "sliding_window": 8}, "sliding_window is not supported for this"),
-        ({**MISTRAL, "layer_types": ["full_attention"] * 4}, "layer_types is not supported"),
+        ({**LLAMA, "sliding_window": 8}, "sliding_window: is not supported for this"),
+        ({**MISTRAL, "layer_types": ["full_attention"] * 4}, "layer_types: is not supported"),
         ({**LLAMA, "rope_scaling": {"type": "longrope"}}, "'longrope' .* supported: default"),
         ({**LLAMA, "rope_parameters": {"full_attention": {}}}, "rope per layer type"),
         ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -270,4 +271,4 @@ def test_what_is_not_supported_is_refused(fields: Any, message: str, tmp_path: P
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json: not found in"):
-        ModelConfig.from_hf(tmp_path)
+        read_model_spec(tmp_path)

@@ -1,0 +1,69 @@
+"""Scheme: makes the projections of a model, in the form in which its checkpoint stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from engine.layers.linear import GatedLinear, Linear
+from kernels.cpu.activation import Activation
+
+
+class Scheme(Protocol):
+    """Makes the linears of a model.
+
+    Attributes:
+        dtype: of the activations, and of parameters that are not quantised.
+        device: where the parameters are allocated.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def linear(self, in_features: int, parts: Mapping[str, int], *, bias: bool) -> nn.Module:
+        """Return a module that computes y = x W^T + b; arguments as those of `Linear`."""
+
+    def gated_linear(
+        self,
+        in_features: int,
+        size: int,
+        *,
+        activation: Activation,
+        bias: bool,
+    ) -> nn.Module:
+        """Return a module that computes activation(gate(x)) * up(x), with `size` features."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unquantized:
+    """The scheme of checkpoints in floating point."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def linear(self, in_features: int, parts: Mapping[str, int], *, bias: bool) -> Linear:
+        return Linear(in_features, parts, bias=bias, dtype=self.dtype, device=self.device)
+
+    def gated_linear(
+        self,
+        in_features: int,
+        size: int,
+        *,
+        activation: Activation,
+        bias: bool,
+    ) -> GatedLinear:
+        return GatedLinear(
+            in_features,
+            size,
+            activation=activation,
+            bias=bias,
+            dtype=self.dtype,
+            device=self.device,
+        )

@@ -1,0 +1,28 @@
+"""Qwen 3: a norm on the queries and keys of each head, and windows that a field switches on."""
+
+from __future__ import annotations
+
+from engine.models import parsing
+from engine.models.fields import Fields
+from engine.models.rope import parse_rope
+from engine.models.spec import Gated, LayerSpec, ModelSpec
+
+
+def parse(fields: Fields, architecture: str) -> ModelSpec:
+    """Make the spec of a model of the fields of its `config.json`."""
+    rope, norm = parse_rope(fields), parsing.rms_norm(fields)
+    heads = parsing.heads(fields, num_kv_heads=32, head_dim=128)
+    bias = fields.boolean("attention_bias", default=False)
+    mlp = Gated(fields.integer("intermediate_size"), parsing.gated_activation(fields))
+    layers = [
+        LayerSpec(
+            parsing.attention(
+                heads, rope, window=window, qkv_bias=bias, output_bias=bias, qk_norm=norm
+            ),
+            mlp,
+            norm,
+        )
+        for window in parsing.switched_windows(fields)
+    ]
+    context_length = parsing.scaled_context_length(fields, rope)
+    return parsing.model_spec(fields, architecture, layers, norm, context_length=context_length)

@@ -1,0 +1,192 @@
+"""What the families' `parse` functions share: fields of a `config.json` that many of them have.
+
+Every quirk of the Hugging Face format is handled here, in `engine.models.rope` and in the families'
+files. Defaults are those of transformers' configuration classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from engine.layers.rope import DynamicRope, LinearRope, Rope, YarnRope
+from engine.models.fields import Fields
+from engine.models.spec import AttentionSpec, GatedActivation, LayerSpec, ModelSpec, NormSpec
+from engine.models.tensor_names import LLAMA_NAMES, TensorNames
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_GATED_ACTIVATIONS: dict[str, GatedActivation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+class Heads(NamedTuple):
+    """Sizes of an attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def model_spec(
+    fields: Fields,
+    architecture: str,
+    layers: Iterable[LayerSpec],
+    norm: NormSpec,
+    *,
+    context_length: int,
+    tensor_names: TensorNames = LLAMA_NAMES,
+    tie_word_embeddings: bool = False,
+) -> ModelSpec:
+    """Make the spec of a model, with what every family has.
+
+    Args:
+        tie_word_embeddings: where the field is absent.
+    """
+    spec = ModelSpec(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        layers=tuple(layers),
+        norm=norm,
+        context_length=context_length,
+        dtype=_dtype(fields),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=tie_word_embeddings),
+        eos_token_ids=fields.integers("eos_token_id"),
+        tensor_names=tensor_names,
+    )
+    if any(not 0 <= token < spec.vocab_size for token in spec.eos_token_ids):
+        raise fields.error("eos_token_id", f"must be below vocab_size {spec.vocab_size}")
+    return spec
+
+
+def num_layers(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers")
+
+
+def heads(fields: Fields, *, num_kv_heads: int | None = None, head_dim: int | None = None) -> Heads:
+    """Read the sizes of the attention.
+
+    Args:
+        num_kv_heads, head_dim: where the field is absent; None derives it from the number of heads.
+    """
+    num_heads = fields.integer("num_attention_heads")
+    absent = num_heads if fields.is_null("num_key_value_heads") else num_kv_heads
+    num_kv_heads = fields.integer("num_key_value_heads", default=absent or num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error(
+            "num_key_value_heads",
+            f"must divide num_attention_heads ({num_heads} % {num_kv_heads} != 0)",
+        )
+    return Heads(num_heads, num_kv_heads, _head_dim(fields, head_dim, num_heads))
+
+
+def _head_dim(fields: Fields, absent: int | None, num_heads: int) -> int:
+    hidden_size = fields.integer("hidden_size")
+    if "head_dim" not in fields and absent is None and hidden_size % num_heads:
+        raise fields.error(
+            "head_dim", f"is missing, and hidden_size is no multiple of {num_heads} heads"
+        )
+    head_dim = fields.integer("head_dim", default=absent or hidden_size // num_heads)
+    if head_dim % 2:
+        raise fields.error("head_dim", f"must be even for rotary embeddings (got {head_dim})")
+    return head_dim
+
+
+def attention(
+    heads: Heads,
+    rope: Rope | None,
+    *,
+    window: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: NormSpec | None = None,
+) -> AttentionSpec:
+    """Make the spec of an attention with the usual scale, and with rope on whole heads."""
+    return AttentionSpec(
+        *heads,
+        scale=heads.head_dim**-0.5,
+        rope=rope,
+        rotary_dim=heads.head_dim,
+        window=window,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=qk_norm,
+    )
+
+
+def rms_norm(fields: Fields, *, unit_offset: bool = False) -> NormSpec:
+    return NormSpec("rms", fields.number("rms_norm_eps"), unit_offset)
+
+
+def gated_activation(fields: Fields, field: str = "hidden_act") -> GatedActivation:
+    """Read the activation of the gates; silu where it is absent."""
+    name = fields.text(field, default="silu")
+    if name not in _GATED_ACTIVATIONS:
+        supported = ", ".join(_GATED_ACTIVATIONS)
+        raise fields.unsupported(field, f"{name!r} is not supported; supported: {supported}")
+    return _GATED_ACTIVATIONS[name]
+
+
+def layer_types(fields: Fields) -> list[str] | None:
+    """Return which layers have a window and which have none; None where it is absent."""
+    types = fields.texts("layer_types")
+    count = num_layers(fields)
+    if types is not None and (len(types) != count or not set(types) <= {FULL, SLIDING}):
+        problem = f"must give one of {FULL}, {SLIDING} for each of {count} layers"
+        raise fields.error("layer_types", problem)
+    return types
+
+
+def window(fields: Fields, *, absent: int | None) -> int | None:
+    """Read `sliding_window`, which is `absent` where the field is, and None where it is null."""
+    default = None if fields.is_null("sliding_window") else absent
+    return fields.integer("sliding_window", default=default)
+
+
+def require_equal_layers(fields: Fields, window: int | None) -> None:
+    """Raise `UnsupportedError` if `layer_types` says that not every layer has this window."""
+    types = layer_types(fields) or []
+    if any((window if kind == SLIDING else None) != window for kind in types):
+        raise fields.unsupported("layer_types", "is not supported for this architecture")
+
+
+def switched_windows(fields: Fields) -> list[int | None]:
+    """Return the windows of Qwen's layers, which a field switches on, from some layer on."""
+    size = window(fields, absent=4096)
+    if not fields.boolean("use_sliding_window", default=False):
+        size = None
+    first = fields.integer("max_window_layers", default=28, minimum=0)
+    types = layer_types(fields)
+    if types is None:
+        return [size if i >= first else None for i in range(num_layers(fields))]
+    return [size if kind == SLIDING else None for kind in types]
+
+
+def scaled_context_length(fields: Fields, rope: Rope) -> int:
+    """Return the context length in tokens where `rope` extends what the model was trained for."""
+    length = fields.integer("max_position_embeddings")
+    match rope:
+        case LinearRope(factor=factor) | DynamicRope(factor=factor):
+            return int(length * factor)
+        case YarnRope(factor=factor, original_max_positions=original):
+            return max(length, int(original * factor))
+        case _:
+            return length
+
+
+def _dtype(fields: Fields) -> str:
+    name = fields.text("dtype", default=fields.text("torch_dtype", default="float32"))
+    name = name.removeprefix("torch.")
+    if name not in _DTYPES:
+        raise fields.unsupported(
+            "dtype", f"{name!r} is not supported; supported: {', '.join(_DTYPES)}"
+        )
+    return name

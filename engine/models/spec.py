@@ -1,0 +1,135 @@
+"""ModelSpec: what a model is, as plain frozen data. Importing this imports no torch.
+
+A family's file in `engine.models.families` makes it of a checkpoint's `config.json`;
+`engine.models.build` makes a model of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from engine.layers.rope import Rope
+from engine.models.tensor_names import TensorNames
+
+if TYPE_CHECKING:
+    import torch
+
+# Where a layer has its norms, around the attention and the MLP that are added to the residual
+# stream. pre: before each (Llama). post: after each, before the addition (OLMo 2). sandwich: both
+# (Gemma 2). parallel: one norm before both, which are added together (Phi-2, Falcon).
+NormPlaces = Literal["pre", "post", "sandwich", "parallel"]
+
+GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """A normalisation.
+
+    Attributes:
+        kind: `rms`, or `layer` for a layer norm with a weight and a bias.
+        unit_offset: scale by 1 + weight (Gemma); of `rms` only.
+    """
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Causal self-attention with grouped queries.
+
+    Attributes:
+        scale: of the scores.
+        rope: rotary embedding and its scaling; None: the layer has none.
+        rotary_dim: leading dimensions of a head that are rotated.
+        window: positions that a token sees, its own included; None: all.
+        qkv_bias, output_bias: which projections have a bias.
+        qk_norm: of the queries and keys of each head, before they are rotated.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None
+    rotary_dim: int
+    window: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: NormSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """down(activation(gate(x)) * up(x)), with `size` features between."""
+
+    size: int
+    activation: GatedActivation = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer."""
+
+    attention: AttentionSpec
+    mlp: Gated
+    norm: NormSpec
+    norms: NormPlaces = "pre"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder with a head over the vocabulary.
+
+    Attributes:
+        architecture: key of `engine.models.registry.FAMILIES`.
+        norm: after the last layer.
+        context_length: in tokens, rope scaling included.
+        dtype: type the checkpoint was saved in: float32, bfloat16 or float16.
+        tie_word_embeddings: the head is the embedding.
+        eos_token_ids: ids that end a sequence, possibly none.
+        tensor_names: how the checkpoint names its tensors.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    context_length: int
+    dtype: str
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+    tensor_names: TensorNames
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads, which are as many in every layer."""
+        return self.layers[0].attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads, which are as many in every layer."""
+        return self.layers[0].attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of a head, which are as many in every layer."""
+        return self.layers[0].attention.head_dim
+
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """Per layer, positions that a token sees, its own included; None: all."""
+        return tuple(layer.attention.window for layer in self.layers)
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of the keys and values of one token, all layers, in a cache of `dtype`."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize

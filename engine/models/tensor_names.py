@@ -1,0 +1,54 @@
+"""TensorNames: how a family's checkpoints name and store the tensors of our modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names of a checkpoint's tensors. The defaults are those of Llama.
+
+    Attributes:
+        renamed: names of our modules, or parts of their paths, and the checkpoint's; where several
+            match, the first counts.
+        prefixes: what the checkpoint has in place of our `model.`; the first that it uses counts.
+        stacked: our linears that the checkpoint stores as we do: their projections in one tensor.
+        transposed: whether linears are stored [in_features, out_features].
+        ignored: patterns of tensors that are not loaded: what follows from the configuration, or
+            belongs to a part of the model that is not served.
+    """
+
+    renamed: tuple[tuple[str, str], ...] = (
+        ("attention_norm", "input_layernorm"),
+        ("mlp_norm", "post_attention_layernorm"),
+    )
+    prefixes: tuple[str, ...] = ("model.",)
+    stacked: tuple[str, ...] = ()
+    transposed: bool = False
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+
+    def find_prefix(self, stored: Collection[str]) -> str:
+        """Return which of the prefixes a checkpoint with the tensors `stored` uses."""
+        candidates = (p for p in self.prefixes if self.of(EMBEDDING, p) in stored)
+        return next(candidates, self.prefixes[0])
+
+    def of(self, name: str, prefix: str) -> str:
+        """Return the checkpoint's name of our tensor `name`; `prefix` is one of `prefixes`."""
+        pattern = "|".join(re.escape(ours) for ours, _ in self.renamed)
+        theirs = dict(self.renamed)
+        name = re.sub(rf"(?<![^.])(?:{pattern})(?![^.])", lambda found: theirs[found[0]], name)
+        return prefix + name.removeprefix("model.") if name.startswith("model.") else name
+
+    def is_ignored(self, name: str) -> bool:
+        """Return whether the checkpoint's tensor `name` is not loaded."""
+        return any(fnmatchcase(name, pattern) for pattern in self.ignored)
+
+
+LLAMA_NAMES = TensorNames()
