@@ -22,14 +22,14 @@ from engine.launch.server import TritonServer
 from tests.server.resilience import report
 from tests.server.resilience.conversation import Conversation
 from tests.server.resilience.desk import Desk
-from tests.server.resilience.observe import until
+from tests.server.resilience.observe import gauges, until
 from tests.server.resilience.service import MAX_MODEL_LEN
 from tests.server.resilience.ways import PROMPT, WAYS, Leaving, Timeout, Way
 
 SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "num_gpu_blocks_override": 2000}
 LIMIT_S = 0.1
-_GIVE_UP_S = 1.5
-_TIMEOUT_S = 3.0  # of each request, in case its cancellation is not noticed
+GIVE_UP_S = 1.5
+_MORE_S = 1.5  # from giving up until the request's own timeout ends it
 _DROPPED = re.compile(r"^(\S+ \S+)\.(\d{3}) INFO trident\.engine: request aborted ", re.M)
 _LONG = json.dumps({"ignore_eos": True, "max_tokens": MAX_MODEL_LEN - 20})
 
@@ -50,7 +50,7 @@ STATES = [State(w, s) for s in (True, False) for w in (False, True)]
 
 @dataclass
 class Result:
-    """Seconds by way and state; infinite if nothing happened within `_GIVE_UP_S`."""
+    """Seconds by way and state; infinite if nothing happened before giving up."""
 
     seconds: dict[tuple[Way, State], list[float]] = field(default_factory=dict)
 
@@ -87,11 +87,14 @@ def gap(way: Way, state: State) -> str:
     return "no step is told before the first token" if way.model == "ensemble" else ""
 
 
-async def measure(server: TritonServer, *, rounds: int, gaps: bool = True) -> Result:
+async def measure(
+    server: TritonServer, *, rounds: int, gaps: bool = True, give_up_s: float = GIVE_UP_S
+) -> Result:
     """Cancel `rounds` requests of each kind, one at a time, beside running requests.
 
     Args:
         gaps: also try once what cannot be noticed.
+        give_up_s: when a cancellation counts as not noticed.
     """
     result = Result()
     async with Desk(server) as desk:
@@ -102,7 +105,8 @@ async def measure(server: TritonServer, *, rounds: int, gaps: bool = True) -> Re
                     if not times:
                         continue
                     result.seconds[way, state] = [
-                        await _once(server, desk, way, state, f"victim-{i}") for i in range(times)
+                        await _once(server, desk, way, state, f"victim-{i}", give_up_s)
+                        for i in range(times)
                     ]
     return result
 
@@ -127,11 +131,14 @@ async def _again_and_again(desk: Desk, inputs: dict[str, object]) -> None:
         assert answer.outcome == "complete", answer
 
 
-async def _once(server: TritonServer, desk: Desk, way: Way, state: State, request_id: str) -> float:
+async def _once(
+    server: TritonServer, desk: Desk, way: Way, state: State, request_id: str, give_up_s: float
+) -> float:
     """Return the latency of one cancellation in seconds."""
     inputs: dict[str, object] = {"stream": state.streamed, "sampling_parameters": _LONG}
+    timeout_s = give_up_s + _MORE_S
     if not isinstance(way, Timeout):
-        inputs["timeout"] = round(_TIMEOUT_S * 1e6)
+        inputs["timeout"] = round(timeout_s * 1e6)
     conversation = way.open(desk, inputs, request_id)
     started = time.time()
     running = asyncio.create_task(conversation.run())
@@ -139,31 +146,37 @@ async def _once(server: TritonServer, desk: Desk, way: Way, state: State, reques
         await running
         assert conversation.answer.outcome == "abort", conversation.answer
         return time.time() - started - way.seconds
-    await _established(conversation, state)
+    await _established(server, conversation, state)
     log_length = len(server.log)
     begin = time.time()
     await way.end(desk, conversation, request_id)
-    seconds = await _dropped(server, log_length) - begin
+    seconds = await _dropped(server, log_length, give_up_s) - begin
     await running
     if not math.isfinite(seconds):  # so that it does not run beside the next ones
-        await asyncio.sleep(_TIMEOUT_S - (time.time() - started) + 0.1)
+        await asyncio.sleep(timeout_s - (time.time() - started) + 0.1)
     return seconds
 
 
-async def _established(conversation: Conversation, state: State) -> None:
-    """Wait until the request is in `state`."""
+async def _established(server: TritonServer, conversation: Conversation, state: State) -> None:
+    """Wait until the request is in `state`, beside those that occupy the server."""
+    others = server.config.max_num_seqs - (not state.waiting)
 
     async def pieces_have_come() -> bool:
         return len(conversation.answer.pieces) >= 3
 
+    async def engine_has_it() -> bool:
+        found = await asyncio.to_thread(gauges, server)
+        return found["vllm:num_requests_running"] + found["vllm:num_requests_waiting"] > others
+
     if state.streamed and not state.waiting:
         assert await until(pieces_have_come, 10), conversation.answer
     else:
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.15)  # the gauges may still be those of the request before
+        assert await until(engine_has_it, 10)
         assert not conversation.answer.pieces
 
 
-async def _dropped(server: TritonServer, log_length: int) -> float:
+async def _dropped(server: TritonServer, log_length: int, give_up_s: float) -> float:
     """Return the wall-clock time when the engine dropped the next request; inf if it did not."""
     found: list[re.Match[str]] = []
 
@@ -171,7 +184,7 @@ async def _dropped(server: TritonServer, log_length: int) -> float:
         found.extend(_DROPPED.finditer(server.log, log_length))
         return bool(found)
 
-    if not await until(says_so, _GIVE_UP_S, 0.01):
+    if not await until(says_so, give_up_s, 0.01):
         return math.inf
     seconds = time.mktime(time.strptime(found[0][1], "%Y-%m-%d %H:%M:%S"))
     return seconds + int(found[0][2]) / 1000

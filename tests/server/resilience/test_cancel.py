@@ -1,6 +1,7 @@
 """Cancellation frees a request's resources and affects no other: short versions of `cancel`."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.server.resilience.cancel_latency import STATES, Result, State, gap, m
 from tests.server.resilience.conversation import Answer
 from tests.server.resilience.ways import WAYS, Leaving
 
-GENEROUS_S = 1.0  # for the slowest of a few, on a machine under other load
+GIVE_UP_S = 20.0  # how fast it is on a quiet machine, `cancel` measures
 
 
 @pytest.mark.server
@@ -23,9 +24,9 @@ def test_a_third_of_64_streams_ends_early_and_the_others_never_notice(
 
 @pytest.mark.server
 def test_every_cancellation_that_can_be_noticed_is(resilient: TritonServer) -> None:
-    result = asyncio.run(measure(resilient, rounds=1, gaps=False))
-    slow = {key: values for key, values in result.seconds.items() if max(values) > GENEROUS_S}
-    assert not slow
+    result = asyncio.run(measure(resilient, rounds=1, gaps=False, give_up_s=GIVE_UP_S))
+    lost = [key for key, values in result.seconds.items() if not max(values) < math.inf]
+    assert not lost
     assert len(result.seconds) == sum(not gap(way, state) for way in WAYS for state in STATES)
 
 
