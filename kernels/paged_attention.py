@@ -3,6 +3,7 @@ time, in torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Return softmax(scale * q k) v for the queries of all `spans`; softmax in float32.
 
@@ -54,6 +56,7 @@ def paged_attention(
         spans: each starts at the first key that its first query attends to.
         scale: factor of the scores.
         sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
+        soft_cap: with c, scores s become c * tanh(s / c).
 
     Returns:
         [T, H, D]; undefined for tokens outside all spans.
@@ -76,7 +79,7 @@ def paged_attention(
     for span in spans:
         tokens = slice(span.query_start, span.query_end)
         keys, values = _read(key_cache, span), _read(value_cache, span)
-        _attend(query[tokens], keys, values, scale, sliding_window, out[tokens])
+        _attend(query[tokens], keys, values, scale, sliding_window, soft_cap, out[tokens])
     return out
 
 
@@ -88,13 +91,19 @@ def _read(cache: Tensor, span: Span) -> Tensor:
 
 
 def _attend(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, out: Tensor
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    out: Tensor,
 ) -> None:
     """Write the attention of one sequence's last tokens, [n, H, D], to `out`."""
     count, heads, dim = queries.shape
     kv_heads, num_keys, _ = keys.shape
     groups = (kv_heads, heads // kv_heads)
-    if count == 1:
+    if count == 1 and soft_cap is None:
         # Decode: the heads of a group are the rows of one product, and one query needs no mask.
         q = queries.view(1, *groups, dim)
         result = F.scaled_dot_product_attention(q, keys[None], values[None], scale=scale)
@@ -107,14 +116,17 @@ def _attend(
         low = 0 if window is None else max(0, first - window + 1)
         causal = first == 0 and (window is None or high <= window)
         q = queries[start:end].view(-1, *groups, dim).permute(1, 2, 0, 3)  # [Hkv, G, n, D]
-        result = F.scaled_dot_product_attention(
-            q,
-            keys[:, None, low:high].expand(*groups, -1, -1),
-            values[:, None, low:high].expand(*groups, -1, -1),
-            attn_mask=None if causal else _mask(first, low, high, window, queries.device),
-            is_causal=causal,
-            scale=scale,
-        )
+        k = keys[:, None, low:high].expand(*groups, -1, -1)
+        v = values[:, None, low:high].expand(*groups, -1, -1)
+        if soft_cap is None:
+            mask = None if causal else _mask(first, low, high, window, queries.device)
+            result = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal, scale=scale
+            )
+        else:
+            scores = soft_cap * torch.tanh((q @ k.mT).float() * (scale / soft_cap))
+            unseen = ~_mask(first, low, high, window, queries.device)
+            result = scores.masked_fill_(unseen, -math.inf).softmax(-1).to(v.dtype) @ v
         out[start:end].view(-1, *groups, dim).copy_(result.permute(2, 0, 1, 3))
 
 

@@ -54,8 +54,8 @@ def random_model(
         architecture: such as `LlamaForCausalLM`.
         fields: fields of its configuration.
     """
-    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
     model_class = getattr(transformers, architecture)
+    config_class = model_class.config_class
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model: PreTrainedModel = model_class(config_class(**fields, dtype=dtype))
@@ -67,7 +67,7 @@ def random_model(
 def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
     """Transformers initialises them to 1 and 0, which would hide an implementation without them."""
     for name, tensor in model.named_parameters():
-        if "norm" in name:
+        if "norm" in name or ".ln_" in name:  # GPT-2's
             tensor.normal_(1.0, 0.2)
         elif name.endswith("bias"):
             tensor.normal_(0.0, 0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -33,16 +34,41 @@ class StepAttention(Protocol):
         *,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of `query` [T, num_heads, head_dim] over the cached sequences.
 
         The step's own keys and values have been written to `cache` already. With a sliding window
-        of w, position p sees positions p - w + 1 .. p. With a float8 cache, and only then,
+        of w, position p sees positions p - w + 1 .. p. With a soft cap of c, scores s, which are
+        scaled, become c tanh(s / c). With a float8 cache, and only then,
         `key_scale` and `value_scale` are float32 [num_kv_heads], the scales that dequantise it.
         Returns [T, num_heads, head_dim].
         """
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """RMS norms of queries and keys, before they are rotated.
+
+    Attributes:
+        unit_offset: as in `RMSNorm`.
+        is_wide: over all heads together, not over each.
+    """
+
+    eps: float
+    unit_offset: bool = False
+    is_wide: bool = False
+
+    def build(self, num_heads: int, head_dim: int, scheme: Scheme) -> RMSNorm:
+        return RMSNorm(
+            num_heads * head_dim if self.is_wide else head_dim,
+            self.eps,
+            unit_offset=self.unit_offset,
+            dtype=scheme.dtype,
+            device=scheme.device,
+        )
 
 
 class Attention(nn.Module):
@@ -58,8 +84,8 @@ class Attention(nn.Module):
         qkv_bias: whether the projections of queries, keys and values have a bias.
         output_bias: whether the projection of the output has one.
         sliding_window: positions a token sees, its own included; None for all.
-        qk_norm_eps: normalise the queries and keys of each head before they are rotated; None: do
-            not.
+        soft_cap: of the scores; None: there is none.
+        qk_norm: normalises queries and keys before they are rotated; None: they are not.
         scheme: makes the projections.
     """
 
@@ -77,7 +103,8 @@ class Attention(nn.Module):
         qkv_bias: bool,
         output_bias: bool,
         sliding_window: int | None,
-        qk_norm_eps: float | None,
+        soft_cap: float | None,
+        qk_norm: QKNorm | None,
         scheme: Scheme,
     ) -> None:
         super().__init__()
@@ -86,17 +113,18 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self._sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
         self._scale = scale
+        self._soft_cap = soft_cap
         self.sliding_window = sliding_window
         parts = dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True))
         self.qkv_proj = scheme.linear(hidden_size, parts, bias=qkv_bias)
         self.o_proj = scheme.linear(self._sizes[0], {"o_proj": hidden_size}, bias=output_bias)
-        self._norm_eps = qk_norm_eps or 0.0
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
-        if qk_norm_eps is not None:
-            dtype, device = scheme.dtype, scheme.device
-            self.q_norm = RMSNorm(head_dim, qk_norm_eps, dtype=dtype, device=device)
-            self.k_norm = RMSNorm(head_dim, qk_norm_eps, dtype=dtype, device=device)
+        if qk_norm is not None:
+            self._norm_is_wide = qk_norm.is_wide
+            self._fuses_norms = not qk_norm.is_wide and not qk_norm.unit_offset
+            self.q_norm = qk_norm.build(num_heads, head_dim, scheme)
+            self.k_norm = qk_norm.build(num_kv_heads, head_dim, scheme)
         for name in ("k_scale", "v_scale"):
             ones = torch.ones(num_kv_heads, dtype=torch.float32, device=scheme.device)
             self.register_buffer(name, ones)
@@ -117,6 +145,11 @@ class Attention(nn.Module):
         q = q.unflatten(-1, (self.num_heads, self.head_dim))
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        query_norm, key_norm = self.q_norm, self.k_norm
+        if query_norm is not None and key_norm is not None and not self._fuses_norms:
+            q = query_norm(q.flatten(1) if self._norm_is_wide else q).view(q.shape)
+            k = key_norm(k.flatten(1) if self._norm_is_wide else k).view(k.shape)
+            query_norm = key_norm = None
         is_float8 = cache.key.dtype == FP8
         key_scale, value_scale = (self.k_scale, self.v_scale) if is_float8 else (None, None)
         q = rotary_and_cache(
@@ -127,9 +160,9 @@ class Attention(nn.Module):
             cache.key,
             cache.value,
             slot_mapping,
-            query_norm=None if self.q_norm is None else self.q_norm.weight,
-            key_norm=None if self.k_norm is None else self.k_norm.weight,
-            norm_eps=self._norm_eps,
+            query_norm=None if query_norm is None else query_norm.weight,
+            key_norm=None if key_norm is None else key_norm.weight,
+            norm_eps=0.0 if query_norm is None else query_norm.eps,
             key_scale=key_scale,
             value_scale=value_scale,
         )
@@ -138,6 +171,7 @@ class Attention(nn.Module):
             cache,
             scale=self._scale,
             sliding_window=self.sliding_window,
+            soft_cap=self._soft_cap,
             key_scale=key_scale,
             value_scale=value_scale,
         )

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.scheme import Scheme
 from kernels.cpu.activation import Activation
+
+PlainActivation = Literal["relu", "silu", "gelu", "gelu_tanh"]
+
+_FUNCTIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class GatedMLP(nn.Module):
@@ -20,4 +34,26 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(self.gate_up_proj(x))
+        return out
+
+
+class PlainMLP(nn.Module):
+    """down(activation(up(x))), with `size` features between."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        size: int,
+        *,
+        activation: PlainActivation,
+        bias: bool,
+        scheme: Scheme,
+    ) -> None:
+        super().__init__()
+        self.up_proj = scheme.linear(hidden_size, {"up_proj": size}, bias=bias)
+        self.down_proj = scheme.linear(size, {"down_proj": hidden_size}, bias=bias)
+        self._activation = _FUNCTIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(self._activation(self.up_proj(x)))
         return out

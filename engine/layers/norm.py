@@ -1,25 +1,67 @@
-"""RMSNorm layer."""
+"""Normalisation layers, alone and fused with the addition to the residual stream."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engine.layers.linear import parameter
+from kernels.layer_norm import layer_norm, layer_norm_add
 from kernels.rms_norm import rms_norm, rms_norm_add
 
 
+class Norm(Protocol):
+    """A normalisation over the last dimension."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norm of `x + residual`, and the sum."""
+
+
 class RMSNorm(nn.Module):
-    """RMS normalisation over the last dimension of size `size`."""
+    """RMS normalisation over the last dimension of size `size`.
+
+    Args:
+        unit_offset: Gemma's variant: scale by `1 + weight`, and round only after that.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        *,
+        unit_offset: bool = False,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.weight = parameter(size, dtype=dtype, device=device)
+        self.eps = eps
+        self._unit_offset = unit_offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, unit_offset=self._unit_offset)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norm of `x + residual`, and the sum."""
+        return rms_norm_add(x, residual, self.weight, self.eps, unit_offset=self._unit_offset)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation over the last dimension of size `size`, with a weight and a bias."""
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.weight = parameter(size, dtype=dtype, device=device)
+        self.bias = parameter(size, dtype=dtype, device=device)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of `x + residual`, and the sum."""
-        return rms_norm_add(x, residual, self.weight, self.eps)
+        return layer_norm_add(x, residual, self.weight, self.bias, self.eps)

@@ -60,4 +60,21 @@ class Llama3Rope:
     original_max_positions: int
 
 
-Rope = DefaultRope | LinearRope | DynamicRope | YarnRope | Llama3Rope
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE (Ding et al., 2024): a factor per frequency, one list for each kind of context.
+
+    Attributes:
+        short_factor, long_factor: divide the frequencies in contexts of up to
+            `original_max_positions`, and in longer ones.
+        attention_factor: scales cos and sin in both.
+    """
+
+    theta: float
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float
+
+
+Rope = DefaultRope | LinearRope | DynamicRope | YarnRope | Llama3Rope | LongRope

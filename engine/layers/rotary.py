@@ -11,45 +11,61 @@ import math
 import torch
 from torch import Tensor, nn
 
-from engine.layers.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, Rope, YarnRope
+from engine.layers.rope import (
+    DefaultRope,
+    DynamicRope,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    Rope,
+    YarnRope,
+)
 
 
 class RotaryEmbedding(nn.Module):
     """cos and sin of positions 0 .. max_model_len - 1, precomputed in float32."""
 
     def __init__(
-        self, rope: Rope, head_dim: int, max_model_len: int, *, device: torch.device
+        self, rope: Rope | None, rotary_dim: int, max_model_len: int, *, device: torch.device
     ) -> None:
+        """Make the table of `rope`; of a rotation by nothing, without one."""
         super().__init__()
-        cos, sin = rotary_table(rope, head_dim, max_model_len)
+        if rope is None:
+            cos, sin = torch.ones(max_model_len, 1), torch.zeros(max_model_len, 1)
+        else:
+            cos, sin = rotary_table(rope, rotary_dim, max_model_len)
         self.cos = nn.Buffer(cos.to(device), persistent=False)
         self.sin = nn.Buffer(sin.to(device), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each float32 [T, head_dim / 2], at int64 `positions` [T]."""
+        """Return cos and sin, each float32 [T, rotary_dim / 2], at int64 `positions` [T]."""
         return self.cos[positions], self.sin[positions]
 
 
-def rotary_table(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, each float32 [length, head_dim / 2], on the CPU.
+def rotary_table(rope: Rope, rotary_dim: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin, each float32 [length, rotary_dim / 2], on the CPU.
 
     With dynamic scaling the base depends on the length of the sequence. Row p has the base of a
     sequence whose newest token is p, so that the keys of a position depend neither on the later
     length of its sequence nor on its chunks: prefixes can be shared. Transformers agrees for every
-    prompt within the original length, whatever is generated beyond it.
+    prompt within the original length, whatever is generated beyond it. With LongRoPE the factors of
+    long contexts serve every sequence if `length`, the longest that is served, is beyond the
+    original one. Transformers chooses by the sequence, and agrees for those on the same side.
     """
     scale = 1.0
     match rope:
         case DefaultRope(theta):
-            frequencies = _inverse_frequencies(theta, head_dim)
+            frequencies = _inverse_frequencies(theta, rotary_dim)
         case LinearRope(theta, factor):
-            frequencies = _inverse_frequencies(theta, head_dim) / factor
+            frequencies = _inverse_frequencies(theta, rotary_dim) / factor
         case DynamicRope():
-            frequencies = _dynamic(rope, head_dim, length)
+            frequencies = _dynamic(rope, rotary_dim, length)
         case YarnRope():
-            frequencies, scale = _yarn(rope, head_dim), _yarn_scale(rope)
+            frequencies, scale = _yarn(rope, rotary_dim), _yarn_scale(rope)
         case Llama3Rope():
-            frequencies = _llama3(rope, head_dim)
+            frequencies = _llama3(rope, rotary_dim)
+        case LongRope():
+            frequencies, scale = _long(rope, rotary_dim, length), rope.attention_factor
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
     return angles.cos() * scale, angles.sin() * scale
 
@@ -94,6 +110,12 @@ def _yarn_scale(rope: YarnRope) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
     return magnitude(1.0)
+
+
+def _long(rope: LongRope, dim: int, length: int) -> Tensor:
+    is_long = length > rope.original_max_positions
+    factors = torch.tensor(rope.long_factor if is_long else rope.short_factor)
+    return 1.0 / (factors * rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
 
 
 def _llama3(rope: Llama3Rope, dim: int) -> Tensor:

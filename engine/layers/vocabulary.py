@@ -1,4 +1,7 @@
-"""The two matrices with a row per token of the vocabulary: the embedding and the LM head."""
+"""The matrices with a row per token of the vocabulary: the embedding and the LM head.
+
+And the embedding of positions, in models that learned one.
+"""
 
 from __future__ import annotations
 
@@ -99,3 +102,18 @@ class LMHead(Linear):
 
     def destinations(self) -> dict[str, Tensor]:
         return {"lm_head.weight": self.rows}
+
+
+class PositionEmbedding(nn.Module):
+    """A learned vector of `hidden_size` for each of `size` rows; position 0 is row `offset`."""
+
+    def __init__(
+        self, size: int, offset: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._offset = offset
+        self.weight = parameter(size, hidden_size, dtype=dtype, device=device)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return [T, hidden_size] for int64 `positions` [T]."""
+        return F.embedding(positions + self._offset, self.weight)

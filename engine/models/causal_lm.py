@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from engine.layers.attention import LayerCache, StepAttention
+from engine.layers.linear import parameter
 from engine.layers.scheme import Scheme
 from engine.layers.vocabulary import LMHead
 from engine.models.batch import Batch
@@ -27,6 +29,9 @@ class CausalLM(nn.Module):
             self.lm_head = LMHead(
                 spec.vocab_size, spec.hidden_size, dtype=scheme.dtype, device=scheme.device
             )
+        self.lm_head_bias: nn.Parameter | None = None
+        if spec.head_bias:
+            self.lm_head_bias = parameter(spec.vocab_size, dtype=scheme.dtype, device=scheme.device)
 
     def forward(
         self, batch: Batch, kv_cache: Sequence[LayerCache], attention: StepAttention
@@ -50,7 +55,13 @@ class CausalLM(nn.Module):
 
         Only the last dimension is contiguous.
         """
+        logits: Tensor
         if self.lm_head is None:
-            return self.model.embed_tokens.logits(hidden)
-        logits: Tensor = self.lm_head(hidden)
-        return logits.float()
+            logits = self.model.embed_tokens.logits(hidden)
+        else:
+            logits = self.lm_head(hidden).float()
+        if self.lm_head_bias is not None:
+            logits = logits + self.lm_head_bias
+        if (cap := self.spec.logit_soft_cap) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
-from engine.layers.attention import Attention, LayerCache, StepAttention
-from engine.layers.mlp import GatedMLP
-from engine.layers.norm import RMSNorm
+from engine.layers.attention import Attention, LayerCache, QKNorm, StepAttention
+from engine.layers.mlp import GatedMLP, PlainMLP
+from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rotary import RotaryEmbedding
 from engine.layers.scheme import Scheme
-from engine.layers.vocabulary import Embedding
+from engine.layers.vocabulary import Embedding, PositionEmbedding
 from engine.models.batch import Batch
-from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from engine.models.spec import (
+    AttentionSpec,
+    Gated,
+    LayerSpec,
+    ModelSpec,
+    NormPlaces,
+    NormSpec,
+    Plain,
+)
 
 
-def _norm(spec: NormSpec, size: int, scheme: Scheme) -> RMSNorm:
-    return RMSNorm(size, spec.eps, dtype=scheme.dtype, device=scheme.device)
+def _norm(spec: NormSpec, size: int, scheme: Scheme) -> RMSNorm | LayerNorm:
+    if spec.kind == "layer":
+        return LayerNorm(size, spec.eps, dtype=scheme.dtype, device=scheme.device)
+    return RMSNorm(
+        size, spec.eps, unit_offset=spec.unit_offset, dtype=scheme.dtype, device=scheme.device
+    )
 
 
 def _attention(spec: AttentionSpec, hidden_size: int, scheme: Scheme) -> Attention:
+    qk_norm = None
+    if spec.qk_norm is not None:
+        qk_norm = QKNorm(spec.qk_norm.eps, spec.qk_norm.unit_offset, spec.qk_norm_is_wide)
     return Attention(
         hidden_size,
         num_heads=spec.num_heads,
@@ -30,24 +46,43 @@ def _attention(spec: AttentionSpec, hidden_size: int, scheme: Scheme) -> Attenti
         qkv_bias=spec.qkv_bias,
         output_bias=spec.output_bias,
         sliding_window=spec.window,
-        qk_norm_eps=None if spec.qk_norm is None else spec.qk_norm.eps,
+        soft_cap=spec.soft_cap,
+        qk_norm=qk_norm,
         scheme=scheme,
     )
 
 
+def _mlp(spec: Gated | Plain, hidden_size: int, scheme: Scheme) -> GatedMLP | PlainMLP:
+    if isinstance(spec, Gated):
+        return GatedMLP(
+            hidden_size, spec.size, activation=spec.activation, bias=spec.bias, scheme=scheme
+        )
+    return PlainMLP(
+        hidden_size, spec.size, activation=spec.activation, bias=spec.bias, scheme=scheme
+    )
+
+
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """Attention and MLP, added to the residual stream, with the norms that the spec says.
+
+    Attributes:
+        attention_norm, mlp_norm: before the attention and the MLP; None where there is none.
+        attention_output_norm, mlp_output_norm: after them; likewise.
+    """
 
     def __init__(self, spec: LayerSpec, hidden_size: int, scheme: Scheme) -> None:
         super().__init__()
         self.spec = spec
-        self.attention_norm = _norm(spec.norm, hidden_size, scheme)
+
+        def norm(*places: NormPlaces) -> RMSNorm | LayerNorm | None:
+            return _norm(spec.norm, hidden_size, scheme) if spec.norms in places else None
+
+        self.attention_norm = norm("pre", "sandwich", "parallel")
         self.self_attn = _attention(spec.attention, hidden_size, scheme)
-        self.mlp_norm = _norm(spec.norm, hidden_size, scheme)
-        mlp = spec.mlp
-        self.mlp = GatedMLP(
-            hidden_size, mlp.size, activation=mlp.activation, bias=mlp.bias, scheme=scheme
-        )
+        self.attention_output_norm = norm("post", "sandwich")
+        self.mlp_norm = norm("pre", "sandwich")
+        self.mlp = _mlp(spec.mlp, hidden_size, scheme)
+        self.mlp_output_norm = norm("post", "sandwich")
 
     def forward(
         self,
@@ -59,13 +94,25 @@ class DecoderLayer(nn.Module):
         attention: StepAttention,
     ) -> tuple[Tensor, Tensor]:
         """Return this layer's output, not yet added, and the residual stream to add it to."""
-        if residual is None:
-            x, residual = self.attention_norm(x), x
-        else:
-            x, residual = self.attention_norm.add(x, residual)
-        x = self.self_attn(x, rotary, slot_mapping, cache, attention)
-        x, residual = self.mlp_norm.add(x, residual)
-        return self.mlp(x), residual
+        x, residual = _add_and_norm(self.attention_norm, x, residual)
+        mixed = self.self_attn(x, rotary, slot_mapping, cache, attention)
+        if self.spec.norms == "parallel":
+            return mixed + self.mlp(x), residual
+        if self.attention_output_norm is not None:
+            mixed = self.attention_output_norm(mixed)
+        x, residual = _add_and_norm(self.mlp_norm, mixed, residual)
+        x = self.mlp(x)
+        return (x if self.mlp_output_norm is None else self.mlp_output_norm(x)), residual
+
+
+def _add_and_norm(
+    norm: RMSNorm | LayerNorm | None, x: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the norm of `x + residual`, and the sum; without a norm the sum twice."""
+    if norm is not None and residual is not None:
+        return norm.add(x, residual)
+    total = x if residual is None else x + residual
+    return (total if norm is None else norm(total)), total
 
 
 class Decoder(nn.Module):
@@ -80,9 +127,20 @@ class Decoder(nn.Module):
         super().__init__()
         size, dtype, device = spec.hidden_size, scheme.dtype, scheme.device
         self.embed_tokens = Embedding(spec.vocab_size, size, dtype=dtype, device=device)
-        rope = spec.layers[0].attention.rope
-        assert rope is not None
-        self.rotary = RotaryEmbedding(rope, spec.head_dim, max_model_len, device=device)
+        self._multiplier: Tensor | None = None
+        if spec.embedding_multiplier != 1.0:
+            self._multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype, device=device)
+        self.embed_positions: PositionEmbedding | None = None
+        if (learned := spec.learned_positions) is not None:
+            self.embed_positions = PositionEmbedding(
+                learned.size, learned.offset, size, dtype=dtype, device=device
+            )
+        ropes = [(layer.attention.rope, layer.attention.rotary_dim) for layer in spec.layers]
+        kinds = list(dict.fromkeys(ropes))
+        self.rotary = nn.ModuleList(
+            RotaryEmbedding(rope, dim, max_model_len, device=device) for rope, dim in kinds
+        )
+        self._tables = [kinds.index(rope) for rope in ropes]  # of each layer
         self.layers = nn.ModuleList(DecoderLayer(layer, size, scheme) for layer in spec.layers)
         self.fused: nn.Module | None = None
         self.norm = _norm(spec.norm, size, scheme)
@@ -91,12 +149,18 @@ class Decoder(nn.Module):
         self, batch: Batch, kv_cache: Sequence[LayerCache], attention: StepAttention
     ) -> Tensor:
         x: Tensor = self.embed_tokens(batch.token_ids)
+        if self._multiplier is not None:
+            x = x * self._multiplier
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(batch.positions)
         residual: Tensor | None = None
-        rotary = self.rotary(batch.positions)
+        rotary = [table(batch.positions) for table in self.rotary]
         if self.fused is not None:
-            x, residual = self.fused(x, rotary, batch, kv_cache)
+            x, residual = self.fused(x, rotary[0], batch, kv_cache)
         else:
-            for layer, cache in zip(self.layers, kv_cache, strict=True):
-                x, residual = layer(x, residual, rotary, batch.slot_mapping, cache, attention)
+            for layer, table, cache in zip(self.layers, self._tables, kv_cache, strict=True):
+                x, residual = layer(
+                    x, residual, rotary[table], batch.slot_mapping, cache, attention
+                )
         assert residual is not None
         return self.norm.add(x, residual)[0]

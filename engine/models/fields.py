@@ -49,6 +49,19 @@ class Fields:
         self._name = name
         self._called = called or {}
 
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """Return these fields, and `defaults` where one is absent."""
+        return Fields({**defaults, **self._values}, name=self._name, called=self._called)
+
+    def under(self, fields: Fields) -> Fields:
+        """Return `fields`, and these where one is absent there."""
+        return fields.over(self._values)
+
+    def without(self, field: str) -> Fields:
+        """Return the other fields."""
+        others = {name: value for name, value in self._values.items() if name != field}
+        return Fields(others, name=self._name, called=self._called)
+
     def calling(self, **called: str) -> Fields:
         """Return the same fields, for an object that has other names for the usual ones."""
         return Fields(self._values, name=self._name, called=called)
@@ -125,6 +138,16 @@ class Fields:
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
             raise self._wrong(field, value, "an integer or a list of integers")
         return tuple(items)
+
+    def numbers(self, field: str) -> tuple[float, ...]:
+        """Return a list of positive numbers, which must be there, as a tuple."""
+        value = self._get(field, _REQUIRED)
+        is_list = isinstance(value, list) and bool(value)
+        if not is_list or not all(
+            type(item) in (int, float) and 0 < item < math.inf for item in value
+        ):
+            raise self._wrong(field, value, "a list of numbers above 0")
+        return tuple(map(float, value))
 
     def child(self, field: str) -> Fields | None:
         """Return a nested object, None where it is absent or empty."""

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from engine.layers.attention import LayerCache
+from engine.layers.mlp import GatedMLP
 from engine.layers.panel_linear import PanelLinear
 from engine.models.batch import Batch
 from engine.models.decoder import DecoderLayer
-from engine.models.spec import LayerSpec, NormSpec
+from engine.models.spec import Gated, LayerSpec, NormSpec
 from kernels.cpu.decoder_layers import decoder_layers
 
 
@@ -84,14 +85,19 @@ def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
         and layer.norm == first.norm == NormSpec("rms", layer.norm.eps)
         and attention.qk_norm in (None, layer.norm)
         and attention.rope == first.attention.rope
-        and attention.rotary_dim == attention.head_dim
+        and attention.rotary_dim == first.attention.rotary_dim
         and attention.scale == attention.head_dim**-0.5
+        and attention.soft_cap is None
+        and not attention.qk_norm_is_wide
+        and isinstance(layer.mlp, Gated)
         and layer.mlp.activation == "silu"
     )
 
 
 def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
     attention = layer.self_attn
+    assert layer.attention_norm is not None
+    assert layer.mlp_norm is not None
     tensors: dict[str, Tensor] = {
         "input_layernorm.weight": layer.attention_norm.weight,
         "post_attention_layernorm.weight": layer.mlp_norm.weight,
@@ -108,6 +114,7 @@ def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
 
 def _projections(layer: DecoderLayer) -> dict[str, nn.Module]:
     attention, mlp = layer.self_attn, layer.mlp
+    assert isinstance(mlp, GatedMLP)
     return {
         "qkv_proj": attention.qkv_proj,
         "o_proj": attention.o_proj,

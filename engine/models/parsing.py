@@ -6,18 +6,34 @@ files. Defaults are those of transformers' configuration classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from engine.layers.rope import DynamicRope, LinearRope, Rope, YarnRope
 from engine.models.fields import Fields
-from engine.models.spec import AttentionSpec, GatedActivation, LayerSpec, ModelSpec, NormSpec
+from engine.models.spec import (
+    AttentionSpec,
+    GatedActivation,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    PlainActivation,
+)
 from engine.models.tensor_names import LLAMA_NAMES, TensorNames
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_PLAIN_ACTIVATIONS: dict[str, PlainActivation] = {
+    "relu": "relu",
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 _GATED_ACTIVATIONS: dict[str, GatedActivation] = {
     "silu": "silu",
     "swish": "silu",
@@ -25,6 +41,8 @@ _GATED_ACTIVATIONS: dict[str, GatedActivation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+T = TypeVar("T")
 
 
 class Heads(NamedTuple):
@@ -44,11 +62,13 @@ def model_spec(
     context_length: int,
     tensor_names: TensorNames = LLAMA_NAMES,
     tie_word_embeddings: bool = False,
+    **others: Any,
 ) -> ModelSpec:
     """Make the spec of a model, with what every family has.
 
     Args:
         tie_word_embeddings: where the field is absent.
+        others: attributes that few models have.
     """
     spec = ModelSpec(
         architecture=architecture,
@@ -61,6 +81,7 @@ def model_spec(
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=tie_word_embeddings),
         eos_token_ids=fields.integers("eos_token_id"),
         tensor_names=tensor_names,
+        **others,
     )
     if any(not 0 <= token < spec.vocab_size for token in spec.eos_token_ids):
         raise fields.error("eos_token_id", f"must be below vocab_size {spec.vocab_size}")
@@ -69,6 +90,10 @@ def model_spec(
 
 def num_layers(fields: Fields) -> int:
     return fields.integer("num_hidden_layers")
+
+
+def max_positions(fields: Fields) -> int:
+    return fields.integer("max_position_embeddings")
 
 
 def heads(fields: Fields, *, num_kv_heads: int | None = None, head_dim: int | None = None) -> Heads:
@@ -103,36 +128,60 @@ def _head_dim(fields: Fields, absent: int | None, num_heads: int) -> int:
 def attention(
     heads: Heads,
     rope: Rope | None,
-    *,
-    window: int | None = None,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    qk_norm: NormSpec | None = None,
+    **others: Any,
 ) -> AttentionSpec:
-    """Make the spec of an attention with the usual scale, and with rope on whole heads."""
-    return AttentionSpec(
-        *heads,
-        scale=heads.head_dim**-0.5,
-        rope=rope,
-        rotary_dim=heads.head_dim,
-        window=window,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        qk_norm=qk_norm,
-    )
+    """Make the spec of an attention with the usual scale, and with rope on whole heads.
+
+    Args:
+        others: further attributes, or other values of these two.
+    """
+    usual = {"scale": heads.head_dim**-0.5, "rotary_dim": heads.head_dim}
+    return AttentionSpec(*heads, rope=rope, **{**usual, **others})
 
 
 def rms_norm(fields: Fields, *, unit_offset: bool = False) -> NormSpec:
     return NormSpec("rms", fields.number("rms_norm_eps"), unit_offset)
 
 
-def gated_activation(fields: Fields, field: str = "hidden_act") -> GatedActivation:
-    """Read the activation of the gates; silu where it is absent."""
-    name = fields.text(field, default="silu")
-    if name not in _GATED_ACTIVATIONS:
-        supported = ", ".join(_GATED_ACTIVATIONS)
-        raise fields.unsupported(field, f"{name!r} is not supported; supported: {supported}")
-    return _GATED_ACTIVATIONS[name]
+def layer_norm(fields: Fields, field: str = "layer_norm_eps") -> NormSpec:
+    return NormSpec("layer", fields.number(field, default=1e-5))
+
+
+def plain_activation(fields: Fields, field: str, *, absent: str) -> PlainActivation:
+    """Read the activation of an MLP without gates."""
+    return _activation(fields, field, absent, _PLAIN_ACTIVATIONS)
+
+
+def gated_activation(
+    fields: Fields, field: str = "hidden_act", *, absent: str = "silu"
+) -> GatedActivation:
+    """Read the activation of the gates."""
+    return _activation(fields, field, absent, _GATED_ACTIVATIONS)
+
+
+def _activation(fields: Fields, field: str, absent: str, supported: Mapping[str, T]) -> T:
+    name = fields.text(field, default=absent)
+    if name not in supported:
+        problem = f"{name!r} is not supported; supported: {', '.join(supported)}"
+        raise fields.unsupported(field, problem)
+    return supported[name]
+
+
+def optional_number(fields: Fields, field: str, *, absent: float | None) -> float | None:
+    """Read a number, which is `absent` where the field is, and None where it is null."""
+    default = None if fields.is_null(field) else absent
+    return fields.number(field, default=default)
+
+
+def refuse(fields: Fields, **allowed: object) -> None:
+    """Raise `UnsupportedError` if one of these fields is there with a value that is not `allowed`.
+
+    A value that would change the output must not be ignored.
+    """
+    for field, value in allowed.items():
+        if field in fields and fields.raw(field) != value:
+            shown = json.dumps(fields.raw(field))
+            raise fields.unsupported(field, f"{shown} is not supported; only {json.dumps(value)}")
 
 
 def layer_types(fields: Fields) -> list[str] | None:
@@ -143,6 +192,11 @@ def layer_types(fields: Fields) -> list[str] | None:
         problem = f"must give one of {FULL}, {SLIDING} for each of {count} layers"
         raise fields.error("layer_types", problem)
     return types
+
+
+def alternating(fields: Fields, *, every: int) -> list[str]:
+    """Return layer types where every `every`-th layer, and no other, has no window."""
+    return [SLIDING if (i + 1) % every else FULL for i in range(num_layers(fields))]
 
 
 def window(fields: Fields, *, absent: int | None) -> int | None:

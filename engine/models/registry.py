@@ -10,10 +10,23 @@ from engine.models.spec import ModelSpec
 
 # Architecture, as `config.json` names it -> file in `engine.models.families`.
 FAMILIES = {
+    "FalconForCausalLM": "falcon",
+    "GPT2LMHeadModel": "gpt2",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GemmaForCausalLM": "gemma",
     "LlamaForCausalLM": "llama",
+    "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
+    "OPTForCausalLM": "opt",
+    "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
+    "PhiForCausalLM": "phi",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
 }
 
 

@@ -2,46 +2,107 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from engine.errors import UnsupportedError
-from engine.layers.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, Rope, YarnRope
+from engine.layers.rope import (
+    DefaultRope,
+    DynamicRope,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    Rope,
+    YarnRope,
+)
 from engine.models.fields import Fields
 
 _DEFAULT_THETA = 10_000.0
 
 
-def parse_rope(config: Fields) -> Rope:
+def parse_rope(
+    config: Fields,
+    *,
+    layer_type: str | None = None,
+    theta: float = _DEFAULT_THETA,
+    is_partial: bool = False,
+) -> Rope:
     """Read the rope settings of a `config.json`.
 
     Accepts `rope_theta` with `rope_scaling` (`type` or `rope_type`), and `rope_parameters` of
     transformers 5, with the precedence transformers gives them.
 
+    Args:
+        layer_type: of the layers whose settings are wanted, where each type has its own.
+        theta: where the field is absent.
+        is_partial: whether the family may rotate only a part of each head; see `rotary_dim`.
+
     Raises:
-        UnsupportedError: an unknown scaling, or one that rotates only a part of each head.
+        UnsupportedError: an unknown scaling, settings per layer type or a part of each head where
+            the family has none.
         CheckpointError: a field is missing or wrong.
     """
     max_positions = config.integer("max_position_embeddings")
-    source = config.child("rope_scaling") or config.child("rope_parameters")
-    rope = source or Fields({}, name="config.json: rope_parameters")
+    rope = _rope_fields(config, layer_type)
     for field in rope.names():
         if isinstance(rope.raw(field), dict):
             raise UnsupportedError(f"config.json: rope per layer type ({field}) is not supported")
-    for fields in (rope, config):
-        if fields.number("partial_rotary_factor", default=1.0) != 1.0:
-            raise UnsupportedError("config.json: partial_rotary_factor below 1 is not supported")
+    if not is_partial and _partial_factor(config, rope, 1.0) != 1.0:
+        raise UnsupportedError("config.json: partial_rotary_factor below 1 is not supported")
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
     if kind not in _PARSERS:
         raise UnsupportedError(
             f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_PARSERS)}"
         )
-    theta = rope.number("rope_theta", default=config.number("rope_theta", default=_DEFAULT_THETA))
+    theta = rope.number("rope_theta", default=config.number("rope_theta", default=theta))
     # Some checkpoints keep the length of the original training beside the rope settings.
     original = config.integer(
         "original_max_position_embeddings",
         default=rope.integer("original_max_position_embeddings", default=max_positions),
     )
     return _PARSERS[kind](rope, float(theta), original, max_positions)
+
+
+def parse_rope_by_layer_type(config: Fields) -> dict[str, Rope]:
+    """Read the rope settings of Gemma 3, which scales those of layers without a window alone.
+
+    Accepts `rope_parameters` by layer type, and the older `rope_theta`, `rope_scaling` and
+    `rope_local_base_freq`.
+    """
+    full, sliding = "full_attention", "sliding_attention"
+    if "rope_parameters" in config:
+        # `rope_scaling` goes before it, where a family has one kind of layer.
+        config = config.without("rope_scaling")
+        return {
+            full: parse_rope(config, layer_type=full, theta=1e6),
+            sliding: parse_rope(config, layer_type=sliding, theta=1e4),
+        }
+    local = config.number("rope_local_base_freq", default=1e4)
+    return {full: parse_rope(config, theta=1e6), sliding: DefaultRope(float(local))}
+
+
+def rotary_dim(config: Fields, head_dim: int, *, factor: float = 1.0) -> int:
+    """Return how many dimensions of a head are rotated.
+
+    Args:
+        factor: `partial_rotary_factor` where the field is absent.
+    """
+    dim = int(head_dim * _partial_factor(config, _rope_fields(config, None), factor))
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise config.error("partial_rotary_factor", f"must rotate an even part of {head_dim}")
+    return dim
+
+
+def _rope_fields(config: Fields, layer_type: str | None) -> Fields:
+    source = config.child("rope_scaling") or config.child("rope_parameters")
+    if source is not None and layer_type is not None:
+        source = source.child(layer_type)
+    return source or Fields({}, name="config.json: rope_parameters")
+
+
+def _partial_factor(config: Fields, rope: Fields, absent: float) -> float:
+    own = config.number("partial_rotary_factor", default=absent)
+    return float(rope.number("partial_rotary_factor", default=own))
 
 
 def _default(_rope: Fields, theta: float, _original: int, _max_positions: int) -> Rope:
@@ -80,10 +141,24 @@ def _llama3(rope: Fields, theta: float, original: int, _max_positions: int) -> R
     return Llama3Rope(theta, rope.number("factor"), low, high, original)
 
 
+def _long(rope: Fields, theta: float, original: int, max_positions: int) -> Rope:
+    ratio = rope.number("factor", default=max_positions / original)
+    scale = 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
+    return LongRope(
+        theta,
+        rope.numbers("short_factor"),
+        rope.numbers("long_factor"),
+        original,
+        rope.number("attention_factor", default=scale),
+    )
+
+
 _PARSERS: dict[str, Callable[[Fields, float, int, int], Rope]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,
+    "longrope": _long,
+    "su": _long,  # what it was called before
 }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NormPlaces = Literal["pre", "post", "sandwich", "parallel"]
 
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
+PlainActivation = Literal["relu", "silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,13 @@ class AttentionSpec:
 
     Attributes:
         scale: of the scores.
+        soft_cap: with c, scores s become c tanh(s / c); None: there is none.
         rope: rotary embedding and its scaling; None: the layer has none.
         rotary_dim: leading dimensions of a head that are rotated.
         window: positions that a token sees, its own included; None: all.
         qkv_bias, output_bias: which projections have a bias.
-        qk_norm: of the queries and keys of each head, before they are rotated.
+        qk_norm: of the queries and keys, before they are rotated; None: there is none.
+        qk_norm_is_wide: it is over all heads together, not over each.
     """
 
     num_heads: int
@@ -57,9 +60,11 @@ class AttentionSpec:
     rope: Rope | None
     rotary_dim: int
     window: int | None = None
+    soft_cap: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: NormSpec | None = None
+    qk_norm_is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +77,35 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True)
+class Plain:
+    """down(activation(up(x))), with `size` features between."""
+
+    size: int
+    activation: PlainActivation
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One decoder layer."""
 
     attention: AttentionSpec
-    mlp: Gated
+    mlp: Gated | Plain
     norm: NormSpec
     norms: NormPlaces = "pre"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """A vector per position, added to the embeddings.
+
+    Attributes:
+        size: rows of the table, all of which the checkpoint has.
+        offset: row of position 0.
+    """
+
+    size: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +120,10 @@ class ModelSpec:
         tie_word_embeddings: the head is the embedding.
         eos_token_ids: ids that end a sequence, possibly none.
         tensor_names: how the checkpoint names its tensors.
+        learned_positions: None where the model has none.
+        embedding_multiplier: of the embeddings; rounded to the model's dtype.
+        head_bias: the head has a bias.
+        logit_soft_cap: with c, logits l become c tanh(l / c); None: there is none.
     """
 
     architecture: str
@@ -105,6 +136,10 @@ class ModelSpec:
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     tensor_names: TensorNames
+    learned_positions: LearnedPositions | None = None
+    embedding_multiplier: float = 1.0
+    head_bias: bool = False
+    logit_soft_cap: float | None = None
 
     @property
     def num_layers(self) -> int:

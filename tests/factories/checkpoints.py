@@ -17,6 +17,8 @@ ARCHITECTURES = (
     "Qwen3ForCausalLM",
 )
 
+OMIT = object()
+
 # One configuration of every rope scaling. Original lengths are short, so that tests exceed them.
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -54,7 +56,7 @@ def write_checkpoint(
     Args:
         rope: key of `ROPES`.
         max_shard_size: such as "50KB", to split it into shards.
-        settings: fields of the configuration that override those here.
+        settings: fields of the configuration that override those here; `OMIT` leaves one out.
 
     Returns:
         The model that was written, in `dtype`, in eval mode; no tokenizer is written.
@@ -78,6 +80,7 @@ def write_checkpoint(
     }
     if architecture == "MistralForCausalLM":
         fields.setdefault("sliding_window", None)
+    fields = {name: value for name, value in fields.items() if value is not OMIT}
     model = random_model(architecture, dtype=dtype, seed=seed, fields=fields)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return model

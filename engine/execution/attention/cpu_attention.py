@@ -32,6 +32,7 @@ class CpuStepAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -45,4 +46,5 @@ class CpuStepAttention:
             self.batch.block_tables,
             scale=scale,
             sliding_window=sliding_window,
+            soft_cap=soft_cap,
         )

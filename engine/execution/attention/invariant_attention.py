@@ -36,6 +36,7 @@ class InvariantStepAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -48,6 +49,7 @@ class InvariantStepAttention:
             self.batch.seq_lens,
             scale=scale,
             sliding_window=sliding_window,
+            soft_cap=soft_cap,
             key_scale=key_scale,
             value_scale=value_scale,
             is_invariant=True,

@@ -65,6 +65,7 @@ class TorchStepAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -74,7 +75,13 @@ class TorchStepAttention:
             spans = [self._span(sequence, sliding_window) for sequence in self._sequences]
             self._spans[sliding_window] = spans
         return paged_attention(
-            query, cache.key, cache.value, spans, scale=scale, sliding_window=sliding_window
+            query,
+            cache.key,
+            cache.value,
+            spans,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
         )
 
     def _span(self, sequence: _Sequence, window: int | None) -> Span:

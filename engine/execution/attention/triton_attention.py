@@ -72,6 +72,7 @@ class TritonStepAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -85,6 +86,7 @@ class TritonStepAttention:
                 self._decode_lens,
                 self._plan(sliding_window, cache.key.shape[2]),
                 scale=scale,
+                soft_cap=soft_cap,
                 key_scale=key_scale,
                 value_scale=value_scale,
                 out=out[self._decodes],
@@ -99,6 +101,7 @@ class TritonStepAttention:
                 self._prefill_lens,
                 scale=scale,
                 sliding_window=sliding_window,
+                soft_cap=soft_cap,
                 key_scale=key_scale,
                 value_scale=value_scale,
                 out=out[self._prefill_tokens],

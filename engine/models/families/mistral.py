@@ -1,4 +1,4 @@
-"""Mistral 7B and Nemo: Llama with a sliding window in every layer, or in none."""
+"""Mistral 7B, Nemo and Ministral: Llama with a sliding window in every layer, some or none."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from engine.models.spec import Gated, LayerSpec, ModelSpec
 def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
     rope, norm = parse_rope(fields), parsing.rms_norm(fields)
-    window = parsing.window(fields, absent=4096)
-    parsing.require_equal_layers(fields, window)
-    attention = parsing.attention(parsing.heads(fields, num_kv_heads=8), rope, window=window)
+    size = parsing.window(fields, absent=4096)
+    heads = parsing.heads(fields, num_kv_heads=8)
     mlp = Gated(fields.integer("intermediate_size"), parsing.gated_activation(fields))
-    layers = [LayerSpec(attention, mlp, norm)] * parsing.num_layers(fields)
+    if architecture == "MistralForCausalLM":
+        parsing.require_equal_layers(fields, size)
+    every_layer = [parsing.SLIDING] * parsing.num_layers(fields)
+    layers = [
+        LayerSpec(
+            parsing.attention(heads, rope, window=size if kind == parsing.SLIDING else None),
+            mlp,
+            norm,
+        )
+        for kind in parsing.layer_types(fields) or every_layer
+    ]
     context_length = parsing.scaled_context_length(fields, rope)
     return parsing.model_spec(fields, architecture, layers, norm, context_length=context_length)

@@ -235,9 +235,16 @@ class Worker {
       s_.keep[row] = 1.0f;
       return;
     }
+    Vec scale(a_.scale);
+    if (a_.soft_cap > 0) {
+      const Vec inner(a_.scale / a_.soft_cap), cap(a_.soft_cap);
+      for (int64_t j = 0; j < columns; j += W) {
+        ((Vec::loadu(scores + j) * inner).tanh() * cap).store(scores + j);
+      }
+      scale = Vec(1.0f);
+    }
     std::fill_n(scores, low, kNothing);
     std::fill(scores + high, scores + columns, kNothing);
-    const Vec scale(a_.scale);
     Vec largest(kNothing);
     for (int64_t j = 0; j < columns; j += W) {
       largest = at::vec::clamp_min(Vec::loadu(scores + j) * scale, largest);

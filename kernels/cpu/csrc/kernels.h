@@ -65,7 +65,8 @@ struct PagedAttention {
   const int32_t* block_tables;      // [sequences, table_stride]
   int64_t sequences, table_stride, block_size, heads, kv_heads, dim;
   float scale;
-  int64_t window;  // 0: none
+  int64_t window;   // 0: none
+  float soft_cap;  // 0: none
   // Whether the keys of a few long sequences may be divided among threads. If not, the result of a
   // query depends on its own sequence alone, to the last bit.
   bool splits;

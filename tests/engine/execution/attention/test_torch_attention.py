@@ -114,7 +114,7 @@ def _check(
     scale = case.head_dim**-0.5
     step = backend(case.block_size).plan(batch)
     for _ in range(2):  # the second layer reuses what the first one found
-        out = step.attend(query, cache, scale=scale, sliding_window=case.window)
+        out = step.attend(query, cache, scale=scale, sliding_window=case.window, soft_cap=None)
     assert out.dtype == dtype
     assert out.shape == query.shape
     starts = batch.query_start_loc.tolist()
@@ -153,9 +153,9 @@ def test_consecutive_blocks_are_read_in_place(backend: Backend) -> None:
     step = backend(4).plan(batch)
     cache = LayerCache(torch.zeros(5, 4, 1, 2), torch.zeros(5, 4, 1, 2))
     query = torch.ones(1, 1, 2)
-    step.attend(query, cache, scale=1.0, sliding_window=None)
+    step.attend(query, cache, scale=1.0, sliding_window=None, soft_cap=None)
     cache.value[2:4] = 3.0
-    out = step.attend(query, cache, scale=1.0, sliding_window=None)
+    out = step.attend(query, cache, scale=1.0, sliding_window=None, soft_cap=None)
     torch.testing.assert_close(out, torch.full((1, 1, 2), 3.0))
 
 

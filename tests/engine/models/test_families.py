@@ -1,0 +1,106 @@
+"""Logits of every family are as near to exact ones as transformers', however they are computed."""
+
+from __future__ import annotations
+
+import json
+import random
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.models import registry
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.exact import ExactModel, assert_as_accurate, decoded_logits
+from tests.factories.families import FAMILIES
+from tests.factories.paged_model import PagedModel
+
+LENGTH = 60  # beyond every window
+
+
+def _tokens(count: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(160) for _ in range(count)]
+
+
+class Pair:
+    """A family's model of ours and of transformers, in float32 and in float64."""
+
+    def __init__(self, path: Path, theirs: PreTrainedModel) -> None:
+        self.ours = PagedModel(path, max_model_len=96)
+        self.theirs = theirs
+        self.exact = ExactModel(theirs)
+
+    def check(self, logits: Tensor, token_ids: list[int]) -> None:
+        assert logits.dtype == torch.float32
+        theirs = decoded_logits(self.theirs, token_ids, None)
+        assert_as_accurate(logits, theirs, self.exact.logits(token_ids, None))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    architecture, fields = FAMILIES[request.param]
+    path = tmp_path_factory.mktemp("checkpoint")
+    return Pair(path, write_checkpoint(path, architecture, **fields))
+
+
+def test_prefill(pair: Pair) -> None:
+    for length in (1, 17, LENGTH):
+        token_ids = _tokens(length, seed=length)
+        pair.check(pair.ours.logits(token_ids), token_ids)
+
+
+def test_chunked_prefill_and_decode_in_shared_steps(pair: Pair) -> None:
+    """Sequences of all lengths advance by random amounts."""
+    draw = random.Random(3)
+    running = [pair.ours.start(_tokens(length, seed=length)) for length in (3, 31, LENGTH)]
+    while live := [sequence for sequence in running if sequence.remaining]:
+        chosen = draw.sample(live, draw.randint(1, len(live)))
+        pair.ours.step([(s, min(s.remaining, draw.choice((1, 1, 5, 20)))) for s in chosen])
+    for sequence in running:
+        pair.check(torch.cat(sequence.logits), sequence.token_ids)
+        pair.ours.end(sequence)
+
+
+def test_every_architecture_is_tested_and_has_a_family() -> None:
+    tested = {architecture for architecture, _ in FAMILIES.values()}
+    assert set(registry.FAMILIES) == tested | {"Gemma3ForConditionalGeneration"}
+    for family in registry.FAMILIES.values():
+        assert callable(import_module(f"engine.models.families.{family}").parse)
+
+
+def test_longrope_beyond_the_original_length(tmp_path: Path) -> None:
+    architecture, fields = FAMILIES["phi3-longrope"]
+    theirs = write_checkpoint(tmp_path, architecture, **fields)
+    token_ids = _tokens(120)
+    logits = PagedModel(tmp_path, max_model_len=128).logits(token_ids, [70, 50])
+    with torch.no_grad():
+        expected = theirs(torch.tensor([token_ids])).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "gemma2": ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
+    "gpt2": ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    "opt": ({"do_layer_norm_before": False}, "do_layer_norm_before: false"),
+    "falcon": ({"alibi": True}, "alibi: true is not supported; only false"),
+    "phi": ({"qk_layernorm": True}, "qk_layernorm"),
+    "smollm3": ({"no_rope_layers": [1, 2, 0]}, "no_rope_layers: must give 0 or 1 for each of 3"),
+    "phi3-longrope": ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor: is missing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_change_the_output_is_not_ignored(name: str, tmp_path: Path) -> None:
+    architecture, fields = FAMILIES[name]
+    changed, message = REFUSED[name]
+    write_checkpoint(tmp_path, architecture, **fields)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, **changed}), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        registry.read_model_spec(tmp_path)

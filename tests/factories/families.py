@@ -1,0 +1,81 @@
+"""A tiny configuration of every family, with all that sets it apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.factories.checkpoints import OMIT
+
+_WINDOW = 9
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 1.5, 4.0, 16.0],
+    "original_max_position_embeddings": 96,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+}
+_GPT2 = {
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_inner": 96,
+    "n_positions": 128,
+    "head_dim": OMIT,
+    "num_key_value_heads": OMIT,
+}
+
+# Name of a case -> architecture, and what its configuration sets beside what all have.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon": ("FalconForCausalLM", {"head_dim": OMIT, "ffn_hidden_size": 96}),
+    "falcon-sequential-biases": (
+        "FalconForCausalLM",
+        {"head_dim": OMIT, "parallel_attn": False, "bias": True},
+    ),
+    "gemma": ("GemmaForCausalLM", {"head_dim": 24}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {
+            "sliding_window": _WINDOW,
+            "query_pre_attn_scalar": 24,
+            # Low, so that they bend what they cap.
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            "sliding_window": _WINDOW,
+            "query_pre_attn_scalar": 24,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "llama": ("LlamaForCausalLM", {}),
+    "ministral": (
+        "MinistralForCausalLM",
+        {
+            "sliding_window": _WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "mistral": ("MistralForCausalLM", {"sliding_window": _WINDOW}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "opt": ("OPTForCausalLM", {"ffn_dim": 96, "head_dim": OMIT, "num_key_value_heads": OMIT}),
+    "phi": ("PhiForCausalLM", {}),
+    "phi3-fused": ("Phi3ForCausalLM", {"sliding_window": 30}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 96},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
+    "stablelm": ("StableLmForCausalLM", {"use_qkv_bias": True}),
+    "stablelm-parallel": ("StableLmForCausalLM", {"use_parallel_residual": True}),
+}
