@@ -12,6 +12,7 @@ import pytest
 
 from engine import LLM, RequestOutput, SamplingParams
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.families import FAMILIES
 from tests.factories.greedy import Answer, GreedyReference, check_answer
 from tests.factories.tokenizers import byte_level_tokenizer
 
@@ -21,6 +22,8 @@ NUM_PROMPTS = 20
 MAX_TOKENS = 14
 BLOCK_SIZE = 4
 PARAMS = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, logprobs=0)
+
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 
 # Architecture, rope scaling, and what else the configuration sets. Trained positions are few, so
 # that the outputs of longer prompts go beyond them, where dynamic scaling begins. (No prompt is of
@@ -39,6 +42,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3-yarn": ("Qwen3ForCausalLM", "yarn", {}),
     "mistral": ("MistralForCausalLM", "default", {}),
     "mistral-sliding-window": ("MistralForCausalLM", "default", {"sliding_window": 9}),
+    **{
+        name: (architecture, "default", fields)
+        for name, (architecture, fields) in FAMILIES.items()
+        if name not in LLAMA_LIKE
+    },
 }
 
 # What the scheduler does to a sequence is the same for each family: there, a few stand for all.
@@ -46,7 +54,7 @@ each_mode = pytest.mark.parametrize(
     "reference",
     [
         name
-        if name in ("llama", "qwen3", "mistral-sliding-window")
+        if name in ("llama", "qwen3", "mistral-sliding-window", "gemma2")
         else pytest.param(name, marks=pytest.mark.large)
         for name in CASES
     ],
@@ -65,7 +73,16 @@ class Reference:
     answers: list[Answer]
 
 
-@pytest.fixture(scope="module", params=CASES)
+# The families' logits are compared in tests/engine/models; a few go through the engine each time.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.large)
+        if name in FAMILIES and name not in (*LLAMA_LIKE, "gemma2", "gpt2")
+        else name
+        for name in CASES
+    ],
+)
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Reference:

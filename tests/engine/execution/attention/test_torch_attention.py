@@ -1,6 +1,6 @@
 """The CPU backend against a naive oracle: every query on its own, in float64."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -42,6 +42,7 @@ class Case:
     window: int | None
     shuffled: bool
     seed: int = 0
+    soft_cap: float | None = None
 
 
 cases = st.builds(
@@ -56,22 +57,23 @@ cases = st.builds(
     window=st.none() | st.integers(1, 50),
     shuffled=st.booleans(),
     seed=st.integers(0, 2**16),
+    soft_cap=st.none() | st.floats(0.1, 100.0),
 )
 
 
-def _oracle(
-    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
-) -> Tensor:
+def _oracle(query: Tensor, keys: Tensor, values: Tensor, scale: float, case: Case) -> Tensor:
     """Attention of the last tokens [n, H, D] of a sequence over its [S, Hkv, D]."""
     count, heads, _ = query.shape
     out = torch.empty(query.shape, dtype=torch.float64)
     for i in range(count):
         position = len(keys) - count + i
-        low = 0 if window is None else max(0, position - window + 1)
+        low = 0 if case.window is None else max(0, position - case.window + 1)
         for head in range(heads):
             kv_head = head // (heads // keys.shape[1])
             seen = slice(low, position + 1)
             scores = keys[seen, kv_head].double() @ query[i, head].double() * scale
+            if case.soft_cap is not None:
+                scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
             out[i, head] = scores.softmax(0) @ values[seen, kv_head].double()
     return out
 
@@ -114,12 +116,14 @@ def _check(
     scale = case.head_dim**-0.5
     step = backend(case.block_size).plan(batch)
     for _ in range(2):  # the second layer reuses what the first one found
-        out = step.attend(query, cache, scale=scale, sliding_window=case.window, soft_cap=None)
+        out = step.attend(
+            query, cache, scale=scale, sliding_window=case.window, soft_cap=case.soft_cap
+        )
     assert out.dtype == dtype
     assert out.shape == query.shape
     starts = batch.query_start_loc.tolist()
     for i, (keys, values) in enumerate(contents):
-        expected = _oracle(query[starts[i] : starts[i + 1]], keys, values, scale, case.window)
+        expected = _oracle(query[starts[i] : starts[i + 1]], keys, values, scale, case)
         got = out[starts[i] : starts[i + 1]].double()
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
@@ -145,6 +149,7 @@ def test_half_precision(
 ) -> None:
     case = Case(((0, 9), (12, 1), (17, 6)), 4, 2, 3, 16, window, shuffled=True)
     _check(backend, case, dtype, tolerance)
+    _check(backend, replace(case, soft_cap=1.5), dtype, tolerance)
 
 
 def test_consecutive_blocks_are_read_in_place(backend: Backend) -> None:
