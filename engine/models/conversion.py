@@ -8,7 +8,7 @@ and bias.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from engine.config import Quantization
 from engine.errors import UnsupportedError
+from engine.layers.experts import Experts, PanelExperts
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
 from engine.layers.linear import Gated, GatedLinear, Linear
+from engine.layers.moe import Router
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
 from engine.layers.tiled_linear import TiledLinear
@@ -53,12 +55,24 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
 
     The weights of `model` may be on any device.
     """
+    mixtures = [module for module in model.modules() if isinstance(module, Experts)]
     if has_triton(device):
+        if mixtures:
+            raise UnsupportedError("deterministic: is not for a mixture of experts on a GPU")
         return
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     weights = [model.model.embed_tokens.rows, *(linear.weight for linear in linears)]
-    if not all(panels.runs(weight, device) for weight in weights) or not all(
-        panels.can_gate(len(each.weight) // 2) for each in linears if isinstance(each, GatedLinear)
+    if (
+        not all(panels.runs(weight, device) for weight in weights)
+        or not all(
+            panels.can_gate(len(each.weight) // 2)
+            for each in linears
+            if isinstance(each, GatedLinear)
+        )
+        or not all(
+            panels.runs(each.gate_up[0], device) and panels.can_gate(each.down.shape[2])
+            for each in mixtures
+        )
     ):
         raise UnsupportedError(
             "deterministic: on a CPU it needs dtype bfloat16 or float32, AVX2 (of those with "
@@ -121,7 +135,11 @@ class _Forms:
     int8: bool
     deterministic: bool
 
-    def of_layer(self, linear: Linear) -> nn.Module | None:
+    def of_layer(self, linear: Linear | Experts) -> nn.Module | None:
+        if isinstance(linear, Experts):
+            return self._of_experts(linear)
+        if isinstance(linear, Router):
+            return replace(self, int8=False).of_weight(linear.weight, linear.bias)
         weight, bias = linear.weight, linear.bias
         if not isinstance(linear, GatedLinear):
             return self.of_weight(weight, bias)
@@ -147,16 +165,25 @@ class _Forms:
         is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
         return PackedLinear(weight, bias) if is_packed else None
 
+    def _of_experts(self, experts: Experts) -> nn.Module | None:
+        if self._are_panels(experts.gate_up[0]) and panels.can_gate(experts.down.shape[2]):
+            return PanelExperts(experts, int8=self.int8)
+        if self.int8:
+            raise UnsupportedError(
+                "quantization: int8 is not for a mixture of experts on this CPU; leave it out"
+            )
+        return None
+
     def _are_panels(self, weight: Tensor) -> bool:
         if self.deterministic:
             return not has_triton(weight.device)
         return panels.serves(weight, weight.device)
 
 
-def _convert(module: nn.Module, form_of: Callable[[Linear], nn.Module | None]) -> None:
+def _convert(module: nn.Module, form_of: Callable[[Linear | Experts], nn.Module | None]) -> None:
     for name in [name for name, _ in module.named_children()]:
         child = module.get_submodule(name)
-        if not isinstance(child, Linear):
+        if not isinstance(child, (Linear, Experts)):
             _convert(child, form_of)
         elif (form := form_of(child)) is not None:
             setattr(module, name, form)

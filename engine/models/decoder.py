@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from engine.layers import moe
 from engine.layers.attention import Attention, LayerCache, QKNorm, StepAttention
 from engine.layers.mlp import GatedMLP, PlainMLP
 from engine.layers.norm import LayerNorm, RMSNorm
@@ -19,6 +20,7 @@ from engine.models.spec import (
     Gated,
     LayerSpec,
     ModelSpec,
+    MoE,
     NormPlaces,
     NormSpec,
     Plain,
@@ -52,14 +54,25 @@ def _attention(spec: AttentionSpec, hidden_size: int, scheme: Scheme) -> Attenti
     )
 
 
-def _mlp(spec: Gated | Plain, hidden_size: int, scheme: Scheme) -> GatedMLP | PlainMLP:
-    if isinstance(spec, Gated):
-        return GatedMLP(
-            hidden_size, spec.size, activation=spec.activation, bias=spec.bias, scheme=scheme
-        )
-    return PlainMLP(
-        hidden_size, spec.size, activation=spec.activation, bias=spec.bias, scheme=scheme
-    )
+def _mlp(spec: Gated | Plain | MoE, hidden_size: int, scheme: Scheme) -> nn.Module:
+    match spec:
+        case Gated(size, activation, bias):
+            return GatedMLP(hidden_size, size, activation=activation, bias=bias, scheme=scheme)
+        case Plain(size, plain_activation, bias):
+            return PlainMLP(
+                hidden_size, size, activation=plain_activation, bias=bias, scheme=scheme
+            )
+        case MoE():
+            return moe.MoE(
+                hidden_size,
+                spec.size,
+                num_experts=spec.num_experts,
+                top_k=spec.top_k,
+                normalizes=spec.normalizes,
+                activation=spec.activation,
+                shared_size=spec.shared_size,
+                scheme=scheme,
+            )
 
 
 class DecoderLayer(nn.Module):

@@ -167,6 +167,19 @@ def _activation(fields: Fields, field: str, absent: str, supported: Mapping[str,
     return supported[name]
 
 
+def top_k(fields: Fields, num_experts: str, *, absent: int | None = None) -> int:
+    """Read how many experts a token goes through.
+
+    Args:
+        num_experts: the field that says how many there are; `absent` where it is.
+    """
+    count = fields.integer(num_experts, default=absent) if absent else fields.integer(num_experts)
+    chosen = fields.integer("num_experts_per_tok")
+    if chosen > count:
+        raise fields.error("num_experts_per_tok", f"must be at most {num_experts} {count}")
+    return chosen
+
+
 def optional_number(fields: Fields, field: str, *, absent: float | None) -> float | None:
     """Read a number, which is `absent` where the field is, and None where it is null."""
     default = None if fields.is_null(field) else absent
@@ -214,9 +227,8 @@ def require_equal_layers(fields: Fields, window: int | None) -> None:
 
 def switched_windows(fields: Fields) -> list[int | None]:
     """Return the windows of Qwen's layers, which a field switches on, from some layer on."""
-    size = window(fields, absent=4096)
-    if not fields.boolean("use_sliding_window", default=False):
-        size = None
+    is_used = fields.boolean("use_sliding_window", default=False)
+    size = window(fields, absent=4096) if is_used else None
     first = fields.integer("max_window_layers", default=28, minimum=0)
     types = layer_types(fields)
     if types is None:

@@ -86,11 +86,28 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
+class MoE:
+    """A mixture of gated MLPs of `size`, of which each token goes through `top_k`.
+
+    Attributes:
+        normalizes: the weights of the chosen experts are divided by their sum.
+        shared_size: of an expert that every token goes through, behind a gate of its own; 0: none.
+    """
+
+    num_experts: int
+    top_k: int
+    size: int
+    activation: GatedActivation = "silu"
+    normalizes: bool = True
+    shared_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One decoder layer."""
 
     attention: AttentionSpec
-    mlp: Gated | Plain
+    mlp: Gated | Plain | MoE
     norm: NormSpec
     norms: NormPlaces = "pre"
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from engine.errors import CheckpointError
+from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.vocabulary import Embedding
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
@@ -26,7 +27,7 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Tensor]:
         tensors: dict[str, Tensor]
         if isinstance(module, Linear) and name in names.stacked:
             tensors = {f"{name}.{key}": tensor for key, tensor in module.named_parameters()}
-        elif isinstance(module, (Linear, Embedding)):
+        elif isinstance(module, (Linear, Embedding, Experts)):
             tensors = module.destinations()
         else:
             parent, tensors = path, dict(module.named_parameters(recurse=False))

@@ -29,8 +29,10 @@ class ExactModel:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        config = deepcopy(model.config)
+        config._experts_implementation = "eager"  # the grouped products have no float64
         with _float64_throughout():
-            self._model = type(model)(deepcopy(model.config)).double().eval()
+            self._model = type(model)(config).double().eval()
         self._model.load_state_dict(model.state_dict())
 
     @torch.inference_mode()

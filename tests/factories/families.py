@@ -25,6 +25,8 @@ _GPT2 = {
     "num_key_value_heads": OMIT,
 }
 
+_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+
 # Name of a case -> architecture, and what its configuration sets beside what all have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("FalconForCausalLM", {"head_dim": OMIT, "ffn_hidden_size": 96}),
@@ -65,6 +67,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral": ("MistralForCausalLM", {"sliding_window": _WINDOW}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "opt": ("OPTForCausalLM", {"ffn_dim": 96, "head_dim": OMIT, "num_key_value_heads": OMIT}),
     "phi": ("PhiForCausalLM", {}),
@@ -74,6 +77,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 96},
     ),
     "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {**_MOE, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),
     "qwen3": ("Qwen3ForCausalLM", {}),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
     "stablelm": ("StableLmForCausalLM", {"use_qkv_bias": True}),

@@ -220,6 +220,10 @@ TORCH_LIBRARY(trident_cpu, m) {
       "gated_linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int size,"
       " int activation) -> Tensor",
       &trident::operators::gated_linear);
+  m.def(
+      "experts(Tensor x, Tensor gate_up, Tensor? gate_up_scale, Tensor down, Tensor? down_scale,"
+      " Tensor expert_ids, Tensor weights, int size, int activation) -> Tensor",
+      &trident::operators::experts);
   m.class_<trident::DecoderLayers>("DecoderLayers")
       .def(torch::init<int64_t, int64_t, int64_t, double, bool>())
       .def("append", &trident::DecoderLayers::append)

@@ -35,6 +35,11 @@ Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t size, int64_t activation);
 
+Tensor experts(
+    const Tensor& x, const Tensor& gate_up, const std::optional<Tensor>& gate_up_scale,
+    const Tensor& down, const std::optional<Tensor>& down_scale, const Tensor& expert_ids,
+    const Tensor& weights, int64_t size, int64_t activation);
+
 // logits are float32 [rows, size], top_k is int32 [rows], the other arguments float64 [rows].
 Tensor draw(
     const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,

@@ -1,0 +1,62 @@
+"""Qwen 2 and 3 with mixtures of experts; 2 has an expert that every token goes through as well."""
+
+from __future__ import annotations
+
+from engine.models import parsing
+from engine.models.fields import Fields
+from engine.models.rope import parse_rope
+from engine.models.spec import Gated, LayerSpec, ModelSpec, MoE
+from engine.models.tensor_names import LLAMA_NAMES, TensorNames
+
+_NAMES = TensorNames(renamed=(*LLAMA_NAMES.renamed, ("mlp.router", "mlp.gate")))
+
+
+def parse(fields: Fields, architecture: str) -> ModelSpec:
+    """Make the spec of a model of the fields of its `config.json`."""
+    is_qwen2 = architecture == "Qwen2MoeForCausalLM"
+    rope, norm = parse_rope(fields), parsing.rms_norm(fields)
+    heads = parsing.heads(fields, num_kv_heads=None if is_qwen2 else 4)
+    bias = fields.boolean("attention_bias", default=False)
+    activation = parsing.gated_activation(fields)
+    count = "num_experts" if "num_experts" in fields else "num_local_experts"
+    moe = MoE(
+        fields.integer(count),
+        parsing.top_k(fields, count),
+        fields.integer("moe_intermediate_size"),
+        activation,
+        normalizes=fields.boolean("norm_topk_prob", default=False),
+        shared_size=fields.integer("shared_expert_intermediate_size") if is_qwen2 else 0,
+    )
+    dense = Gated(fields.integer("intermediate_size"), activation)
+    layers = [
+        LayerSpec(
+            parsing.attention(
+                heads,
+                rope,
+                window=window,
+                qkv_bias=fields.boolean("qkv_bias", default=True) if is_qwen2 else bias,
+                output_bias=not is_qwen2 and bias,
+                qk_norm=None if is_qwen2 else norm,
+            ),
+            moe if is_sparse else dense,
+            norm,
+        )
+        for window, is_sparse in zip(
+            parsing.switched_windows(fields), _sparse_layers(fields), strict=True
+        )
+    ]
+    return parsing.model_spec(
+        fields,
+        architecture,
+        layers,
+        norm,
+        context_length=parsing.scaled_context_length(fields, rope),
+        tensor_names=_NAMES,
+    )
+
+
+def _sparse_layers(fields: Fields) -> list[bool]:
+    """Return which layers are mixtures."""
+    every, dense = fields.integer("decoder_sparse_step", default=1), fields.raw("mlp_only_layers")
+    dense = fields.integers("mlp_only_layers") if dense else ()
+    return [i not in dense and (i + 1) % every == 0 for i in range(parsing.num_layers(fields))]
