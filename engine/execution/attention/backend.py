@@ -15,6 +15,7 @@ from kernels import device as kernel_device
 # Name of a backend -> the module and the class that implement it, imported on first use.
 BACKENDS: dict[str, tuple[str, str]] = {
     "cpu": ("engine.execution.attention.cpu_attention", "CpuAttention"),
+    "cpu-invariant": ("engine.execution.attention.cpu_attention", "InvariantCpuAttention"),
     "invariant": ("engine.execution.attention.invariant_attention", "InvariantAttention"),
     "torch": ("engine.execution.attention.torch_attention", "TorchAttention"),
     "triton": ("engine.execution.attention.triton_attention", "TritonAttention"),
@@ -40,7 +41,7 @@ def attention_backend(
 
     Args:
         block_size: tokens in a block of the KV cache.
-        deterministic: as in `EngineConfig`. On a CPU the layers bring their own attention then.
+        deterministic: as in `EngineConfig`.
 
     Raises:
         UnsupportedError: it has no kernels for such blocks.
@@ -54,4 +55,6 @@ def _backend_name(device: torch.device, dtype: torch.dtype, deterministic: bool)
     if kernel_device.has_triton(device):
         return "invariant" if deterministic else "triton"
     query = torch.empty(0, dtype=dtype, device=device)
+    if deterministic and cpu.operations(query) is not None:
+        return "cpu-invariant"
     return "torch" if cpu.fast_operations(query) is None else "cpu"

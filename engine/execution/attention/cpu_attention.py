@@ -19,11 +19,19 @@ class CpuAttention(TorchAttention):
         return CpuStepAttention(batch)
 
 
+class InvariantCpuAttention(CpuAttention):
+    """The same for a token whatever else is in its step, to the last bit."""
+
+    def plan(self, batch: Batch) -> StepAttention:
+        return CpuStepAttention(batch, split_keys=False)
+
+
 @dataclass(frozen=True, slots=True)
 class CpuStepAttention:
     """A `StepAttention` without a plan: the kernel reads the batch's block tables."""
 
     batch: Batch
+    split_keys: bool = True
 
     def attend(
         self,
@@ -47,4 +55,5 @@ class CpuStepAttention:
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            split_keys=self.split_keys,
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.models import registry
+from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.exact import ExactModel, assert_as_accurate, decoded_logits
 from tests.factories.families import FAMILIES
@@ -31,6 +32,7 @@ class Pair:
     """A family's model of ours and of transformers, in float32 and in float64."""
 
     def __init__(self, path: Path, theirs: PreTrainedModel) -> None:
+        self.path = path
         self.ours = PagedModel(path, max_model_len=96)
         self.theirs = theirs
         self.exact = ExactModel(theirs)
@@ -64,6 +66,17 @@ def test_chunked_prefill_and_decode_in_shared_steps(pair: Pair) -> None:
     for sequence in running:
         pair.check(torch.cat(sequence.logits), sequence.token_ids)
         pair.ours.end(sequence)
+
+
+def test_the_deterministic_forms(pair: Pair) -> None:
+    """Those of a CPU, in float32: as accurate, and the same bits in any chunks."""
+    if not panels.runs(torch.empty(8, 8), torch.device("cpu")):
+        pytest.skip("the products in panels are not built, or not for this CPU")
+    model = PagedModel(pair.path, max_model_len=96, deterministic=True)
+    token_ids = _tokens(LENGTH)
+    logits = model.logits(token_ids)
+    pair.check(logits, token_ids)
+    assert torch.equal(model.logits(token_ids, [29, 1, 1, LENGTH - 31]), logits)
 
 
 def test_every_architecture_is_tested_and_has_a_family() -> None:
