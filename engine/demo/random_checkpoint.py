@@ -42,6 +42,36 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM",
         {**_QWEN, "tie_word_embeddings": True, "max_position_embeddings": 10240},
     ),
+    "0.4b-gemma2": (
+        "Gemma2ForCausalLM",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 20,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "query_pre_attn_scalar": 128,
+            "sliding_window": 1024,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # 0.4b are used for a token, of 1.0b.
+    "0.4b-moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "moe_intermediate_size": 384,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "num_experts": 32,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+        },
+    ),
 }
 
 
