@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from engine.fields import Fields
 from engine.layers.rope import DynamicRope, LinearRope, Rope, YarnRope
-from engine.models.fields import Fields
 from engine.models.spec import (
     AttentionSpec,
     GatedActivation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from engine.models.fields import Fields, read_json_object
+from engine.fields import Fields, read_json_object
 from engine.models.spec import ModelSpec
 
 # Architecture, as `config.json` names it -> file in `engine.models.families`.

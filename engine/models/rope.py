@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from engine.errors import UnsupportedError
+from engine.fields import Fields
 from engine.layers.rope import (
     DefaultRope,
     DynamicRope,
@@ -15,7 +16,6 @@ from engine.layers.rope import (
     Rope,
     YarnRope,
 )
-from engine.models.fields import Fields
 
 _DEFAULT_THETA = 10_000.0
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
-from engine.models.fields import Fields, read_json_object
+from engine.fields import Fields, read_json_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

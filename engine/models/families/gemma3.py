@@ -5,9 +5,9 @@ Checkpoints with a vision part are served without it.
 
 from __future__ import annotations
 
+from engine.fields import Fields
 from engine.models import parsing
 from engine.models.families import gemma2
-from engine.models.fields import Fields
 from engine.models.rope import parse_rope_by_layer_type
 from engine.models.spec import Gated, LayerSpec, ModelSpec
 from engine.models.tensor_names import TensorNames

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from engine.fields import Fields
 from engine.models import parsing
-from engine.models.fields import Fields
 from engine.models.rope import parse_rope
 from engine.models.spec import Gated, LayerSpec, ModelSpec
 

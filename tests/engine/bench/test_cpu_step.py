@@ -53,9 +53,9 @@ def test_floors_follow_from_the_shapes(path: Path) -> None:
     assert many["lm_head"] == pytest.approx(2 * few["lm_head"])
     profile = CpuStep(path, None, most=1, context=20)
     products = profile.floors(10**6, 20, CEILINGS)["down_proj"] * CEILINGS["bf16"]
-    config = profile._model.config
+    spec = profile._model.spec
     assert products == pytest.approx(
-        config.num_layers * 2 * 10**6 * config.hidden_size * config.intermediate_size
+        spec.num_layers * 2 * 10**6 * spec.hidden_size * spec.layers[0].mlp.size
     )
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from engine.fields import Fields
 from engine.layers.rope import DynamicRope, Rope
 from engine.layers.rotary import RotaryEmbedding, rotary_table
-from engine.models.fields import Fields
 from engine.models.rope import parse_rope
 
 CPU = torch.device("cpu")

@@ -143,7 +143,7 @@ def test_half_precision_is_as_near_to_exact_as_transformers(
     widened = Reference(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval())
     token_ids = _tokens(80)
     model = PagedModel(tmp_path, dtype=dtype)
-    assert model.config.dtype == str(dtype).removeprefix("torch.")
+    assert model.spec.dtype == str(dtype).removeprefix("torch.")
     exact = widened.exact.logits(token_ids)
     error = (model.logits(token_ids, [50] + [1] * 30) - exact).square().mean().sqrt()
     their_error = (decoded_logits(theirs, token_ids) - exact).square().mean().sqrt()
