@@ -17,7 +17,13 @@ PACKAGES = ("engine", "kernels", "client", "model_repository")
 MAX_LINES = 300
 
 # The computation imports only what is to its left, and nothing of the processes around it.
-_LAYERED = ("engine.layers", "engine.models", "engine.weights", "engine.execution")
+_LAYERED = (
+    "engine.layers",
+    "engine.quantization",
+    "engine.models",
+    "engine.weights",
+    "engine.execution",
+)
 _AROUND = ("engine.service", "engine.launch", "engine.llm", "engine.bench")
 
 # Package -> what its files must not import.
@@ -28,6 +34,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine.execution": _AROUND,
     "engine.weights": ("engine.execution", "engine.core", *_AROUND),
     "engine.models": ("engine.weights", "engine.execution", "engine.core", *_AROUND),
+    "engine.quantization": ("engine.weights", "engine.execution", "engine.core", *_AROUND),
     "engine.layers": (*_LAYERED[1:], "engine.core", "engine.config", *_AROUND),
     # Code of one process is not imported by another; what they share lies beside these packages.
     "engine.service.stages": ("engine.service.stub", "engine.service.process"),

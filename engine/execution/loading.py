@@ -51,6 +51,7 @@ from engine.models.conversion import (
     num_copied_bytes,
 )
 from engine.models.spec import ModelSpec
+from engine.quantization.registry import read_quantization
 from engine.weights import initialise_weights
 
 log = logging.getLogger("trident.engine")
@@ -112,7 +113,7 @@ class _Loader:
     ) -> None:
         self.device = choose_device(settings)
         self._config = config = resolve(settings, self.device)
-        self._model_config = model_spec
+        self._model_spec = model_spec
         self._on_progress = on_progress
         self._dtype: torch.dtype = getattr(
             torch, model_spec.dtype if config.dtype == "auto" else config.dtype
@@ -140,9 +141,9 @@ class _Loader:
             deterministic=config.deterministic,
         )
         attention.check(
-            num_heads=self._model_config.num_heads,
-            num_kv_heads=self._model_config.num_kv_heads,
-            head_dim=self._model_config.head_dim,
+            num_heads=self._model_spec.num_heads,
+            num_kv_heads=self._model_spec.num_kv_heads,
+            head_dim=self._model_spec.head_dim,
             kv_cache_dtype=kv_cache_dtype(config, self._dtype),
         )
         report(f"loading the weights of {config.model}")
@@ -195,8 +196,13 @@ class _Loader:
     def _load_weights(self, checkpoint: Path) -> CausalLM:
         config, device = self._config, self.device
         check_quantization(config.quantization, device, self._dtype)
+        stored = None if config.load_format == "dummy" else read_quantization(checkpoint)
         build = partial(
-            build_model, self._model_config, max_model_len=self._max_model_len, dtype=self._dtype
+            build_model,
+            self._model_spec,
+            max_model_len=self._max_model_len,
+            dtype=self._dtype,
+            quantization=stored,
         )
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
         if config.deterministic:
@@ -215,6 +221,9 @@ class _Loader:
             seed=config.seed,
             on_progress=in_tenths(self._on_progress, text),
         )
+        if stored is not None:
+            target = config.quantization or self._dtype
+            self._on_progress(f"converting weights from {stored.format.label} to {target}")
         convert_weights(model, config.quantization, deterministic=config.deterministic)
         return model
 
@@ -229,7 +238,7 @@ class _Loader:
         swap_bytes = swap_space_bytes(config, plan, self.device)
         runner = NullRunner(
             config,
-            self._model_config,
+            self._model_spec,
             token_ids,
             max_model_len=plan.max_model_len,
             step_s=step_s,
@@ -245,7 +254,7 @@ class _Loader:
     def _plan(self, profile: MemoryProfile | None = None) -> KVCachePlan:
         plan = plan_kv_cache(
             self._config,
-            self._model_config,
+            self._model_spec,
             max_model_len=self._max_model_len,
             dtype=kv_cache_dtype(self._config, self._dtype),
             device=self.device,
@@ -283,7 +292,7 @@ class _Loader:
     ) -> LoadedModel:
         config, num_usable = self._config, plan.num_blocks - 1  # without the null block
         description = (
-            f"{config.model} ({self._model_config.architecture}, {where}), KV cache for "
+            f"{config.model} ({self._model_spec.architecture}, {where}), KV cache for "
             f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
             f"{memory}), max_model_len {plan.max_model_len:,}, max_num_seqs "
             f"{config.max_num_seqs:,}, max_num_batched_tokens {config.max_num_batched_tokens:,}"

@@ -22,6 +22,9 @@ class Linear(nn.Module):
 
     `engine.models.conversion` replaces it after loading by a form that is faster on its device.
 
+    Attributes:
+        parts: as given.
+
     Args:
         in_features: size of the last dimension of the input.
         parts: name of each projection in the checkpoint -> its output features, in the order of
@@ -39,7 +42,7 @@ class Linear(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self._parts = dict(parts)
+        self.parts = dict(parts)
         out_features = sum(parts.values())
         self.weight = parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
@@ -50,11 +53,11 @@ class Linear(nn.Module):
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
         views: dict[str, Tensor] = {}
-        sizes = list(self._parts.values())
-        for name, weight in zip(self._parts, torch.split(self.weight, sizes), strict=True):
+        sizes = list(self.parts.values())
+        for name, weight in zip(self.parts, torch.split(self.weight, sizes), strict=True):
             views[f"{name}.weight"] = weight
         if self.bias is not None:
-            for name, bias in zip(self._parts, torch.split(self.bias, sizes), strict=True):
+            for name, bias in zip(self.parts, torch.split(self.bias, sizes), strict=True):
                 views[f"{name}.bias"] = bias
         return views
 

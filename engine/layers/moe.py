@@ -52,7 +52,11 @@ class MoE(nn.Module):
         self.shared_expert: GatedMLP | None = None
         if shared_size:
             self.shared_expert = GatedMLP(
-                hidden_size, shared_size, activation=activation, bias=False, scheme=scheme
+                hidden_size,
+                shared_size,
+                activation=activation,
+                bias=False,
+                scheme=scheme.at("shared_expert"),
             )
             self.shared_expert_gate: nn.Module = Router(
                 hidden_size, {"shared_expert_gate": 1}, bias=False, dtype=dtype, device=device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ class Scheme(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    def at(self, name: str) -> Self:
+        """Return the scheme of the part `name` of the module that this is the scheme of."""
+
     def linear(self, in_features: int, parts: Mapping[str, int], *, bias: bool) -> nn.Module:
         """Return a module that computes y = x W^T + b; arguments as those of `Linear`."""
 
@@ -47,6 +50,9 @@ class Unquantized:
 
     dtype: torch.dtype
     device: torch.device
+
+    def at(self, name: str) -> Self:
+        return self
 
     def linear(self, in_features: int, parts: Mapping[str, int], *, bias: bool) -> Linear:
         return Linear(in_features, parts, bias=bias, dtype=self.dtype, device=self.device)

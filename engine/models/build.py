@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import torch
 
-from engine.layers.scheme import Unquantized
+from engine.errors import UnsupportedError
+from engine.layers.scheme import Scheme, Unquantized
 from engine.models.causal_lm import CausalLM
-from engine.models.spec import ModelSpec
+from engine.models.spec import ModelSpec, MoE
+from engine.quantization.registry import QuantizedCheckpoint
+from engine.quantization.scheme import Quantized
 
 
 def build_model(
-    spec: ModelSpec, *, max_model_len: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: QuantizedCheckpoint | None = None,
 ) -> CausalLM:
     """Build the model of `spec` on `device`, its parameters allocated and not initialised.
 
     `engine.weights.initialise_weights` fills them. The rotary tables have `max_model_len` rows.
+
+    Args:
+        quantization: of the checkpoint; None: its weights are floats.
+
+    Raises:
+        UnsupportedError: a model of this kind, or shape, is not read from quantised checkpoints.
     """
-    return CausalLM(spec, Unquantized(dtype, device), max_model_len=max_model_len).eval()
+    scheme: Scheme = Unquantized(dtype, device)
+    if quantization is not None:
+        names = spec.tensor_names
+        if names.stacked or names.transposed or any(isinstance(a.mlp, MoE) for a in spec.layers):
+            raise UnsupportedError(
+                f"config.json: quantization_config is not supported for {spec.architecture}"
+            )
+        scheme = Quantized(quantization, names, dtype, device)
+    return CausalLM(spec, scheme, max_model_len=max_model_len).eval()

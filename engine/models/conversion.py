@@ -28,6 +28,7 @@ from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer
 from engine.models.fused_layers import FusedLayers, can_fuse
+from engine.quantization.scheme import QuantizedLinear
 from kernels.cpu import linear as panels
 from kernels.device import has_triton
 
@@ -60,7 +61,11 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
         if mixtures:
             raise UnsupportedError("deterministic: is not for a mixture of experts on a GPU")
         return
-    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    linears = [
+        module.plain if isinstance(module, QuantizedLinear) else module
+        for module in model.modules()
+        if isinstance(module, (Linear, QuantizedLinear))
+    ]
     weights = [model.model.embed_tokens.rows, *(linear.weight for linear in linears)]
     if (
         not all(panels.runs(weight, device) for weight in weights)
@@ -85,6 +90,8 @@ def convert_weights(
     model: CausalLM, quantization: Quantization | None, *, deterministic: bool = False
 ) -> None:
     """Replace the loaded projections of `model` by their form for this device, if there is one.
+
+    Those of quantised checkpoints get the weights that they stand for, in the model's dtype, first.
 
     The weight of each is freed before the next is converted. With `quantization` all are
     quantised, including the head: it adds little to the error of the layers, and is a large part
@@ -125,7 +132,12 @@ def num_copied_bytes(
         or panels.serves(weight, device)
         or can_pack(weight.dtype)
     )
-    return weight.nbytes if is_copied and model.lm_head is None else 0
+    dequantized = sum(
+        module.num_bytes_dequantized - sum(stored.nbytes for stored in module.parameters())
+        for module in model.modules()
+        if isinstance(module, QuantizedLinear)
+    )
+    return dequantized + (weight.nbytes if is_copied and model.lm_head is None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +195,9 @@ class _Forms:
 def _convert(module: nn.Module, form_of: Callable[[Linear | Experts], nn.Module | None]) -> None:
     for name in [name for name, _ in module.named_children()]:
         child = module.get_submodule(name)
+        if isinstance(child, QuantizedLinear):
+            child = child.dequantized()
+            setattr(module, name, child)
         if not isinstance(child, (Linear, Experts)):
             _convert(child, form_of)
         elif (form := form_of(child)) is not None:

@@ -91,10 +91,10 @@ class DecoderLayer(nn.Module):
             return _norm(spec.norm, hidden_size, scheme) if spec.norms in places else None
 
         self.attention_norm = norm("pre", "sandwich", "parallel")
-        self.self_attn = _attention(spec.attention, hidden_size, scheme)
+        self.self_attn = _attention(spec.attention, hidden_size, scheme.at("self_attn"))
         self.attention_output_norm = norm("post", "sandwich")
         self.mlp_norm = norm("pre", "sandwich")
-        self.mlp = _mlp(spec.mlp, hidden_size, scheme)
+        self.mlp = _mlp(spec.mlp, hidden_size, scheme.at("mlp"))
         self.mlp_output_norm = norm("post", "sandwich")
 
     def forward(
@@ -154,7 +154,10 @@ class Decoder(nn.Module):
             RotaryEmbedding(rope, dim, max_model_len, device=device) for rope, dim in kinds
         )
         self._tables = [kinds.index(rope) for rope in ropes]  # of each layer
-        self.layers = nn.ModuleList(DecoderLayer(layer, size, scheme) for layer in spec.layers)
+        self.layers = nn.ModuleList(
+            DecoderLayer(layer, size, scheme.at(f"layers.{i}"))
+            for i, layer in enumerate(spec.layers)
+        )
         self.fused: nn.Module | None = None
         self.norm = _norm(spec.norm, size, scheme)
 

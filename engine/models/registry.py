@@ -42,9 +42,8 @@ def read_model_spec(path: Path) -> ModelSpec:
     """
     fields = Fields(read_json_object(path / "config.json"), name="config.json")
     architecture = _find_architecture(fields)
-    for field in ("quantization_config", "dual_chunk_attention_config"):
-        if field in fields:
-            raise fields.unsupported(field, "is not supported by this version")
+    if "dual_chunk_attention_config" in fields:
+        raise fields.unsupported("dual_chunk_attention_config", "is not supported by this version")
     family = importlib.import_module(f"engine.models.families.{FAMILIES[architecture]}")
     spec: ModelSpec = family.parse(fields, architecture)
     return spec

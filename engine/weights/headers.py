@@ -23,6 +23,15 @@ FLOATS = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
+# Those of quantised checkpoints, whose tensors have no other type.
+_EXACT = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+DTYPES = {**FLOATS, **_EXACT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +46,8 @@ class StoredTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype, which must be one of `FLOATS`."""
-        return FLOATS[self.type_name]
+        """Its dtype, which must be one of `DTYPES`."""
+        return DTYPES[self.type_name]
 
     @property
     def num_elements(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from engine.errors import CheckpointError
@@ -11,7 +12,8 @@ from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.vocabulary import Embedding
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
-from engine.weights.headers import FLOATS, StoredTensor
+from engine.quantization.scheme import QuantizedLinear
+from engine.weights.headers import DTYPES, FLOATS, StoredTensor
 from engine.weights.reading import hold_equal_values
 
 
@@ -27,7 +29,7 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Tensor]:
         tensors: dict[str, Tensor]
         if isinstance(module, Linear) and name in names.stacked:
             tensors = {f"{name}.{key}": tensor for key, tensor in module.named_parameters()}
-        elif isinstance(module, (Linear, Embedding, Experts)):
+        elif isinstance(module, (Linear, Embedding, Experts, QuantizedLinear)):
             tensors = module.destinations()
         else:
             parent, tensors = path, dict(module.named_parameters(recurse=False))
@@ -76,14 +78,27 @@ def match_tensors(
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
             )
-        require_float(tensor)
+        _require_type(tensor, places[name].dtype)
         wanted = tuple(places[name].shape)
-        if tensor.shape != wanted:
+        # A single number may be stored as a scalar, or as a list of one.
+        is_single = places[name].numel() == tensor.num_elements == 1
+        if tensor.shape != wanted and not is_single:
             raise CheckpointError(
                 f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but config.json "
                 f"asks for {list(wanted)}"
             )
     return [(stored[name], place) for name, place in places.items()]
+
+
+def _require_type(tensor: StoredTensor, dtype: torch.dtype) -> None:
+    """Raise `CheckpointError` if a tensor cannot be read as `dtype`."""
+    if dtype in FLOATS.values():
+        require_float(tensor)
+    elif DTYPES.get(tensor.type_name) != dtype:
+        raise CheckpointError(
+            f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}, but config.json "
+            f"asks for {str(dtype).removeprefix('torch.')}"
+        )
 
 
 def require_float(tensor: StoredTensor) -> None:

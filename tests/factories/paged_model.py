@@ -15,6 +15,7 @@ from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.build import build_model
 from engine.models.conversion import check_deterministic, convert_weights
 from engine.models.registry import read_model_spec
+from engine.quantization.registry import read_quantization
 from engine.weights import load_weights
 from tests.factories.batches import BatchRow, build_batch
 
@@ -52,11 +53,19 @@ class PagedModel:
     ) -> None:
         """Convert the weights if they are to be deterministic."""
         self.spec = read_model_spec(path)
-        self.model = build_model(self.spec, max_model_len=max_model_len, dtype=dtype, device=CPU)
+        self.model = build_model(
+            self.spec,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=CPU,
+            quantization=(stored := read_quantization(path)),
+        )
         load_weights(self.model, path)
         if deterministic:
             check_deterministic(self.model, CPU)
             convert_weights(self.model, quantization, deterministic=True)
+        elif stored is not None:
+            convert_weights(self.model, quantization)
         self.is_quantized = quantization is not None
         self._block_size = block_size
         self._cache = allocate_kv_cache(

@@ -246,7 +246,6 @@ def test_broken_configurations(fields: Any, message: str, tmp_path: Path) -> Non
         ({**LLAMA, "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM .* LlamaForCausalLM"),
         ({**LLAMA, "architectures": []}, "architectures: none is not supported"),
         ({**LLAMA, "hidden_act": "relu2"}, "hidden_act: 'relu2'"),
-        ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({**QWEN2, "dual_chunk_attention_config": {}}, "dual_chunk_attention_config"),
         ({**LLAMA, "dtype": "float8_e4m3fn"}, "dtype: 'float8_e4m3fn'"),
         ({**LLAMA, "sliding_window": 8}, "sliding_window: is not supported for this"),

@@ -1,0 +1,1 @@
+"""How quantised checkpoints store their weights: one file per format."""

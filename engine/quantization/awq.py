@@ -1,0 +1,70 @@
+"""AWQ (Lin et al., 2023) in its GEMM layout: 4 bits, scales and zeros of groups of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedError
+from engine.fields import Fields
+from engine.quantization.format import Stored, unpack
+
+_BITS = 4
+_PER_WORD = 32 // _BITS
+# Which of the eight output channels of a word its bits hold, lowest first.
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Weights stored transposed, [in_features, out_features], eight channels to a word."""
+
+    group_size: int
+
+    @property
+    def label(self) -> str:
+        return f"awq, groups of {self.group_size}"
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        if in_features % self.group_size or out_features % _PER_WORD:
+            raise UnsupportedError(
+                f"quantization_config: group_size {self.group_size} and words of {_PER_WORD} "
+                f"channels do not fit a weight of {out_features} x {in_features}"
+            )
+        groups, words = in_features // self.group_size, out_features // _PER_WORD
+        return {
+            "qweight": Stored((in_features, words), torch.int32),
+            "qzeros": Stored((groups, words), torch.int32),
+            "scales": Stored((groups, out_features), torch.float32),
+        }
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        steps, zeros = (_channels(tensors[name]) for name in ("qweight", "qzeros"))
+        zeros, scales = (
+            each.repeat_interleave(self.group_size, 0) for each in (zeros, tensors["scales"])
+        )
+        return ((steps - zeros) * scales).t().contiguous()
+
+
+def parse_awq(config: Fields) -> Awq:
+    """Read a `quantization_config` whose method is awq."""
+    bits = config.integer("bits", default=config.integer("w_bit", default=_BITS))
+    if bits != _BITS:
+        raise config.unsupported("bits", f"{bits} is not supported; only {_BITS}")
+    version = config.text("version", default="gemm").lower()
+    if version != "gemm":
+        raise config.unsupported("version", f"{version!r} is not supported; only 'gemm'")
+    if not config.boolean("zero_point", default=True):
+        raise config.unsupported("zero_point", "false is not supported")
+    group_size = config.integer("group_size", default=config.integer("q_group_size", default=128))
+    return Awq(group_size)
+
+
+def _channels(packed: Tensor) -> Tensor:
+    """Return [rows, channels] of [rows, words], in the order of the channels."""
+    values = unpack(packed, _BITS, 1).view(len(packed), -1, _PER_WORD)
+    places = torch.tensor(_ORDER, device=packed.device).argsort()
+    return values[..., places].flatten(1)

@@ -1,0 +1,127 @@
+"""compressed-tensors, the format of llm-compressor: FP8, 8-bit and packed 4-bit integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedError
+from engine.fields import Fields
+from engine.quantization.format import Format, Stored, unpack
+from engine.quantization.fp8 import Fp8
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Channels:
+    """8-bit integers with a scale per output channel, or one for all (`int-quantized`)."""
+
+    per_channel: bool
+    has_input_scale: bool
+
+    @property
+    def label(self) -> str:
+        return "compressed-tensors, int8"
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        scales = (out_features, 1) if self.per_channel else (1,)
+        stored = {
+            "weight": Stored((out_features, in_features), torch.int8),
+            "weight_scale": Stored(scales, torch.float32),
+        }
+        if self.has_input_scale:
+            stored["input_scale"] = Stored((1,), torch.float32)
+        return stored
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors["weight"].float() * tensors["weight_scale"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGroups:
+    """Symmetric integers of 4 or 8 bits, consecutive inputs in a word (`pack-quantized`).
+
+    Attributes:
+        group_size: inputs that share a scale; None: all of a channel.
+        has_group_index: the group of each input is stored, so that groups may be of any inputs.
+    """
+
+    bits: int
+    group_size: int | None
+    has_group_index: bool
+
+    @property
+    def label(self) -> str:
+        return f"compressed-tensors, {self.bits} bits"
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        per_word, group_size = 32 // self.bits, self.group_size or in_features
+        if in_features % per_word or in_features % group_size:
+            raise UnsupportedError(
+                f"quantization_config: group_size {group_size} and words of {per_word} do not fit "
+                f"a weight of {out_features} x {in_features}"
+            )
+        stored = {
+            "weight_packed": Stored((out_features, in_features // per_word), torch.int32),
+            "weight_scale": Stored((out_features, in_features // group_size), torch.float32),
+            "weight_shape": Stored((2,), torch.int64),
+        }
+        if self.has_group_index:
+            stored["weight_g_idx"] = Stored((in_features,), torch.int32)
+        return stored
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        steps: Tensor = unpack(tensors["weight_packed"], self.bits, 1) - 2 ** (self.bits - 1)
+        if tensors["weight_shape"].tolist() != list(steps.shape):
+            raise ValueError(f"weight_shape: must be {list(steps.shape)}")
+        scales = tensors["weight_scale"]
+        if not self.has_group_index:
+            return steps.mul(scales.repeat_interleave(steps.shape[1] // scales.shape[1], 1))
+        group = tensors["weight_g_idx"].long()
+        if not 0 <= int(group.min()) <= int(group.max()) < scales.shape[1]:
+            raise ValueError(f"weight_g_idx: must be groups from 0 to {scales.shape[1] - 1}")
+        return steps.mul(scales[:, group])
+
+
+def parse_compressed_tensors(config: Fields) -> Format:
+    """Read a `quantization_config` whose method is compressed-tensors."""
+    groups = config.child("config_groups")
+    if groups is None or len(groups.names()) != 1:
+        raise config.unsupported("config_groups", "must be one group; more are not supported")
+    group = groups.child(groups.names()[0])
+    weights = None if group is None else group.child("weights")
+    if group is None or weights is None:
+        raise groups.error(groups.names()[0], "has no weights")
+    if group.texts("targets") != ["Linear"]:
+        raise group.unsupported("targets", 'only ["Linear"] is supported')
+    if not weights.boolean("symmetric", default=True):
+        raise weights.unsupported("symmetric", "false is not supported")
+    inputs = group.child("input_activations")
+    is_static = inputs is not None and inputs.raw("dynamic") is False
+    kind, bits = weights.text("type", default="int"), weights.integer("num_bits", default=8)
+    strategy, layout = weights.text("strategy"), config.text("format", default="dense")
+    per_channel = strategy == "channel"
+    match layout, kind, bits, strategy:
+        case "float-quantized" | "naive-quantized", "float", 8, "channel" | "tensor":
+            return Fp8("weight_scale", None, per_channel, is_static)
+        case "float-quantized" | "naive-quantized", "float", 8, "block":
+            rows, columns = _block(weights)
+            return Fp8("weight_scale", (rows, columns))
+        case "int-quantized" | "naive-quantized", "int", 8, "channel" | "tensor":
+            return Int8Channels(per_channel, is_static)
+        case "pack-quantized", "int", 4 | 8, "group" | "channel":
+            size = weights.integer("group_size", default=None)
+            has_index = weights.raw("actorder") == "group"
+            return PackedGroups(bits, None if per_channel else size, has_index)
+    raise config.unsupported(
+        "format", f"{layout!r} with {kind} weights of {bits} bits per {strategy} is not supported"
+    )
+
+
+def _block(weights: Fields) -> tuple[int, int]:
+    block = weights.integers("block_structure")
+    if len(block) != 2 or min(block) < 1:
+        raise weights.error("block_structure", "must be two integers above 0")
+    return block[0], block[1]

@@ -1,0 +1,51 @@
+"""Format: how a projection is stored in a quantised checkpoint, and what its weight is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Stored(NamedTuple):
+    """A tensor of the checkpoint. One of a float type may be stored in any other."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Format(Protocol):
+    """A way to store the weight [out_features, in_features] of a projection in several tensors."""
+
+    @property
+    def label(self) -> str:
+        """The name of the format, for the log."""
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        """Return the tensors that a projection is stored in, by the last part of their names.
+
+        Raises:
+            UnsupportedError: the format cannot hold a weight of this shape.
+        """
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the weight in float32 that `tensors` stand for."""
+
+
+def unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
+    """Return the unsigned integers of `bits` bits that int32 words hold, lowest bits first.
+
+    Args:
+        packed: int32; 32 / `bits` integers along `dim` are in one word.
+
+    Returns:
+        int32 with `dim` as many times longer.
+    """
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
+    dim %= packed.dim()
+    shape = [-1] + [1] * (packed.dim() - 1 - dim)
+    values = (packed.unsqueeze(dim + 1) >> shifts.view(shape)) & (2**bits - 1)
+    unpacked: Tensor = values.flatten(dim, dim + 1)
+    return unpacked

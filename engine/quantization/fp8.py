@@ -1,0 +1,71 @@
+"""FP8 weights (E4M3): with a scale for all, for each output channel, or for each block.
+
+The layouts of `quant_method` fp8 (DeepSeek, Qwen: blocks; AutoFP8: one scale) and of
+compressed-tensors' `float-quantized`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.fields import Fields
+from engine.quantization.format import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """FP8 with the scales in the tensor `scale_name`.
+
+    Attributes:
+        block: rows and columns that share a scale; None: `per_channel` decides.
+        per_channel: a scale per output channel, not one for all.
+        has_input_scale: activations have a static scale, which is not used here: they stay wide.
+    """
+
+    scale_name: str
+    block: tuple[int, int] | None = None
+    per_channel: bool = False
+    has_input_scale: bool = False
+
+    @property
+    def label(self) -> str:
+        return "fp8"
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        scales: tuple[int, ...] = (out_features, 1) if self.per_channel else (1,)
+        if self.block is not None:
+            scales = (-(-out_features // self.block[0]), -(-in_features // self.block[1]))
+        stored = {
+            "weight": Stored((out_features, in_features), torch.float8_e4m3fn),
+            self.scale_name: Stored(scales, torch.float32),
+        }
+        if self.has_input_scale:
+            stored["input_scale"] = Stored((1,), torch.float32)
+        return stored
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        weight, scale = tensors["weight"].float(), tensors[self.scale_name]
+        if self.block is not None:
+            rows, columns = weight.shape
+            scale = scale.repeat_interleave(self.block[0], 0)[:rows]
+            scale = scale.repeat_interleave(self.block[1], 1)[:, :columns]
+        return weight * scale
+
+
+def parse_fp8(config: Fields) -> Fp8:
+    """Read a `quantization_config` whose method is fp8."""
+    block = config.integers("weight_block_size")
+    activation = config.text("activation_scheme", default="dynamic")
+    if activation not in ("dynamic", "static"):
+        raise config.unsupported("activation_scheme", f"{activation!r} is not supported")
+    if not block:
+        return Fp8("weight_scale", has_input_scale=activation == "static")
+    if len(block) != 2 or min(block) < 1:
+        raise config.error("weight_block_size", "must be two integers above 0")
+    if activation == "static":
+        raise config.unsupported("activation_scheme", "static is not supported with blocks")
+    return Fp8("weight_scale_inv", block=(block[0], block[1]))

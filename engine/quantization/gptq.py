@@ -1,0 +1,78 @@
+"""GPTQ (Frantar et al., 2022): 4 or 8 bits, scales and zeros of groups of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedError
+from engine.fields import Fields
+from engine.quantization.format import Stored, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Weights stored transposed, [in_features, out_features], consecutive inputs in a word.
+
+    The group of an input is in `g_idx`, so that groups may be of any inputs (`desc_act`).
+
+    Attributes:
+        group_size: inputs of a group; -1: all.
+        zero_offset: what is to be added to stored zeros: 1 in the first version of the layout.
+    """
+
+    bits: int
+    group_size: int
+    zero_offset: int
+
+    @property
+    def label(self) -> str:
+        return f"gptq, {self.bits} bits"
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        per_word = 32 // self.bits
+        group_size = in_features if self.group_size == -1 else self.group_size
+        if in_features % per_word or in_features % group_size or out_features % per_word:
+            raise UnsupportedError(
+                f"quantization_config: group_size {self.group_size} and words of {per_word} "
+                f"do not fit a weight of {out_features} x {in_features}"
+            )
+        groups = in_features // group_size
+        return {
+            "qweight": Stored((in_features // per_word, out_features), torch.int32),
+            "qzeros": Stored((groups, out_features // per_word), torch.int32),
+            "scales": Stored((groups, out_features), torch.float32),
+            "g_idx": Stored((in_features,), torch.int32),
+        }
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        group, scales = tensors["g_idx"].long(), tensors["scales"]
+        if not 0 <= int(group.min()) <= int(group.max()) < len(scales):
+            raise ValueError(f"g_idx: must be groups from 0 to {len(scales) - 1}")
+        steps = unpack(tensors["qweight"], self.bits, 0)
+        zeros = unpack(tensors["qzeros"], self.bits, 1) + self.zero_offset
+        zeros &= 2**self.bits - 1
+        return ((steps - zeros[group]) * scales[group]).t().contiguous()
+
+
+def parse_gptq(config: Fields) -> Gptq:
+    """Read a `quantization_config` whose method is gptq."""
+    bits = config.integer("bits")
+    if bits not in (4, 8):
+        raise config.unsupported("bits", f"{bits} is not supported; only 4 and 8")
+    if config.raw("dynamic"):
+        raise config.unsupported("dynamic", "settings per module are not supported")
+    if config.boolean("lm_head", default=False):
+        raise config.unsupported("lm_head", "a quantised head is not supported")
+    layout = config.text("checkpoint_format", default="gptq")
+    if layout not in ("gptq", "gptq_v2"):
+        raise config.unsupported(
+            "checkpoint_format", f"{layout!r} is not supported; only 'gptq' and 'gptq_v2'"
+        )
+    group_size = config.integer("group_size", default=128, minimum=-1)
+    if group_size == 0:
+        raise config.error("group_size", "must be -1, or an integer above 0 (got 0)")
+    return Gptq(bits, group_size, zero_offset=int(layout == "gptq"))

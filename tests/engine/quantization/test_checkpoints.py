@@ -1,0 +1,146 @@
+"""Quantised checkpoints compute what the weights that they stand for do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine import LLM, SamplingParams
+from engine.errors import CheckpointError, UnsupportedError
+from engine.quantization.format import unpack
+from engine.quantization.registry import read_quantization
+from tests.factories.paged_model import PagedModel
+from tests.factories.quantized import FORMATS, change_config, pack_words, write_quantized
+from tests.factories.tokenizers import byte_level_tokenizer
+
+TOKENS = [(7 * i + i // 3) % 160 for i in range(50)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
+    plain, quantized = write_quantized(name, tmp_path)
+    expected = PagedModel(plain).logits(TOKENS)
+    assert expected.std() > 0.1
+    # The forms after conversion sum in another order than the plain linears.
+    torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
+
+
+def test_through_the_engine(tmp_path: Path) -> None:
+    plain, quantized = write_quantized("gptq-4", tmp_path, vocab_size=400)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    outputs = []
+    for folder in (plain, quantized):
+        byte_level_tokenizer().save_pretrained(folder)
+        llm = LLM(str(folder), dtype="float32", max_model_len=64)
+        found = llm.generate([TOKENS[:9], TOKENS[:30]], params, use_tqdm=False)
+        outputs.append([output.outputs[0].token_ids for output in found])
+    assert outputs[0] == outputs[1]
+
+
+def test_modules_that_are_left_out_are_plain(tmp_path: Path) -> None:
+    plain, quantized = write_quantized("compressed-int8", tmp_path)
+    floats = load_file(plain / "model.safetensors")
+    stored = load_file(quantized / "model.safetensors")
+    left_out = "model.layers.1.mlp.down_proj"
+    del stored[f"{left_out}.weight_scale"]
+    stored[f"{left_out}.weight"] = floats[f"{left_out}.weight"]
+    save_file(stored, quantized / "model.safetensors", {"format": "pt"})
+    config = FORMATS["compressed-int8"][0]
+    for pattern in (left_out, r"re:.*layers\.1\.mlp\.down_proj$"):
+        ignored = {**config, "ignore": ["lm_head", pattern]}
+        change_config(quantized, quantization_config=ignored)
+        torch.testing.assert_close(
+            PagedModel(quantized).logits(TOKENS),
+            PagedModel(plain).logits(TOKENS),
+            rtol=0,
+            atol=2e-3,
+        )
+    change_config(
+        quantized, quantization_config={**config, "ignore": ["model.layers.0.self_attn.q_proj"]}
+    )
+    with pytest.raises(UnsupportedError, match=r"q_proj, k_proj, v_proj in .*all must be"):
+        PagedModel(quantized)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_unpacking_is_the_inverse_of_packing(bits: int, dim: int) -> None:
+    values = torch.randint(0, 2**bits, (16, 24), generator=torch.Generator().manual_seed(bits))
+    assert torch.equal(unpack(pack_words(values, bits, dim), bits, dim), values.int())
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "method": ("awq", {"quant_method": "hqq"}, "quant_method: 'hqq' is not supported; supported"),
+    "awq bits": ("awq", {"bits": 8}, "bits: 8 is not supported; only 4"),
+    "awq layout": ("awq", {"version": "gemv"}, "version: 'gemv'"),
+    "awq group": ("awq", {"group_size": 40}, "group_size 40 .* do not fit a weight of 64 x 64"),
+    "gptq bits": ("gptq-4", {"bits": 3}, "bits: 3"),
+    "gptq layout": ("gptq-4", {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
+    "gptq modules": ("gptq-4", {"dynamic": {"-:.*": {}}}, "dynamic"),
+    "fp8 blocks": ("fp8-blocks", {"activation_scheme": "static"}, "activation_scheme: static"),
+    "layout": ("compressed-int8", {"format": "marlin-24"}, "format: 'marlin-24' with int weights"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_read_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    name, changes, message = REFUSED[case]
+    _, quantized = write_quantized(name, tmp_path)
+    (quantized / "model.safetensors").unlink()  # before a weight is read
+    change_config(quantized, quantization_config={**FORMATS[name][0], **changes})
+    with pytest.raises(UnsupportedError, match=message):
+        PagedModel(quantized)
+
+
+Change = dict[str, torch.Tensor | None]
+_PLACE = "model.layers.2.mlp.up_proj"
+BROKEN: dict[str, tuple[str, Change, str]] = {
+    "no scale": ("awq", {"scales": None}, f"{_PLACE}.scales: missing from the checkpoint"),
+    "scale of 0": ("awq", {"scales": torch.zeros(2, 96)}, "scales: a scale is 0 or not finite"),
+    "nan": ("fp8-static", {"weight_scale": torch.tensor(torch.nan)}, "weight_scale: a scale is 0"),
+    "shape": (
+        "gptq-4",
+        {"scales": torch.ones(3, 96)},
+        r"has shape \[3, 96\] .* asks for \[2, 96\]",
+    ),
+    "type": (
+        "gptq-4",
+        {"qweight": torch.zeros(8, 96)},
+        "qweight: has dtype F32 .* asks for int32",
+    ),
+    "group": (
+        "gptq-4",
+        {"g_idx": torch.full((64,), 2).int()},
+        f"{_PLACE}.g_idx: must be groups from 0 to 1",
+    ),
+    "another shape": (
+        "compressed-w4a16",
+        {"weight_shape": torch.tensor([96, 65])},
+        f"{_PLACE}.weight_shape: must be",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_tensors_are_named(case: str, tmp_path: Path) -> None:
+    name, changes, message = BROKEN[case]
+    _, quantized = write_quantized(name, tmp_path)
+    stored = load_file(quantized / "model.safetensors")
+    for key, tensor in changes.items():
+        if tensor is None:
+            del stored[f"{_PLACE}.{key}"]
+        else:
+            stored[f"{_PLACE}.{key}"] = tensor
+    save_file(stored, quantized / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
+        PagedModel(quantized)
+
+
+def test_plain_checkpoints_have_no_quantization(tmp_path: Path) -> None:
+    plain, quantized = write_quantized("awq", tmp_path)
+    assert read_quantization(plain) is None
+    assert read_quantization(quantized) is not None
