@@ -221,10 +221,10 @@ class _Loader:
             seed=config.seed,
             on_progress=in_tenths(self._on_progress, text),
         )
-        if stored is not None:
-            target = config.quantization or self._dtype
-            self._on_progress(f"converting weights from {stored.format.label} to {target}")
-        convert_weights(model, config.quantization, deterministic=config.deterministic)
+        taken = convert_weights(model, config.quantization, deterministic=config.deterministic)
+        if stored is not None and taken:
+            target = config.quantization or f"{taken / 2**20:,.0f} MiB of {self._dtype}"
+            self._on_progress(f"converted weights ({stored.format.label}) to {target}")
         return model
 
     def load_null_device(self, token_ids: Sequence[int]) -> LoadedModel:

@@ -8,6 +8,7 @@ the product it subtracts.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +72,15 @@ class Int8Linear(nn.Module):
         return torch.addcmul(self._bias, product, scale).to(x.dtype)
 
 
-def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `weight` [N, K] as int8, and the float32 scales [N] of its rows."""
+class Int8Weight(NamedTuple):
+    """A weight [N, K]: int8 steps [N, K], and the float32 scales [N] of the rows."""
+
+    steps: Tensor
+    scale: Tensor
+
+
+def quantize_channels(weight: Tensor) -> Int8Weight:
+    """Return the nearest `Int8Weight` to `weight`, with steps of up to 127."""
     steps = torch.empty_like(weight, dtype=torch.int8)
     scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     num_rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
@@ -83,7 +91,7 @@ def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
         torch.amax(rows.abs(), 1, out=its_scale)
         its_scale.div_(_LARGEST).clamp_min_(torch.finfo(torch.float32).tiny)  # of rows of zeros
         to.copy_(rows.div_(its_scale[:, None]).round_())
-    return steps, scale
+    return Int8Weight(steps, scale)
 
 
 class Int8Product:

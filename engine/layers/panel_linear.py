@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from engine.layers.int8_linear import quantize_channels
+from engine.layers.int8_linear import Int8Weight, quantize_channels
 from kernels.cpu.activation import Activation
 from kernels.cpu.linear import gated_linear, interleave, linear, pack, pack_int8, pad_channels
 
@@ -15,10 +15,11 @@ class PanelLinear(nn.Module):
     A row of y depends on its row of x alone, to the last bit.
 
     Args:
-        weight: [out_features, in_features], with which `kernels.cpu.linear.runs`. It is copied.
+        weight: [out_features, in_features], with which `kernels.cpu.linear.runs`; or 8-bit
+            integers, which stay as they are. It is copied.
         bias: [out_features] or None, of the type of the weight, as x is.
-        int8: quantise the weight, with a scale per output channel, and each token's activations:
-            the product is one of 8-bit integers (W8A8).
+        int8: quantise the weight, with a scale per output channel. Each token's activations are
+            quantised then too: the product is one of 8-bit integers (W8A8).
         activation: of the first half of the output, the gates; None for none. The halves must be
             ones that `kernels.cpu.linear.can_gate`.
         wide: return float32; without an activation only.
@@ -26,7 +27,7 @@ class PanelLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor,
+        weight: Tensor | Int8Weight,
         bias: Tensor | None,
         *,
         int8: bool = False,
@@ -35,20 +36,22 @@ class PanelLinear(nn.Module):
     ) -> None:
         super().__init__()
         assert activation is None or not wide, "activations are rounded"
-        self._out_features = len(weight)
+        if int8 and isinstance(weight, Tensor):
+            weight = quantize_channels(weight)
+        parts = [weight] if isinstance(weight, Tensor) else list(weight)
+        self._out_features = len(parts[0])
         self._activation = activation
         self._wide = wide
         if activation is not None:
-            weight = interleave(weight)
+            parts = [interleave(part) for part in parts]
             bias = None if bias is None else interleave(bias)
         self._bias = bias
         self._scale: Tensor | None = None
-        if int8:
-            steps, scale = quantize_channels(weight)
-            self._weight = pack_int8(steps)
-            self._scale = pad_channels(scale)
+        if isinstance(weight, Int8Weight):
+            self._weight = pack_int8(parts[0])
+            self._scale = pad_channels(parts[1])
         else:
-            self._weight = pack(weight)
+            self._weight = pack(parts[0])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the product: `weight`, and `scale` and `bias` if it has them."""

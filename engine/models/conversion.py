@@ -7,7 +7,6 @@ and bias.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -88,10 +87,11 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
 
 def convert_weights(
     model: CausalLM, quantization: Quantization | None, *, deterministic: bool = False
-) -> None:
+) -> int:
     """Replace the loaded projections of `model` by their form for this device, if there is one.
 
-    Those of quantised checkpoints get the weights that they stand for, in the model's dtype, first.
+    Those of quantised checkpoints stay 8-bit integers if they are, and the products are ours and in
+    bfloat16; the others get the weights that they stand for, in the model's dtype, first.
 
     The weight of each is freed before the next is converted. With `quantization` all are
     quantised, including the head: it adds little to the error of the layers, and is a large part
@@ -101,11 +101,15 @@ def convert_weights(
     With `deterministic`, which `check_deterministic` must allow, a token's logits depend on its own
     sequence alone, to the last bit: our own products serve, and on a CPU the layers are fused.
 
+    Returns:
+        The bytes of weights that have been dequantised.
+
     Raises:
         UnsupportedError: this machine cannot quantise a projection of this shape.
+        CheckpointError: a tensor of a quantised projection is broken.
     """
     forms = _Forms(int8=quantization is not None, deterministic=deterministic)
-    _convert(model.model, forms.of_layer)
+    num_bytes = _convert(model.model, forms)
     # Logits are float32: without rounding to bfloat16 in between, fewer of them are equal.
     head_form = partial(forms.of_weight, bias=None, wide=True)
     if isinstance(model.lm_head, LMHead):
@@ -115,6 +119,7 @@ def convert_weights(
     layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
     if can_fuse(layers):
         model.model.fused = FusedLayers(layers, split_keys=not deterministic)
+    return num_bytes
 
 
 def num_copied_bytes(
@@ -160,6 +165,19 @@ class _Forms:
         form = self.of_weight(weight, bias)
         return None if form is None else Gated(form, linear.activation)
 
+    def of_int8(self, linear: QuantizedLinear) -> nn.Module | None:
+        """Return a product of the 8-bit integers that the checkpoint has, if it has such."""
+        plain, activation = linear.plain, None
+        if isinstance(plain, GatedLinear):
+            activation = plain.activation
+            if not panels.can_gate(len(plain.weight) // 2):
+                return None
+        is_rounded = plain.weight.dtype == torch.bfloat16  # in float32 activations are exact
+        weight = None
+        if is_rounded and self._are_panels(plain.weight, linear.device):
+            weight = linear.int8()
+        return None if weight is None else PanelLinear(weight, linear.bias, activation=activation)
+
     def of_weight(
         self, weight: Tensor, bias: Tensor | None, *, wide: bool = False
     ) -> nn.Module | None:
@@ -186,19 +204,27 @@ class _Forms:
             )
         return None
 
-    def _are_panels(self, weight: Tensor) -> bool:
+    def _are_panels(self, weight: Tensor, device: torch.device | None = None) -> bool:
+        device = device or weight.device
         if self.deterministic:
-            return not has_triton(weight.device)
-        return panels.serves(weight, weight.device)
+            return not has_triton(device)
+        return panels.serves(weight, device)
 
 
-def _convert(module: nn.Module, form_of: Callable[[Linear | Experts], nn.Module | None]) -> None:
+def _convert(module: nn.Module, forms: _Forms) -> int:
+    """Convert the projections below `module`; return the bytes of those that were dequantised."""
+    num_bytes = 0
     for name in [name for name, _ in module.named_children()]:
         child = module.get_submodule(name)
         if isinstance(child, QuantizedLinear):
+            if (form := forms.of_int8(child)) is not None:
+                setattr(module, name, form)
+                continue
+            num_bytes += child.num_bytes_dequantized
             child = child.dequantized()
             setattr(module, name, child)
         if not isinstance(child, (Linear, Experts)):
-            _convert(child, form_of)
-        elif (form := form_of(child)) is not None:
+            num_bytes += _convert(child, forms)
+        elif (form := forms.of_layer(child)) is not None:
             setattr(module, name, form)
+    return num_bytes

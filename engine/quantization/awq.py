@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
-from engine.quantization.format import Stored, unpack
+from engine.quantization.format import Format, Stored, unpack
 
 _BITS = 4
 _PER_WORD = 32 // _BITS
@@ -19,7 +19,7 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(Format):
     """Weights stored transposed, [in_features, out_features], eight channels to a word."""
 
     group_size: int

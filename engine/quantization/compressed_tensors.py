@@ -10,12 +10,13 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
+from engine.layers.int8_linear import Int8Weight
 from engine.quantization.format import Format, Stored, unpack
 from engine.quantization.fp8 import Fp8
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Channels:
+class Int8Channels(Format):
     """8-bit integers with a scale per output channel, or one for all (`int-quantized`)."""
 
     per_channel: bool
@@ -38,9 +39,13 @@ class Int8Channels:
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return tensors["weight"].float() * tensors["weight_scale"]
 
+    def int8(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
+        steps = tensors["weight"]
+        return Int8Weight(steps, tensors["weight_scale"].flatten().expand(len(steps)))
+
 
 @dataclass(frozen=True, slots=True)
-class PackedGroups:
+class PackedGroups(Format):
     """Symmetric integers of 4 or 8 bits, consecutive inputs in a word (`pack-quantized`).
 
     Attributes:

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from engine.layers.int8_linear import Int8Weight
+
 
 class Stored(NamedTuple):
     """A tensor of the checkpoint. One of a float type may be stored in any other."""
@@ -32,6 +34,10 @@ class Format(Protocol):
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the weight in float32 that `tensors` stand for."""
+
+    def int8(self, tensors: Mapping[str, Tensor]) -> Int8Weight | None:
+        """Return the weight as 8-bit integers, where it is stored so: for products of them."""
+        return None
 
 
 def unpack(packed: Tensor, bits: int, dim: int) -> Tensor:

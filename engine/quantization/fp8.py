@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from engine.fields import Fields
-from engine.quantization.format import Stored
+from engine.quantization.format import Format, Stored
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8(Format):
     """FP8 with the scales in the tensor `scale_name`.
 
     Attributes:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
-from engine.quantization.format import Stored, unpack
+from engine.quantization.format import Format, Stored, unpack
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(Format):
     """Weights stored transposed, [in_features, out_features], consecutive inputs in a word.
 
     The group of an input is in `g_idx`, so that groups may be of any inputs (`desc_act`).

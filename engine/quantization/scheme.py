@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import CheckpointError, UnsupportedError
+from engine.layers.int8_linear import Int8Weight
 from engine.layers.linear import GatedLinear, Linear, parameter
 from engine.models.tensor_names import TensorNames
 from engine.quantization.format import Format
@@ -21,10 +22,11 @@ _META = torch.device("meta")
 class QuantizedLinear(nn.Module):
     """A projection, or several stacked ones, as a quantised checkpoint stores them.
 
-    `engine.models.conversion` replaces it after loading by what `dequantized` returns, in the form
-    for its device: no product reads the stored form yet.
+    `engine.models.conversion` replaces it after loading: by a product of 8-bit integers, or by what
+    `dequantized` returns, in the form for its device.
 
     Attributes:
+        device: of its tensors.
         num_bytes_dequantized: of the weight that it stands for.
 
     Args:
@@ -34,7 +36,8 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, plain: Linear, fmt: Format, path: str, device: torch.device) -> None:
         super().__init__()
-        self._plain, self._format, self._path, self._device = [plain], fmt, path, device
+        self._plain, self._format, self._path = [plain], fmt, path
+        self.device = device
         self.num_bytes_dequantized = plain.weight.nbytes
         self._names: dict[str, dict[str, str]] = {}
         for part, out_features in plain.parts.items():
@@ -68,21 +71,40 @@ class QuantizedLinear(nn.Module):
         Raises:
             CheckpointError: a scale is not finite or 0, or an index is out of range.
         """
-        plain = self.plain.to_empty(device=self._device)
+        plain = self.plain.to_empty(device=self.device)
         weights = torch.split(plain.weight, list(plain.parts.values()))
-        for (part, names), weight in zip(self._names.items(), weights, strict=True):
-            tensors = {name: self.get_parameter(own) for name, own in names.items()}
-            place = f"{self._path}.{part}"
-            for name, tensor in tensors.items():
-                _check_scale(f"{place}.{name}", tensor)
+        for (part, tensors), weight in zip(self._checked().items(), weights, strict=True):
             try:
                 weight.copy_(self._format.dequantize(tensors))
             except ValueError as error:
-                raise CheckpointError(f"{place}.{error}") from None
+                raise CheckpointError(f"{self._path}.{part}.{error}") from None
         if self.bias is not None:
             assert plain.bias is not None
             plain.bias.copy_(self.bias)
         return plain
+
+    def int8(self) -> Int8Weight | None:
+        """Return the weight as 8-bit integers, where it is stored so.
+
+        Raises:
+            CheckpointError: a scale is not finite or 0.
+        """
+        parts = [self._format.int8(tensors) for tensors in self._checked().values()]
+        stored = [part for part in parts if part is not None]
+        if len(stored) < len(parts):
+            return None
+        return Int8Weight(*(torch.cat(tensors) for tensors in zip(*stored, strict=True)))
+
+    def _checked(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of each part, whose scales are numbers."""
+        found: dict[str, dict[str, Tensor]] = {
+            part: {name: self.get_parameter(own) for name, own in names.items()}
+            for part, names in self._names.items()
+        }
+        for part, tensors in found.items():
+            for name, tensor in tensors.items():
+                _check_scale(f"{self._path}.{part}.{name}", tensor)
+        return found
 
 
 def _check_scale(name: str, tensor: Tensor) -> None:

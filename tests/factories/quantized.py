@@ -217,6 +217,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantizer]] = {
         compressed("int-quantized", kind="int", bits=8, strategy="channel"),
         int8(per_channel=True),
     ),
+    "compressed-int8-tensor": (
+        compressed("int-quantized", kind="int", bits=8, strategy="tensor"),
+        int8(per_channel=False),
+    ),
     "compressed-w4a16": (
         compressed("pack-quantized", kind="int", bits=4, strategy="group", group_size=32),
         packed_groups(4, 32),

@@ -11,8 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.errors import CheckpointError, UnsupportedError
+from engine.layers.panel_linear import PanelLinear
+from engine.quantization.compressed_tensors import Int8Channels
 from engine.quantization.format import unpack
 from engine.quantization.registry import read_quantization
+from kernels.cpu import linear as panels
+from tests.factories.forms import runs_panels
 from tests.factories.paged_model import PagedModel
 from tests.factories.quantized import FORMATS, change_config, pack_words, write_quantized
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -27,6 +31,39 @@ def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
     assert expected.std() > 0.1
     # The forms after conversion sum in another order than the plain linears.
     torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.skipif(not runs_panels(torch.bfloat16), reason="our kernels are not for this CPU")
+@pytest.mark.parametrize("name", ["compressed-int8", "compressed-int8-tensor"])
+def test_8_bit_integers_stay_what_they_are(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panels, "serves", panels.runs)
+    plain, quantized = write_quantized(name, tmp_path)
+    model = PagedModel(quantized, dtype=torch.bfloat16)
+    for layer in model.model.model.layers:
+        for product in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+            assert isinstance(product, PanelLinear)
+            assert product.tensors()["weight"].dtype == torch.uint8
+    expected = PagedModel(plain).logits(TOKENS)
+    error = (model.logits(TOKENS) - expected).square().mean().sqrt()
+    assert error < 0.1 * expected.square().mean().sqrt()
+
+
+@pytest.mark.skipif(not runs_panels(torch.bfloat16), reason="our kernels are not for this CPU")
+def test_the_steps_of_8_bit_integers_are_multiplied_exactly() -> None:
+    draw = torch.Generator().manual_seed(0)
+    tensors = {
+        "weight": torch.randint(-128, 128, (48, 64), generator=draw).to(torch.int8),
+        "weight_scale": torch.rand(48, 1, generator=draw) + 0.5,
+    }
+    fmt = Int8Channels(per_channel=True, has_input_scale=False)
+    # Activations that are whole numbers up to 127 are their own steps.
+    x = torch.randint(-127, 128, (5, 64), generator=draw).to(torch.bfloat16)
+    x[:, 0] = 127
+    out = PanelLinear(fmt.int8(tensors), None, wide=True)(x)
+    expected = x.double() @ (tensors["weight"].double() * tensors["weight_scale"].double()).t()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-2)
 
 
 def test_through_the_engine(tmp_path: Path) -> None:
