@@ -86,17 +86,24 @@ def _kernel(
     p = x_ptr + i_row * x_stride + o
     b_gate = tl.load(p, mask=m, other=0.0).to(tl.float32)  # [BLOCK]
     b_up = tl.load(p + SIZE, mask=m, other=0.0).to(tl.float32)
+    b_act = gate_of(b_gate, ACTIVATION)
+    tl.store(out_ptr + i_row * SIZE + o, (b_act * b_up).to(out_ptr.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def gate_of(b_gate, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr = 1.0):
+    """Return the activation of the gates; `silu` is gate * sigmoid(`ALPHA` * gate)."""
     if ACTIVATION == "gelu":
         b_act = 0.5 * b_gate * (1.0 + tl.erf(b_gate * 0.7071067811865476))
     else:
         if ACTIVATION == "silu":
-            b_z = b_gate
+            b_z = ALPHA * b_gate
         else:
             # (1 + tanh(y)) / 2 is the sigmoid of 2 y, y = sqrt(2 / pi) (x + 0.044715 x^3).
             b_z = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
         b_exp = tl.exp(-tl.abs(b_z))  # at most 1, so that it cannot overflow
         b_act = b_gate * tl.where(b_z < 0, b_exp, 1.0) / (1.0 + b_exp)
-    tl.store(out_ptr + i_row * SIZE + o, (b_act * b_up).to(out_ptr.dtype.element_ty), mask=m)
+    return b_act
 
 
 def settings(size: int) -> dict[str, int]:

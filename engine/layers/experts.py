@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Protocol
 
 import torch
+import triton
 from torch import Tensor, nn
 
-from engine.layers.int8_linear import quantize_channels
 from engine.layers.linear import parameter
-from kernels.cpu.activation import Activation
-from kernels.cpu.experts import experts_in_panels
-from kernels.cpu.linear import interleave, pack, pack_int8, pad_channels
-from kernels.experts import experts
+from kernels.device import has_triton
+from kernels.experts.activation import ExpertActivation
+from kernels.experts.combine import combine
+from kernels.experts.product_kernel import block_rows
+from kernels.experts.products import expert_gated_linear, expert_linear
+from kernels.experts.sorting import sort_by_expert
+
+
+class ExpertsForm(Protocol):
+    """What multiplies with the chosen experts."""
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, totals: Tensor) -> Tensor:
+        """Return the weighted sum of each token's experts, [T, hidden_size].
+
+        The number of each expert's choices is added to `totals`.
+
+        Args:
+            x: [T, hidden_size].
+            chosen: int32 [T, top_k], each token's experts; of padding -1.
+            weights: float32 [T, top_k].
+            totals: int64 [num_experts].
+        """
 
 
 class Experts(nn.Module):
-    """`num_experts` gated MLPs with `size` features between.
+    """`num_experts` gated MLPs with `size` features between; an `ExpertsForm`.
 
     `engine.models.conversion` replaces it after loading by a form that is faster on its device.
 
     Attributes:
-        gate_up: [num_experts, 2 * size, hidden_size], the gates of each first.
+        gate_up: [num_experts, 2 * size, hidden_size]; even rows are gates, odd ones ups.
         down: [num_experts, hidden_size, size].
+        gate_up_bias, down_bias: [num_experts, ...] likewise, or None.
+        activation: of gates and ups.
+        invariant: a token's result does not depend on the others, to the last bit; on a GPU.
     """
 
     def __init__(
@@ -31,72 +52,60 @@ class Experts(nn.Module):
         size: int,
         num_experts: int,
         *,
-        activation: Activation,
+        activation: ExpertActivation,
+        bias: bool = False,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
         self.gate_up = parameter(num_experts, 2 * size, hidden_size, dtype=dtype, device=device)
         self.down = parameter(num_experts, hidden_size, size, dtype=dtype, device=device)
+        self.gate_up_bias: nn.Parameter | None = None
+        self.down_bias: nn.Parameter | None = None
+        if bias:
+            self.gate_up_bias = parameter(num_experts, 2 * size, dtype=dtype, device=device)
+            self.down_bias = parameter(num_experts, hidden_size, dtype=dtype, device=device)
         self.activation = activation
+        self.invariant = False
 
-    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum of each token's experts, [T, hidden_size].
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, totals: Tensor) -> Tensor:
+        blocks = sort_by_expert(chosen, totals, self._block_rows(x, chosen.numel()))
+        inner = expert_gated_linear(
+            x, self.gate_up, self.gate_up_bias, blocks, self.activation, top_k=chosen.shape[1]
+        )
+        each = expert_linear(inner, self.down, self.down_bias, blocks)
+        return combine(each, chosen, weights)
 
-        Args:
-            x: [T, hidden_size].
-            expert_ids: int64 [T, top_k].
-            weights: float32 [T, top_k].
-        """
-        return experts(x, self.gate_up, self.down, expert_ids, weights, self.activation)
+    def _block_rows(self, x: Tensor, num_choices: int) -> int:
+        if has_triton(x.device):
+            return block_rows(x.dtype, num_choices, len(self.down), invariant=self.invariant)
+        return int(triton.next_power_of_2(max(num_choices, 1)))  # one product per expert
 
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
         places: dict[str, Tensor] = {}
-        for i, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            gate, up = gate_up.chunk(2)
-            parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
-            places |= {f"experts.{i}.{name}.weight": part for name, part in parts.items()}
+        parts = {
+            "gate_proj.weight": self.gate_up[:, ::2],
+            "up_proj.weight": self.gate_up[:, 1::2],
+            "down_proj.weight": self.down,
+        }
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            parts |= {
+                "gate_proj.bias": self.gate_up_bias[:, ::2],
+                "up_proj.bias": self.gate_up_bias[:, 1::2],
+                "down_proj.bias": self.down_bias,
+            }
+        for name, part in parts.items():
+            places |= {f"experts.{i}.{name}": each for i, each in enumerate(part)}
         return places
 
-
-class PanelExperts(nn.Module):
-    """Experts on a CPU whose weights are packed in panels, as our own kernels read them.
-
-    A token's result does not depend on the others, to the last bit.
-
-    Args:
-        source: with whose weights `kernels.cpu.linear.runs`, and whose size `can_gate`; copied.
-        int8: as in `PanelLinear`.
-    """
-
-    def __init__(self, source: Experts, *, int8: bool = False) -> None:
-        super().__init__()
-        self._size = source.down.shape[2]
-        self._activation = source.activation
-        interleaved = (interleave(gate_up) for gate_up in source.gate_up)
-        self._gate_up, self._gate_up_scale = _pack_all(interleaved, int8=int8)
-        self._down, self._down_scale = _pack_all(source.down, int8=int8)
-
-    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        """As in `Experts`."""
-        return experts_in_panels(
-            x,
-            self._gate_up,
-            self._down,
-            expert_ids,
-            weights,
-            size=self._size,
-            activation=self._activation,
-            gate_up_scale=self._gate_up_scale,
-            down_scale=self._down_scale,
-        )
-
-
-def _pack_all(weights: Iterable[Tensor], *, int8: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the panels of all weights, stacked, and the scales of int8 ones."""
-    if not int8:
-        return torch.stack([pack(weight) for weight in weights]), None
-    quantized = [quantize_channels(weight) for weight in weights]
-    panels = torch.stack([pack_int8(steps) for steps, _ in quantized])
-    return panels, torch.stack([pad_channels(scale) for _, scale in quantized])
+    def stacked_destinations(self) -> dict[str, Tensor]:
+        """Return the same for checkpoints that stack the experts, inputs first (gpt-oss)."""
+        places = {
+            "experts.gate_up_proj": self.gate_up.transpose(1, 2),
+            "experts.down_proj": self.down.transpose(1, 2),
+        }
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            places["experts.gate_up_proj_bias"] = self.gate_up_bias
+            places["experts.down_proj_bias"] = self.down_bias
+        return places

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.scheme import Scheme
-from kernels.cpu.activation import Activation
+from kernels.experts.activation import ExpertActivation
+from kernels.experts.routing import route
 
 
 class Router(Linear):
@@ -22,9 +24,12 @@ class MoE(nn.Module):
 
     Args:
         size: features between the projections of an expert.
-        normalizes: divide the weights of the chosen experts by their sum.
+        normalizes: divide the weights of the chosen experts by their sum, which is a softmax over
+            their scores alone.
         shared_size: of an expert that every token goes through as well, weighted by a gate of its
             own (sigmoid); 0: there is none.
+        bias: whether the projections of the experts have biases.
+        router_bias: whether the router has.
     """
 
     def __init__(
@@ -35,26 +40,35 @@ class MoE(nn.Module):
         num_experts: int,
         top_k: int,
         normalizes: bool,
-        activation: Activation,
+        activation: ExpertActivation,
         shared_size: int,
+        bias: bool = False,
+        router_bias: bool = False,
         scheme: Scheme,
     ) -> None:
         super().__init__()
         dtype, device = scheme.dtype, scheme.device
         self._top_k = top_k
         self._normalizes = normalizes
+        self._totals = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self.router: nn.Module = Router(
-            hidden_size, {"router": num_experts}, bias=False, dtype=dtype, device=device
+            hidden_size, {"router": num_experts}, bias=router_bias, dtype=dtype, device=device
         )
         self.experts: nn.Module = Experts(
-            hidden_size, size, num_experts, activation=activation, dtype=dtype, device=device
+            hidden_size,
+            size,
+            num_experts,
+            activation=activation,
+            bias=bias,
+            dtype=dtype,
+            device=device,
         )
         self.shared_expert: GatedMLP | None = None
         if shared_size:
             self.shared_expert = GatedMLP(
                 hidden_size,
                 shared_size,
-                activation=activation,
+                activation=activation.kind,
                 bias=False,
                 scheme=scheme.at("shared_expert"),
             )
@@ -62,12 +76,22 @@ class MoE(nn.Module):
                 hidden_size, {"shared_expert_gate": 1}, bias=False, dtype=dtype, device=device
             )
 
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.router(x).float().softmax(-1)
-        weights, expert_ids = scores.topk(self._top_k, dim=-1)
-        if self._normalizes:
-            weights = weights / weights.sum(-1, keepdim=True)
-        out: Tensor = self.experts(x, expert_ids, weights)
+    def forward(self, x: Tensor, slot_mapping: Tensor | None = None) -> Tensor:
+        """Return [T, hidden_size] of `x`, of the same shape.
+
+        Tokens with -1 in `slot_mapping`, int64 [T], are padding: no expert is read for them, nor
+        are they counted.
+        """
+        chosen, weights = route(
+            self.router(x), self._top_k, normalize=self._normalizes, slots=slot_mapping
+        )
+        out: Tensor = self.experts(x, chosen, weights, self._totals)
         if self.shared_expert is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
         return out
+
+    def take_expert_counts(self) -> list[int]:
+        """Return how often each expert was chosen since the last call. Waits for the device."""
+        counts: list[int] = self._totals.tolist()
+        self._totals.zero_()
+        return counts

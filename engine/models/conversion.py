@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from engine.config import Quantization
 from engine.errors import UnsupportedError
-from engine.layers.experts import Experts, PanelExperts
+from engine.layers.experts import Experts
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
 from engine.layers.linear import Gated, GatedLinear, Linear
 from engine.layers.moe import Router
 from engine.layers.packed_linear import PackedLinear, can_pack
+from engine.layers.panel_experts import PanelExperts
 from engine.layers.panel_linear import PanelLinear
 from engine.layers.tiled_linear import TiledLinear
 from engine.layers.vocabulary import LMHead
@@ -55,11 +56,9 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
 
     The weights of `model` may be on any device.
     """
-    mixtures = [module for module in model.modules() if isinstance(module, Experts)]
     if has_triton(device):
-        if mixtures:
-            raise UnsupportedError("deterministic: is not for a mixture of experts on a GPU")
         return
+    mixtures = [module for module in model.modules() if isinstance(module, Experts)]
     linears = [
         module.plain if isinstance(module, QuantizedLinear) else module
         for module in model.modules()
@@ -196,12 +195,16 @@ class _Forms:
         return PackedLinear(weight, bias) if is_packed else None
 
     def _of_experts(self, experts: Experts) -> nn.Module | None:
-        if self._are_panels(experts.gate_up[0]) and panels.can_gate(experts.down.shape[2]):
+        # Also where oneDNN's products are faster: it has none of several experts at once.
+        weight = experts.gate_up[0]
+        is_packed = not has_triton(weight.device) and panels.runs(weight, weight.device)
+        if is_packed and panels.can_gate(experts.down.shape[2]):
             return PanelExperts(experts, int8=self.int8)
         if self.int8:
             raise UnsupportedError(
                 "quantization: int8 is not for a mixture of experts on this CPU; leave it out"
             )
+        experts.invariant = self.deterministic
         return None
 
     def _are_panels(self, weight: Tensor, device: torch.device | None = None) -> bool:

@@ -25,6 +25,7 @@ from engine.models.spec import (
     NormSpec,
     Plain,
 )
+from kernels.experts.activation import ExpertActivation
 
 
 def _norm(spec: NormSpec, size: int, scheme: Scheme) -> RMSNorm | LayerNorm:
@@ -69,7 +70,7 @@ def _mlp(spec: Gated | Plain | MoE, hidden_size: int, scheme: Scheme) -> nn.Modu
                 num_experts=spec.num_experts,
                 top_k=spec.top_k,
                 normalizes=spec.normalizes,
-                activation=spec.activation,
+                activation=ExpertActivation(spec.activation),
                 shared_size=spec.shared_size,
                 scheme=scheme,
             )
@@ -110,12 +111,16 @@ class DecoderLayer(nn.Module):
         x, residual = _add_and_norm(self.attention_norm, x, residual)
         mixed = self.self_attn(x, rotary, slot_mapping, cache, attention)
         if self.spec.norms == "parallel":
-            return mixed + self.mlp(x), residual
+            return mixed + self._through_mlp(x, slot_mapping), residual
         if self.attention_output_norm is not None:
             mixed = self.attention_output_norm(mixed)
         x, residual = _add_and_norm(self.mlp_norm, mixed, residual)
-        x = self.mlp(x)
+        x = self._through_mlp(x, slot_mapping)
         return (x if self.mlp_output_norm is None else self.mlp_output_norm(x)), residual
+
+    def _through_mlp(self, x: Tensor, slot_mapping: Tensor) -> Tensor:
+        out: Tensor = self.mlp(x, slot_mapping) if isinstance(self.mlp, moe.MoE) else self.mlp(x)
+        return out
 
 
 def _add_and_norm(

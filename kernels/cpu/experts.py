@@ -2,78 +2,137 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from kernels.checks import check_contiguous, check_dtype, check_shape
-from kernels.cpu.activation import ACTIVATIONS, Activation
+from kernels.checks import (
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_last_stride,
+    check_shape,
+)
+from kernels.cpu.activation import ACTIVATIONS
 from kernels.cpu.library import operations
 from kernels.cpu.linear import can_gate, panel_columns
+from kernels.experts.activation import ExpertActivation
+
+_UNIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPanels:
+    """A projection of all experts.
+
+    Attributes:
+        weight: [E, ...], of each expert what `kernels.cpu.linear.pack` or `pack_int8` returns.
+        scale: float32 [E, P * C], the per-channel scales of int8 weights, otherwise None.
+        bias: [E, N] of the dtype of the activations, or None.
+    """
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
 
 
 def experts_in_panels(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    expert_ids: Tensor,
+    experts: Tensor,
     weights: Tensor,
+    totals: Tensor,
+    gate_up: ExpertPanels,
+    down: ExpertPanels,
     *,
     size: int,
-    activation: Activation,
-    gate_up_scale: Tensor | None = None,
-    down_scale: Tensor | None = None,
+    activation: ExpertActivation,
 ) -> Tensor:
-    """Return the sum of each token's chosen experts, weighted; summed in float32, rounded once.
+    """Return the sum of each token's chosen experts, weighted; the number of choices is counted.
 
-    A token's result does not depend on the others, to the last bit.
+    Products are those of `kernels.cpu.linear`; between them, and before the sum, they are rounded
+    to the dtype of `x`. A token's result does not depend on the others, to the last bit.
 
     Args:
-        x: bfloat16 or float32 [T, H].
-        gate_up: [E, ...], of each expert what `kernels.cpu.linear.pack` or `pack_int8` returns for
-            its gates and the rest, in the order of `kernels.cpu.linear.interleave`.
-        down: [E, ...], likewise.
-        expert_ids: int64 [T, top_k], contiguous: each token's experts, which differ.
-        weights: float32 [T, top_k], contiguous.
+        x: bfloat16 or float32 [T, H], rows contiguous.
+        experts: int32 [T, K], contiguous, -1 for none: each token's experts, which differ.
+        weights: float32 [T, K], contiguous.
+        totals: int64 [E], contiguous, to which the number of each expert's choices is added.
+        gate_up: gates and ups alternate by half a panel, as `kernels.cpu.linear.interleave` does.
+        down: of `size` inputs.
         size: number of gates; `kernels.cpu.linear.can_gate` must hold.
-        activation: of the gates.
-        gate_up_scale, down_scale: float32 [E, P * C], the per-channel scales of int8 weights.
+        activation: of gates and ups.
 
     Returns:
-        [T, H] in the dtype of `x`.
+        [T, H] in the dtype of `x`, contiguous.
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype or stride.
+        ValueError: an argument has a wrong shape, dtype, stride, device or value.
     """
-    check_dtype("x", x, torch.bfloat16, torch.float32)
-    check_shape("x", x, (None, None))
-    num_experts, hidden, columns = len(gate_up), x.shape[1], panel_columns()
+    _check(x, experts, weights, totals)
     if not can_gate(size):
-        raise ValueError(f"size: must be a multiple of {columns // 2} (got {size})")
-    for name, panels, scale, rows, depth in (
-        ("gate_up", gate_up, gate_up_scale, 2 * size, hidden),
-        ("down", down, down_scale, hidden, size),
-    ):
-        dtype = x.dtype if scale is None else torch.uint8
-        check_dtype(name, panels, dtype)
-        per_unit, num_panels = 4 // dtype.itemsize, -(-rows // columns)
-        check_shape(name, panels, (num_experts, num_panels, depth // per_unit, columns, per_unit))
-        check_contiguous(name, panels)
-        if scale is not None:
-            check_dtype(f"{name}_scale", scale, torch.float32)
-            check_shape(f"{name}_scale", scale, (num_experts, num_panels * columns))
-            check_contiguous(f"{name}_scale", scale)
-    check_dtype("expert_ids", expert_ids, torch.int64)
-    check_shape("expert_ids", expert_ids, (len(x), None))
-    check_dtype("weights", weights, torch.float32)
-    check_shape("weights", weights, tuple(expert_ids.shape))
-    check_contiguous("expert_ids", expert_ids)
-    check_contiguous("weights", weights)
-    if expert_ids.numel() and not 0 <= int(expert_ids.min()) <= int(expert_ids.max()) < num_experts:
-        raise ValueError(f"expert_ids: must be below {num_experts}")
+        raise ValueError(f"size: must be a multiple of {panel_columns() // 2} (got {size})")
+    num_experts, hidden = len(totals), x.shape[1]
+    _check_panels("gate_up", gate_up, x, num_experts, 2 * size, hidden)
+    _check_panels("down", down, x, num_experts, hidden, size)
     fast = operations(x)
     assert fast is not None, "the CPU kernels are not there"
     out: Tensor = fast.experts(
-        x, gate_up, gate_up_scale, down, down_scale, expert_ids, weights, size,
-        ACTIVATIONS[activation],
-    )  # fmt: skip
+        x,
+        experts,
+        weights,
+        totals,
+        gate_up.weight,
+        gate_up.scale,
+        gate_up.bias,
+        down.weight,
+        down.scale,
+        down.bias,
+        size,
+        ACTIVATIONS[activation.kind],
+        activation.alpha,
+        activation.limit,
+        activation.offset,
+    )
     return out
+
+
+def _check(x: Tensor, experts: Tensor, weights: Tensor, totals: Tensor) -> None:
+    check_dtype("x", x, torch.bfloat16, torch.float32)
+    check_shape("x", x, (None, None))
+    check_last_stride("x", x)
+    check_dtype("experts", experts, torch.int32)
+    check_shape("experts", experts, (len(x), None))
+    check_dtype("weights", weights, torch.float32)
+    check_shape("weights", weights, tuple(experts.shape))
+    check_dtype("totals", totals, torch.int64)
+    check_shape("totals", totals, (None,))
+    for name, tensor in (("experts", experts), ("weights", weights), ("totals", totals)):
+        check_contiguous(name, tensor)
+        check_device(name, tensor, x.device)
+    if experts.numel() and not -1 <= int(experts.min()) <= int(experts.max()) < len(totals):
+        raise ValueError(f"experts: must be from -1 to {len(totals) - 1}")
+
+
+def _check_panels(
+    name: str, panels: ExpertPanels, x: Tensor, num_experts: int, rows: int, depth: int
+) -> None:
+    """Check a projection to `rows` features from `depth`."""
+    dtype = x.dtype if panels.scale is None else torch.uint8
+    check_dtype(name, panels.weight, dtype)
+    columns, per_unit = panel_columns(), _UNIT_BYTES // dtype.itemsize
+    num_panels = -(-rows // columns)
+    check_shape(
+        name, panels.weight, (num_experts, num_panels, depth // per_unit, columns, per_unit)
+    )
+    named = {name: panels.weight, f"{name}.scale": panels.scale, f"{name}.bias": panels.bias}
+    if panels.scale is not None:
+        check_dtype(f"{name}.scale", panels.scale, torch.float32)
+        check_shape(f"{name}.scale", panels.scale, (num_experts, num_panels * columns))
+    if panels.bias is not None:
+        check_dtype(f"{name}.bias", panels.bias, x.dtype)
+        check_shape(f"{name}.bias", panels.bias, (num_experts, rows))
+    for part, tensor in named.items():
+        if tensor is not None:
+            check_contiguous(part, tensor)
+            check_device(part, tensor, x.device)

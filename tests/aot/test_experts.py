@@ -1,27 +1,90 @@
+"""The kernels of mixtures of experts, for the experts of real models."""
+
 import pytest
 import torch
+from torch import Tensor
 
-from kernels.experts import experts
+from kernels.experts.activation import ExpertActivation
+from kernels.experts.combine import combine
+from kernels.experts.product_kernel import block_rows
+from kernels.experts.products import expert_gated_linear, expert_linear
+from kernels.experts.routing import route
+from kernels.experts.sorting import ExpertBlocks, sort_by_expert
 from tests.aot.bounds import check, each_gpu
-from tests.aot.compiler import compile_call
+from tests.aot.compiler import Compiled, compile_call
 
-# Experts, experts per token, hidden size, size of an expert.
-MODELS = {"Mixtral-8x7B": (8, 2, 4096, 14336), "Qwen3-30B-A3B": (128, 8, 2048, 768)}
+GPT_OSS = ExpertActivation(alpha=1.702, limit=7.0, offset=1.0)
+# Hidden and inner features, experts, chosen ones, and whether there are biases.
+MIXTURES = {
+    "Qwen3-30B-A3B": (2048, 768, 128, 8, False),
+    "Mixtral-8x7B": (4096, 14336, 8, 2, False),
+    "gpt-oss-20b": (2880, 2880, 32, 4, True),
+}
+TOKENS = 64
+
+each_mixture = pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _products(
+    gpu: str, mixture: tuple[int, int, int, int, bool], dtype: torch.dtype, *, large: bool
+) -> list[Compiled]:
+    hidden, inner, num, top_k, has_bias = mixture
+    rows = block_rows(dtype, 1, 1, invariant=large)
+    blocks = ExpertBlocks(_empty(100, rows, dtype=torch.int32), _empty(100, dtype=torch.int32))
+    gated = compile_call(
+        gpu,
+        expert_gated_linear,
+        _empty(TOKENS, hidden, dtype=dtype),
+        _empty(num, 2 * inner, hidden, dtype=dtype),
+        _empty(num, 2 * inner, dtype=dtype) if has_bias else None,
+        blocks,
+        GPT_OSS if has_bias else ExpertActivation(),
+        top_k=top_k,
+    )
+    plain = compile_call(
+        gpu,
+        expert_linear,
+        _empty(TOKENS * top_k, inner, dtype=dtype),
+        _empty(num, hidden, inner, dtype=dtype),
+        _empty(num, hidden, dtype=dtype) if has_bias else None,
+        blocks,
+    )
+    return gated + plain
 
 
 @each_gpu
-@pytest.mark.parametrize("tokens", [4, 2048])
-@pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
-def test_models(shape: tuple[int, int, int, int], tokens: int, gpu: str) -> None:
-    num_experts, top_k, hidden, size = shape
-    with torch.device("meta"):
-        x = torch.empty(tokens, hidden, dtype=torch.bfloat16)
-        gate_up = torch.empty(num_experts, 2 * size, hidden, dtype=torch.bfloat16)
-        down = torch.empty(num_experts, hidden, size, dtype=torch.bfloat16)
-        ids = torch.empty(tokens, top_k, dtype=torch.int64)
-        found = compile_call(gpu, experts, x, gate_up, down, ids, ids.float(), "silu")
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@each_mixture
+def test_products(mixture: tuple[int, int, int, int, bool], large: bool, gpu: str) -> None:
+    found = _products(gpu, mixture, torch.bfloat16, large=large)
     check(found)
     assert len(found) == 2
-    if tokens > 4:
-        unit = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05"}[gpu]
-        assert [kernel.matrix for kernel in found] == [unit] * 2
+    units = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05"}
+    # 16 rows are fewer than the instructions of warpgroups take.
+    assert {kernel.matrix for kernel in found} == {units[gpu] if large else "mma"}
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_products_in_float32(large: bool) -> None:
+    check(_products("sm_90", MIXTURES["Qwen3-30B-A3B"], torch.float32, large=large))
+
+
+@each_gpu
+@each_mixture
+def test_what_is_around_them(mixture: tuple[int, int, int, int, bool], gpu: str) -> None:
+    hidden, _, num, top_k, _ = mixture
+    experts, weights = (
+        _empty(TOKENS, top_k, dtype=dtype) for dtype in (torch.int32, torch.float32)
+    )
+    totals, slots = (_empty(size, dtype=torch.int64) for size in (num, TOKENS))
+    check(compile_call(gpu, route, _empty(TOKENS, num), top_k, normalize=True, slots=slots))
+    check(compile_call(gpu, sort_by_expert, experts, totals, 16))
+    check(compile_call(gpu, combine, _empty(TOKENS * top_k, hidden), experts, weights))
+
+
+def test_the_most_experts() -> None:
+    check(compile_call("sm_90", route, _empty(TOKENS, 4096), 8, normalize=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("small_gpu")
 
 UNUSED = {"layer_norm._kernel"}  # by all models that are supported
 DETERMINISTIC = {"matmul._kernel"}  # launched with this setting alone
+EXPERTS = {name for name in launched_kernels() if name.startswith("experts.")}  # not of a Llama
 
 MAX_TOKENS = 3
 SETTINGS: dict[str, Any] = {
@@ -92,7 +94,7 @@ def test_no_request_needs_a_kernel_in_another_form(checkpoint: GreedyCheckpoint)
     with recorded_forms() as warm:
         llm = start(checkpoint, SETTINGS, captured=False)
     # A new kernel that models may launch must be launched by the warm-up too.
-    assert names(warm) == launched_kernels() - UNUSED - DETERMINISTIC
+    assert names(warm) == launched_kernels() - UNUSED - DETERMINISTIC - EXPERTS
     draw = random.Random(0)
     with recorded_forms() as found:
         # A long prompt alone, then each of the parameters alone, then many at once.
@@ -139,6 +141,36 @@ def test_nor_in_the_deterministic_mode(checkpoint: GreedyCheckpoint) -> None:
     with recorded_forms() as found:
         llm.generate(checkpoint.prompts[1:4], params({"logprobs": 1}), use_tqdm=False)
     check_forms(found, warm)
+
+
+def test_nor_in_a_mixture_of_experts(tmp_path: Path) -> None:
+    """Whose blocks of rows depend on the number of tokens."""
+    mixture = GreedyCheckpoint(
+        tmp_path,
+        "Qwen3MoeForCausalLM",
+        lengths=(58, 2),
+        max_tokens=1,
+        num_hidden_layers=1,
+        head_dim=32,
+        max_position_embeddings=64,
+        moe_intermediate_size=32,
+        num_experts=2,
+        num_experts_per_tok=2,
+    )
+    settings = {
+        **SETTINGS,
+        "max_model_len": 64,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+    }
+    with recorded_forms() as warm:
+        llm = start(mixture, settings, captured=False)
+    assert names(warm) >= EXPERTS
+    with recorded_forms() as found:
+        llm.generate(mixture.prompts, params({"max_tokens": 2}), use_tqdm=False)
+    check_forms(found, warm)
+    rows = {text for text in found.values() if text.startswith("experts.product_kernel")}
+    assert len(rows) == 4, "small and large blocks of both products"
 
 
 def names(forms: dict[Form, str]) -> set[str]:

@@ -1,70 +1,181 @@
-// Mixture of experts: the gated MLPs that each token has chosen, one expert after another, so that
-// the weights of those that no token has chosen are never read.
-#include <ATen/ATen.h>
-
-#include <cstdint>
-#include <optional>
-#include <vector>
-
-#include "linear.h"
-#include "operators.h"
+// The products of a mixture of experts, with the weights of the chosen experts alone.
+//
+// The choices are ordered by expert. An expert's weight is a run of panels among those of all, and
+// its rows are some groups, so that a task is one of `linear`: a panel times some groups of its
+// expert. Tasks follow each other through the panels of an expert, then to the next expert: a single
+// token's weights are shared out among the threads as evenly as those of a prompt.
+#include "experts.h"
 
 #ifdef TRIDENT_LINEAR
-namespace trident::operators {
+#include <algorithm>
+#include <memory>
+#include <type_traits>
 
-// Returns the sum over its chosen experts of each row of x, [T, hidden] in the dtype of x. The sum is
-// in float32 and in the order of the experts: it depends on the row alone.
-//   gate_up, down: panels of every expert, stacked; their scales likewise, with int8 weights.
-//   expert_ids: int64 [T, top_k]; weights: float32 [T, top_k]; both contiguous.
-Tensor experts(
-    const Tensor& x, const Tensor& gate_up, const std::optional<Tensor>& gate_up_scale,
-    const Tensor& down, const std::optional<Tensor>& down_scale, const Tensor& expert_ids,
-    const Tensor& weights, int64_t size, int64_t activation) {
-  const int64_t tokens = x.size(0), hidden = x.size(1), top_k = expert_ids.size(1);
-  Tensor out = at::zeros({tokens, hidden}, x.options().dtype(at::kFloat));
-  struct Row {
-    int64_t token;
-    float weight;
-  };
-  std::vector<std::vector<Row>> chosen(gate_up.size(0));
-  const int64_t* ids = expert_ids.const_data_ptr<int64_t>();
-  const float* shares = weights.const_data_ptr<float>();
-  for (int64_t i = 0; i < tokens * top_k; ++i) {
-    chosen[ids[i]].push_back({i / top_k, shares[i]});
+#include "activation.h"
+#include "expert_order.h"
+#include "linear_block.h"
+#include "linear_rows.h"
+#include "shares.h"
+
+namespace trident {
+namespace {
+
+// A `Linear` whose rows have experts.
+template <typename T>
+struct ExpertLinear {
+  const T* x;               // strided by row
+  const int64_t* choices;   // of each row; null: they are in order
+  const float* scale;
+  const void* weight;
+  const T* bias;
+  T* out;
+  int64_t rows, in_features, out_features, x_stride, top_k;
+
+  const T* row(int64_t i) const {
+    return x + (choices == nullptr ? i : choices[i] / top_k) * x_stride;
   }
-  const auto part = [](const std::optional<Tensor>& all, int64_t expert) {
-    return all.has_value() ? std::optional<Tensor>(all->select(0, expert)) : std::nullopt;
-  };
-  float* sums = out.mutable_data_ptr<float>();
-  for (int64_t expert = 0; expert < std::ssize(chosen); ++expert) {
-    const std::vector<Row>& rows = chosen[expert];
-    const int64_t count = std::ssize(rows);
-    if (count == 0) {
-      continue;
+  int64_t panels() const {
+    return (out_features + kColumns - 1) / kColumns;
+  }
+};
+
+// Epilogue: adds the bias of the expert and stores the results of a row and a panel.
+template <typename T>
+class ExpertPlain {
+ public:
+  ExpertPlain(const ExpertLinear<T>& a, int64_t expert) : a_(a), expert_(expert) {}
+
+  void operator()(int64_t row, int64_t panel, Vec left, Vec right) const {
+    const int64_t column = (panel - expert_ * a_.panels()) * kColumns;
+    store_some(row, column, left);
+    store_some(row, column + W, right);
+  }
+
+ private:
+  void store_some(int64_t row, int64_t column, Vec value) const {
+    const int64_t n = std::min(W, a_.out_features - column);
+    if (n <= 0) {
+      return;
     }
-    Tensor given = x;
-    if (count < tokens) {
-      Tensor places = at::empty({count}, at::kLong);
-      for (int64_t i = 0; i < count; ++i) {
-        places.mutable_data_ptr<int64_t>()[i] = rows[i].token;
-      }
-      given = x.index_select(0, places);
+    if (a_.bias != nullptr) {
+      value = value + widen(a_.bias + expert_ * a_.out_features + column, n);
     }
-    const Tensor inner = gated_linear(
-        given, gate_up.select(0, expert), part(gate_up_scale, expert), std::nullopt, size,
-        activation);
-    const Tensor product = linear(
-        inner, down.select(0, expert), part(down_scale, expert), std::nullopt, hidden, true);
-    const float* values = product.const_data_ptr<float>();
-    for (int64_t i = 0; i < count; ++i) {
-      float* sum = sums + rows[i].token * hidden;
-      for (int64_t j = 0; j < hidden; ++j) {
-        sum[j] += rows[i].weight * values[i * hidden + j];
-      }
+    store(a_.out + row * a_.out_features + column, value, n);
+  }
+
+  const ExpertLinear<T>& a_;
+  const int64_t expert_;
+};
+
+// Epilogue: the first half of a panel are gates, the second half ups.
+template <typename T, Activation kind>
+class ExpertGated {
+ public:
+  ExpertGated(const ExpertLinear<T>& a, const ExpertActivation& activation, int64_t expert)
+      : a_(a), activation_(activation), expert_(expert) {}
+
+  void operator()(int64_t row, int64_t panel, Vec gate, Vec up) const {
+    const int64_t column = (panel - expert_ * a_.panels()) * kColumns;
+    if (a_.bias != nullptr) {
+      const T* bias = a_.bias + expert_ * a_.out_features + column;
+      gate = gate + widen(bias);
+      up = up + widen(bias + W);
+    }
+    const Vec limit(activation_.limit);  // minimum and maximum keep NaN
+    gate = at::vec::minimum(gate, limit);
+    up = at::vec::maximum(at::vec::minimum(up, limit), limit.neg());
+    store(
+        a_.out + (row * a_.out_features + column) / 2,
+        (up + Vec(activation_.offset)) * activated(gate));
+  }
+
+ private:
+  Vec activated(Vec gate) const {
+    if constexpr (kind == Activation::kSilu) {
+      return sigmoid_times(gate, Vec(activation_.alpha) * gate);
+    } else {
+      return activate<kind>(gate);
     }
   }
-  return out.to(x.scalar_type());
+
+  const ExpertLinear<T>& a_;
+  const ExpertActivation& activation_;
+  const int64_t expert_;
+};
+
+// finish_of(expert) returns the epilogue.
+template <typename Rows>
+void multiply_rows(const auto& a, const ExpertOrder& order, const auto& finish_of) {
+  const Rows rows(a, order);
+  const int64_t panels = a.panels();
+  const auto blocks = order.blocks(most_groups(rows));
+  const auto multiply = [&](int64_t task) {
+    const auto& block = blocks[task / panels];
+    const int64_t panel = task % panels;
+    multiply_block(
+        rows, order, block.begin, block.end, a.weight, block.expert * panels + panel,
+        panel + 1 == panels, finish_of(block.expert));
+  };
+  share_out(blocks.size() * panels, [&] { return multiply; });
 }
 
-}  // namespace trident::operators
+template <typename T>
+void multiply(const ExpertLinear<T>& a, const ExpertOrder& order, const auto& finish_of) {
+  using Product = std::conditional_t<std::is_same_v<T, float>, Float32Product, BFloat16Product>;
+  if (a.scale == nullptr) {
+    multiply_rows<FloatRows<Product>>(a, order, finish_of);
+  } else {
+    multiply_rows<Int8Rows>(a, order, finish_of);
+  }
+}
+
+// Sums the rows of each token's choices, in their order, with their weights.
+template <typename T>
+void combine(const Experts<T>& a, const ExpertOrder& order, const T* each) {
+  at::parallel_for(0, a.tokens, grain(a.top_k * a.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t choice = begin * a.top_k; choice < end * a.top_k; choice += a.top_k) {
+      T* out = a.out + choice / a.top_k * a.hidden;
+      for (int64_t i = 0; i < a.hidden; i += W) {
+        const int64_t n = std::min(W, a.hidden - i);
+        Vec sum(0.0f);
+        for (int64_t k = choice; k < choice + a.top_k; ++k) {
+          if (order.places[k] >= 0) {
+            sum = sum + Vec(a.weights[k]) * widen(each + order.places[k] * a.hidden + i, n);
+          }
+        }
+        store(out + i, sum, n);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+template <typename T>
+void experts(const Experts<T>& a) {
+  const ExpertOrder order(a.experts, a.tokens * a.top_k, a.num_experts, a.totals);
+  const int64_t rows = order.choices.size();
+  const auto inner = std::make_unique_for_overwrite<T[]>(rows * a.size);
+  const auto each = std::make_unique_for_overwrite<T[]>(rows * a.hidden);
+  if (rows > 0) {
+    const ExpertLinear<T> gate_up{
+        a.x, order.choices.data(), a.gate_up.scale, a.gate_up.weight, a.gate_up.bias, inner.get(),
+        rows, a.hidden, 2 * a.size, a.x_stride, a.top_k};
+    for_activation(a.activation.kind, [&](auto kind) {
+      multiply(gate_up, order, [&](int64_t expert) {
+        return ExpertGated<T, kind()>(gate_up, a.activation, expert);
+      });
+    });
+    const ExpertLinear<T> down{
+        inner.get(), nullptr, a.down.scale, a.down.weight, a.down.bias, each.get(), rows, a.size,
+        a.hidden, a.size, 1};
+    multiply(down, order, [&](int64_t expert) { return ExpertPlain<T>(down, expert); });
+  }
+  combine(a, order, each.get());
+}
+
+template void experts(const Experts<at::BFloat16>&);
+template void experts(const Experts<float>&);
+
+}  // namespace trident
 #endif

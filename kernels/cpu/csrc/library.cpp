@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "decoder_layers.h"
+#include "experts.h"
 #include "kernels.h"
 #include "linear.h"
 
@@ -166,6 +167,32 @@ Tensor gated_linear(
   return x.scalar_type() == at::kFloat ? run_as.operator()<float>()
                                        : run_as.operator()<at::BFloat16>();
 }
+
+Tensor experts(
+    const Tensor& x, const Tensor& experts, const Tensor& weights, Tensor totals,
+    const Tensor& gate_up, const std::optional<Tensor>& gate_up_scale,
+    const std::optional<Tensor>& gate_up_bias, const Tensor& down,
+    const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t size,
+    int64_t activation, double alpha, double limit, double offset) {
+  Tensor out = at::empty(x.sizes(), x.options());
+  const auto run_as = [&]<typename T>() {
+    trident::experts(Experts<T>{
+        x.const_data_ptr<T>(), experts.const_data_ptr<int32_t>(), weights.const_data_ptr<float>(),
+        totals.mutable_data_ptr<int64_t>(),
+        {gate_up.const_data_ptr(), pointer<float>(gate_up_scale), pointer<T>(gate_up_bias)},
+        {down.const_data_ptr(), pointer<float>(down_scale), pointer<T>(down_bias)},
+        out.mutable_data_ptr<T>(), x.size(0), experts.size(1), totals.size(0), x.size(1), size,
+        x.stride(0),
+        {static_cast<Activation>(activation), static_cast<float>(alpha),
+         static_cast<float>(limit), static_cast<float>(offset)}});
+  };
+  if (x.scalar_type() == at::kFloat) {
+    run_as.operator()<float>();
+  } else {
+    run_as.operator()<at::BFloat16>();
+  }
+  return out;
+}
 #endif
 
 }  // namespace trident::operators
@@ -221,8 +248,10 @@ TORCH_LIBRARY(trident_cpu, m) {
       " int activation) -> Tensor",
       &trident::operators::gated_linear);
   m.def(
-      "experts(Tensor x, Tensor gate_up, Tensor? gate_up_scale, Tensor down, Tensor? down_scale,"
-      " Tensor expert_ids, Tensor weights, int size, int activation) -> Tensor",
+      "experts(Tensor x, Tensor experts, Tensor weights, Tensor(a!) totals, Tensor gate_up,"
+      " Tensor? gate_up_scale, Tensor? gate_up_bias, Tensor down, Tensor? down_scale,"
+      " Tensor? down_bias, int size, int activation, float alpha, float limit,"
+      " float offset) -> Tensor",
       &trident::operators::experts);
   m.class_<trident::DecoderLayers>("DecoderLayers")
       .def(torch::init<int64_t, int64_t, int64_t, double, bool>())

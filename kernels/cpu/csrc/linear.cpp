@@ -11,15 +11,12 @@
 #include <algorithm>
 
 #include "activation.h"
+#include "linear_block.h"
 #include "linear_rows.h"
-#include "panel_product.h"
 #include "shares.h"
 
 namespace trident {
 namespace {
-
-constexpr int64_t kBlockBytes = 1 << 20;  // of a task's rows, which stay in the cache
-constexpr int64_t kUnitLines = kColumns * 4 / 64;  // cache lines per unit of a panel
 
 // Epilogue: adds the bias and stores the results of a row and a panel.
 template <typename In, typename Out>
@@ -65,58 +62,18 @@ class Gated {
   const Linear<T, T>& a_;
 };
 
-template <int64_t ROWS, typename Rows, typename Finish>
-void multiply_group(
-    const Rows& rows, int64_t row, const int32_t* weights, int64_t panel, const char* next,
-    int64_t next_lines, const Finish& finish) {
-  typename Rows::Product::Sums sums[ROWS][kVectors];
-#pragma GCC unroll 12
-  for (int64_t r = 0; r < ROWS; ++r) {
-    sums[r][0] = sums[r][1] = rows.start(row + r);
-  }
-  multiply_panel<typename Rows::Product, ROWS>(
-      sums, rows.group(row), weights, rows.units, next, next_lines);
-#pragma GCC unroll 12
-  for (int64_t r = 0; r < ROWS; ++r) {
-    finish(
-        row + r, panel, rows.value(row + r, panel * kColumns, sums[r][0]),
-        rows.value(row + r, panel * kColumns + W, sums[r][1]));
-  }
-}
-
-template <int64_t ROWS = kMostRows>
-void multiply_group_of(int64_t size, const auto&... arguments) {
-  if constexpr (ROWS > 0) {
-    if (size == ROWS) {
-      multiply_group<ROWS>(arguments...);
-    } else {
-      multiply_group_of<ROWS - 1>(size, arguments...);
-    }
-  }
-}
-
 template <typename Rows, typename Finish>
 void run(const auto& a, const Finish& finish) {
   const Groups groups(a.rows);
   const Rows rows(a, groups);
   const int64_t panels = (a.out_features + kColumns - 1) / kColumns;
-  const int64_t panel_units = rows.units * kColumns;
-  const int64_t most = std::max<int64_t>(1, kBlockBytes / (4 * rows.steps * kMostRows));
+  const int64_t most = most_groups(rows);
   const int64_t blocks = (groups.count + most - 1) / most;
   const auto multiply = [&](int64_t task) {
     const int64_t block = task / panels, panel = task % panels;
     const int64_t begin = block * groups.count / blocks;
     const int64_t end = (block + 1) * groups.count / blocks;
-    const int32_t* weights = static_cast<const int32_t*>(a.weight) + panel * panel_units;
-    // The next panel is prefetched with the first group; if a unit takes two cache lines, in two
-    // parts with the first two groups.
-    const char* next = reinterpret_cast<const char*>(weights + panel_units);
-    const int64_t lines = panel + 1 == panels ? 0 : end - begin == 1 ? kUnitLines : 1;
-    for (int64_t group = begin; group < end; ++group, next += rows.units * 64) {
-      multiply_group_of(
-          groups.size(group), rows, groups.begin(group), weights, panel, next,
-          group - begin < kUnitLines ? lines : 0, finish);
-    }
+    multiply_block(rows, groups, begin, end, a.weight, panel, panel + 1 == panels, finish);
   };
   share_out(blocks * panels, [&] { return multiply; });
 }

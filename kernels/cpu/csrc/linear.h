@@ -27,6 +27,10 @@ struct Linear {
   const In* bias;            // [out_features] or null
   Out* out;                  // [rows, out_features], contiguous
   int64_t rows, in_features, out_features, x_stride;
+
+  const In* row(int64_t i) const {
+    return x + i * x_stride;
+  }
 };
 
 // With int8 weights, which have scales, the rows of x are quantised to int8 first. in_features must

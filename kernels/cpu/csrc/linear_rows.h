@@ -1,5 +1,5 @@
 // The rows of a product, packed in groups: as they are, or quantised to 8-bit integers. For
-// linear.cpp alone.
+// linear.cpp and experts.cpp alone.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -52,7 +52,7 @@ inline void scatter(const T* row, int64_t steps, int32_t* to, int64_t stride) {
 
 // Calls pack(row, to, stride) for each row; to and stride give the place of its steps in its group.
 template <typename Pack>
-void pack_groups(const Groups& groups, int64_t steps, int32_t* packed, Pack pack) {
+void pack_groups(const auto& groups, int64_t steps, int32_t* packed, Pack pack) {
   const int64_t grain = std::max<int64_t>(1, kPackGrain / (steps * kMostRows));
   at::parallel_for(0, groups.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group) {
@@ -70,16 +70,16 @@ class FloatRows {
   using Product = FloatProduct;
 
   template <typename A>
-  FloatRows(const A& a, const Groups& groups)
+  FloatRows(const A& a, const auto& groups)
       : units(a.in_features * sizeof(*a.x) / 4), steps(units * Product::kSteps) {
     if (a.rows == 1 && Product::kSteps == 1) {
-      packed_ = reinterpret_cast<const int32_t*>(a.x);
+      packed_ = reinterpret_cast<const int32_t*>(a.row(0));
       return;
     }
     memory_ = std::make_unique_for_overwrite<int32_t[]>(a.rows * steps);
     packed_ = memory_.get();
     pack_groups(groups, steps, memory_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
-      scatter<typename Product::Value>(a.x + row * a.x_stride, steps, to, stride);
+      scatter<typename Product::Value>(a.row(row), steps, to, stride);
     });
   }
 
@@ -105,7 +105,7 @@ class Int8Rows {
   using Product = Int8Product;
 
   template <typename A>
-  Int8Rows(const A& a, const Groups& groups)
+  Int8Rows(const A& a, const auto& groups)
       : units(a.in_features / 4),
         steps(units * Product::kSteps),
         weight_scales_(a.scale),
@@ -115,7 +115,7 @@ class Int8Rows {
     pack_groups(groups, steps, packed_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
       thread_local std::vector<Product::Value> integers;
       integers.resize(a.in_features);
-      quantize(a.x + row * a.x_stride, a.in_features, integers.data(), row);
+      quantize(a.row(row), a.in_features, integers.data(), row);
       scatter<Product::Value>(integers.data(), steps, to, stride);
     });
   }

@@ -35,10 +35,13 @@ Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& bias, int64_t size, int64_t activation);
 
+// Adds to `totals` how often each expert was chosen.
 Tensor experts(
-    const Tensor& x, const Tensor& gate_up, const std::optional<Tensor>& gate_up_scale,
-    const Tensor& down, const std::optional<Tensor>& down_scale, const Tensor& expert_ids,
-    const Tensor& weights, int64_t size, int64_t activation);
+    const Tensor& x, const Tensor& experts, const Tensor& weights, Tensor totals,
+    const Tensor& gate_up, const std::optional<Tensor>& gate_up_scale,
+    const std::optional<Tensor>& gate_up_bias, const Tensor& down,
+    const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t size,
+    int64_t activation, double alpha, double limit, double offset);
 
 // logits are float32 [rows, size], top_k is int32 [rows], the other arguments float64 [rows].
 Tensor draw(
