@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.checks import FLOATS, check_dtype, check_like, check_shape
+from kernels.sinks import check_sinks, softmax_with_sinks
 
 # Query chunk of a long prefill: bounds the mask's size and skips keys above the diagonal.
 _TILE = 256
@@ -44,6 +45,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(scale * q k) v for the queries of all `spans`; softmax in float32.
 
@@ -57,6 +59,7 @@ def paged_attention(
         scale: factor of the scores.
         sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
         soft_cap: with c, scores s become c * tanh(s / c).
+        sinks: float32 [H]: a score of each head that takes part in the softmax, and has no value.
 
     Returns:
         [T, H, D]; undefined for tokens outside all spans.
@@ -75,11 +78,12 @@ def paged_attention(
             f"query: its {query.shape[1]} heads must be a multiple of the cache's "
             f"{key_cache.shape[2]}"
         )
+    check_sinks(query, sinks)
     out = torch.empty_like(query)
     for span in spans:
         tokens = slice(span.query_start, span.query_end)
         keys, values = _read(key_cache, span), _read(value_cache, span)
-        _attend(query[tokens], keys, values, scale, sliding_window, soft_cap, out[tokens])
+        _attend(query[tokens], keys, values, scale, sliding_window, soft_cap, sinks, out[tokens])
     return out
 
 
@@ -97,13 +101,14 @@ def _attend(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
     out: Tensor,
 ) -> None:
     """Write the attention of one sequence's last tokens, [n, H, D], to `out`."""
     count, heads, dim = queries.shape
     kv_heads, num_keys, _ = keys.shape
     groups = (kv_heads, heads // kv_heads)
-    if count == 1 and soft_cap is None:
+    if count == 1 and soft_cap is None and sinks is None:
         # Decode: the heads of a group are the rows of one product, and one query needs no mask.
         q = queries.view(1, *groups, dim)
         result = F.scaled_dot_product_attention(q, keys[None], values[None], scale=scale)
@@ -118,15 +123,19 @@ def _attend(
         q = queries[start:end].view(-1, *groups, dim).permute(1, 2, 0, 3)  # [Hkv, G, n, D]
         k = keys[:, None, low:high].expand(*groups, -1, -1)
         v = values[:, None, low:high].expand(*groups, -1, -1)
-        if soft_cap is None:
+        if soft_cap is None and sinks is None:
             mask = None if causal else _mask(first, low, high, window, queries.device)
             result = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=causal, scale=scale
             )
         else:
-            scores = soft_cap * torch.tanh((q @ k.mT).float() * (scale / soft_cap))
+            scores = (q @ k.mT).float() * scale
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
             unseen = ~_mask(first, low, high, window, queries.device)
-            result = scores.masked_fill_(unseen, -math.inf).softmax(-1).to(v.dtype) @ v
+            columns = None if sinks is None else sinks.view(*groups, 1)
+            weights = softmax_with_sinks(scores.masked_fill_(unseen, -math.inf), columns)
+            result = weights.to(v.dtype) @ v
         out[start:end].view(-1, *groups, dim).copy_(result.permute(2, 0, 1, 3))
 
 

@@ -22,6 +22,7 @@ from kernels.paged_cache import (
     check_scale,
 )
 from kernels.paged_decode_kernel import decode_kernel, settings
+from kernels.sinks import check_sinks, softmax_with_sinks
 from kernels.split_plan import FAN_IN, SplitPlan
 
 
@@ -35,6 +36,7 @@ def paged_decode_attention(
     *,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
     out: Tensor | None = None,
@@ -54,6 +56,8 @@ def paged_decode_attention(
         plan: from `plan_splits` for these `seq_lens`; it also carries the sliding window.
         scale: factor of the scores.
         soft_cap: with c, scores s become c * tanh(s / c).
+        sinks: float32 [H], contiguous: a score of each head that takes part in the softmax, and has
+            no value (Xiao et al., 2023).
         key_scale, value_scale: float32 [Hkv], scales of an fp8 cache's keys and values.
         out: where to write the result, like `query`; its last dimension is contiguous.
 
@@ -70,6 +74,7 @@ def paged_decode_attention(
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap: must be positive (got {soft_cap})")
+    check_sinks(query, sinks)
     if not device.runs_triton(query):
         return out.copy_(
             reference(
@@ -81,6 +86,7 @@ def paged_decode_attention(
                 plan.sliding_window,
                 scale=scale,
                 soft_cap=soft_cap,
+                sinks=sinks,
                 key_scale=key_scale,
                 value_scale=value_scale,
             )
@@ -94,6 +100,7 @@ def paged_decode_attention(
             plan,
             scale,
             soft_cap,
+            sinks,
             key_scale,
             value_scale,
             out,
@@ -111,6 +118,7 @@ def reference(
     *,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
@@ -130,7 +138,10 @@ def reference(
         scores = torch.einsum("hgd,khd->hgk", q, keys) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        out[row] = torch.einsum("hgk,khd->hgd", scores.softmax(-1), values).flatten(0, 1)
+        weights = softmax_with_sinks(
+            scores, None if sinks is None else sinks.view(num_kv_heads, -1)
+        )
+        out[row] = torch.einsum("hgk,khd->hgd", weights, values).flatten(0, 1)
     return out
 
 
@@ -146,6 +157,7 @@ def _launch(
     plan: SplitPlan,
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None,
     key_scale: Tensor | None,
     value_scale: Tensor | None,
     out: Tensor,
@@ -169,6 +181,7 @@ def _launch(
         arrivals_ptr=plan.arrivals,
         key_scale_ptr=key_scale,
         value_scale_ptr=value_scale,
+        sink_ptr=sinks,
         partial_ptr=partial,
         lse_ptr=lse,
         out_ptr=out,

@@ -25,6 +25,7 @@ def decode_kernel(
     arrivals_ptr,
     key_scale_ptr,
     value_scale_ptr,
+    sink_ptr,
     partial_ptr,
     lse_ptr,
     out_ptr,
@@ -75,6 +76,14 @@ def decode_kernel(
         HEAD_DIM, BLOCK_SIZE, CONVERTS, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     b_o *= value_scale
+    if sink_ptr is not None:  # noqa: SIM102 - decided while compiling, the next one is not
+        if i_work == first_work:
+            # One more score without a value, in the first split alone.
+            b_sink = tl.load(sink_ptr + o_h, mask=o_m < GROUP, other=0.0) * _LOG2E
+            b_higher = tl.maximum(b_lse, b_sink)
+            b_total = tl.exp2(b_lse - b_higher) + tl.exp2(b_sink - b_higher)
+            b_o *= (tl.exp2(b_lse - b_higher) / b_total)[:, None]
+            b_lse = b_higher + tl.log2(b_total)
 
     p_out = out_ptr + i_row * out_row_stride
     if num_splits == 1:

@@ -23,6 +23,7 @@ from kernels.checks import (
 from kernels.paged_cache import BLOCK_SIZES, FP8, check_caches, check_query, check_scale
 from kernels.paged_prefill_kernel import prefill_kernel
 from kernels.paged_prefill_tiles import settings
+from kernels.sinks import check_sinks, softmax_with_sinks
 
 
 def paged_prefill_attention(
@@ -36,6 +37,7 @@ def paged_prefill_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
     is_invariant: bool = False,
@@ -60,6 +62,8 @@ def paged_prefill_attention(
         scale: positive factor of the scores.
         sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
         soft_cap: with c, scores s become c * tanh(s / c).
+        sinks: float32 [H], contiguous: a score of each head that takes part in the softmax, and has
+            no value.
         key_scale, value_scale: float32 [Hkv], positive, with fp8 caches only: key = stored * scale.
         is_invariant: have a token's result depend, to the last bit, on its own query and keys
             alone: not on its chunk, nor on the other sequences.
@@ -75,19 +79,20 @@ def paged_prefill_attention(
     _check_caches(query, key_cache, value_cache, key_scale, value_scale)
     _check_sequences(query, block_tables, query_start_loc, seq_lens)
     _check_numbers(scale, sliding_window, soft_cap)
+    check_sinks(query, sinks)
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not device.runs_triton(query):
         tokens = slice(int(query_start_loc[0]), int(query_start_loc[-1]))
         out[tokens] = reference(
             query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, scale=scale,
-            sliding_window=sliding_window, soft_cap=soft_cap,
+            sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks,
             key_scale=key_scale, value_scale=value_scale,
         )[tokens]  # fmt: skip
     elif query.numel() and len(seq_lens):
         _launch(
             query, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
-            scale, sliding_window, soft_cap, key_scale, value_scale, is_invariant, out,
+            scale, sliding_window, soft_cap, sinks, key_scale, value_scale, is_invariant, out,
         )  # fmt: skip
     return out
 
@@ -103,6 +108,7 @@ def reference(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
@@ -124,7 +130,9 @@ def reference(
         scores = torch.einsum("nhgd,khd->hgnk", q, keys) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        columns = None if sinks is None else sinks.view(*q.shape[1:3], 1)
+        weights = softmax_with_sinks(scores, columns)
         out[tokens] = torch.einsum("hgnk,khd->nhgd", weights, values).flatten(1, 2)
     return out
 
@@ -147,6 +155,7 @@ def _launch(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
     key_scale: Tensor | None,
     value_scale: Tensor | None,
     is_invariant: bool,
@@ -172,6 +181,7 @@ def _launch(
         seq_lens_ptr=seq_lens,
         key_scale_ptr=key_scale,
         value_scale_ptr=value_scale,
+        sink_ptr=sinks,
         out_ptr=out,
         query_stride=query.stride(0),
         query_head_stride=query.stride(1),

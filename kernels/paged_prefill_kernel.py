@@ -24,6 +24,7 @@ def prefill_kernel(
     seq_lens_ptr,
     key_scale_ptr,
     value_scale_ptr,
+    sink_ptr,
     out_ptr,
     query_stride,
     query_head_stride,
@@ -106,6 +107,11 @@ def prefill_kernel(
         tail, end, begin, end, window, scale * key_scale, soft_cap,
         NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
+    if sink_ptr is not None:
+        # One more score, without a value. Maxima are without the factor of the scores.
+        factor = scale * key_scale if soft_cap is None else soft_cap
+        b_sink = tl.load(sink_ptr + i_head * GROUP + o_row % GROUP)
+        b_sum += tl.exp2((b_sink - b_top * factor) * _LOG2E)
     # Without keys the sum of weights is zero.
     b_out *= (value_scale / tl.maximum(b_sum, 1e-30))[:, None]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from engine.layers.linear import parameter
 from engine.layers.norm import RMSNorm
 from engine.layers.scheme import Scheme
 from kernels.paged_cache import FP8
@@ -35,6 +36,7 @@ class StepAttention(Protocol):
         scale: float,
         sliding_window: int | None,
         soft_cap: float | None,
+        sinks: Tensor | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -42,7 +44,8 @@ class StepAttention(Protocol):
 
         The step's own keys and values have been written to `cache` already. With a sliding window
         of w, position p sees positions p - w + 1 .. p. With a soft cap of c, scores s, which are
-        scaled, become c tanh(s / c). With a float8 cache, and only then,
+        scaled, become c tanh(s / c). `sinks`, float32 [num_heads], are scores of the
+        heads that take part in the softmax, and have no value. With a float8 cache, and only then,
         `key_scale` and `value_scale` are float32 [num_kv_heads], the scales that dequantise it.
         Returns [T, num_heads, head_dim].
         """
@@ -85,6 +88,7 @@ class Attention(nn.Module):
         output_bias: whether the projection of the output has one.
         sliding_window: positions a token sees, its own included; None for all.
         soft_cap: of the scores; None: there is none.
+        has_sinks: each head has a learned score without a value in the softmax.
         qk_norm: normalises queries and keys before they are rotated; None: they are not.
         scheme: makes the projections.
     """
@@ -104,6 +108,7 @@ class Attention(nn.Module):
         output_bias: bool,
         sliding_window: int | None,
         soft_cap: float | None,
+        has_sinks: bool,
         qk_norm: QKNorm | None,
         scheme: Scheme,
     ) -> None:
@@ -114,6 +119,9 @@ class Attention(nn.Module):
         self._sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
         self._scale = scale
         self._soft_cap = soft_cap
+        self.sinks: nn.Parameter | None = None
+        if has_sinks:
+            self.sinks = parameter(num_heads, dtype=torch.float32, device=scheme.device)
         self.sliding_window = sliding_window
         parts = dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True))
         self.qkv_proj = scheme.linear(hidden_size, parts, bias=qkv_bias)
@@ -172,6 +180,7 @@ class Attention(nn.Module):
             scale=self._scale,
             sliding_window=self.sliding_window,
             soft_cap=self._soft_cap,
+            sinks=self.sinks,
             key_scale=key_scale,
             value_scale=value_scale,
         )

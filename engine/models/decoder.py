@@ -50,6 +50,7 @@ def _attention(spec: AttentionSpec, hidden_size: int, scheme: Scheme) -> Attenti
         output_bias=spec.output_bias,
         sliding_window=spec.window,
         soft_cap=spec.soft_cap,
+        has_sinks=spec.has_sinks,
         qk_norm=qk_norm,
         scheme=scheme,
     )

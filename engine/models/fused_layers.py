@@ -88,6 +88,7 @@ def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
         and attention.rotary_dim == first.attention.rotary_dim
         and attention.scale == attention.head_dim**-0.5
         and attention.soft_cap is None
+        and not attention.has_sinks
         and not attention.qk_norm_is_wide
         and isinstance(layer.mlp, Gated)
         and layer.mlp.activation == "silu"

@@ -45,6 +45,7 @@ class AttentionSpec:
     Attributes:
         scale: of the scores.
         soft_cap: with c, scores s become c tanh(s / c); None: there is none.
+        has_sinks: each head has a learned score without a value in the softmax.
         rope: rotary embedding and its scaling; None: the layer has none.
         rotary_dim: leading dimensions of a head that are rotated.
         window: positions that a token sees, its own included; None: all.
@@ -61,6 +62,7 @@ class AttentionSpec:
     rotary_dim: int
     window: int | None = None
     soft_cap: float | None = None
+    has_sinks: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: NormSpec | None = None

@@ -17,6 +17,7 @@ from kernels.checks import (
     check_shape,
 )
 from kernels.cpu.library import operations
+from kernels.sinks import check_sinks
 
 
 def attention_in_place(
@@ -30,6 +31,7 @@ def attention_in_place(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     split_keys: bool = True,
 ) -> Tensor:
     """Return softmax(scale * q k) v for the last queries of each sequence; float32 arithmetic.
@@ -48,6 +50,8 @@ def attention_in_place(
         scale: factor of the scores.
         sliding_window: with w, position p attends to p - w + 1 .. p; with None, to 0 .. p.
         soft_cap: with c, scores s, which are scaled, become c * tanh(s / c).
+        sinks: float32 [H], contiguous: a score of each head that takes part in the softmax, and has
+            no value.
         split_keys: whether the keys of few long sequences may be divided among threads. If not, a
             token's result depends, to the last bit, on its own query and keys alone: not on the
             other tokens of the step, on the threads or on the blocks.
@@ -87,10 +91,11 @@ def attention_in_place(
         raise ValueError(f"sliding_window: must be at least 1 (got {sliding_window})")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap: must be positive (got {soft_cap})")
+    check_sinks(query, sinks)
     fast = operations(query)
     assert fast is not None, "the CPU kernels are not there"
     out: Tensor = fast.paged_attention(
         query, key_cache, value_cache, query_start_loc, seq_lens, block_tables, scale,
-        sliding_window, soft_cap, split_keys,
+        sliding_window, soft_cap, sinks, split_keys,
     )  # fmt: skip
     return out

@@ -125,13 +125,14 @@ def dense_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return the attention of the last tokens of one sequence, in float64.
 
     Args:
         query: [n, H, D], of the last n of the tokens that have keys.
         keys, values: [length, Hkv, D]; rows that no query attends to may be NaN.
-        scale, sliding_window, soft_cap: as in the kernels.
+        scale, sliding_window, soft_cap, sinks: as in the kernels.
 
     Returns:
         float64 [n, H, D].
@@ -147,5 +148,9 @@ def dense_attention(
     scores = torch.einsum("qhd,khd->hqk", query.double(), k) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(*scores.shape[:2], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., :length]
     return torch.einsum("hqk,khd->qhd", weights, v)

@@ -41,6 +41,7 @@ class CpuStepAttention:
         scale: float,
         sliding_window: int | None,
         soft_cap: float | None,
+        sinks: Tensor | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -55,5 +56,6 @@ class CpuStepAttention:
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            sinks=sinks,
             split_keys=self.split_keys,
         )

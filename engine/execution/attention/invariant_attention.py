@@ -37,6 +37,7 @@ class InvariantStepAttention:
         scale: float,
         sliding_window: int | None,
         soft_cap: float | None,
+        sinks: Tensor | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -50,6 +51,7 @@ class InvariantStepAttention:
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            sinks=sinks,
             key_scale=key_scale,
             value_scale=value_scale,
             is_invariant=True,

@@ -66,6 +66,7 @@ class TorchStepAttention:
         scale: float,
         sliding_window: int | None,
         soft_cap: float | None,
+        sinks: Tensor | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -82,6 +83,7 @@ class TorchStepAttention:
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            sinks=sinks,
         )
 
     def _span(self, sequence: _Sequence, window: int | None) -> Span:

@@ -73,6 +73,7 @@ class TritonStepAttention:
         scale: float,
         sliding_window: int | None,
         soft_cap: float | None,
+        sinks: Tensor | None,
         key_scale: Tensor | None = None,
         value_scale: Tensor | None = None,
     ) -> Tensor:
@@ -87,6 +88,7 @@ class TritonStepAttention:
                 self._plan(sliding_window, cache.key.shape[2]),
                 scale=scale,
                 soft_cap=soft_cap,
+                sinks=sinks,
                 key_scale=key_scale,
                 value_scale=value_scale,
                 out=out[self._decodes],
@@ -102,6 +104,7 @@ class TritonStepAttention:
                 scale=scale,
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
+                sinks=sinks,
                 key_scale=key_scale,
                 value_scale=value_scale,
                 out=out[self._prefill_tokens],

@@ -71,7 +71,8 @@ class Worker {
     }
     if (task.partial < 0) {
       for (int64_t row = 0; row < rows; ++row) {
-        write(task, query_start, row, s_.out + row * layout_.dim, s_.sum[row]);
+        write(
+            task, query_start, row, s_.out + row * layout_.dim, s_.sum[row], s_.maximum[row]);
       }
     } else {
       float* partial = partials_ + task.partial;
@@ -101,7 +102,7 @@ class Worker {
           s_.out[i] += factor * partial[row * dim + i];
         }
       }
-      write(task, a_.query_start_loc[task.sequence], row, s_.out, sum);
+      write(task, a_.query_start_loc[task.sequence], row, s_.out, sum, maximum);
     }
   }
 
@@ -111,11 +112,14 @@ class Worker {
   }
 
   // Rows are ordered by KV head, query and head of the group.
+  int64_t head_of(const Task& task, int64_t row) const {
+    return (task.kv_head + row / (task.count * layout_.group)) * layout_.group + row % layout_.group;
+  }
+
   int64_t offset(const Task& task, int64_t query_start, int64_t row) const {
-    const int64_t group = layout_.group, head_rows = task.count * group;
-    const int64_t token = query_start + task.first + row % head_rows / group;
-    const int64_t head = (task.kv_head + row / head_rows) * group + row % group;
-    return (token * a_.heads + head) * a_.dim;
+    const int64_t head_rows = task.count * layout_.group;
+    const int64_t token = query_start + task.first + row % head_rows / layout_.group;
+    return (token * a_.heads + head_of(task, row)) * a_.dim;
   }
 
   void pack_queries(const Task& task, int64_t query_start, int64_t rows) {
@@ -264,7 +268,11 @@ class Worker {
   }
 
   void write(
-      const Task& task, int64_t query_start, int64_t row, const float* from, float sum) {
+      const Task& task, int64_t query_start, int64_t row, const float* from, float sum,
+      float maximum) {
+    if (a_.sinks != nullptr) {
+      sum += std::exp(a_.sinks[head_of(task, row)] - maximum);
+    }
     T* to = a_.out + offset(task, query_start, row);
     const Vec factor(1.0f / sum);
     for (int64_t i = 0; i < a_.dim; i += W) {

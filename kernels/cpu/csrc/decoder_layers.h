@@ -71,7 +71,7 @@ class DecoderLayers : public torch::CustomClassHolder {
       lap.ends(kRotary);
       const Tensor mixed = paged_attention(
           query, keys, values, query_start_loc, seq_lens, block_tables, scale,
-          layer.sliding_window, std::nullopt, splits_);
+          layer.sliding_window, std::nullopt, std::nullopt, splits_);
       lap.ends(kAttention);
       x = layer.o.multiply(mixed.view({tokens, heads_ * head_dim_}), size);
       lap.ends(kO);

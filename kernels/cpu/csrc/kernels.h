@@ -67,6 +67,7 @@ struct PagedAttention {
   float scale;
   int64_t window;   // 0: none
   float soft_cap;  // 0: none
+  const float* sinks;  // [heads], scores without a value, or null
   // Whether the keys of a few long sequences may be divided among threads. If not, the result of a
   // query depends on its own sequence alone, to the last bit.
   bool splits;

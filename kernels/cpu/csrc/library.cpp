@@ -102,7 +102,7 @@ Tensor paged_attention(
     const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
     const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& block_tables,
     double scale, std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
-    bool splits) {
+    const std::optional<Tensor>& sinks, bool splits) {
   const Tensor q = query.contiguous();
   Tensor out = at::empty(query.sizes(), query.options());
   for_dtype(q, [&](auto zero) {
@@ -113,7 +113,7 @@ Tensor paged_attention(
         seq_lens.const_data_ptr<int32_t>(), block_tables.const_data_ptr<int32_t>(),
         seq_lens.size(0), block_tables.stride(0), key_cache.size(1), q.size(1),
         key_cache.size(2), q.size(2), static_cast<float>(scale), sliding_window.value_or(0),
-        static_cast<float>(soft_cap.value_or(0.0)), splits});
+        static_cast<float>(soft_cap.value_or(0.0)), pointer<float>(sinks), splits});
   });
   return out;
 }
@@ -216,7 +216,7 @@ TORCH_LIBRARY(trident_cpu, m) {
   m.def(
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor query_start_loc,"
       " Tensor seq_lens, Tensor block_tables, float scale, int? sliding_window,"
-      " float? soft_cap, bool splits) -> Tensor",
+      " float? soft_cap, Tensor? sinks, bool splits) -> Tensor",
       &trident::operators::paged_attention);
   m.def(
       "draw(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p,"

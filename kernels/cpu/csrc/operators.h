@@ -25,7 +25,7 @@ Tensor paged_attention(
     const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
     const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& block_tables,
     double scale, std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
-    bool splits);
+    const std::optional<Tensor>& sinks, bool splits);
 
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,

@@ -43,6 +43,7 @@ class Case:
     shuffled: bool
     seed: int = 0
     soft_cap: float | None = None
+    has_sinks: bool = False
 
 
 cases = st.builds(
@@ -58,10 +59,13 @@ cases = st.builds(
     shuffled=st.booleans(),
     seed=st.integers(0, 2**16),
     soft_cap=st.none() | st.floats(0.1, 100.0),
+    has_sinks=st.booleans(),
 )
 
 
-def _oracle(query: Tensor, keys: Tensor, values: Tensor, scale: float, case: Case) -> Tensor:
+def _oracle(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, case: Case, sinks: Tensor | None
+) -> Tensor:
     """Attention of the last tokens [n, H, D] of a sequence over its [S, Hkv, D]."""
     count, heads, _ = query.shape
     out = torch.empty(query.shape, dtype=torch.float64)
@@ -74,7 +78,10 @@ def _oracle(query: Tensor, keys: Tensor, values: Tensor, scale: float, case: Cas
             scores = keys[seen, kv_head].double() @ query[i, head].double() * scale
             if case.soft_cap is not None:
                 scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
-            out[i, head] = scores.softmax(0) @ values[seen, kv_head].double()
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head, None].double()))
+            weights = scores.softmax(0)[: position + 1 - low]
+            out[i, head] = weights @ values[seen, kv_head].double()
     return out
 
 
@@ -114,16 +121,22 @@ def _check(
         len(batch.token_ids), case.kv_heads * case.group, case.head_dim, generator=generator
     ).to(dtype)
     scale = case.head_dim**-0.5
+    sinks = torch.randn(query.shape[1], generator=generator) * 5 if case.has_sinks else None
     step = backend(case.block_size).plan(batch)
     for _ in range(2):  # the second layer reuses what the first one found
         out = step.attend(
-            query, cache, scale=scale, sliding_window=case.window, soft_cap=case.soft_cap
+            query,
+            cache,
+            scale=scale,
+            sliding_window=case.window,
+            soft_cap=case.soft_cap,
+            sinks=sinks,
         )
     assert out.dtype == dtype
     assert out.shape == query.shape
     starts = batch.query_start_loc.tolist()
     for i, (keys, values) in enumerate(contents):
-        expected = _oracle(query[starts[i] : starts[i + 1]], keys, values, scale, case)
+        expected = _oracle(query[starts[i] : starts[i + 1]], keys, values, scale, case, sinks)
         got = out[starts[i] : starts[i + 1]].double()
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
@@ -150,6 +163,7 @@ def test_half_precision(
     case = Case(((0, 9), (12, 1), (17, 6)), 4, 2, 3, 16, window, shuffled=True)
     _check(backend, case, dtype, tolerance)
     _check(backend, replace(case, soft_cap=1.5), dtype, tolerance)
+    _check(backend, replace(case, has_sinks=True), dtype, tolerance)
 
 
 def test_consecutive_blocks_are_read_in_place(backend: Backend) -> None:
@@ -158,9 +172,9 @@ def test_consecutive_blocks_are_read_in_place(backend: Backend) -> None:
     step = backend(4).plan(batch)
     cache = LayerCache(torch.zeros(5, 4, 1, 2), torch.zeros(5, 4, 1, 2))
     query = torch.ones(1, 1, 2)
-    step.attend(query, cache, scale=1.0, sliding_window=None, soft_cap=None)
+    step.attend(query, cache, scale=1.0, sliding_window=None, soft_cap=None, sinks=None)
     cache.value[2:4] = 3.0
-    out = step.attend(query, cache, scale=1.0, sliding_window=None, soft_cap=None)
+    out = step.attend(query, cache, scale=1.0, sliding_window=None, soft_cap=None, sinks=None)
     torch.testing.assert_close(out, torch.full((1, 1, 2), 3.0))
 
 
