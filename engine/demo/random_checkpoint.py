@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from engine.demo import CHECKPOINT_DIR
 from engine.text.tokenizer import Tokenizer
 
-_COMMON = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}
+COMMON = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}
 # The shape of Qwen2.5-0.5B, with a smaller vocabulary.
 _QWEN = {
     "hidden_size": 896,
@@ -47,7 +47,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "hidden_size": 1024,
             "intermediate_size": 4096,
-            "num_hidden_layers": 20,
+            "num_hidden_layers": 24,
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
             "head_dim": 128,
@@ -56,14 +56,14 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    # 0.4b are used for a token, of 1.0b.
+    # 0.4b are used for a token, of 1.2b.
     "0.4b-moe": (
         "Qwen3MoeForCausalLM",
         {
             "hidden_size": 1024,
             "intermediate_size": 3072,
             "moe_intermediate_size": 384,
-            "num_hidden_layers": 24,
+            "num_hidden_layers": 28,
             "num_attention_heads": 16,
             "num_key_value_heads": 4,
             "head_dim": 64,
@@ -113,7 +113,7 @@ def write_random_checkpoint(size: str, folder: Path) -> None:
     tokenizer = Tokenizer.from_pretrained(CHECKPOINT_DIR)
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
     model = random_model(
-        architecture, dtype=torch.bfloat16, seed=0, fields={**_COMMON, **fields, **ends}
+        architecture, dtype=torch.bfloat16, seed=0, fields={**COMMON, **fields, **ends}
     )
     textless = torch.tensor([not _is_text(tokenizer, i) for i in range(model.config.vocab_size)])
     with torch.no_grad():

@@ -193,8 +193,9 @@ class TestAsyncStream:
                 return asyncio.all_tasks() - {asyncio.current_task()}
 
         assert not asyncio.run(run())
-        # The request, then its withdrawal: before each further attempt, and at the end.
-        assert [call.inputs.get("stop", False) for call in triton.calls] == [False, *[True] * 3]
+        # The request, then its withdrawal, tried three times: before each further attempt, and at
+        # the end.
+        assert [call.inputs.get("stop", False) for call in triton.calls] == [False, *[True] * 9]
 
     def test_closing_the_client_is_no_task_cancellation(self, triton: FakeTriton) -> None:
         triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.gated_activation import reference
+from kernels.cpu.activation import ACTIVATIONS, Activation
+from kernels.gated_activation import gated_activation, reference
 from tests.kernels.support import TOLERANCES, assert_close, padded, randn
-from tests.kernels.test_gated_activation import ACTIVATIONS
 
 
 @settings(max_examples=20, deadline=None)
@@ -19,6 +19,8 @@ from tests.kernels.test_gated_activation import ACTIVATIONS
     st.sampled_from(list(ACTIVATIONS)),
     st.sampled_from([0.1, 1.0, 10.0]),
 )
-def test_any_shape(rows: int, size: int, dtype: torch.dtype, activation: str, scale: float) -> None:
+def test_any_shape(
+    rows: int, size: int, dtype: torch.dtype, activation: Activation, scale: float
+) -> None:
     gate_up = padded(randn(rows, 2 * size, dtype=dtype) * scale)
-    assert_close(ACTIVATIONS[activation](gate_up), reference(gate_up, activation))
+    assert_close(gated_activation(gate_up, activation), reference(gate_up, activation))

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from engine import LLM, SamplingParams
 from engine.demo import random_checkpoint
@@ -33,10 +35,16 @@ def test_greedy_output_is_text(
         assert len(completion.text) >= 40
 
 
-def test_sizes_are_what_they_say() -> None:
-    for name, (_, fields) in random_checkpoint.SIZES.items():
-        hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
-        kv = fields["num_key_value_heads"] * hidden // fields["num_attention_heads"]
-        layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * fields["intermediate_size"]
-        billions = (layers * layer + 32000 * hidden) / 1e9  # as if input and output were tied
-        assert f"{billions:.1f}b" == name.removesuffix("-tied")
+@pytest.mark.parametrize("size", random_checkpoint.SIZES)
+def test_sizes_are_what_they_say(size: str) -> None:
+    architecture, fields = random_checkpoint.SIZES[size]
+    model_class = getattr(transformers, architecture)
+    with torch.device("meta"):
+        model = model_class(model_class.config_class(**{**random_checkpoint.COMMON, **fields}))
+    head = 0 if fields.get("tie_word_embeddings") else model.lm_head.weight.numel()
+    experts = [
+        parameter.numel() for name, parameter in model.named_parameters() if ".experts." in name
+    ]
+    idle = 1 - fields["num_experts_per_tok"] / fields["num_experts"] if experts else 0
+    used = model.num_parameters() - head - int(idle * sum(experts))
+    assert f"{used / 1e9:.1f}b" == size.partition("-")[0]
