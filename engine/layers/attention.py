@@ -124,8 +124,10 @@ class Attention(nn.Module):
             self.sinks = parameter(num_heads, dtype=torch.float32, device=scheme.device)
         self.sliding_window = sliding_window
         parts = dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True))
-        self.qkv_proj = scheme.linear(hidden_size, parts, bias=qkv_bias)
-        self.o_proj = scheme.linear(self._sizes[0], {"o_proj": hidden_size}, bias=output_bias)
+        self.qkv_proj = scheme.at("qkv_proj").linear(hidden_size, parts, bias=qkv_bias)
+        self.o_proj = scheme.at("o_proj").linear(
+            self._sizes[0], {"o_proj": hidden_size}, bias=output_bias
+        )
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if qk_norm is not None:

@@ -53,7 +53,7 @@ class Experts(nn.Module):
         num_experts: int,
         *,
         activation: ExpertActivation,
-        bias: bool = False,
+        bias: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -100,7 +100,7 @@ class Experts(nn.Module):
         return places
 
     def stacked_destinations(self) -> dict[str, Tensor]:
-        """Return the same for checkpoints that stack the experts, inputs first (gpt-oss)."""
+        """Return the same for checkpoints that stack the experts, inputs first."""
         places = {
             "experts.gate_up_proj": self.gate_up.transpose(1, 2),
             "experts.down_proj": self.down.transpose(1, 2),

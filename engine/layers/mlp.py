@@ -29,8 +29,10 @@ class GatedMLP(nn.Module):
         self, hidden_size: int, size: int, *, activation: Activation, bias: bool, scheme: Scheme
     ) -> None:
         super().__init__()
-        self.gate_up_proj = scheme.gated_linear(hidden_size, size, activation=activation, bias=bias)
-        self.down_proj = scheme.linear(size, {"down_proj": hidden_size}, bias=bias)
+        self.gate_up_proj = scheme.at("gate_up_proj").gated_linear(
+            hidden_size, size, activation=activation, bias=bias
+        )
+        self.down_proj = scheme.at("down_proj").linear(size, {"down_proj": hidden_size}, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(self.gate_up_proj(x))
@@ -50,8 +52,8 @@ class PlainMLP(nn.Module):
         scheme: Scheme,
     ) -> None:
         super().__init__()
-        self.up_proj = scheme.linear(hidden_size, {"up_proj": size}, bias=bias)
-        self.down_proj = scheme.linear(size, {"down_proj": hidden_size}, bias=bias)
+        self.up_proj = scheme.at("up_proj").linear(hidden_size, {"up_proj": size}, bias=bias)
+        self.down_proj = scheme.at("down_proj").linear(size, {"down_proj": hidden_size}, bias=bias)
         self._activation = _FUNCTIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:

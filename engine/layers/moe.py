@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.scheme import Scheme
@@ -28,8 +27,7 @@ class MoE(nn.Module):
             their scores alone.
         shared_size: of an expert that every token goes through as well, weighted by a gate of its
             own (sigmoid); 0: there is none.
-        bias: whether the projections of the experts have biases.
-        router_bias: whether the router has.
+        bias: whether the projections of the experts, and the router, have biases.
     """
 
     def __init__(
@@ -43,7 +41,6 @@ class MoE(nn.Module):
         activation: ExpertActivation,
         shared_size: int,
         bias: bool = False,
-        router_bias: bool = False,
         scheme: Scheme,
     ) -> None:
         super().__init__()
@@ -52,16 +49,10 @@ class MoE(nn.Module):
         self._normalizes = normalizes
         self._totals = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self.router: nn.Module = Router(
-            hidden_size, {"router": num_experts}, bias=router_bias, dtype=dtype, device=device
+            hidden_size, {"router": num_experts}, bias=bias, dtype=dtype, device=device
         )
-        self.experts: nn.Module = Experts(
-            hidden_size,
-            size,
-            num_experts,
-            activation=activation,
-            bias=bias,
-            dtype=dtype,
-            device=device,
+        self.experts = scheme.at("experts").experts(
+            hidden_size, size, num_experts, activation=activation, bias=bias
         )
         self.shared_expert: GatedMLP | None = None
         if shared_size:

@@ -9,8 +9,10 @@ from typing import Protocol, Self
 import torch
 from torch import nn
 
+from engine.layers.experts import Experts
 from engine.layers.linear import GatedLinear, Linear
 from kernels.cpu.activation import Activation
+from kernels.experts.activation import ExpertActivation
 
 
 class Scheme(Protocol):
@@ -43,6 +45,17 @@ class Scheme(Protocol):
     ) -> nn.Module:
         """Return a module that computes activation(gate(x)) * up(x), with `size` features."""
 
+    def experts(
+        self,
+        hidden_size: int,
+        size: int,
+        num_experts: int,
+        *,
+        activation: ExpertActivation,
+        bias: bool,
+    ) -> nn.Module:
+        """Return an `ExpertsForm`, or what `engine.models.conversion` replaces by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unquantized:
@@ -68,6 +81,25 @@ class Unquantized:
         return GatedLinear(
             in_features,
             size,
+            activation=activation,
+            bias=bias,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def experts(
+        self,
+        hidden_size: int,
+        size: int,
+        num_experts: int,
+        *,
+        activation: ExpertActivation,
+        bias: bool,
+    ) -> Experts:
+        return Experts(
+            hidden_size,
+            size,
+            num_experts,
             activation=activation,
             bias=bias,
             dtype=self.dtype,

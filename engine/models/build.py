@@ -7,7 +7,7 @@ import torch
 from engine.errors import UnsupportedError
 from engine.layers.scheme import Scheme, Unquantized
 from engine.models.causal_lm import CausalLM
-from engine.models.spec import ModelSpec, MoE
+from engine.models.spec import ModelSpec
 from engine.quantization.registry import QuantizedCheckpoint
 from engine.quantization.scheme import Quantized
 
@@ -28,12 +28,12 @@ def build_model(
         quantization: of the checkpoint; None: its weights are floats.
 
     Raises:
-        UnsupportedError: a model of this kind, or shape, is not read from quantised checkpoints.
+        UnsupportedError: a model of this family, or shape, is not read from quantised checkpoints.
     """
     scheme: Scheme = Unquantized(dtype, device)
     if quantization is not None:
         names = spec.tensor_names
-        if names.stacked or names.transposed or any(isinstance(a.mlp, MoE) for a in spec.layers):
+        if names.transposed:
             raise UnsupportedError(
                 f"config.json: quantization_config is not supported for {spec.architecture}"
             )

@@ -28,7 +28,8 @@ from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer
 from engine.models.fused_layers import FusedLayers, can_fuse
-from engine.quantization.scheme import QuantizedLinear
+from engine.quantization.experts import QuantizedExperts
+from engine.quantization.linear import QuantizedLinear
 from kernels.cpu import linear as panels
 from kernels.device import has_triton
 
@@ -58,12 +59,12 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
     """
     if has_triton(device):
         return
-    mixtures = [module for module in model.modules() if isinstance(module, Experts)]
-    linears = [
-        module.plain if isinstance(module, QuantizedLinear) else module
+    modules = [
+        module.plain if isinstance(module, (QuantizedLinear, QuantizedExperts)) else module
         for module in model.modules()
-        if isinstance(module, (Linear, QuantizedLinear))
     ]
+    linears = [module for module in modules if isinstance(module, Linear)]
+    mixtures = [module for module in modules if isinstance(module, Experts)]
     weights = [model.model.embed_tokens.rows, *(linear.weight for linear in linears)]
     if (
         not all(panels.runs(weight, device) for weight in weights)
@@ -139,7 +140,7 @@ def num_copied_bytes(
     dequantized = sum(
         module.num_bytes_dequantized - sum(stored.nbytes for stored in module.parameters())
         for module in model.modules()
-        if isinstance(module, QuantizedLinear)
+        if isinstance(module, (QuantizedLinear, QuantizedExperts))
     )
     return dequantized + (weight.nbytes if is_copied and model.lm_head is None else 0)
 
@@ -219,10 +220,10 @@ def _convert(module: nn.Module, forms: _Forms) -> int:
     num_bytes = 0
     for name in [name for name, _ in module.named_children()]:
         child = module.get_submodule(name)
-        if isinstance(child, QuantizedLinear):
-            if (form := forms.of_int8(child)) is not None:
-                setattr(module, name, form)
-                continue
+        if isinstance(child, QuantizedLinear) and (form := forms.of_int8(child)) is not None:
+            setattr(module, name, form)
+            continue
+        if isinstance(child, (QuantizedLinear, QuantizedExperts)):
             num_bytes += child.num_bytes_dequantized
             child = child.dequantized()
             setattr(module, name, child)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -64,15 +65,21 @@ def _mlp(spec: Gated | Plain | MoE, hidden_size: int, scheme: Scheme) -> nn.Modu
             return PlainMLP(
                 hidden_size, size, activation=plain_activation, bias=bias, scheme=scheme
             )
-        case MoE():
+        case MoE(limit=limit):
             return moe.MoE(
                 hidden_size,
                 spec.size,
                 num_experts=spec.num_experts,
                 top_k=spec.top_k,
                 normalizes=spec.normalizes,
-                activation=ExpertActivation(spec.activation),
+                activation=ExpertActivation(
+                    spec.activation,
+                    spec.alpha,
+                    math.inf if limit is None else limit,
+                    spec.up_offset,
+                ),
                 shared_size=spec.shared_size,
+                bias=spec.bias,
                 scheme=scheme,
             )
 

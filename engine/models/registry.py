@@ -16,6 +16,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "GemmaForCausalLM": "gemma",
+    "GptOssForCausalLM": "gpt_oss",
     "LlamaForCausalLM": "llama",
     "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",

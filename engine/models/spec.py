@@ -91,7 +91,12 @@ class Plain:
 class MoE:
     """A mixture of gated MLPs of `size`, of which each token goes through `top_k`.
 
+    An expert is down((up(x) + up_offset) * activation(gate(x))), of clamped gates and ups.
+
     Attributes:
+        alpha: SiLU is gate * sigmoid(alpha * gate).
+        limit: gates are at most this, ups at most this in magnitude; None: they are not clamped.
+        bias: of the experts' projections and of the router.
         normalizes: the weights of the chosen experts are divided by their sum.
         shared_size: of an expert that every token goes through, behind a gate of its own; 0: none.
     """
@@ -100,6 +105,10 @@ class MoE:
     top_k: int
     size: int
     activation: GatedActivation = "silu"
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+    bias: bool = False
     normalizes: bool = True
     shared_size: int = 0
 

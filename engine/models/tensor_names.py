@@ -20,6 +20,7 @@ class TensorNames:
             match, the first counts.
         prefixes: what the checkpoint has in place of our `model.`; the first that it uses counts.
         stacked: our linears that the checkpoint stores as we do: their projections in one tensor.
+        stacks_experts: whether the experts' projections are in one tensor, inputs first.
         transposed: whether linears are stored [in_features, out_features].
         ignored: patterns of tensors that are not loaded: what follows from the configuration, or
             belongs to a part of the model that is not served.
@@ -31,6 +32,7 @@ class TensorNames:
     )
     prefixes: tuple[str, ...] = ("model.",)
     stacked: tuple[str, ...] = ()
+    stacks_experts: bool = False
     transposed: bool = False
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
 

@@ -25,6 +25,11 @@ class Format(Protocol):
     def label(self) -> str:
         """The name of the format, for the log."""
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether the experts of mixtures alone are stored so."""
+        return False
+
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         """Return the tensors that a projection is stored in, by the last part of their names.
 

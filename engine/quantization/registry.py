@@ -13,12 +13,14 @@ from engine.quantization.compressed_tensors import parse_compressed_tensors
 from engine.quantization.format import Format
 from engine.quantization.fp8 import parse_fp8
 from engine.quantization.gptq import parse_gptq
+from engine.quantization.mxfp4 import parse_mxfp4
 
 _PARSERS: dict[str, Callable[[Fields], Format]] = {
     "awq": parse_awq,
     "compressed-tensors": parse_compressed_tensors,
     "fp8": parse_fp8,
     "gptq": parse_gptq,
+    "mxfp4": parse_mxfp4,
 }
 
 

@@ -2,120 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from engine.errors import CheckpointError, UnsupportedError
-from engine.layers.int8_linear import Int8Weight
-from engine.layers.linear import GatedLinear, Linear, parameter
+from engine.errors import UnsupportedError
+from engine.layers.experts import Experts
+from engine.layers.linear import GatedLinear, Linear
 from engine.models.tensor_names import TensorNames
-from engine.quantization.format import Format
+from engine.quantization.experts import QuantizedExperts
+from engine.quantization.linear import QuantizedLinear
 from engine.quantization.registry import QuantizedCheckpoint
 from kernels.cpu.activation import Activation
+from kernels.experts.activation import ExpertActivation
 
 _META = torch.device("meta")
 
 
-class QuantizedLinear(nn.Module):
-    """A projection, or several stacked ones, as a quantised checkpoint stores them.
-
-    `engine.models.conversion` replaces it after loading: by a product of 8-bit integers, or by what
-    `dequantized` returns, in the form for its device.
-
-    Attributes:
-        device: of its tensors.
-        num_bytes_dequantized: of the weight that it stands for.
-
-    Args:
-        plain: of the same shape, without memory (on the meta device).
-        path: the name of the module, for errors.
-    """
-
-    def __init__(self, plain: Linear, fmt: Format, path: str, device: torch.device) -> None:
-        super().__init__()
-        self._plain, self._format, self._path = [plain], fmt, path
-        self.device = device
-        self.num_bytes_dequantized = plain.weight.nbytes
-        self._names: dict[str, dict[str, str]] = {}
-        for part, out_features in plain.parts.items():
-            stored = fmt.tensors(out_features, plain.weight.shape[1])
-            self._names[part] = {name: f"{part}_{name}" for name in stored}
-            for name, (shape, dtype) in stored.items():
-                tensor = parameter(*shape, dtype=dtype, device=device)
-                self.register_parameter(f"{part}_{name}", tensor)
-        self.bias: nn.Parameter | None = None
-        if plain.bias is not None:
-            self.bias = parameter(len(plain.bias), dtype=plain.bias.dtype, device=device)
-
-    @property
-    def plain(self) -> Linear:
-        """The projection that it stands for, without memory."""
-        return self._plain[0]
-
-    def destinations(self) -> dict[str, Tensor]:
-        """Return where each tensor of the checkpoint goes, by its name beside this module."""
-        places: dict[str, Tensor] = {}
-        for part, names in self._names.items():
-            places |= {f"{part}.{name}": self.get_parameter(own) for name, own in names.items()}
-        if self.bias is not None:
-            biases = torch.split(self.bias, list(self.plain.parts.values()))
-            places |= {f"{part}.bias": b for part, b in zip(self._names, biases, strict=True)}
-        return places
-
-    def dequantized(self) -> Linear:
-        """Return the projection with its weight.
-
-        Raises:
-            CheckpointError: a scale is not finite or 0, or an index is out of range.
-        """
-        plain = self.plain.to_empty(device=self.device)
-        weights = torch.split(plain.weight, list(plain.parts.values()))
-        for (part, tensors), weight in zip(self._checked().items(), weights, strict=True):
-            try:
-                weight.copy_(self._format.dequantize(tensors))
-            except ValueError as error:
-                raise CheckpointError(f"{self._path}.{part}.{error}") from None
-        if self.bias is not None:
-            assert plain.bias is not None
-            plain.bias.copy_(self.bias)
-        return plain
-
-    def int8(self) -> Int8Weight | None:
-        """Return the weight as 8-bit integers, where it is stored so.
-
-        Raises:
-            CheckpointError: a scale is not finite or 0.
-        """
-        parts = [self._format.int8(tensors) for tensors in self._checked().values()]
-        stored = [part for part in parts if part is not None]
-        if len(stored) < len(parts):
-            return None
-        return Int8Weight(*(torch.cat(tensors) for tensors in zip(*stored, strict=True)))
-
-    def _checked(self) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors of each part, whose scales are numbers."""
-        found: dict[str, dict[str, Tensor]] = {
-            part: {name: self.get_parameter(own) for name, own in names.items()}
-            for part, names in self._names.items()
-        }
-        for part, tensors in found.items():
-            for name, tensor in tensors.items():
-                _check_scale(f"{self._path}.{part}.{name}", tensor)
-        return found
-
-
-def _check_scale(name: str, tensor: Tensor) -> None:
-    # What is stored as a float number, beside FP8 weights, is a scale.
-    if tensor.dtype == torch.float32 and not bool((tensor.isfinite() & (tensor != 0)).all()):
-        raise CheckpointError(f"{name}: a scale is 0 or not finite")
-
-
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Makes the linears that the checkpoint has quantised, and plain ones of the others.
+    """Makes the modules that the checkpoint has quantised, and plain ones of the others.
 
     Attributes:
         names: how the checkpoint names our modules.
@@ -132,14 +40,16 @@ class Quantized:
         return replace(self, path=f"{self.path}.{name}")
 
     def linear(self, in_features: int, parts: Mapping[str, int], *, bias: bool) -> nn.Module:
-        device = self._plain_device(*parts)
+        stored = self._stored_parts(parts)
+        device = self._plain_device(stored, is_expert=False)
         plain = Linear(in_features, parts, bias=bias, dtype=self.dtype, device=device or _META)
-        return plain if device else self._quantized(plain)
+        return plain if device else self._quantized(plain, stored)
 
     def gated_linear(
         self, in_features: int, size: int, *, activation: Activation, bias: bool
     ) -> nn.Module:
-        device = self._plain_device("gate_proj", "up_proj")
+        stored = self._stored_parts({"gate_proj": size, "up_proj": size})
+        device = self._plain_device(stored, is_expert=False)
         plain = GatedLinear(
             in_features,
             size,
@@ -148,19 +58,69 @@ class Quantized:
             dtype=self.dtype,
             device=device or _META,
         )
-        return plain if device else self._quantized(plain)
+        return plain if device else self._quantized(plain, stored)
 
-    def _plain_device(self, *parts: str) -> torch.device | None:
+    def experts(
+        self,
+        hidden_size: int,
+        size: int,
+        num_experts: int,
+        *,
+        activation: ExpertActivation,
+        bias: bool,
+    ) -> nn.Module:
+        is_stacked = self.names.stacks_experts
+        name = self.path.rpartition(".")[2]
+        parts = [name]
+        if not is_stacked:
+            projections = ("gate_proj", "up_proj", "down_proj")
+            parts = [f"{name}.{i}.{part}" for i in range(num_experts) for part in projections]
+        device = self._plain_device(parts, is_expert=True)
+        plain = Experts(
+            hidden_size,
+            size,
+            num_experts,
+            activation=activation,
+            bias=bias,
+            dtype=self.dtype,
+            device=device or _META,
+        )
+        if device:
+            return plain
+        return QuantizedExperts(
+            plain,
+            self.checkpoint.format,
+            is_stacked=is_stacked,
+            path=self.path,
+            device=self.device,
+        )
+
+    @property
+    def _parent(self) -> str:
+        return self.path.rpartition(".")[0]
+
+    def _stored_parts(self, parts: Mapping[str, int]) -> dict[str, int]:
+        """Return the projections that the checkpoint has of a linear, with their features."""
+        name = self.path.rpartition(".")[2]
+        return {name: sum(parts.values())} if name in self.names.stacked else dict(parts)
+
+    def _plain_device(self, parts: Iterable[str], *, is_expert: bool) -> torch.device | None:
         """Return where projections are that are not quantised; None for quantised ones."""
+        if self.checkpoint.format.is_of_experts and not is_expert:
+            return self.device
         prefix = self.names.prefixes[0]
-        paths = (self.names.of(f"{self.path}.{part}", prefix) for part in parts)
-        quantized = {self.checkpoint.is_quantized(path) for path in paths}
-        if len(quantized) > 1:
+        quantized = {
+            part: self.checkpoint.is_quantized(self.names.of(f"{self._parent}.{part}", prefix))
+            for part in parts
+        }
+        if len(set(quantized.values())) > 1:
             raise UnsupportedError(
-                f"quantization_config: of {', '.join(parts)} in {self.path} all must be quantised, "
-                "or none"
+                f"quantization_config: of {', '.join(quantized)} in {self._parent} all must be "
+                "quantised, or none"
             )
-        return None if quantized == {True} else self.device
+        return None if any(quantized.values()) else self.device
 
-    def _quantized(self, plain: Linear) -> QuantizedLinear:
-        return QuantizedLinear(plain, self.checkpoint.format, self.path, self.device)
+    def _quantized(self, plain: Linear, parts: Mapping[str, int]) -> QuantizedLinear:
+        return QuantizedLinear(
+            plain, self.checkpoint.format, parts, parent=self._parent, device=self.device
+        )

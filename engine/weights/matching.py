@@ -12,7 +12,9 @@ from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.vocabulary import Embedding
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
-from engine.quantization.scheme import QuantizedLinear
+from engine.quantization.experts import QuantizedExperts
+from engine.quantization.linear import QuantizedLinear
+from engine.quantization.stored import StoredProjection
 from engine.weights.headers import DTYPES, FLOATS, StoredTensor
 from engine.weights.reading import hold_equal_values
 
@@ -24,12 +26,16 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Tensor]:
     """
     places: dict[str, Tensor] = {}
     for path, module in model.named_modules():
+        if isinstance(module, (StoredProjection, nn.ParameterDict)):
+            continue  # a part of a quantised module
         # The projections that a linear stacks are named beside it.
         parent, _, name = path.rpartition(".")
         tensors: dict[str, Tensor]
         if isinstance(module, Linear) and name in names.stacked:
             tensors = {f"{name}.{key}": tensor for key, tensor in module.named_parameters()}
-        elif isinstance(module, (Linear, Embedding, Experts, QuantizedLinear)):
+        elif isinstance(module, Experts) and names.stacks_experts:
+            tensors = module.stacked_destinations()
+        elif isinstance(module, (Linear, Embedding, Experts, QuantizedLinear, QuantizedExperts)):
             tensors = module.destinations()
         else:
             parent, tensors = path, dict(module.named_parameters(recurse=False))

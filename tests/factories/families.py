@@ -58,6 +58,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": _WINDOW,
+            "swiglu_limit": 0.7,  # low, so that it clamps
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        },
+    ),
     "llama": ("LlamaForCausalLM", {}),
     "ministral": (
         "MinistralForCausalLM",

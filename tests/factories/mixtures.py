@@ -87,7 +87,6 @@ def our_layer(kind: str, theirs: nn.Module, device: torch.device) -> MoE:
         activation=gpt_oss if is_gpt_oss else ExpertActivation(),
         shared_size=SHARED if kind.startswith("qwen2") else 0,
         bias=is_gpt_oss,
-        router_bias=is_gpt_oss,
         scheme=Unquantized(torch.float32, device),
     )
     places = _places(ours, is_stacked=is_gpt_oss)

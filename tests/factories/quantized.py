@@ -18,7 +18,12 @@ from torch import Tensor
 
 from tests.factories.checkpoints import write_checkpoint
 
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_PROJECTIONS = (
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
+    *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
+    *("w1", "w2", "w3"),  # Mixtral's
+    *("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),  # Falcon's
+)
 
 
 class Quantized(NamedTuple):
@@ -151,6 +156,22 @@ def int8(*, per_channel: bool) -> Quantizer:
     return quantize
 
 
+def mxfp4(rows: int, columns: int, draw: torch.Generator) -> Quantized:
+    floats = torch.randint(0, 16, (rows, columns), generator=draw)
+    shape = (rows, columns // 32)
+    powers = torch.randint(-5, -2, shape, generator=draw) - int(columns**0.5).bit_length()
+    sign, exponent, fraction = floats >> 3, (floats >> 1) & 3, floats & 1
+    magnitude = torch.where(
+        exponent == 0, fraction * 0.5, (1 + fraction * 0.5) * 2.0 ** (exponent - 1)
+    )
+    weight = (1 - 2 * sign) * magnitude * 2.0 ** powers.repeat_interleave(32, 1)
+    tensors = {
+        "blocks": (floats[:, ::2] + 16 * floats[:, 1::2]).to(torch.uint8).view(rows, -1, 16),
+        "scales": (powers + 127).to(torch.uint8),
+    }
+    return Quantized(tensors, weight)
+
+
 def compressed(
     layout: str, *, kind: str, bits: int, strategy: str, **weights: Any
 ) -> dict[str, Any]:
@@ -236,24 +257,45 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantizer]] = {
         packed_groups(4, 16, has_index=True),
     ),
 }
+MXFP4: tuple[dict[str, Any], Quantizer] = (
+    {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+    mxfp4,
+)
 
 
-def write_quantized(name: str, folder: Path, **settings: Any) -> tuple[Path, Path]:
+def write_quantized(
+    name: str, folder: Path, architecture: str = "Qwen2ForCausalLM", **settings: Any
+) -> tuple[Path, Path]:
     """Write a checkpoint in format `name`, and the same with the weights that it stands for.
+
+    Args:
+        name: key of `FORMATS`, or `mxfp4`, which only experts have.
 
     Returns:
         The two folders.
     """
-    config, quantize = FORMATS[name]
+    config, quantize = MXFP4 if name == "mxfp4" else FORMATS[name]
     plain, quantized = folder / "plain", folder / "quantized"
-    write_checkpoint(plain, "Qwen2ForCausalLM", **settings)
+    write_checkpoint(plain, architecture, **settings)
     shutil.copytree(plain, quantized)
     draw = torch.Generator().manual_seed(len(name))
     floats = load_file(plain / "model.safetensors")
     stored = dict(floats)
     for full_name, tensor in floats.items():
         module = full_name.removesuffix(".weight")
-        if module.rpartition(".")[2] not in _PROJECTIONS or full_name == module:
+        if module.rpartition(".")[2] not in _PROJECTIONS:
+            continue
+        if tensor.dim() == 3:  # all experts, inputs first
+            _, columns, rows = tensor.shape
+            experts = [quantize(rows, columns, draw) for _ in tensor]
+            weights = torch.stack([weight.t() for _, weight in experts])
+            floats[full_name] = weights.float().contiguous()
+            del stored[full_name]
+            for key in experts[0].tensors:
+                parts = [tensors[key] for tensors, _ in experts]
+                stored[f"{full_name}_{key}"] = torch.stack(parts)
+            continue
+        if name == "mxfp4":
             continue
         tensors, weight = quantize(*tensor.shape, draw)
         floats[full_name] = weight.float().contiguous()

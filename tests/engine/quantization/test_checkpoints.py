@@ -16,6 +16,7 @@ from engine.quantization.compressed_tensors import Int8Channels
 from engine.quantization.format import unpack
 from engine.quantization.registry import read_quantization
 from kernels.cpu import linear as panels
+from tests.factories.families import FAMILIES
 from tests.factories.forms import runs_panels
 from tests.factories.paged_model import PagedModel
 from tests.factories.quantized import FORMATS, change_config, pack_words, write_quantized
@@ -30,6 +31,31 @@ def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
     expected = PagedModel(plain).logits(TOKENS)
     assert expected.std() > 0.1
     # The forms after conversion sum in another order than the plain linears.
+    torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("awq", "phi3-fused"),
+        ("fp8-static", "phi3-fused"),
+        ("compressed-w4a16", "phi3-fused"),
+        ("fp8-static", "falcon"),
+        ("awq", "mixtral"),
+        ("gptq-v2-desc-act", "qwen3-moe"),
+        ("fp8-blocks", "qwen3-moe"),
+        ("compressed-int8", "qwen2-moe"),
+        ("mxfp4", "gpt-oss"),
+        ("fp8-blocks", "gemma2"),
+    ],
+)
+def test_families_that_store_their_projections_otherwise(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    architecture, fields = FAMILIES[family]
+    plain, quantized = write_quantized(name, tmp_path, architecture, **fields)
+    expected = PagedModel(plain).logits(TOKENS)
+    assert expected.std() > 0.1
     torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
 
 
@@ -174,6 +200,37 @@ def test_broken_tensors_are_named(case: str, tmp_path: Path) -> None:
             stored[f"{_PLACE}.{key}"] = tensor
     save_file(stored, quantized / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=message):
+        PagedModel(quantized)
+
+
+def test_a_broken_scale_of_experts_is_named(tmp_path: Path) -> None:
+    architecture, fields = FAMILIES["gpt-oss"]
+    _, quantized = write_quantized("mxfp4", tmp_path, architecture, **fields)
+    stored = load_file(quantized / "model.safetensors")
+    stored["model.layers.1.mlp.experts.down_proj_scales"][4, 7, 1] = 255
+    save_file(stored, quantized / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=r"layers\.1\.mlp\.experts\.down_proj\.scales: one is NaN"
+    ):
+        PagedModel(quantized)
+    change_config(quantized, intermediate_size=80)
+    with pytest.raises(UnsupportedError, match="blocks of 32, of which 80 inputs are no multiple"):
+        PagedModel(quantized)
+
+
+def test_experts_of_one_layer_are_quantised_all_or_none(tmp_path: Path) -> None:
+    architecture, fields = FAMILIES["qwen3-moe"]
+    _, quantized = write_quantized("awq", tmp_path, architecture, **fields)
+    ignored = {**FORMATS["awq"][0], "modules_to_not_convert": ["layers.1.mlp.experts.2"]}
+    change_config(quantized, quantization_config=ignored)
+    with pytest.raises(UnsupportedError, match=r"experts\.2\.gate_proj.* all must be quantised"):
+        PagedModel(quantized)
+
+
+def test_what_stores_experts_does_not_store_linears(tmp_path: Path) -> None:
+    _, quantized = write_quantized("awq", tmp_path)
+    change_config(quantized, quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight: missing from the checkpoint"):
         PagedModel(quantized)
 
 

@@ -1,0 +1,112 @@
+"""QuantizedLinear: a linear as a quantised checkpoint stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from engine.layers.int8_linear import Int8Weight
+from engine.layers.linear import Linear, parameter
+from engine.quantization.format import Format
+from engine.quantization.stored import StoredProjection
+
+
+class QuantizedLinear(nn.Module):
+    """A projection, or several stacked ones, as a quantised checkpoint stores them.
+
+    `engine.models.conversion` replaces it after loading: by a product of 8-bit integers, or by what
+    `dequantized` returns, in the form for its device.
+
+    Attributes:
+        device: of its tensors.
+        num_bytes_dequantized: of the weight that it stands for.
+
+    Args:
+        plain: of the same shape, without memory (on the meta device).
+        parts: name of each projection in the checkpoint -> its output features.
+        parent: the name of the module above, for errors.
+    """
+
+    def __init__(
+        self,
+        plain: Linear,
+        fmt: Format,
+        parts: Mapping[str, int],
+        *,
+        parent: str,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self._plain, self._format = [plain], fmt  # in a list: it is not a part of this module
+        self.device = device
+        self.num_bytes_dequantized = plain.weight.nbytes
+        self.stored = nn.ModuleDict(
+            {
+                part: StoredProjection(
+                    fmt,
+                    out_features,
+                    plain.weight.shape[1],
+                    path=f"{parent}.{part}",
+                    device=device,
+                )
+                for part, out_features in parts.items()
+            }
+        )
+        self._sizes = list(parts.values())
+        self.bias: nn.Parameter | None = None
+        if plain.bias is not None:
+            self.bias = parameter(len(plain.bias), dtype=plain.bias.dtype, device=device)
+
+    @property
+    def plain(self) -> Linear:
+        """The projection that it stands for, without memory."""
+        return self._plain[0]
+
+    def _parts(self) -> dict[str, StoredProjection]:
+        found: dict[str, StoredProjection] = {}
+        for name, part in self.stored.items():
+            assert isinstance(part, StoredProjection)
+            found[name] = part
+        return found
+
+    def destinations(self) -> dict[str, Tensor]:
+        """Return where each tensor of the checkpoint goes, by its name beside this module."""
+        parts = self._parts()
+        places: dict[str, Tensor] = {
+            f"{part}.{name}": tensor
+            for part, projection in parts.items()
+            for name, tensor in projection.tensors.items()
+        }
+        if self.bias is not None:
+            biases = torch.split(self.bias, self._sizes)
+            places |= {f"{part}.bias": bias for part, bias in zip(parts, biases, strict=True)}
+        return places
+
+    def dequantized(self) -> Linear:
+        """Return the projection with its weight.
+
+        Raises:
+            CheckpointError: a scale is not finite or 0, or an index is out of range.
+        """
+        plain = self.plain.to_empty(device=self.device)
+        weights = torch.split(plain.weight, self._sizes)
+        for projection, weight in zip(self._parts().values(), weights, strict=True):
+            projection.dequantize_to(weight)
+        if self.bias is not None:
+            assert plain.bias is not None
+            plain.bias.copy_(self.bias)
+        return plain
+
+    def int8(self) -> Int8Weight | None:
+        """Return the weight as 8-bit integers, where it is stored so.
+
+        Raises:
+            CheckpointError: a scale is not finite or 0.
+        """
+        parts = [self._format.int8(each.checked()) for each in self._parts().values()]
+        stored = [part for part in parts if part is not None]
+        if len(stored) < len(parts):
+            return None
+        return Int8Weight(*(torch.cat(tensors) for tensors in zip(*stored, strict=True)))

@@ -1,0 +1,62 @@
+"""MXFP4: 4-bit floats (E2M1) in blocks of 32 that share a power of 2 (OCP Microscaling, 2023).
+
+gpt-oss stores the experts of each layer so, all in one tensor of two floats to a byte, and nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedError
+from engine.fields import Fields
+from engine.quantization.format import Format, Stored
+
+_BLOCK = 32
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
+_EXPONENT_BIAS = 127
+_NAN = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4(Format):
+    """Blocks of 16 bytes, the first float of each in the low bits, and their exponents."""
+
+    @property
+    def label(self) -> str:
+        return "mxfp4"
+
+    @property
+    def is_of_experts(self) -> bool:
+        return True
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        if in_features % _BLOCK:
+            raise UnsupportedError(
+                f"quantization_config: mxfp4 has blocks of {_BLOCK}, of which {in_features} inputs "
+                "are no multiple"
+            )
+        num_blocks = in_features // _BLOCK
+        return {
+            "blocks": Stored((out_features, num_blocks, _BLOCK // 2), torch.uint8),
+            "scales": Stored((out_features, num_blocks), torch.uint8),
+        }
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        blocks, scales = tensors["blocks"], tensors["scales"]
+        if bool((scales == _NAN).any()):
+            raise ValueError("scales: one is NaN")
+        values = torch.tensor(_VALUES, device=blocks.device)
+        steps = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
+        exponents = scales.to(torch.int32) - _EXPONENT_BIAS
+        return torch.ldexp(values[steps.int()], exponents.repeat_interleave(_BLOCK, 1))
+
+
+def parse_mxfp4(_config: Fields) -> Mxfp4:
+    """Read a `quantization_config` whose method is mxfp4, which has no variants."""
+    return Mxfp4()

@@ -1,0 +1,77 @@
+"""StoredProjection: the tensors of a quantised checkpoint that a projection is stored in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import CheckpointError
+from engine.layers.linear import parameter
+from engine.quantization.format import Format
+
+
+class StoredProjection(nn.Module):
+    """The tensors of one projection [out_features, in_features], or of one in each expert.
+
+    Attributes:
+        tensors: by the last part of their names; with experts each has a first dimension for them.
+
+    Args:
+        path: the name of the projection, for errors.
+        count: of experts; None: it is a projection of all tokens.
+    """
+
+    def __init__(
+        self,
+        fmt: Format,
+        out_features: int,
+        in_features: int,
+        *,
+        path: str,
+        device: torch.device,
+        count: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._format, self._path = fmt, path
+        leading = () if count is None else (count,)
+        self.tensors = nn.ParameterDict(
+            {
+                name: parameter(*leading, *shape, dtype=dtype, device=device)
+                for name, (shape, dtype) in fmt.tensors(out_features, in_features).items()
+            }
+        )
+
+    def checked(self) -> dict[str, Tensor]:
+        """Return the tensors.
+
+        Raises:
+            CheckpointError: a scale is not finite, or 0.
+        """
+        found: dict[str, Tensor] = dict(self.tensors.items())
+        for name, tensor in found.items():
+            # What is stored as a float number, beside FP8 weights, is a scale.
+            if tensor.dtype != torch.float32:
+                continue
+            if not bool((tensor.isfinite() & (tensor != 0)).all()):
+                raise CheckpointError(f"{self._path}.{name}: a scale is 0 or not finite")
+        return found
+
+    def dequantize_to(self, weight: Tensor) -> None:
+        """Write the weight that it stands for, or those of all experts.
+
+        Args:
+            weight: float [out_features, in_features], with experts [count, ...]; may be strided.
+
+        Raises:
+            CheckpointError: a scale is not finite or 0, or an index is out of range.
+        """
+        tensors = self.checked()
+        try:
+            if weight.dim() == 2:
+                weight.copy_(self._format.dequantize(tensors))
+                return
+            for i, each in enumerate(weight):  # the float32 weight of one at a time
+                own = {name: tensor[i] for name, tensor in tensors.items()}
+                each.copy_(self._format.dequantize(own))
+        except ValueError as error:
+            raise CheckpointError(f"{self._path}.{error}") from None
