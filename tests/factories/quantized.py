@@ -1,22 +1,17 @@
-"""Quantised checkpoints, written from the published layouts, and the weights that they stand for.
-
-Steps, zeros and scales are drawn first. From them follow both the packed tensors and, without any
-packing, the float weights: who reads the packed tensors wrongly gets others.
-"""
+"""Checkpoints in the formats of quantised ones, and the same with the weights they stand for."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.quantizers import Quantizer, awq, fp8, gptq, int8, mxfp4, packed_groups
 
 _PROJECTIONS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
@@ -24,152 +19,6 @@ _PROJECTIONS = (
     *("w1", "w2", "w3"),  # Mixtral's
     *("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),  # Falcon's
 )
-
-
-class Quantized(NamedTuple):
-    """The tensors of a projection, by the last part of their names, and its weight."""
-
-    tensors: dict[str, Tensor]
-    weight: Tensor
-
-
-Quantizer = Callable[[int, int, torch.Generator], Quantized]
-
-
-def pack_words(values: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Return int32 words of consecutive `values` along `dim`, the first in the lowest bits.
-
-    Args:
-        order: which of the values of a word is in its lowest bits, in the next ones ...
-    """
-    per_word = 32 // bits
-    moved = values.movedim(dim, -1).to(torch.int64)
-    groups = moved.reshape(*moved.shape[:-1], -1, per_word)
-    words = torch.zeros(groups.shape[:-1], dtype=torch.int64)
-    for place, value in enumerate(order or range(per_word)):
-        words |= groups[..., value] << (bits * place)
-    words = torch.where(words >= 2**31, words - 2**32, words)
-    return words.to(torch.int32).movedim(-1, dim).contiguous()
-
-
-def _grouped(
-    rows: int, columns: int, bits: int, group_of: Tensor, draw: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return steps [N, K], zeros and scales [N, groups], and the weight; signs are balanced."""
-    groups = int(group_of.max()) + 1
-    steps = torch.randint(0, 2**bits, (rows, columns), generator=draw)
-    zeros = torch.randint(2 ** (bits - 1) - 2, 2 ** (bits - 1) + 2, (rows, groups), generator=draw)
-    usual = 0.6 * columns**-0.5 / 2 ** (bits - 2)  # as large as other weights
-    scales = ((0.5 + torch.rand(rows, groups, generator=draw)) * usual).half().float()
-    weight = (steps - zeros[:, group_of]) * scales[:, group_of]
-    return steps, zeros, scales, weight
-
-
-def awq(group_size: int) -> Quantizer:
-    def quantize(rows: int, columns: int, draw: torch.Generator) -> Quantized:
-        group_of = torch.arange(columns) // group_size
-        steps, zeros, scales, weight = _grouped(rows, columns, 4, group_of, draw)
-        order = (0, 2, 4, 6, 1, 3, 5, 7)
-        tensors = {
-            "qweight": pack_words(steps.t(), 4, 1, order),
-            "qzeros": pack_words(zeros.t(), 4, 1, order),
-            "scales": scales.t().half().contiguous(),
-        }
-        return Quantized(tensors, weight)
-
-    return quantize
-
-
-def gptq(bits: int, group_size: int, *, version: int, desc_act: bool) -> Quantizer:
-    def quantize(rows: int, columns: int, draw: torch.Generator) -> Quantized:
-        size = columns if group_size == -1 else group_size
-        group_of = torch.arange(columns) // size
-        if desc_act:
-            group_of = group_of[torch.randperm(columns, generator=draw)]
-        steps, zeros, scales, weight = _grouped(rows, columns, bits, group_of, draw)
-        tensors = {
-            "qweight": pack_words(steps.t(), bits, 0),
-            "qzeros": pack_words(zeros.t() - int(version == 1), bits, 1),
-            "scales": scales.t().half().contiguous(),
-            "g_idx": group_of.int(),
-        }
-        return Quantized(tensors, weight)
-
-    return quantize
-
-
-def packed_groups(bits: int, group_size: int | None, *, has_index: bool = False) -> Quantizer:
-    def quantize(rows: int, columns: int, draw: torch.Generator) -> Quantized:
-        group_of = torch.arange(columns) // (group_size or columns)
-        if has_index:
-            group_of = group_of[torch.randperm(columns, generator=draw)]
-        steps, _, scales, _ = _grouped(rows, columns, bits, group_of, draw)
-        tensors = {
-            "weight_packed": pack_words(steps, bits, 1),
-            "weight_scale": scales.to(torch.bfloat16),
-            "weight_shape": torch.tensor([rows, columns]),
-        }
-        if has_index:
-            tensors["weight_g_idx"] = group_of.int()
-        scales = tensors["weight_scale"].float()
-        return Quantized(tensors, (steps - 2 ** (bits - 1)) * scales[:, group_of])
-
-    return quantize
-
-
-def _scaled(
-    weight: Tensor, scale: Tensor, scale_name: str, wide: Tensor, **more: Tensor
-) -> Quantized:
-    return Quantized({"weight": weight, scale_name: scale, **more}, weight.float() * wide)
-
-
-def fp8(
-    scale_name: str, scales: str, *, block: int = 0, has_input_scale: bool = False
-) -> Quantizer:
-    """`scales`: one of `tensor`, `channel` and `block`."""
-
-    def quantize(rows: int, columns: int, draw: torch.Generator) -> Quantized:
-        weight = torch.randn(rows, columns, generator=draw).mul_(100).to(torch.float8_e4m3fn)
-        shape = {
-            "tensor": (1, 1),
-            "channel": (rows, 1),
-            "block": (-(-rows // (block or 1)), -(-columns // (block or 1))),
-        }[scales]
-        scale = (0.5 + torch.rand(shape, generator=draw)) * columns**-0.5 / 100
-        wide = scale
-        if scales == "block":
-            wide = scale.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
-        stored = scale.flatten()[0] if scales == "tensor" else scale
-        more = {"input_scale": torch.tensor(0.5)} if has_input_scale else {}
-        return _scaled(weight, stored, scale_name, wide, **more)
-
-    return quantize
-
-
-def int8(*, per_channel: bool) -> Quantizer:
-    def quantize(rows: int, columns: int, draw: torch.Generator) -> Quantized:
-        weight = torch.randint(-127, 128, (rows, columns), generator=draw).to(torch.int8)
-        shape = (rows, 1) if per_channel else (1,)
-        scale = (0.5 + torch.rand(shape, generator=draw)) * columns**-0.5 / 70
-        return _scaled(weight, scale, "weight_scale", scale)
-
-    return quantize
-
-
-def mxfp4(rows: int, columns: int, draw: torch.Generator) -> Quantized:
-    floats = torch.randint(0, 16, (rows, columns), generator=draw)
-    shape = (rows, columns // 32)
-    powers = torch.randint(-5, -2, shape, generator=draw) - int(columns**0.5).bit_length()
-    sign, exponent, fraction = floats >> 3, (floats >> 1) & 3, floats & 1
-    magnitude = torch.where(
-        exponent == 0, fraction * 0.5, (1 + fraction * 0.5) * 2.0 ** (exponent - 1)
-    )
-    weight = (1 - 2 * sign) * magnitude * 2.0 ** powers.repeat_interleave(32, 1)
-    tensors = {
-        "blocks": (floats[:, ::2] + 16 * floats[:, 1::2]).to(torch.uint8).view(rows, -1, 16),
-        "scales": (powers + 127).to(torch.uint8),
-    }
-    return Quantized(tensors, weight)
 
 
 def compressed(

@@ -19,7 +19,8 @@ from kernels.cpu import linear as panels
 from tests.factories.families import FAMILIES
 from tests.factories.forms import runs_panels
 from tests.factories.paged_model import PagedModel
-from tests.factories.quantized import FORMATS, change_config, pack_words, write_quantized
+from tests.factories.quantized import FORMATS, change_config, write_quantized
+from tests.factories.quantizers import pack_words
 from tests.factories.tokenizers import byte_level_tokenizer
 
 TOKENS = [(7 * i + i // 3) % 160 for i in range(50)]
