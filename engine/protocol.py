@@ -210,6 +210,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     num_running: int  # now, like the next two fields
     num_waiting: int
     kv_cache_usage: float  # 0..1
+    # Of the layer where it is highest: choices of the busiest expert, over the mean of its experts.
+    expert_imbalance: float = 0.0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_preemptions: int = 0

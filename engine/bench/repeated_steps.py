@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.schedule import SKIPPED, Samples, SamplingBatch, Schedule
@@ -82,6 +84,10 @@ class RepeatedSteps:
             with self._without_graphs():
                 self._compare("kernel by kernel", sampling, before)
         return self._compare("as served", sampling, before)
+
+    def expert_counts(self) -> NDArray[Any] | None:
+        """Return how often each expert was chosen, in all runs together."""
+        return self._runner.expert_counts()
 
     def _compare(self, form: str, sampling: SamplingBatch, before: Results) -> PendingStep:
         expected: Results = {}

@@ -276,7 +276,7 @@ class EngineCore:
 
     def take_stats(self) -> Stats:
         """Return the counters since the last call, and the gauges now."""
-        return self._recorder.take(self.scheduler)
+        return self._recorder.take(self.scheduler, self._runner.expert_counts())
 
     def check_idle(self) -> None:
         """Assert, by counters alone, that no block is lost while there is no request."""

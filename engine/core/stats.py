@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +92,7 @@ class StatsRecorder:
         self._num_generation_tokens = 0
         self._reported: Counter[str] = Counter()  # the totals at the last `take`
         self._num_finished: Counter[str] = Counter()
+        self._expert_counts: NDArray[Any] | None = None  # at the last `take`
         self._histograms = {name: Histogram(each) for name, each in HISTOGRAM_BOUNDS.items()}
 
     def accepted(self, siblings: Sequence[Request]) -> None:
@@ -120,8 +122,12 @@ class StatsRecorder:
             if request.finish_reason in ("stop", "length"):
                 self._observe_life(request)
 
-    def take(self, scheduler: Scheduler) -> Stats:
-        """Return the counters since the last call, and the gauges of `scheduler`."""
+    def take(self, scheduler: Scheduler, expert_counts: NDArray[Any] | None = None) -> Stats:
+        """Return the counters since the last call, and the gauges of `scheduler`.
+
+        Args:
+            expert_counts: int64 [mixtures, experts], how often each expert has been chosen so far.
+        """
         totals = Counter(
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
@@ -136,6 +142,7 @@ class StatsRecorder:
             num_running=len(scheduler.running),
             num_waiting=sum(map(len, scheduler.unfinished.values())) - len(scheduler.running),
             kv_cache_usage=1 - pool.num_free / pool.num_usable,
+            expert_imbalance=self._expert_imbalance(expert_counts),
             num_finished=finished,
             histograms={
                 name: delta
@@ -144,6 +151,15 @@ class StatsRecorder:
             },
             **deltas,
         )
+
+    def _expert_imbalance(self, counts: NDArray[Any] | None) -> float:
+        """Return how unequally the experts were chosen since the last call; 0 if none was."""
+        if counts is None:
+            return 0.0
+        before, self._expert_counts = self._expert_counts, counts
+        chosen = counts if before is None else counts - before
+        chosen = chosen[chosen.any(axis=1)]
+        return float((chosen.max(axis=1) / chosen.mean(axis=1)).max()) if len(chosen) else 0.0
 
     def _observe_life(self, request: Request) -> None:
         arrival, scheduled = request.times.arrival, request.times.first_scheduled

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.schedule import SamplingBatch, Schedule
 from engine.execution.attention.backend import AttentionBackend
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Download, Downloads
+from engine.execution.expert_counts import ExpertCounts
 from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes, run_padding
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import Capturer
@@ -56,6 +59,7 @@ class ModelRunner:
         self._config = config
         self._dtype = dtype
         self._downloads = Downloads(device)
+        self._expert_counts = ExpertCounts(model, self._downloads)
         self._kv_cache: list[LayerCache] = []
         self._block_copier: BlockCopier | None = None  # of the KV cache
         self._graphs: CapturedSteps | None = None
@@ -96,6 +100,10 @@ class ModelRunner:
     def _caches(self) -> list[Tensor]:
         """The keys and values of all layers."""
         return [cache for layer in self._kv_cache for cache in layer]
+
+    def expert_counts(self) -> NDArray[Any] | None:
+        """Return how often each expert was chosen, as `ExpertCounts.read`."""
+        return self._expert_counts.read()
 
     @property
     def state(self) -> dict[str, Tensor]:

@@ -113,6 +113,9 @@ class NullRunner:
             found = NullDownload(columns, self._idle_from)
         return PendingStep(plan, NullDownload(arrays, self._idle_from), found)
 
+    def expert_counts(self) -> None:
+        """There are no experts."""
+
     def _tokens(self, seeds: NDArray[np.uint64], positions: Int32s) -> NDArray[np.int64]:
         places = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
         tokens: NDArray[np.int64] = self._token_ids[places]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.logprobs.scored_tokens import ScoredLogprobs
@@ -95,3 +96,6 @@ class Runner(Protocol):
 
     def sample(self, sampling: SamplingBatch) -> PendingStep:
         """Launch the sampling of the step whose forward pass was launched last."""
+
+    def expert_counts(self) -> NDArray[Any] | None:
+        """Return how often each expert was chosen, as `ExpertCounts.read`."""

@@ -21,6 +21,9 @@ class MoE(nn.Module):
 
     Scores are a softmax over all experts, in float32.
 
+    Attributes:
+        expert_totals: int64 [num_experts], how often each was chosen, on the device.
+
     Args:
         size: features between the projections of an expert.
         normalizes: divide the weights of the chosen experts by their sum, which is a softmax over
@@ -47,7 +50,7 @@ class MoE(nn.Module):
         dtype, device = scheme.dtype, scheme.device
         self._top_k = top_k
         self._normalizes = normalizes
-        self._totals = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        self.expert_totals = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self.router: nn.Module = Router(
             hidden_size, {"router": num_experts}, bias=bias, dtype=dtype, device=device
         )
@@ -76,13 +79,7 @@ class MoE(nn.Module):
         chosen, weights = route(
             self.router(x), self._top_k, normalize=self._normalizes, slots=slot_mapping
         )
-        out: Tensor = self.experts(x, chosen, weights, self._totals)
+        out: Tensor = self.experts(x, chosen, weights, self.expert_totals)
         if self.shared_expert is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
         return out
-
-    def take_expert_counts(self) -> list[int]:
-        """Return how often each expert was chosen since the last call. Waits for the device."""
-        counts: list[int] = self._totals.tolist()
-        self._totals.zero_()
-        return counts

@@ -116,6 +116,10 @@ class EngineMetrics:
         self._gauges = {
             field: board.gauge(f"vllm:{name}", text) for field, (name, text) in _GAUGES.items()
         }
+        self._gauges["expert_imbalance"] = board.gauge(
+            "trident:expert_imbalance",
+            "Choices of the busiest expert over the mean, in the layer where it is highest.",
+        )
         self._counters = {
             field: board.counter(f"vllm:{name}", text) for field, (name, text) in _COUNTERS.items()
         }

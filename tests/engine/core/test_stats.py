@@ -2,6 +2,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,3 +159,18 @@ def test_a_prompt_counts_as_one_lookup_however_many_samples_share_it() -> None:
     stats = engine.take()
     assert stats.num_prompt_tokens == 40
     assert (stats.num_prefix_queries, stats.num_prefix_hits) == (20, 8)
+
+
+def test_the_imbalance_of_experts_is_of_the_choices_since_the_last_call() -> None:
+    recorder, scheduler = StatsRecorder(), make_scheduler()
+    found = []
+    for counts in (
+        None,
+        [[0, 0, 0, 0], [0, 0, 0, 0]],
+        [[1, 1, 1, 1], [4, 0, 0, 0]],
+        [[3, 2, 1, 2], [5, 1, 1, 1]],
+        [[3, 2, 1, 2], [5, 1, 1, 1]],
+    ):
+        array = None if counts is None else np.array(counts)
+        found.append(recorder.take(scheduler, array).expert_imbalance)
+    assert found == [0, 0, 4, 2, 0]

@@ -136,11 +136,19 @@ def test_counters_add_up_and_gauges_are_the_newest() -> None:
     metrics = make(server)
     for num_running in (3, 1):
         metrics.update(
-            Stats(num_running, 2, 0.5, num_prompt_tokens=10, num_finished={"stop": 1, "abort": 2})
+            Stats(
+                num_running,
+                2,
+                0.5,
+                num_running / 2,
+                num_prompt_tokens=10,
+                num_finished={"stop": 1, "abort": 2},
+            )
         )
     metrics.close()
     assert server["vllm:num_requests_running"] == 1
     assert server["vllm:kv_cache_usage_perc"] == 0.5
+    assert server["trident:expert_imbalance"] == 0.5
     assert server["vllm:prompt_tokens_total"] == 20
     assert server["vllm:generation_tokens_total"] == 0
     reasons = {
