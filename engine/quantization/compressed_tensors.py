@@ -46,16 +46,18 @@ class Int8Channels(Format):
 
 @dataclass(frozen=True, slots=True)
 class PackedGroups(Format):
-    """Symmetric integers of 4 or 8 bits, consecutive inputs in a word (`pack-quantized`).
+    """Integers of 4 or 8 bits, consecutive inputs in a word (`pack-quantized`).
 
     Attributes:
         group_size: inputs that share a scale; None: all of a channel.
         has_group_index: the group of each input is stored, so that groups may be of any inputs.
+        has_zeros: a zero of each group is stored, consecutive outputs in a word.
     """
 
     bits: int
     group_size: int | None
     has_group_index: bool
+    has_zeros: bool
 
     @property
     def label(self) -> str:
@@ -73,21 +75,28 @@ class PackedGroups(Format):
             "weight_scale": Stored((out_features, in_features // group_size), torch.float32),
             "weight_shape": Stored((2,), torch.int64),
         }
+        if self.has_zeros:
+            words, groups = -(-out_features // per_word), in_features // group_size
+            stored["weight_zero_point"] = Stored((words, groups), torch.int32)
         if self.has_group_index:
             stored["weight_g_idx"] = Stored((in_features,), torch.int32)
         return stored
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        steps: Tensor = unpack(tensors["weight_packed"], self.bits, 1) - 2 ** (self.bits - 1)
+        steps = unpack(tensors["weight_packed"], self.bits, 1)
         if tensors["weight_shape"].tolist() != list(steps.shape):
             raise ValueError(f"weight_shape: must be {list(steps.shape)}")
         scales = tensors["weight_scale"]
-        if not self.has_group_index:
-            return steps.mul(scales.repeat_interleave(steps.shape[1] // scales.shape[1], 1))
-        group = tensors["weight_g_idx"].long()
-        if not 0 <= int(group.min()) <= int(group.max()) < scales.shape[1]:
-            raise ValueError(f"weight_g_idx: must be groups from 0 to {scales.shape[1] - 1}")
-        return steps.mul(scales[:, group])
+        num_rows, num_groups = scales.shape
+        zeros = torch.tensor(2 ** (self.bits - 1), dtype=torch.int32, device=steps.device)
+        if self.has_zeros:
+            zeros = unpack(tensors["weight_zero_point"], self.bits, 0)[:num_rows]
+        group = torch.arange(steps.shape[1], device=steps.device) * num_groups // steps.shape[1]
+        if self.has_group_index:
+            group = tensors["weight_g_idx"].long()
+            if not 0 <= int(group.min()) <= int(group.max()) < num_groups:
+                raise ValueError(f"weight_g_idx: must be groups from 0 to {num_groups - 1}")
+        return (steps - zeros.expand(num_rows, num_groups)[:, group]) * scales[:, group]
 
 
 def parse_compressed_tensors(config: Fields) -> Format:
@@ -101,13 +110,14 @@ def parse_compressed_tensors(config: Fields) -> Format:
         raise groups.error(groups.names()[0], "has no weights")
     if group.texts("targets") != ["Linear"]:
         raise group.unsupported("targets", 'only ["Linear"] is supported')
-    if not weights.boolean("symmetric", default=True):
-        raise weights.unsupported("symmetric", "false is not supported")
+    has_zeros = not weights.boolean("symmetric", default=True)
     inputs = group.child("input_activations")
     is_static = inputs is not None and inputs.raw("dynamic") is False
     kind, bits = weights.text("type", default="int"), weights.integer("num_bits", default=8)
     strategy, layout = weights.text("strategy"), config.text("format", default="dense")
     per_channel = strategy == "channel"
+    if has_zeros and layout != "pack-quantized":
+        raise weights.unsupported("symmetric", f"false is not supported with {layout}")
     match layout, kind, bits, strategy:
         case "float-quantized" | "naive-quantized", "float", 8, "channel" | "tensor":
             return Fp8("weight_scale", None, per_channel, is_static)
@@ -119,7 +129,7 @@ def parse_compressed_tensors(config: Fields) -> Format:
         case "pack-quantized", "int", 4 | 8, "group" | "channel":
             size = weights.integer("group_size", default=None)
             has_index = weights.raw("actorder") == "group"
-            return PackedGroups(bits, None if per_channel else size, has_index)
+            return PackedGroups(bits, None if per_channel else size, has_index, has_zeros)
     raise config.unsupported(
         "format", f"{layout!r} with {kind} weights of {bits} bits per {strategy} is not supported"
     )

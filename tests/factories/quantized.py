@@ -99,6 +99,16 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantizer]] = {
         compressed("pack-quantized", kind="int", bits=8, strategy="channel"),
         packed_groups(8, None),
     ),
+    "compressed-w4a16-asymmetric": (
+        compressed(
+            "pack-quantized", kind="int", bits=4, strategy="group", group_size=16, symmetric=False
+        ),
+        packed_groups(4, 16, has_zeros=True),
+    ),
+    "compressed-w8a16-asymmetric-channel": (
+        compressed("pack-quantized", kind="int", bits=8, strategy="channel", symmetric=False),
+        packed_groups(8, None, has_zeros=True),
+    ),
     "compressed-w4a16-actorder": (
         compressed(
             "pack-quantized", kind="int", bits=4, strategy="group", group_size=16, actorder="group"

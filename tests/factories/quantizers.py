@@ -85,12 +85,14 @@ def gptq(bits: int, group_size: int, *, version: int, desc_act: bool) -> Quantiz
     return quantize
 
 
-def packed_groups(bits: int, group_size: int | None, *, has_index: bool = False) -> Quantizer:
+def packed_groups(
+    bits: int, group_size: int | None, *, has_index: bool = False, has_zeros: bool = False
+) -> Quantizer:
     def quantize(rows: int, columns: int, draw: torch.Generator) -> Quantized:
         group_of = torch.arange(columns) // (group_size or columns)
         if has_index:
             group_of = group_of[torch.randperm(columns, generator=draw)]
-        steps, _, scales, _ = _grouped(rows, columns, bits, group_of, draw)
+        steps, zeros, scales, _ = _grouped(rows, columns, bits, group_of, draw)
         tensors = {
             "weight_packed": pack_words(steps, bits, 1),
             "weight_scale": scales.to(torch.bfloat16),
@@ -98,8 +100,13 @@ def packed_groups(bits: int, group_size: int | None, *, has_index: bool = False)
         }
         if has_index:
             tensors["weight_g_idx"] = group_of.int()
+        if has_zeros:
+            padded = torch.zeros(-rows % (32 // bits), zeros.shape[1], dtype=zeros.dtype)
+            tensors["weight_zero_point"] = pack_words(torch.cat((zeros, padded)), bits, 0)
+        else:
+            zeros = torch.full_like(zeros, 2 ** (bits - 1))
         scales = tensors["weight_scale"].float()
-        return Quantized(tensors, (steps - 2 ** (bits - 1)) * scales[:, group_of])
+        return Quantized(tensors, (steps - zeros[:, group_of]) * scales[:, group_of])
 
     return quantize
 

@@ -19,7 +19,7 @@ from kernels.cpu import linear as panels
 from tests.factories.families import FAMILIES
 from tests.factories.forms import runs_panels
 from tests.factories.paged_model import PagedModel
-from tests.factories.quantized import FORMATS, change_config, write_quantized
+from tests.factories.quantized import FORMATS, change_config, compressed, write_quantized
 from tests.factories.quantizers import pack_words
 from tests.factories.tokenizers import byte_level_tokenizer
 
@@ -137,7 +137,10 @@ def test_unpacking_is_the_inverse_of_packing(bits: int, dim: int) -> None:
     assert torch.equal(unpack(pack_words(values, bits, dim), bits, dim), values.int())
 
 
+_ASYMMETRIC = compressed("int-quantized", kind="int", bits=8, strategy="channel", symmetric=False)
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "zeros": ("compressed-int8", _ASYMMETRIC, "symmetric: false is not supported with int-quant"),
     "method": ("awq", {"quant_method": "hqq"}, "quant_method: 'hqq' is not supported; supported"),
     "awq bits": ("awq", {"bits": 8}, "bits: 8 is not supported; only 4"),
     "awq layout": ("awq", {"version": "gemv"}, "version: 'gemv'"),
