@@ -106,6 +106,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int
     num_blocks: int
     block_size: int
+    kv_cache_tokens: int  # for which there are blocks, in sequences of full length
     max_num_seqs: int
     description: str  # one line: model, dtype, device, KV cache size, limits of a step
     tool_call_parser: str = "none"  # the form of tool calls, by the name of vLLM's parser

@@ -35,9 +35,11 @@ class SlotTables:
     them run in stream order.
 
     Attributes:
+        num_groups: of layers, each with blocks of its own.
         buffer: int32 [N], all tables, one after the other.
         token_ids: int32 [S, max_model_len], prompt, then output.
-        block_tables: int32 [S, max_blocks], ids of the sequence's KV blocks.
+        block_tables: int32 [S, num_groups * max_blocks], ids of the sequence's KV blocks, those for
+            one group of layers after the other.
         stop_token_ids: int32 [S, E], tokens that end the sequence, padded with -1.
         allowed_tokens: int32 [S, ceil(V / 32)]; bit t % 32 of word t // 32: token t may be drawn.
         bias_token_ids: int32 [S, B], tokens with a bias, each once.
@@ -65,6 +67,7 @@ class SlotTables:
         seeds: int64 [S], the bits of uint64 seeds.
     """
 
+    num_groups: int
     buffer: Tensor
     token_ids: Tensor
     block_tables: Tensor
@@ -105,8 +108,9 @@ class SlotTables:
         max_biases: int,
         vocab_size: int,
         device: torch.device,
+        num_groups: int = 1,
     ) -> SlotTables:
-        """Return zeroed tables for `num_slots` sequences.
+        """Return zeroed tables for `num_slots` sequences; `max_blocks` are of one group.
 
         Raises:
             ValueError: a size is not positive.
@@ -118,13 +122,14 @@ class SlotTables:
             "max_stop_token_ids": max_stop_token_ids,
             "max_biases": max_biases,
             "vocab_size": vocab_size,
+            "num_groups": num_groups,
         }
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name}: must be positive (got {size})")
         shapes: list[tuple[tuple[int, ...], torch.dtype]] = [
             ((num_slots, max_model_len), torch.int32),
-            ((num_slots, max_blocks), torch.int32),
+            ((num_slots, num_groups * max_blocks), torch.int32),
             ((num_slots, max_stop_token_ids), torch.int32),
             ((num_slots, -(-vocab_size // 32)), torch.int32),
             ((num_slots, max_biases), torch.int32),
@@ -139,6 +144,7 @@ class SlotTables:
         places = [0, *accumulate(_aligned(size) for size in words)]
         buffer = torch.zeros(places[-1], dtype=torch.int32, device=device)
         return cls(
+            num_groups,
             buffer,
             *(
                 buffer[place : place + size].view(dtype).view(shape)
@@ -156,16 +162,22 @@ class SlotTables:
         """Maximum number of tokens per sequence."""
         return self.token_ids.shape[1]
 
+    @property
+    def max_blocks(self) -> int:
+        """Maximum number of blocks per sequence in one group."""
+        return self.block_tables.shape[1] // self.num_groups
+
     def clone(self) -> SlotTables:
         """Return a copy that shares nothing with this one."""
         copy = SlotTables.allocate(
             self.num_slots,
             max_model_len=self.max_model_len,
-            max_blocks=self.block_tables.shape[1],
+            max_blocks=self.max_blocks,
             max_stop_token_ids=self.stop_token_ids.shape[1],
             max_biases=self.bias_token_ids.shape[1],
             vocab_size=32 * self.allowed_tokens.shape[1],
             device=self.buffer.device,
+            num_groups=self.num_groups,
         )
         copy.buffer.copy_(self.buffer)
         return copy

@@ -29,7 +29,7 @@ from kernels.step_inputs_kernel import prepare_inputs_kernel, settings
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs of a step for B rows with T tokens in total, padding included.
+    """Inputs of a step for B rows with T tokens in total, padding included; of G groups of layers.
 
     A row is idle if its slot is -1, its sequence has ended, or the step asks for no tokens of it or
     for more than are known. Nothing is read or written for an idle row: its tokens are padding.
@@ -37,11 +37,11 @@ class StepInputs:
     Attributes:
         token_ids: int64 [T]; 0 for padding.
         positions: int64 [T], position of each token in its sequence, from 0; 0 for padding.
-        slot_mapping: int64 [T], where its KV is written: block id * block_size + offset; -1 for
-            padding.
+        slot_mapping: int64 [G * T], where its KV is written, for one group after the other: block
+            id * block_size + offset; -1 for padding.
         seq_lens: int32 [B], tokens of the sequence including those of this step; 0 if idle.
-        block_tables: int32 [B, max_blocks], block ids of each row's `seq_lens` tokens. Later
-            entries are ids of earlier steps, or 0.
+        block_tables: int32 [B, G * max_blocks], block ids of each row's `seq_lens` tokens,
+            for one group after the other. Later entries of each are ids of earlier steps, or 0.
         logits_rows: int64 [B], index of each row's last token; 0 if idle.
         sample_slots: int32 [B], the slot whose next token is sampled from the row's logits; -1 if
             the row is idle or its prefill is not complete.
@@ -57,15 +57,23 @@ class StepInputs:
 
     @classmethod
     def allocate(
-        cls, num_rows: int, num_tokens: int, *, max_blocks: int, device: torch.device
+        cls,
+        num_rows: int,
+        num_tokens: int,
+        *,
+        max_blocks: int,
+        device: torch.device,
+        num_groups: int = 1,
     ) -> StepInputs:
         """Allocate inputs for `num_rows` rows and `num_tokens` tokens; only block ids are valid."""
         return cls(
             token_ids=torch.empty(num_tokens, dtype=torch.int64, device=device),
             positions=torch.empty(num_tokens, dtype=torch.int64, device=device),
-            slot_mapping=torch.empty(num_tokens, dtype=torch.int64, device=device),
+            slot_mapping=torch.empty(num_groups * num_tokens, dtype=torch.int64, device=device),
             seq_lens=torch.empty(num_rows, dtype=torch.int32, device=device),
-            block_tables=torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device),
+            block_tables=torch.zeros(
+                num_rows, num_groups * max_blocks, dtype=torch.int32, device=device
+            ),
             logits_rows=torch.empty(num_rows, dtype=torch.int64, device=device),
             sample_slots=torch.empty(num_rows, dtype=torch.int32, device=device),
         )
@@ -98,9 +106,9 @@ def prepare_inputs(
             tables cannot hold max_model_len tokens.
     """
     _check(tables, slots, query_start_loc, num_tokens_padded, block_size)
-    num_rows, max_blocks = slots.shape[0], tables.block_tables.shape[1]
+    num_rows = slots.shape[0]
     if out is not None:
-        _check_out(out, slots, num_tokens_padded, max_blocks)
+        _check_out(out, tables, slots, num_tokens_padded)
     if not device.runs_triton(slots):
         inputs = _on_cpu(tables, slots, query_start_loc, num_tokens_padded, block_size)
         if out is None:
@@ -110,7 +118,11 @@ def prepare_inputs(
         return out
     if out is None:
         out = StepInputs.allocate(
-            num_rows, num_tokens_padded, max_blocks=max_blocks, device=slots.device
+            num_rows,
+            num_tokens_padded,
+            max_blocks=tables.max_blocks,
+            device=slots.device,
+            num_groups=tables.num_groups,
         )
     _launch(tables, slots, query_start_loc, block_size, out)
     return out
@@ -136,23 +148,25 @@ def reference(
     row = torch.searchsorted(ends, place, right=True)
     inside = row < len(slots)
     row = row.clamp(max=max(len(slots) - 1, 0))
+    blocks = tables.block_tables.view(tables.num_slots, tables.num_groups, -1)
     if len(slots):
         inside &= live[row]
         position = torch.where(inside, computed[row] + place - starts[row], 0)
         token_ids = torch.where(inside, tables.token_ids[slot[row], position].long(), 0)
-        block = tables.block_tables[slot[row], position // block_size].long()
+        block = blocks[slot[row], :, position // block_size].long().t()  # [G, T]
     else:
-        position = token_ids = block = torch.zeros_like(place)
+        position = token_ids = torch.zeros_like(place)
+        block = position.expand(tables.num_groups, -1)
 
     num_blocks = torch.where(live, (seq_lens + block_size - 1) // block_size, 0)
-    entry = torch.arange(tables.block_tables.shape[1], device=slots.device)
-    owned = entry < num_blocks[:, None]  # [B, max_blocks]
+    entry = torch.arange(tables.max_blocks, device=slots.device)
+    owned = (entry < num_blocks[:, None]).repeat(1, tables.num_groups)  # [B, G * max_blocks]
     num_computed_tokens = tables.num_computed_tokens.clone()
     num_computed_tokens[slot[live]] = seq_lens[live].int()
     inputs = StepInputs(
         token_ids=token_ids,
         positions=position,
-        slot_mapping=torch.where(inside, block * block_size + position % block_size, -1),
+        slot_mapping=torch.where(inside, block * block_size + position % block_size, -1).flatten(),
         seq_lens=torch.where(live, seq_lens, 0).int(),
         block_tables=torch.where(owned, tables.block_tables[slot], 0),
         logits_rows=torch.where(live, ends - 1, 0),
@@ -186,6 +200,7 @@ def _on_cpu(
             query_start_loc,
             num_tokens_padded,
             block_size,
+            tables.num_groups,
         )
     )
 
@@ -214,11 +229,12 @@ def _launch(
         logits_rows_ptr=out.logits_rows,
         sample_slots_ptr=out.sample_slots,
         max_model_len=tables.max_model_len,
-        max_blocks=tables.block_tables.shape[1],
+        max_blocks=tables.max_blocks,
         num_rows=num_rows,
         num_tokens_padded=out.token_ids.shape[0],
         RUNNING=RUNNING,
         BLOCK_SIZE=block_size,
+        GROUPS=tables.num_groups,
         **settings(),
     )
 
@@ -240,7 +256,7 @@ def _check(
         raise ValueError(f"num_tokens_padded: must not be negative (got {num_tokens_padded})")
     if block_size < 1:
         raise ValueError(f"block_size: must be positive (got {block_size})")
-    max_blocks = tables.block_tables.shape[1]
+    max_blocks = tables.max_blocks
     if max_blocks * block_size < tables.max_model_len:
         raise ValueError(
             f"tables: {max_blocks} blocks of {block_size} tokens are too few for max_model_len "
@@ -248,14 +264,15 @@ def _check(
         )
 
 
-def _check_out(out: StepInputs, slots: Tensor, num_tokens_padded: int, max_blocks: int) -> None:
+def _check_out(out: StepInputs, tables: SlotTables, slots: Tensor, num_tokens_padded: int) -> None:
     rows, tokens = (slots.shape[0],), (num_tokens_padded,)
+    table_width = tables.block_tables.shape[1]
     for name, tensor, shape, dtype in (
         ("token_ids", out.token_ids, tokens, torch.int64),
         ("positions", out.positions, tokens, torch.int64),
-        ("slot_mapping", out.slot_mapping, tokens, torch.int64),
+        ("slot_mapping", out.slot_mapping, (tables.num_groups * tokens[0],), torch.int64),
         ("seq_lens", out.seq_lens, rows, torch.int32),
-        ("block_tables", out.block_tables, (*rows, max_blocks), torch.int32),
+        ("block_tables", out.block_tables, (*rows, table_width), torch.int32),
         ("logits_rows", out.logits_rows, rows, torch.int64),
         ("sample_slots", out.sample_slots, rows, torch.int32),
     ):

@@ -32,6 +32,7 @@ def prepare_inputs_kernel(
     num_tokens_padded,
     RUNNING: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     i_row = tl.program_id(0)
@@ -48,7 +49,7 @@ def prepare_inputs_kernel(
     is_live = has_slot & (reason == RUNNING) & (i_end > i_start) & (seq_len <= num_known)
 
     p_tokens = all_token_ids_ptr + i_slot * max_model_len
-    p_blocks = all_block_tables_ptr + i_slot * max_blocks
+    p_blocks = all_block_tables_ptr + i_slot * GROUPS * max_blocks
     i_live_end = tl.where(is_live, i_end, i_start)
     for i_token in range(i_start, i_end, BLOCK):
         o_token = i_token + tl.arange(0, BLOCK)
@@ -56,20 +57,25 @@ def prepare_inputs_kernel(
         m_live = o_token < i_live_end
         o_position = num_computed + o_token - i_start
         b_token = tl.load(p_tokens + o_position, mask=m_live, other=0)  # [BLOCK]
-        b_block = tl.load(p_blocks + o_position // BLOCK_SIZE, mask=m_live, other=0)
-        b_place = b_block.to(tl.int64) * BLOCK_SIZE + o_position % BLOCK_SIZE
         tl.store(token_ids_ptr + o_token, b_token.to(tl.int64), mask=m_token)
         b_position = tl.where(m_live, o_position, 0).to(tl.int64)
         tl.store(positions_ptr + o_token, b_position, mask=m_token)
-        tl.store(slot_mapping_ptr + o_token, tl.where(m_live, b_place, -1), mask=m_token)
+        for i_group in tl.static_range(GROUPS):
+            p_block = p_blocks + i_group * max_blocks + o_position // BLOCK_SIZE
+            b_block = tl.load(p_block, mask=m_live, other=0)
+            b_place = b_block.to(tl.int64) * BLOCK_SIZE + o_position % BLOCK_SIZE
+            p_place = slot_mapping_ptr + i_group * num_tokens_padded + o_token
+            tl.store(p_place, tl.where(m_live, b_place, -1), mask=m_token)
 
     seq_len = tl.where(is_live, seq_len, 0)
     num_blocks = tl.cdiv(seq_len, BLOCK_SIZE)
-    p_row_blocks = block_tables_ptr + i_row.to(tl.int64) * max_blocks
+    p_row_blocks = block_tables_ptr + i_row.to(tl.int64) * GROUPS * max_blocks
     for i_block in range(0, num_blocks, BLOCK):
         o_block = i_block + tl.arange(0, BLOCK)
-        b_block = tl.load(p_blocks + o_block, mask=o_block < num_blocks)
-        tl.store(p_row_blocks + o_block, b_block, mask=o_block < num_blocks)
+        for i_group in tl.static_range(GROUPS):
+            o_group = i_group * max_blocks + o_block
+            b_block = tl.load(p_blocks + o_group, mask=o_block < num_blocks)
+            tl.store(p_row_blocks + o_group, b_block, mask=o_block < num_blocks)
 
     tl.store(seq_lens_ptr + i_row, seq_len, mask=is_row)
     i_logits = tl.where(is_live, i_end - 1, 0).to(tl.int64)

@@ -36,7 +36,8 @@ from engine.bench.workload import FULL, Workload
 from engine.config import EngineConfig
 from engine.core import engine_core
 from engine.core.engine_core import EngineCore
-from engine.execution.loading import LoadedModel, load_model
+from engine.execution.loaded_model import LoadedModel
+from engine.execution.loading import load_model
 from engine.execution.model_runner import ModelRunner
 from engine.protocol import AddRequest
 from engine.text.detokenizer import Detokenizer

@@ -93,6 +93,7 @@ class EngineCore:
                 config.block_size,
                 enable_prefix_caching=config.enable_prefix_caching,
                 num_host_blocks=loaded.num_host_blocks,
+                windows=plan.windows,
             ),
             max_num_seqs=loaded.config.max_num_seqs,
             max_num_batched_tokens=loaded.config.max_num_batched_tokens,
@@ -117,7 +118,7 @@ class EngineCore:
         self._deadlines = Deadlines(self.scheduler.unfinished)
         self._queue_limits = QueueLimits.of(
             config,
-            kv_cache_tokens=(plan.num_blocks - 1) * plan.block_size,
+            kv_cache_tokens=plan.num_tokens,
             max_num_seqs=loaded.config.max_num_seqs,
         )
         self._recorder = StatsRecorder()
@@ -139,6 +140,7 @@ class EngineCore:
             vocab_size=model_spec.vocab_size,
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
+            kv_cache_tokens=plan.num_tokens,
             max_num_seqs=loaded.config.max_num_seqs,
             description=loaded.description,
             tool_call_parser=tool_call_parser(self.tokenizer, config.tool_call_parser),

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.kv.kv_cache_manager import KVCacheManager, blocks_for
+from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.kv.tables import Tables, num_places
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
 
@@ -23,7 +24,7 @@ class Admitted(NamedTuple):
         num_tokens: tokens to compute in this step.
     """
 
-    prefix: list[int]
+    prefix: Tables
     start: int
     num_tokens: int
 
@@ -111,13 +112,13 @@ class PromptAdmission:
             and blocked is not None
             and blocked.request is request
             and budget < blocked.budget
-            and not self._kv_cache.has_block(blocked.missing_hash)
+            and not self._kv_cache.prefix_cache.has_block(blocked.missing_hash)
         ):
             return Refused.NO_ROOM
-        prefix, missing_hash = self._kv_cache.find_prefix(request)
+        prefix, missing_hash = self._kv_cache.prefix_cache.find(request)
         if missing_hash is not None and self._is_computed_by(running, missing_hash):
             return Refused.PASSED_OVER
-        start = len(prefix) * self._kv_cache.block_size
+        start = num_places(prefix) * self._kv_cache.block_size
         start = max(start, request.num_computed_tokens, request.kv.num_swapped_tokens)
         num_left = request.num_tokens - start
         num_tokens = self._chunk(num_left, budget)
@@ -131,7 +132,7 @@ class PromptAdmission:
 
     def runs(self, request: Request) -> None:
         """Note that `request` has been admitted, and has its tokens of this step."""
-        content_hash = self._kv_cache.computing_hash(request)
+        content_hash = self._kv_cache.prefix_cache.computing_hash(request)
         if self._computing is not None and content_hash is not None:
             self._computing.add(content_hash)
 
@@ -140,12 +141,14 @@ class PromptAdmission:
             states, size = self._states, self._kv_cache.block_size
             num_full = states.num_tokens[running] // size
             prefills = running[states.num_computed_tokens[running] // size < num_full]
-            hashes = (self._kv_cache.computing_hash(states.owner(slot)) for slot in prefills)
+            hashes = (
+                self._kv_cache.prefix_cache.computing_hash(states.owner(slot)) for slot in prefills
+            )
             self._computing = {each for each in hashes if each is not None}
         return missing_hash in self._computing
 
     def _has_room(
-        self, request: Request, prefix: list[int], num_left: int, running: NDArray[np.int32]
+        self, request: Request, prefix: Tables, num_left: int, running: NDArray[np.int32]
     ) -> bool:
         """Whether there are free blocks for all tokens of `request`, and a reserve.
 
@@ -161,7 +164,12 @@ class PromptAdmission:
         num_tokens = states.num_tokens[running] + states.num_unread_tokens[running]
         # The last token of a sequence is never computed.
         ends = np.minimum(num_tokens + num_steps, states.max_num_tokens[running] - 1)
-        grown = -(-ends // size) - states.capacity[running] // size
+        windows, reserve = self._kv_cache.windows, 0
+        for window, count in windows.counts.items():
+            held = states.capacity if window else states.reserved
+            grown = np.maximum(-(-ends // size) - held[running] // size, 0)
+            most = windows.most_blocks(window, states.token_ids.shape[1])
+            reserve += count * int(np.minimum(grown, most).sum())
         end = min(request.num_tokens + num_steps, request.max_num_tokens - 1)
-        own = blocks_for(end, size) - blocks_for(request.num_tokens, size)
-        return num_spare >= max(0, own) + int(np.maximum(grown, 0).sum())
+        own = windows.sequence_blocks(end) - windows.sequence_blocks(request.num_tokens)
+        return num_spare >= max(0, own) + reserve

@@ -10,18 +10,31 @@ class RequestKV:
     """Where the KV of a sequence is; written by the KV cache manager only.
 
     Attributes:
-        block_ids: its block table.
+        tables: its block table in each group of layers: a block per place, or the null block, where
+            all tokens are behind the group's window.
+        num_dropped: in each group, leading places whose block has been given back.
         block_hashes: content hashes of its full blocks, as far as computed.
         num_committed_blocks: blocks entered in the prefix cache.
-        host_block_ids: host blocks, while its KV is swapped out.
-        num_swapped_tokens: tokens whose KV is in `host_block_ids`.
+        host_tables: host blocks in each group, while its KV is swapped out; -1 for none.
+        num_swapped_tokens: tokens whose KV is in `host_tables`.
     """
 
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
+    num_dropped: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_committed_blocks: int = 0
-    host_block_ids: list[int] = field(default_factory=list)
+    host_tables: list[list[int]] = field(default_factory=list)
     num_swapped_tokens: int = 0
+
+    @property
+    def num_places(self) -> int:
+        """Places that have a block in every group."""
+        return min(map(len, self.tables), default=0)
+
+    @property
+    def num_reserved_places(self) -> int:
+        """Places that have a block in some group: those without a window get all at once."""
+        return max(map(len, self.tables), default=0)
 
 
 @dataclass(slots=True)

@@ -111,12 +111,14 @@ class BlockWrites:
     """New entries of block tables.
 
     Attributes:
-        slots: int32 [N], each at most once.
+        slots: int32 [N].
+        groups: int32 [N], of layers; each at most once for a slot.
         starts: int32 [N], the first entry that changes.
         block_ids: the entries from there on.
     """
 
     slots: Int32s
+    groups: Int32s
     starts: Int32s
     block_ids: Ragged
 

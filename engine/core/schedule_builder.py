@@ -33,8 +33,8 @@ from engine.core.slot_states import SlotStates
 # Bounds of the temperature: beyond them, float32 would give 0 and infinity.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-37, 1e37
 
-# A slot, an entry of its block table, and the blocks from there on.
-BlockWrite = tuple[int, int, Sequence[int]]
+# A slot, a group of layers, an entry of its block table, and the blocks from there on.
+BlockWrite = tuple[int, int, int, Sequence[int]]
 
 
 class AdmissionsBuilder:
@@ -99,7 +99,7 @@ class ScheduleBuilder:
     Attributes:
         num_tokens: of all rows.
         admissions: sequences that get a slot.
-        block_writes: changes of block tables, by slot.
+        block_writes: changes of block tables, by slot and group.
         swap_out, copies, swap_in: blocks to move before the step.
     """
 
@@ -110,7 +110,7 @@ class ScheduleBuilder:
         self._rows: list[tuple[Int32s, Int32s, NDArray[np.bool_], Int32s]] = []
         self.num_tokens = 0
         self.admissions = AdmissionsBuilder()
-        self.block_writes: dict[int, BlockWrite] = {}
+        self.block_writes: dict[tuple[int, int], BlockWrite] = {}
         self.swap_out: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
         self.swap_in: list[BlockCopy] = []
@@ -125,13 +125,16 @@ class ScheduleBuilder:
         """Replace all that the device knows of a running `request`, which has a row in the step."""
         assert request.slot is not None
         self.admissions.add(request, request.slot, request.num_computed_tokens)
-        self.write_blocks(request, 0)
+        self.write_blocks(request)
 
-    def write_blocks(self, request: Request, start: int) -> None:
-        """Write the block table of `request` to its slot, from entry `start` on."""
-        if start < len(request.kv.block_ids):
-            assert request.slot is not None
-            self.block_writes[request.slot] = request.slot, start, request.kv.block_ids[start:]
+    def write_blocks(self, request: Request, starts: Sequence[int] | None = None) -> None:
+        """Write the block tables of `request` to its slot, from these entries on, or all."""
+        slot = request.slot
+        assert slot is not None
+        for group, table in enumerate(request.kv.tables):
+            start = starts[group] if starts else 0
+            if start < len(table):
+                self.block_writes[slot, group] = slot, group, start, table[start:]
 
     def add(self, slots: Int32s, num_tokens: Int32s) -> None:
         """Add the next tokens of sequences, [N] each, and count them as computed."""
@@ -174,8 +177,8 @@ def block_writes(writes: Sequence[BlockWrite]) -> BlockWrites:
     """Return changes of block tables as arrays."""
     if not writes:
         return _NO_BLOCK_WRITES
-    slots, starts, block_ids = zip(*writes, strict=True)
-    return BlockWrites(_int32(slots), _int32(starts), ragged(block_ids))
+    slots, groups, starts, block_ids = zip(*writes, strict=True)
+    return BlockWrites(_int32(slots), _int32(groups), _int32(starts), ragged(block_ids))
 
 
 def ragged(lists: Sequence[Sequence[int] | Int32s]) -> Ragged:
@@ -226,4 +229,4 @@ def _padded_stop_ids(request: Request) -> list[int]:
 
 _NO_ADMISSIONS = AdmissionsBuilder()._columns()
 _NO_BLOCK_PAIRS = np.zeros((0, 2), dtype=np.int32)
-_NO_BLOCK_WRITES = BlockWrites(_int32([]), _int32([]), ragged([]))
+_NO_BLOCK_WRITES = BlockWrites(_int32([]), _int32([]), _int32([]), ragged([]))

@@ -154,7 +154,7 @@ class Scheduler:
         step.add(slots, num_new)
         for slot in slots[num_new > 1].tolist():
             request = states.owner(slot)
-            self.kv_cache.commit(request, request.num_computed_tokens)
+            self.kv_cache.prefix_cache.commit(request, request.num_computed_tokens)
         return self.num_preemptions == num_preemptions
 
     def _admit(self, step: ScheduleBuilder) -> None:
@@ -187,24 +187,24 @@ class Scheduler:
     def _run(self, request: Request, admitted: Admitted, step: ScheduleBuilder) -> None:
         """Move `request` from its queue to `running`, with a slot and blocks for all its tokens."""
         self.waiting.discard(request)
-        is_fork = bool(request.kv.block_ids)
+        is_fork = bool(request.kv.tables)
         self.kv_cache.reuse_prefix(request, admitted.prefix)
         request.num_computed_tokens = admitted.start
-        copies = self.kv_cache.allocate(request, request.num_tokens - admitted.start)
+        copies = self.kv_cache.allocate(request, admitted.num_tokens, reserve=True)
         assert copies is not None
         if request.times.first_scheduled is None:
             request.times.first_scheduled = time.monotonic()
             request.num_cached_tokens = admitted.start
-            if self.kv_cache.enable_prefix_caching and not (is_fork or request.prompt_scores):
+            if self.kv_cache.prefix_cache.enabled and not (is_fork or request.prompt_scores):
                 self.num_prefix_queries += request.num_prompt_tokens
                 self.num_prefix_hits += admitted.start
         step.copies.extend(copies)
-        step.swap_in.extend(self.kv_cache.swap_in(request, len(admitted.prefix)))
+        step.swap_in.extend(self.kv_cache.swap_in(request, admitted.prefix))
         slot = self.slots.assign(request)
         self.constraints.add(slot, request)
         self._reader.scorer.add(request)
         step.admit(request, admitted.num_tokens)
-        self.kv_cache.commit(request, request.num_computed_tokens)
+        self.kv_cache.prefix_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)
         self._running_slots = None
         self._forks.add(request)
@@ -214,14 +214,14 @@ class Scheduler:
         self, request: Request, num_tokens: int, step: ScheduleBuilder
     ) -> None:
         """Allocate blocks for the next tokens of a running request, or preempt it."""
-        num_blocks = len(request.kv.block_ids)
+        lengths = list(map(len, request.kv.tables))
         while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
             if not self._forks.reclaim():
                 self._preempt(self._victims.first(self.running, request))
                 if request.slot is None:
                     return
         step.copies.extend(copies)
-        step.write_blocks(request, 0 if copies else num_blocks)
+        step.write_blocks(request, None if copies else lengths)
         self.slots.set_blocks(request)
 
     def _make_room(self) -> None:

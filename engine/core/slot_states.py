@@ -28,6 +28,7 @@ class SlotStates:
             int32 [S], as the attributes of `Request`.
         num_unread_tokens: int32 [S], tokens sampled by steps in flight: on the device alone.
         capacity: int32 [S], tokens up to which the sequence can write into its blocks.
+        reserved: int32 [S], the same for its blocks in groups of layers without a window.
         has_window: bool [S], the context needed to decode the next tokens to release is kept in
             `request.output.window_ids`; else it is the token before them.
         serial: int64 [S], another number each time that a slot is assigned; `FREE` if free.
@@ -51,9 +52,9 @@ class SlotStates:
         self._block_size = block_size
         self._counters = np.zeros((NUM_COUNTERS, num_slots), dtype=np.int32)
         self.num_tokens, self.num_computed_tokens, self.num_released_tokens = self._counters
-        ints = np.zeros((6, num_slots), dtype=np.int32)
+        ints = np.zeros((7, num_slots), dtype=np.int32)
         self.num_unread_tokens, self.num_prompt_tokens, self.max_num_tokens = ints[:3]
-        self.capacity, self.index, self.skips_special_tokens = ints[3:]
+        self.capacity, self.reserved, self.index, self.skips_special_tokens = ints[3:]
         flags = np.zeros((6, num_slots), dtype=np.bool_)
         self.host_chooses, self.is_watched, self.has_stop_strings = flags[:3]
         self.has_window, self.is_streamed, self.has_logprobs = flags[3:]
@@ -99,13 +100,14 @@ class SlotStates:
     def set_blocks(self, request: Request) -> None:
         """Note that the running `request` has got blocks, to which it may write its next tokens."""
         assert request.slot is not None
-        self.capacity[request.slot] = len(request.kv.block_ids) * self._block_size
+        self.capacity[request.slot] = request.kv.num_places * self._block_size
+        self.reserved[request.slot] = request.kv.num_reserved_places * self._block_size
 
     def share_tail(self, request: Request) -> None:
         """Note that `request` must not write into the block of its last token: others share it."""
         assert request.slot is not None
         full = request.num_computed_tokens // self._block_size
-        self.capacity[request.slot] = full * self._block_size
+        self.capacity[request.slot] = self.reserved[request.slot] = full * self._block_size
 
     def release(self, request: Request) -> None:
         """Free the slot of `request`, which keeps its own copy of its state.
@@ -160,7 +162,7 @@ class SlotStates:
             assert self.requests[slot] is request
             assert np.shares_memory(request.counters, self._counters)
             assert np.shares_memory(request.tokens, self.token_ids[slot])
-            held = len(request.kv.block_ids) * self._block_size
+            held = request.kv.num_places * self._block_size
             assert request.num_computed_tokens <= held
             assert held - self.capacity[slot] in (0, self._block_size)
             assert self.uid[slot] == request.uid

@@ -130,7 +130,7 @@ class TokenReader:
 
     def _commit(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Enter the blocks in the prefix cache that are full with the tokens known so far."""
-        if self._kv_cache.enable_prefix_caching:
+        if self._kv_cache.prefix_cache.enabled:
             is_full = num_tokens % self._kv_cache.block_size == 0
             for i in is_full.nonzero()[0].tolist():
-                self._kv_cache.commit(self._states.owner(slots[i]), int(num_tokens[i]))
+                self._kv_cache.prefix_cache.commit(self._states.owner(slots[i]), int(num_tokens[i]))

@@ -34,6 +34,7 @@ from engine.models.batch import Batch
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import check_quantization, convert_weights
+from engine.models.kv_groups import KVGroups
 from engine.models.registry import read_model_spec
 from engine.weights import load_weights
 
@@ -152,7 +153,7 @@ def _logits(model: CausalLM, token_ids: Tensor) -> Tensor:
     cache = allocate_kv_cache(
         1 + rows * width,
         _BLOCK_SIZE,
-        num_layers=model.spec.num_layers,
+        groups=KVGroups.single(model.spec.num_layers),
         num_kv_heads=model.spec.num_kv_heads,
         head_dim=model.spec.head_dim,
         dtype=dtype,

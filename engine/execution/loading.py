@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from engine.errors import ConfigError
 from engine.execution.attention.backend import attention_backend
 from engine.execution.cpu_threads import set_num_threads
 from engine.execution.devices import (
-    ResolvedConfig,
     choose_device,
     require_full_precision,
     resolve,
 )
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import CudaCapturer
+from engine.execution.loaded_model import LoadedModel
 from engine.execution.memory.gpu_memory_profile import (
     MemoryProfile,
     cache_fills_share,
@@ -50,6 +50,7 @@ from engine.models.conversion import (
     convert_weights,
     num_copied_bytes,
 )
+from engine.models.kv_groups import group_layers
 from engine.models.spec import ModelSpec
 from engine.quantization.registry import read_quantization
 from engine.weights import initialise_weights
@@ -57,27 +58,6 @@ from engine.weights import initialise_weights
 log = logging.getLogger("trident.engine")
 
 _TYPICAL_ROWS = 16  # of the step that is timed to choose the number of CPU threads
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model on its device.
-
-    Attributes:
-        config: the settings, with the defaults for the device.
-        runner: runs its steps.
-        kv_cache: the size of the KV cache, and how long a sequence may become.
-        num_host_blocks: blocks for preempted sequences on the host.
-        is_ahead: whether a step is launched before the previous one is read (async scheduling).
-        description: model, dtype, device, KV cache size and limits of a step, for the log.
-    """
-
-    config: ResolvedConfig
-    runner: Runner
-    kv_cache: KVCachePlan
-    num_host_blocks: int
-    is_ahead: bool
-    description: str
 
 
 def load_model(
@@ -119,6 +99,7 @@ class _Loader:
             torch, model_spec.dtype if config.dtype == "auto" else config.dtype
         )
         self._max_model_len = config.max_model_len or model_spec.context_length
+        self._groups = group_layers(model_spec.sliding_windows, self._max_model_len)
         if self._max_model_len > model_spec.context_length:
             raise ConfigError(
                 f"max_model_len: {config.max_model_len} exceeds the {model_spec.context_length} "
@@ -151,6 +132,7 @@ class _Loader:
             self._load_weights(checkpoint),
             attention,
             config,
+            groups=self._groups,
             max_model_len=self._max_model_len,
             dtype=self._dtype,
             device=device,
@@ -240,6 +222,7 @@ class _Loader:
             config,
             self._model_spec,
             token_ids,
+            num_groups=len(self._groups.windows),
             max_model_len=plan.max_model_len,
             step_s=step_s,
         )
@@ -293,8 +276,8 @@ class _Loader:
         config, num_usable = self._config, plan.num_blocks - 1  # without the null block
         description = (
             f"{config.model} ({self._model_spec.architecture}, {where}), KV cache for "
-            f"{num_usable * plan.block_size:,} tokens ({num_usable:,} blocks of {plan.block_size}, "
-            f"{memory}), max_model_len {plan.max_model_len:,}, max_num_seqs "
+            f"{plan.num_tokens:,} tokens ({num_usable:,} blocks of {plan.block_size}, {memory}), "
+            f"max_model_len {plan.max_model_len:,}, max_num_seqs "
             f"{config.max_num_seqs:,}, max_num_batched_tokens {config.max_num_batched_tokens:,}"
         ).replace("torch.", "")
         return LoadedModel(config, runner, plan, num_host_blocks, self._is_ahead, description)

@@ -19,7 +19,12 @@ from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import Capturer
 from engine.execution.memory.kv_cache_plan import kv_cache_dtype
-from engine.execution.memory.kv_caches import allocate_host_cache, allocate_kv_cache, move_blocks
+from engine.execution.memory.kv_caches import (
+    allocate_host_cache,
+    allocate_kv_cache,
+    distinct_caches,
+    move_blocks,
+)
 from engine.execution.memory.step_memory import with_memory
 from engine.execution.pending_step import ForwardResults, PendingStep
 from engine.execution.prompt_logprobs import score_tokens
@@ -29,6 +34,7 @@ from engine.execution.warm_up import warm_up_sampling, warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch
 from engine.models.causal_lm import CausalLM
+from engine.models.kv_groups import KVGroups
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
 from kernels.step_inputs import StepInputs, prepare_inputs
@@ -48,15 +54,21 @@ class ModelRunner:
         attention: AttentionBackend,
         config: ResolvedConfig,
         *,
+        groups: KVGroups,
         max_model_len: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Run `model`, which computes in `dtype` on `device`, with `attention`."""
+        """Run `model`, which computes in `dtype` on `device`, with `attention`.
+
+        Args:
+            groups: how its layers share blocks of the KV cache.
+        """
         self.model = model
         self.device = device
         self._attention = attention
         self._config = config
+        self._groups = groups
         self._dtype = dtype
         self._downloads = Downloads(device)
         self._expert_counts = ExpertCounts(model, self._downloads)
@@ -66,7 +78,9 @@ class ModelRunner:
         # Waits for its sampling.
         self._launched: tuple[Schedule, ForwardResults] | None = None
         vocab_size = model.spec.vocab_size
-        self._tables = allocate_tables(config, vocab_size, max_model_len, device)
+        self._tables = allocate_tables(
+            config, vocab_size, max_model_len, device, num_groups=len(groups.windows)
+        )
         self._sampler = Sampler(self._tables, vocab_size)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
@@ -77,7 +91,7 @@ class ModelRunner:
         self._kv_cache = allocate_kv_cache(
             num_blocks,
             self._config.block_size,
-            num_layers=model.num_layers,
+            groups=self._groups,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             dtype=kv_cache_dtype(self._config, self._dtype),
@@ -99,7 +113,7 @@ class ModelRunner:
     @property
     def _caches(self) -> list[Tensor]:
         """The keys and values of all layers."""
-        return [cache for layer in self._kv_cache for cache in layer]
+        return distinct_caches(self._kv_cache)
 
     def expert_counts(self) -> NDArray[Any] | None:
         """Return how often each expert was chosen, as `ExpertCounts.read`."""
@@ -123,7 +137,8 @@ class ModelRunner:
         Only the null block must be allocated, and no sequence may have a slot.
         """
         num_words = self._tables.allowed_tokens.shape[1]
-        for number, step in enumerate(warm_up_steps(self._config, self._tables.max_model_len)):
+        length, num_groups = self._tables.max_model_len, self._tables.num_groups
+        for number, step in enumerate(warm_up_steps(self._config, length, num_groups)):
             # With masks for all rows of the largest step, and without: different kernels.
             num_rows = 0 if number else step.num_rows
             self.forward(step)
@@ -252,6 +267,7 @@ class ModelRunner:
             seq_lens=inputs.seq_lens,
             block_tables=inputs.block_tables,
             num_decodes=num_decodes,
+            num_groups=self._tables.num_groups,
         )
         return self.model(batch, self._kv_cache, self._attention.plan(batch)), inputs
 

@@ -57,6 +57,7 @@ class NullRunner:
         model_spec: ModelSpec,
         token_ids: Sequence[int],
         *,
+        num_groups: int,
         max_model_len: int,
         step_s: float,
     ) -> None:
@@ -73,7 +74,9 @@ class NullRunner:
         self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
-        self._tables = allocate_tables(config, model_spec.vocab_size, max_model_len, _CPU)
+        self._tables = allocate_tables(
+            config, model_spec.vocab_size, max_model_len, _CPU, num_groups=num_groups
+        )
         self._sampler = Sampler(self._tables, model_spec.vocab_size)
 
     def forward(self, schedule: Schedule) -> None:

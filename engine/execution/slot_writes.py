@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from engine.core.constraints.token_masks import token_mask
-from engine.core.kv.kv_cache_manager import blocks_for
+from engine.core.kv.group_windows import blocks_for
 from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
 from engine.execution.devices import ResolvedConfig
 from engine.limits import MAX_LOGIT_BIAS
@@ -15,13 +15,23 @@ from kernels.slot_writes import SlotWrites
 
 
 def allocate_tables(
-    config: ResolvedConfig, vocab_size: int, max_model_len: int, device: torch.device
+    config: ResolvedConfig,
+    vocab_size: int,
+    max_model_len: int,
+    device: torch.device,
+    *,
+    num_groups: int,
 ) -> SlotTables:
-    """Return the tables of `max_num_seqs` sequences of up to `max_model_len` tokens."""
+    """Return the tables of `max_num_seqs` sequences of up to `max_model_len` tokens.
+
+    Args:
+        num_groups: of layers, each with block tables of its own.
+    """
     return SlotTables.allocate(
         config.max_num_seqs,
         max_model_len=max_model_len,
         max_blocks=blocks_for(max_model_len, config.block_size),
+        num_groups=num_groups,
         max_stop_token_ids=MAX_STOP_TOKEN_IDS,
         max_biases=MAX_LOGIT_BIAS,
         vocab_size=vocab_size,
@@ -37,7 +47,8 @@ def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWr
     writes, blocks = SlotWrites(tables), schedule.block_writes
     write_admissions(schedule.admissions, writes, tables.allowed_tokens.shape[1])
     ids = blocks.block_ids
-    writes.set_lists("block_tables", blocks.slots, blocks.starts, ids.start_loc, ids.values)
+    starts = blocks.groups * tables.max_blocks + blocks.starts
+    writes.set_lists("block_tables", blocks.slots, starts, ids.start_loc, ids.values)
     if (forced := schedule.forced) is not None:
         new = forced.token_ids
         writes.set_lists("token_ids", forced.slots, forced.starts, new.start_loc, new.values)

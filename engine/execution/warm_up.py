@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.core.kv.block_pool import NULL_BLOCK
-from engine.core.kv.kv_cache_manager import blocks_for
+from engine.core.kv.group_windows import blocks_for
 from engine.core.logprobs.scored_tokens import ScoredTokens
 from engine.core.request import Request
 from engine.core.schedule import Adjustments, SamplingBatch, Schedule
@@ -24,7 +24,7 @@ from engine.sampling_params import SamplingParams
 _PLAIN = SamplingParams(temperature=0)
 
 
-def largest_step(config: ResolvedConfig, max_model_len: int) -> Schedule:
+def largest_step(config: ResolvedConfig, max_model_len: int, num_groups: int = 1) -> Schedule:
     """Return the step that takes the most memory: as many tokens and rows as there may be.
 
     Each row uses every feature of sampling that takes memory per token of the vocabulary.
@@ -47,26 +47,28 @@ def largest_step(config: ResolvedConfig, max_model_len: int) -> Schedule:
         logprobs=config.max_logprobs,
         prompt_logprobs=config.max_logprobs,
     )
-    return padding_step(lengths.tolist(), params, config.block_size)
+    return padding_step(lengths.tolist(), params, config.block_size, num_groups)
 
 
-def warm_up_steps(config: ResolvedConfig, max_model_len: int) -> Iterator[Schedule]:
+def warm_up_steps(
+    config: ResolvedConfig, max_model_len: int, num_groups: int = 1
+) -> Iterator[Schedule]:
     """Yield steps that launch the kernels in all forms that a step can reach; the largest first."""
-    yield largest_step(config, max_model_len)
+    yield largest_step(config, max_model_len, num_groups)
     most = config.max_num_batched_tokens
     # Small prefill tiles; few log-probabilities, which are not found as many are; and biases in a
     # step without masks.
     one = min(1, config.max_logprobs)
     few = SamplingParams(temperature=0, logprobs=one, prompt_logprobs=one, logit_bias={0: 1.0})
-    yield padding_step([min(2, max_model_len, most)], few, config.block_size)
+    yield padding_step([min(2, max_model_len, most)], few, config.block_size, num_groups)
     long = [max_model_len] * (most // max_model_len) + [most % max_model_len]
     long = [length for length in long if length][: config.max_num_seqs]
     none = SamplingParams(temperature=1.0, logprobs=0, prompt_logprobs=0)
-    yield padding_step(long, none, config.block_size)
+    yield padding_step(long, none, config.block_size, num_groups)
     num_rows = 1
     while num_rows < config.max_num_seqs:  # the splits of decode rows are planned by powers of two
         num_rows = min(2 * num_rows, config.max_num_seqs)
-        yield padding_step([1] * num_rows, _PLAIN, config.block_size)
+        yield padding_step([1] * num_rows, _PLAIN, config.block_size, num_groups)
 
 
 def warm_up_sampling(num_rows: int, num_words: int, vocab_size: int) -> SamplingBatch:
@@ -82,7 +84,9 @@ def warm_up_sampling(num_rows: int, num_words: int, vocab_size: int) -> Sampling
     return SamplingBatch(rows, masks, adjustments if num_rows else None)
 
 
-def padding_step(lengths: Sequence[int], params: SamplingParams, block_size: int) -> Schedule:
+def padding_step(
+    lengths: Sequence[int], params: SamplingParams, block_size: int, num_groups: int = 1
+) -> Schedule:
     """Return a step that computes prompts of `lengths` tokens in the first slots, in any order.
 
     All their tokens are token 0, and all their blocks the null block. With `prompt_logprobs` all
@@ -92,7 +96,8 @@ def padding_step(lengths: Sequence[int], params: SamplingParams, block_size: int
     step = ScheduleBuilder(states)
     for length in sorted(lengths):
         request = Request(0, np.zeros(length, dtype=np.int32), params, max_tokens=2, seed=0)
-        request.kv.block_ids = [NULL_BLOCK] * blocks_for(length, block_size)
+        table = [NULL_BLOCK] * blocks_for(length, block_size)
+        request.kv.tables = [table] * num_groups
         states.assign(request)
         step.admit(request, length)
     schedule = step.build()

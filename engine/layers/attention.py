@@ -18,11 +18,16 @@ from kernels.rotary import rotary_and_cache
 class LayerCache(NamedTuple):
     """Paged keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
 
-    The dtype is the model's, or float8_e4m3fn.
+    The dtype is the model's, or float8_e4m3fn. Layers of different groups may share them, in
+    different blocks.
+
+    Attributes:
+        group: of the layer, whose block tables say which blocks are a sequence's.
     """
 
     key: Tensor
     value: Tensor
+    group: int = 0
 
 
 class StepAttention(Protocol):

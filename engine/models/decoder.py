@@ -187,9 +187,10 @@ class Decoder(nn.Module):
         if self.fused is not None:
             x, residual = self.fused(x, rotary[0], batch, kv_cache)
         else:
+            slots = [batch.group_slots(group) for group in range(batch.num_groups)]
             for layer, table, cache in zip(self.layers, self._tables, kv_cache, strict=True):
                 x, residual = layer(
-                    x, residual, rotary[table], batch.slot_mapping, cache, attention
+                    x, residual, rotary[table], slots[cache.group], cache, attention
                 )
         assert residual is not None
         return self.norm.add(x, residual)[0]

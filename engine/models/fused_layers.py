@@ -54,12 +54,12 @@ class FusedLayers(nn.Module):
         out: tuple[Tensor, Tensor] = self._layers.forward(
             x,
             *rotary,
-            batch.slot_mapping,
+            [batch.group_slots(cache.group) for cache in kv_cache],
             [cache.key for cache in kv_cache],
             [cache.value for cache in kv_cache],
             batch.query_start_loc,
             batch.seq_lens,
-            batch.block_tables,
+            [batch.group_tables(cache.group) for cache in kv_cache],
         )
         return out
 

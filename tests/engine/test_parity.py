@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from engine import LLM, RequestOutput, SamplingParams
+from engine.models.kv_groups import group_layers
+from engine.models.registry import read_model_spec
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
 from tests.factories.greedy import Answer, GreedyReference, check_answer
@@ -117,6 +119,12 @@ def ahead(request: pytest.FixtureRequest) -> dict[str, bool]:
     return {"async_scheduling": request.param}
 
 
+def tight(reference: Reference) -> int:
+    """Return how many blocks the longest sequence alone needs, and the null block."""
+    groups = group_layers(read_model_spec(reference.checkpoint).sliding_windows, 40)
+    return 1 + len(groups.windows) * 40 // BLOCK_SIZE
+
+
 def check(reference: Reference, outputs: list[RequestOutput], llm: LLM) -> None:
     for output, answer in zip(outputs, reference.answers, strict=True):
         check_answer(output, answer)
@@ -159,17 +167,17 @@ def test_with_prefix_hits(reference: Reference, ahead: dict[str, bool]) -> None:
 
 @each_mode
 def test_under_preemption(reference: Reference, ahead: dict[str, bool]) -> None:
-    llm = make_llm(reference, **ahead, num_gpu_blocks_override=1 + 40 // BLOCK_SIZE)
+    llm = make_llm(reference, **ahead, num_gpu_blocks_override=tight(reference))
     outputs = llm.generate(reference.prompts, PARAMS, use_tqdm=False)
     check(reference, outputs, llm)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
 
 
-@pytest.mark.parametrize("reference", ["llama", "mistral-sliding-window"], indirect=True)
+@pytest.mark.parametrize("reference", ["llama", "mistral-sliding-window", "gemma2"], indirect=True)
 def test_with_swap_space(reference: Reference, ahead: dict[str, bool]) -> None:
     llm = make_llm(
         reference,
-        num_gpu_blocks_override=1 + 40 // BLOCK_SIZE,
+        num_gpu_blocks_override=tight(reference),
         swap_space=2**-6,
         enable_prefix_caching=False,
         **ahead,

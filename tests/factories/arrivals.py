@@ -44,6 +44,17 @@ class Arrival:
         return [make_request(uid, prompt, index=index, **fields) for index in range(self.n)]
 
 
+# Of the groups of layers; a block has 4 tokens.
+WINDOWS: tuple[tuple[int | None, ...], ...] = (
+    (None,),
+    (5,),
+    (None, 6),
+    (None, 1, 1),
+    (9, 17),
+    (None, 4, 13, 4),
+)
+
+
 def arrivals(**changes: st.SearchStrategy[Any]) -> st.SearchStrategy[Arrival]:
     """Draw arrivals, the fields in `changes` from these."""
     fields = {
@@ -60,8 +71,8 @@ def arrivals(**changes: st.SearchStrategy[Any]) -> st.SearchStrategy[Arrival]:
 
 
 def schedulers(**changes: st.SearchStrategy[Any]) -> st.SearchStrategy[Scheduler]:
-    """Draw schedulers of few blocks, the arguments in `changes` from these."""
-    arguments = {
+    """Draw schedulers of few blocks per group, the arguments in `changes` from these."""
+    arguments: dict[str, st.SearchStrategy[Any]] = {
         "num_blocks": st.integers(12, 40),
         "max_num_seqs": st.integers(1, 6),
         "max_num_batched_tokens": st.integers(6, 40),
@@ -69,8 +80,13 @@ def schedulers(**changes: st.SearchStrategy[Any]) -> st.SearchStrategy[Scheduler
         "long_prefill_token_threshold": st.sampled_from([0, 5]),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "num_host_blocks": st.one_of(st.just(0), st.integers(1, 60)),
+        "windows": st.sampled_from(WINDOWS),
     }
-    return st.builds(make_scheduler, **{**arguments, **changes})
+    return st.builds(_scheduler, **{**arguments, **changes})
+
+
+def _scheduler(num_blocks: int, windows: Sequence[int | None], **others: Any) -> Scheduler:
+    return make_scheduler(num_blocks=num_blocks * len(windows), windows=windows, **others)
 
 
 def serve(

@@ -14,6 +14,7 @@ from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.build import build_model
 from engine.models.conversion import check_deterministic, convert_weights
+from engine.models.kv_groups import KVGroups
 from engine.models.registry import read_model_spec
 from engine.quantization.registry import read_quantization
 from engine.weights import load_weights
@@ -71,7 +72,7 @@ class PagedModel:
         self._cache = allocate_kv_cache(
             num_blocks,
             block_size,
-            num_layers=self.spec.num_layers,
+            groups=KVGroups.single(self.spec.num_layers),
             num_kv_heads=self.spec.num_kv_heads,
             head_dim=self.spec.head_dim,
             dtype=dtype,

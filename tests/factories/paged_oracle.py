@@ -1,10 +1,11 @@
 """A fake device that detects every paging error.
 
 It keeps tokens and block table of each slot and receives only changes, like the device. The "KV" of
-a token is a hash of all tokens up to it, stored in a paged cache through the block tables, copies
-and swaps that the scheduler issues. Each step checks that every sequence finds the right content in
-its blocks; the next token is a function of that content. So a request's output is correct exactly
-if scheduling, prefix sharing, copying and preemption are.
+a token is a hash of all tokens up to it and of the group of layers, stored in a paged cache through
+the block tables, copies and swaps that the scheduler issues. Each step checks that every sequence
+finds the right content in the blocks of each group, where its tokens look; the next token is a
+function of that content. So a request's output is correct exactly if scheduling, prefix sharing,
+copying and preemption are.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.core.integrity import check_integrity
+from engine.core.kv.block_pool import NULL_BLOCK
 from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.core.request import Request
 from engine.core.schedule import BEAM, LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
@@ -60,7 +62,7 @@ class Slot:
     max_tokens: int
     stop_token_ids: set[int]
     token_ids: list[int]
-    block_ids: list[int]
+    tables: list[list[int]]
     num_computed_tokens: int
     num_candidates: int  # of a beam, else 0
     finish_reason: int = RUNNING
@@ -126,6 +128,7 @@ class PagedOracle:
     def __init__(self, scheduler: Scheduler, num_ahead: int = 0) -> None:
         self.scheduler = scheduler
         self.block_size = scheduler.kv_cache.block_size
+        self.windows = scheduler.kv_cache.windows.windows
         self.num_ahead = num_ahead
         self.num_wasted_rows = 0
         self.num_computed_tokens = 0
@@ -175,8 +178,10 @@ class PagedOracle:
                 continue
             self.num_computed_tokens += row.num_tokens
             for position in range(slot.num_computed_tokens, row.end):
-                block, place = self._place(slot, position)
-                block[place] = chain(slot.token_ids[: position + 1])
+                content = chain(slot.token_ids[: position + 1])
+                for group in range(len(self.windows)):
+                    block, place = self._place(slot, group, position)
+                    block[place] = content + bytes([group])
         scores = None if schedule.scored is None else self._score(rows, schedule.scored)
         token_ids, reasons = [], []
         beams: list[tuple[int, list[int], int]] = []
@@ -229,7 +234,7 @@ class PagedOracle:
                 max_tokens=int(admissions.max_tokens[item]),
                 stop_token_ids=set(admissions.stop_token_ids[item].tolist()),
                 token_ids=admissions.token_ids[item].tolist(),
-                block_ids=[],
+                tables=[[] for _ in self.windows],
                 num_computed_tokens=int(admissions.num_computed_tokens[item]),
                 num_candidates=(
                     int(admissions.num_top_logprobs[item])
@@ -239,26 +244,35 @@ class PagedOracle:
             )
         for item, slot in enumerate(blocks.slots.tolist()):
             start = int(blocks.starts[item])
-            assert start <= len(self._slots[slot].block_ids)
-            self._slots[slot].block_ids[start:] = blocks.block_ids[item].tolist()
+            table = self._slots[slot].tables[blocks.groups[item]]
+            assert start <= len(table)
+            table[start:] = blocks.block_ids[item].tolist()
         running = {request.slot: request for request in self.scheduler.running}
         for row, number in enumerate(schedule.slots.tolist()):
             request, slot = running[number], self._slots[number]
-            assert slot.block_ids == request.kv.block_ids
+            for known, table in zip(slot.tables, request.kv.tables, strict=True):
+                # The device is not told which blocks have been given back.
+                assert len(known) == len(table)
+                assert all(b in (a, NULL_BLOCK) for a, b in zip(known, table, strict=True))
             assert slot.index == request.index
             if slot.finish_reason == RUNNING:
-                known = len(slot.token_ids) - slot.num_prompt_tokens
-                assert not schedule.wants_token[row] or schedule.num_output_tokens[row] == known
+                num_output = len(slot.token_ids) - slot.num_prompt_tokens
+                assert not schedule.wants_token[row] or (
+                    schedule.num_output_tokens[row] == num_output
+                )
 
     def _check(self, row: Row) -> None:
         slot = row.slot
         assert row.wants_token == (row.end == len(slot.token_ids))
-        for position in range(row.end):
-            block, place = self._place(slot, position)
-            assert block[place] == chain(slot.token_ids[: position + 1]), (
-                f"sequence {slot} finds foreign KV at {position}"
-            )
+        contents = [chain(slot.token_ids[: position + 1]) for position in range(row.end)]
+        for group, window in enumerate(self.windows):
+            first = max(0, slot.num_computed_tokens - (window or row.end) + 1)
+            for position in range(first if window else 0, row.end):
+                block, place = self._place(slot, group, position)
+                assert block[place] == contents[position] + bytes([group]), (
+                    f"sequence {slot} finds foreign KV of group {group} at {position}"
+                )
 
-    def _place(self, slot: Slot, position: int) -> tuple[list[bytes], int]:
-        block_id = slot.block_ids[position // self.block_size]
+    def _place(self, slot: Slot, group: int, position: int) -> tuple[list[bytes], int]:
+        block_id = slot.tables[group][position // self.block_size]
         return self.blocks.device[block_id], position % self.block_size

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from engine.core.kv.group_windows import GroupWindows
 from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.kv.tables import num_places
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.sampling_params import SamplingParams
@@ -61,12 +63,18 @@ def make_scheduler(
     policy: str = "fcfs",
     num_host_blocks: int = 0,
     max_model_len: int = 256,
+    windows: Sequence[int | None] = (None,),
 ) -> Scheduler:
     cache = KVCacheManager(
         num_blocks,
         block_size,
         enable_prefix_caching=enable_prefix_caching,
         num_host_blocks=num_host_blocks,
+        windows=GroupWindows(
+            windows,
+            block_size,
+            max_step_tokens=long_prefill_token_threshold or max_num_batched_tokens,
+        ),
     )
     return Scheduler(
         cache,
@@ -82,9 +90,9 @@ def make_scheduler(
 
 def reuse_prefix(cache: KVCacheManager, request: Request) -> int:
     """Give `request` its cached prefix; return the number of its tokens."""
-    prefix, _ = cache.find_prefix(request)
+    prefix, _ = cache.prefix_cache.find(request)
     cache.reuse_prefix(request, prefix)
-    return len(prefix) * cache.block_size
+    return num_places(prefix) * cache.block_size
 
 
 class StopString:

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from engine import LLM, SamplingParams
+from engine.execution.memory.kv_caches import distinct_caches
 from engine.weights import SINGLE
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -144,6 +145,6 @@ def test_the_cache_takes_a_quarter_of_float32s(checkpoint: Checkpoint) -> None:
     per_block = 16 * 2 * 2 * 32  # K and V of two heads, one byte per value
     llm = checkpoint.llm(kv_cache_memory_bytes=9 * per_block)
     assert llm.num_blocks == 9 - 1
-    caches = [tensor for layer in llm._core._runner._kv_cache for tensor in layer]
+    caches = distinct_caches(llm._core._runner._kv_cache)
     assert sum(cache.nbytes for cache in caches) == 9 * per_block
     assert "MiB of float8_e4m3fn)" in llm._core.ready.description

@@ -44,7 +44,9 @@ def from_lists(
     """Return the result of `reference`, computed token by token."""
     computed = tables.num_computed_tokens.tolist()
     known, reasons = tables.num_tokens.tolist(), tables.finish_reasons.tolist()
-    token_ids, positions, slot_mapping = [0] * num_tokens, [0] * num_tokens, [-1] * num_tokens
+    num_groups, max_blocks = tables.num_groups, tables.max_blocks
+    token_ids, positions = [0] * num_tokens, [0] * num_tokens
+    slot_mapping = [-1] * num_groups * num_tokens
     seq_lens, logits_rows, sample_slots = [], [], []
     block_tables = torch.zeros(len(slots), tables.block_tables.shape[1], dtype=torch.int32)
     for i, slot in enumerate(slots):
@@ -58,10 +60,14 @@ def from_lists(
         for place, position in enumerate(range(computed[slot], end), start=starts[i]):
             token_ids[place] = int(tables.token_ids[slot, position])
             positions[place] = position
-            block = int(tables.block_tables[slot, position // block_size])
-            slot_mapping[place] = block * block_size + position % block_size
+            for group in range(num_groups):
+                entry = group * max_blocks + position // block_size
+                first = int(tables.block_tables[slot, entry]) * block_size
+                slot_mapping[group * num_tokens + place] = first + position % block_size
         num_blocks = -(-end // block_size)
-        block_tables[i, :num_blocks] = tables.block_tables[slot, :num_blocks]
+        for group in range(num_groups):
+            entries = slice(group * max_blocks, group * max_blocks + num_blocks)
+            block_tables[i, entries] = tables.block_tables[slot, entries]
         computed[slot] = end
     inputs = StepInputs(
         token_ids=longs(*token_ids),
@@ -96,9 +102,10 @@ def check(
     assert_tables_equal(tables, before)
 
 
+@pytest.mark.parametrize("num_groups", [1, 3])
 @pytest.mark.parametrize(("rows", "padding"), CASES.values(), ids=CASES.keys())
-def test_the_reference_equals_plain_python(rows: Rows, padding: int) -> None:
-    tables = random_tables(7)
+def test_the_reference_equals_plain_python(rows: Rows, padding: int, num_groups: int) -> None:
+    tables = random_tables(7, num_groups=num_groups)
     slots, starts = lay_out(tables, rows)
     num_tokens = starts[-1] + padding
     found, computed = reference(tables, ints(*slots), ints(*starts), num_tokens, 16)
@@ -108,18 +115,21 @@ def test_the_reference_equals_plain_python(rows: Rows, padding: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["triton", "torch"])
+@pytest.mark.parametrize("num_groups", [1, 3])
 @pytest.mark.parametrize(("rows", "padding"), CASES.values(), ids=CASES.keys())
-def test_steps(rows: Rows, padding: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps(
+    rows: Rows, padding: int, num_groups: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "torch":
         monkeypatch.setattr(device, "runs_triton", lambda tensor: False)
-    tables = random_tables(7)
+    tables = random_tables(7, num_groups=num_groups)
     slots, starts = lay_out(tables, rows)
     check(tables, slots, starts, starts[-1] + padding, 16)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 32, 64])
 def test_more_tokens_and_blocks_than_a_programs_tile(block_size: int) -> None:
-    tables = random_tables(3, max_model_len=4000, block_size=block_size)
+    tables = random_tables(3, max_model_len=4000, block_size=block_size, num_groups=2)
     tables.finish_reasons.fill_(RUNNING)
     tables.num_tokens.copy_(ints(3333, 4000, 2048))
     tables.num_computed_tokens.copy_(ints(0, 3999, 1000))

@@ -20,7 +20,7 @@ MAX_TOKENS = 16
 
 @pytest.mark.server
 @pytest.mark.large
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt-oss", "mixtral"])
 def test_greedy_tokens(name: str, tmp_path: Path) -> None:
     architecture, fields = FAMILIES[name]
     lengths = (3, 25, 40, 31, 60, 5)

@@ -82,7 +82,7 @@ class BeamScheduler:
                 self._kv_cache.reset(beam)
                 beam.write(parent.token_ids)
                 beam.append(token_id)
-                if parent.kv.block_ids:
+                if parent.kv.tables:
                     self._kv_cache.fork(parent, beam)
         for beam, parent, token_id in zip(group.live, parents, token_ids, strict=True):
             if beam is parent:

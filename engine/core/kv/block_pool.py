@@ -44,7 +44,7 @@ class BlockPool:
         """Return the block with this content, in use or free; None if there is none."""
         return self._block_of.get(content_hash)
 
-    def allocate(self, count: int, *, after: int | None = None) -> list[int] | None:
+    def allocate(self, count: int, *, after: int = NULL_BLOCK) -> list[int] | None:
         """Take `count` free blocks with one reference each; None if there are too few.
 
         The block that follows `after` in memory is preferred if it is free and has no cached
@@ -58,8 +58,8 @@ class BlockPool:
             taken.append(after)
         return taken
 
-    def _take(self, after: int | None) -> int:
-        adjacent = NULL_BLOCK if after is None else after + 1
+    def _take(self, after: int) -> int:
+        adjacent = NULL_BLOCK if after == NULL_BLOCK else after + 1
         if adjacent in self._free_empty:
             block_id = adjacent
             del self._free_empty[block_id]

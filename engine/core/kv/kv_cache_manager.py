@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.block_pool import NULL_BLOCK, BlockPool
+from engine.core.kv.group_windows import GroupWindows, blocks_for
 from engine.core.kv.host_block_pool import HostBlockPool
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.kv.tables import Tables, blocks_of, num_places
 from engine.core.request import Request
+
+_NO_HOST_BLOCK = -1
 
 
 class BlockCopy(NamedTuple):
@@ -21,24 +25,18 @@ class BlockCopy(NamedTuple):
     destination: int
 
 
-def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Return how many blocks of `block_size` tokens hold `num_tokens` tokens."""
-    return -(-num_tokens // block_size)
-
-
-def _salt_hash(cache_salt: str) -> bytes:
-    """Return the parent hash of a first block, which is never the hash of tokens."""
-    if not cache_salt:
-        return b""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache_salt").digest()
-
-
 class KVCacheManager:
-    """Block tables of the requests over one `BlockPool`.
+    """Block tables of the requests over one `BlockPool`, one for each group of layers.
 
-    Full blocks are addressed by a hash chained over the request's `cache_salt` and all tokens up to
-    their end, so equal hashes mean equal KV of requests with the same salt. The KV of a preempted
-    request may be swapped out to blocks of the host.
+    The KV of a preempted request may be swapped out to blocks of the host.
+
+    In a group with a window the blocks that no token to come sees are given back, and are found by
+    their content until they are taken. Blocks for tokens to come are allocated step by step there,
+    and all at once in a group without.
+
+    Attributes:
+        windows: of the groups.
+        prefix_cache: finds blocks by their content.
     """
 
     def __init__(
@@ -48,152 +46,170 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool,
         num_host_blocks: int = 0,
+        windows: GroupWindows | None = None,
     ) -> None:
-        """Manage `num_blocks` blocks of `block_size` tokens, and `num_host_blocks` on the host."""
+        """Manage `num_blocks` blocks of `block_size` tokens, and `num_host_blocks` on the host.
+
+        Args:
+            windows: of the groups of layers; None: all are one group without a window.
+        """
         self.block_size = block_size
-        self.enable_prefix_caching = enable_prefix_caching
+        self.windows = windows or GroupWindows((None,), block_size, max_step_tokens=1)
         self.pool = BlockPool(num_blocks)
         self.host_pool = HostBlockPool(num_host_blocks)
+        self.prefix_cache = PrefixCache(self.pool, self.windows, enabled=enable_prefix_caching)
 
-    def find_prefix(self, request: Request) -> tuple[list[int], bytes | None]:
-        """Return the blocks of the longest cached prefix of `request`, and the hash of the next.
+    def num_missing_blocks(self, request: Request, prefix: Tables) -> int:
+        """Return how many free blocks the waiting `request` needs at most for all its tokens.
 
-        No blocks if it has some already, and no hash if nothing would make the prefix longer.
-        Left to compute are the last token, whose logits are needed, and those that are scored.
+        `prefix` is what `PrefixCache.find` returned, for a request without blocks of its own.
         """
-        blocks: list[int] = []
-        if self.enable_prefix_caching and not request.kv.block_ids:
-            scores, end = request.prompt_scores, request.num_tokens - 1
-            if scores is not None and not scores.is_scheduled:
-                end = scores.num_scheduled
-            for i in range(end // self.block_size):
-                content_hash = self._block_hash(request, i)
-                block_id = self.pool.find(content_hash)
-                if block_id is None:
-                    return blocks, content_hash
-                blocks.append(block_id)
-        return blocks, None
+        tables, end = request.kv.tables or prefix, request.num_tokens
+        num_computed = max(request.num_computed_tokens, request.kv.num_swapped_tokens)
+        num_missing = 0
+        for group, window in enumerate(self.windows.windows):
+            table = tables[group] if tables else []
+            start = max(num_computed, 0 if request.kv.tables else len(table) * self.block_size)
+            first = self.windows.first_place(window, start)
+            held = sum(block != NULL_BLOCK for block in table[first:])
+            wanted = blocks_for(end, self.block_size) - first
+            num_missing += min(wanted, self.windows.most_blocks(window, end)) - held
+            num_missing += len(self._shared_places(table, start, end))
+        if request.kv.tables:
+            return num_missing
+        revived = (block for block in blocks_of(prefix) if self.pool.ref_count(block) == 0)
+        return num_missing + sum(1 for _ in revived)
 
-    def has_block(self, content_hash: bytes | None) -> bool:
-        """Whether a block with this content is cached; False for None."""
-        return content_hash is not None and self.pool.find(content_hash) is not None
+    def reuse_prefix(self, request: Request, prefix: Tables) -> None:
+        """Give a request the blocks that `PrefixCache.find` returned: none if it has some."""
+        if prefix:
+            self.pool.share(blocks_of(prefix))
+            self._give(request, [list(table) for table in prefix])
 
-    def computing_hash(self, request: Request) -> bytes | None:
-        """Return the hash of the next block that a running `request` completes by prefill."""
-        place = request.num_computed_tokens // self.block_size
-        if not self.enable_prefix_caching or place >= request.num_tokens // self.block_size:
-            return None
-        return self._block_hash(request, place)
+    @staticmethod
+    def _give(request: Request, tables: Tables) -> None:
+        request.kv.tables = tables
+        request.kv.num_dropped = [0] * len(tables)
 
-    def num_missing_blocks(self, request: Request, prefix: list[int]) -> int:
-        """Return how many free blocks the waiting `request` needs for all its tokens.
-
-        `prefix` is what `find_prefix` returned, for a request without blocks of its own.
-        """
-        num_blocks = blocks_for(request.num_tokens, self.block_size)
-        if request.kv.block_ids:
-            start, end = request.num_computed_tokens, request.num_tokens
-            copied = self._shared_blocks(request.kv.block_ids, start, end)
-            return num_blocks - len(request.kv.block_ids) + len(copied)
-        revived = sum(self.pool.ref_count(block_id) == 0 for block_id in prefix)
-        return num_blocks - len(prefix) + revived
-
-    def reuse_prefix(self, request: Request, prefix: list[int]) -> None:
-        """Give a request the blocks that `find_prefix` returned: none if it has some."""
-        self.pool.share(prefix)
-        request.kv.block_ids += prefix
-
-    def allocate(self, request: Request, num_new_tokens: int) -> list[BlockCopy] | None:
+    def allocate(
+        self, request: Request, num_new_tokens: int, *, reserve: bool = False
+    ) -> list[BlockCopy] | None:
         """Allocate blocks for the KV of the next `num_new_tokens` tokens.
 
         Shared blocks that the tokens would be written into are replaced by private copies
         (copy-on-write); the returned copies must be carried out before the step. None, without any
-        change, if the pool has too few blocks.
+        change, if the pool has too few blocks; what is behind a window is given back first.
+
+        Args:
+            reserve: groups without a window get blocks for all tokens of the request.
         """
-        block_ids = request.kv.block_ids
         start = request.num_computed_tokens
         end = start + num_new_tokens
-        shared = self._shared_blocks(block_ids, start, end)
-        num_missing = max(0, blocks_for(end, self.block_size) - len(block_ids))
-        if not num_missing and not shared:
+        last = request.num_tokens if reserve else end
+        self._drop_unseen(request)
+        tables = request.kv.tables or [[] for _ in self.windows.windows]
+        needs: list[tuple[list[int], int, list[int]]] = []
+        for table, window in zip(tables, self.windows.windows, strict=True):
+            first = max(len(table), self.windows.first_place(window, start))
+            num_fresh = blocks_for(last if window is None else end, self.block_size) - first
+            needs.append((table, max(0, num_fresh), self._shared_places(table, start, last)))
+        num_needed = sum(fresh + len(shared) for _, fresh, shared in needs)
+        if not num_needed:
             return []
-        last = block_ids[-1] if block_ids else None
-        blocks = self.pool.allocate(num_missing + len(shared), after=last)
-        if blocks is None:
+        if num_needed > self.pool.num_free:
             return None
-        block_ids.extend(blocks[:num_missing])
-        copies = []
-        for i, destination in zip(shared, blocks[num_missing:], strict=True):
-            copies.append(BlockCopy(block_ids[i], destination))
-            self.pool.release([block_ids[i]])
-            block_ids[i] = destination
+        copies: list[BlockCopy] = []
+        for (table, num_fresh, shared), window in zip(needs, self.windows.windows, strict=True):
+            after = table[-1] if table else NULL_BLOCK
+            blocks = self.pool.allocate(num_fresh + len(shared), after=after)
+            assert blocks is not None
+            if num_fresh:
+                first = self.windows.first_place(window, start)
+                table += [NULL_BLOCK] * (first - len(table))
+            table += blocks[:num_fresh]
+            for place, destination in zip(shared, blocks[num_fresh:], strict=True):
+                copies.append(BlockCopy(table[place], destination))
+                self.pool.release([table[place]])
+                table[place] = destination
+        if not request.kv.tables:
+            self._give(request, tables)
         return copies
 
-    def _shared_blocks(self, block_ids: list[int], start: int, end: int) -> list[int]:
+    def _shared_places(self, table: list[int], start: int, end: int) -> list[int]:
         """Return the places of shared blocks that the tokens `start` to `end` are written to."""
         size = self.block_size
-        places = range(start // size, min(len(block_ids), blocks_for(end, size)))
-        return [i for i in places if self.pool.ref_count(block_ids[i]) > 1]
+        places = range(start // size, min(len(table), blocks_for(end, size)))
+        return [i for i in places if self.pool.ref_count(table[i]) > 1]
 
-    def commit(self, request: Request, num_tokens: int) -> None:
-        """Enter the full blocks among the first `num_tokens` tokens in the prefix cache.
-
-        They must be known and computed, or the next step to run computes them. A sampled token is
-        computed only if it is not the last of its sequence.
-        """
-        num_full = num_tokens // self.block_size
-        if num_full <= request.kv.num_committed_blocks or not self.enable_prefix_caching:
-            return
-        for i in range(request.kv.num_committed_blocks, num_full):
-            self.pool.commit(request.kv.block_ids[i], self._block_hash(request, i))
-        request.kv.num_committed_blocks = num_full
+    def _drop_unseen(self, request: Request) -> None:
+        """Give back the blocks that no token to come sees."""
+        kv = request.kv
+        for group, table in enumerate(kv.tables):
+            window = self.windows.windows[group]
+            first = min(self.windows.first_place(window, request.num_computed_tokens), len(table))
+            dropped = range(kv.num_dropped[group], first)
+            self.pool.release(table[place] for place in dropped if table[place] != NULL_BLOCK)
+            for place in dropped:
+                table[place] = NULL_BLOCK
+            kv.num_dropped[group] = max(kv.num_dropped[group], first)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child`, which has no blocks, share those of its tokens: `parent` has them all, too.
 
         It computes the last of them itself, even if `parent` has, for its logits.
         """
-        assert not child.kv.block_ids
+        assert not child.kv.tables
         num_tokens = child.num_tokens
         child.num_computed_tokens = num_tokens - 1
-        child.kv.block_ids = parent.kv.block_ids[: blocks_for(num_tokens, self.block_size)]
+        num_blocks = blocks_for(num_tokens, self.block_size)
+        self._give(child, [table[:num_blocks] for table in parent.kv.tables])
         child.kv.block_hashes = parent.kv.block_hashes[: num_tokens // self.block_size]
         child.kv.num_committed_blocks = len(child.kv.block_hashes)
-        self.pool.share(child.kv.block_ids)
+        self.pool.share(blocks_of(child.kv.tables))
 
     def swap_out(self, request: Request) -> list[BlockCopy] | None:
         """Move the KV of a request to the host, and free its blocks.
 
         The returned copies must be carried out before the next step. Shared blocks are copied too:
-        the other requests may free them before this one resumes. None, without any change, if the
-        host has too few blocks.
+        the other requests may free them before this one resumes. None if the host has too few
+        blocks; the request keeps its own then.
         """
+        self._drop_unseen(request)
         num_blocks = blocks_for(request.num_computed_tokens, self.block_size)
-        host_block_ids = self.host_pool.allocate(num_blocks)
-        if host_block_ids is None:
+        tables = [table[:num_blocks] for table in request.kv.tables]
+        sources = list(blocks_of(tables))
+        hosts = self.host_pool.allocate(len(sources))
+        if hosts is None:
             return None
-        swaps = list(map(BlockCopy, request.kv.block_ids[:num_blocks], host_block_ids))
+        swaps, unused = list(map(BlockCopy, sources, hosts)), iter(hosts)
+        request.kv.host_tables = [
+            [_NO_HOST_BLOCK if block == NULL_BLOCK else next(unused) for block in table]
+            for table in tables
+        ]
         self.free(request)
-        request.kv.host_block_ids = host_block_ids
         request.kv.num_swapped_tokens = request.num_computed_tokens
         return swaps
 
-    def swap_in(self, request: Request, num_shared: int) -> list[BlockCopy]:
+    def swap_in(self, request: Request, prefix: Tables) -> list[BlockCopy]:
         """Move swapped-out KV of a request from the host to its allocated blocks.
 
-        The first `num_shared` of these have their KV from the prefix cache. The returned copies
-        must be carried out before the step.
+        The places in `prefix` have their KV from the prefix cache. The returned copies must be
+        carried out before the step.
         """
-        host_block_ids = request.kv.host_block_ids
-        block_ids = request.kv.block_ids[: len(host_block_ids)]
-        swaps = list(map(BlockCopy, host_block_ids[num_shared:], block_ids[num_shared:]))
+        num_shared = num_places(prefix)
+        swaps = [
+            BlockCopy(host, block)
+            for hosts, table in zip(request.kv.host_tables, request.kv.tables, strict=False)
+            for host, block in list(zip(hosts, table, strict=False))[num_shared:]
+            if host != _NO_HOST_BLOCK and block != NULL_BLOCK
+        ]
         self.discard_swapped(request)
         return swaps
 
     def discard_swapped(self, request: Request) -> None:
         """Free the host blocks of a request."""
-        self.host_pool.release(request.kv.host_block_ids)
-        request.kv.host_block_ids = []
+        self.host_pool.release(_host_blocks(request))
+        request.kv.host_tables = []
         request.kv.num_swapped_tokens = 0
 
     def lose(
@@ -208,16 +224,17 @@ class KVCacheManager:
                 whose KV that was compute it again.
         """
         for request in requests:
-            self.pool.forget(request.kv.block_ids)
+            self.pool.forget(blocks_of(request.kv.tables))
         unwritten = set(host_block_ids)
         for request in others:
-            if not unwritten.isdisjoint(request.kv.host_block_ids):
+            if not unwritten.isdisjoint(_host_blocks(request)):
                 self.discard_swapped(request)
 
     def free(self, request: Request) -> None:
         """Free all blocks of a request; its tail is evicted first, its prefix last."""
-        self.pool.release(reversed(request.kv.block_ids))
-        request.kv.block_ids = []
+        for table in request.kv.tables:
+            self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
+        request.kv.tables = []
         request.kv.num_committed_blocks = 0
 
     def reset(self, request: Request) -> None:
@@ -227,15 +244,6 @@ class KVCacheManager:
         request.kv.block_hashes = []
         request.num_computed_tokens = 0
 
-    def _block_hash(self, request: Request, place: int) -> bytes:
-        """Return the content hash of a full block: of all tokens up to its end."""
-        hashes, size = request.kv.block_hashes, self.block_size
-        for i in range(len(hashes), place + 1):
-            parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)
-            tokens = request.tokens[i * size : (i + 1) * size].tobytes()
-            hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
-        return hashes[place]
-
     def check_idle(self) -> None:
         """Assert, by counters alone, that no request holds a block."""
         self.pool.check_idle()
@@ -244,13 +252,22 @@ class KVCacheManager:
     def check_integrity(self, requests: list[Request]) -> None:
         """Assert that the blocks of `requests` account for every reference in the pools."""
         self.pool.check_integrity()
-        self.host_pool.check_integrity(b for request in requests for b in request.kv.host_block_ids)
+        self.host_pool.check_integrity(b for request in requests for b in _host_blocks(request))
         counts: dict[int, int] = {}
         for request in requests:
-            num_swapped = blocks_for(request.kv.num_swapped_tokens, self.block_size)
-            assert len(request.kv.host_block_ids) == num_swapped
-            assert not (request.kv.host_block_ids and request.kv.block_ids)
-            for block_id in request.kv.block_ids:
+            kv = request.kv
+            num_swapped = blocks_for(kv.num_swapped_tokens, self.block_size)
+            assert all(len(hosts) == num_swapped for hosts in kv.host_tables)
+            assert not (kv.host_tables and kv.tables)
+            for table, window in zip(kv.tables, self.windows.windows, strict=False):
+                # What the next token sees is there.
+                first = self.windows.first_seen(window, request.num_computed_tokens)
+                assert NULL_BLOCK not in table[first:]
+            for block_id in blocks_of(kv.tables):
                 counts[block_id] = counts.get(block_id, 0) + 1
         for block_id in range(1, self.pool.num_blocks):
             assert self.pool.ref_count(block_id) == counts.get(block_id, 0), f"block {block_id}"
+
+
+def _host_blocks(request: Request) -> Iterator[int]:
+    return (b for hosts in request.kv.host_tables for b in hosts if b != _NO_HOST_BLOCK)

@@ -163,7 +163,7 @@ class WaitingQueues:
             del self._tenant_loads[tenant]
 
     def _queue_of(self, request: Request) -> TenantQueue:
-        if request.kv.block_ids:
+        if request.kv.tables:
             return self.forked
         return self.queued if _is_new(request) else self.paused
 

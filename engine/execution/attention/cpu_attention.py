@@ -52,7 +52,7 @@ class CpuStepAttention:
             cache.value,
             self.batch.query_start_loc,
             self.batch.seq_lens,
-            self.batch.block_tables,
+            self.batch.group_tables(cache.group),
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,

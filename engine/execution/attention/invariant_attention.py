@@ -45,7 +45,7 @@ class InvariantStepAttention:
             query,
             cache.key,
             cache.value,
-            self.batch.block_tables,
+            self.batch.group_tables(cache.group),
             self.batch.query_start_loc,
             self.batch.seq_lens,
             scale=scale,

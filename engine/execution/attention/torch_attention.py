@@ -29,8 +29,11 @@ class TorchAttention:
     def plan(self, batch: Batch) -> StepAttention:
         starts: list[int] = batch.query_start_loc.tolist()
         lengths: list[int] = batch.seq_lens.tolist()
+        tables = [batch.group_tables(group) for group in range(batch.num_groups)]
         sequences = [
-            _Sequence(starts[i], starts[i + 1], length, self._blocks(batch.block_tables[i], length))
+            _Sequence(
+                starts[i], starts[i + 1], length, [self._blocks(each[i], length) for each in tables]
+            )
             for i, length in enumerate(lengths)
             if length
         ]
@@ -46,17 +49,17 @@ class _Sequence:
     query_start: int
     query_end: int
     length: int
-    blocks: list[int]
+    blocks: list[list[int]]  # of each group of layers
 
 
 class TorchStepAttention:
-    """A `StepAttention`: finds the blocks of each sequence's keys once per window size."""
+    """A `StepAttention`: finds the blocks of each sequence's keys once per group and window."""
 
     def __init__(self, sequences: list[_Sequence], block_size: int, device: torch.device) -> None:
         self._sequences = sequences
         self._block_size = block_size
         self._device = device
-        self._spans: dict[int | None, list[Span]] = {}
+        self._spans: dict[tuple[int, int | None], list[Span]] = {}
 
     def attend(
         self,
@@ -71,10 +74,11 @@ class TorchStepAttention:
         value_scale: Tensor | None = None,
     ) -> Tensor:
         assert key_scale is value_scale is None, "float8 caches are refused by `check`"
-        spans = self._spans.get(sliding_window)
+        key = cache.group, sliding_window
+        spans = self._spans.get(key)
         if spans is None:
-            spans = [self._span(sequence, sliding_window) for sequence in self._sequences]
-            self._spans[sliding_window] = spans
+            spans = [self._span(sequence, *key) for sequence in self._sequences]
+            self._spans[key] = spans
         return paged_attention(
             query,
             cache.key,
@@ -86,12 +90,12 @@ class TorchStepAttention:
             sinks=sinks,
         )
 
-    def _span(self, sequence: _Sequence, window: int | None) -> Span:
+    def _span(self, sequence: _Sequence, group: int, window: int | None) -> Span:
         """Find the blocks that a sequence's queries attend to, and whether they are contiguous."""
         size = self._block_size
         first_query = sequence.length - (sequence.query_end - sequence.query_start)
         kv_start = 0 if window is None else max(0, first_query - window + 1)
-        blocks = sequence.blocks[kv_start // size : -(-sequence.length // size)]
+        blocks = sequence.blocks[group][kv_start // size : -(-sequence.length // size)]
         offset = kv_start % size
         in_one_run = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
         return Span(

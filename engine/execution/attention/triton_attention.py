@@ -44,7 +44,7 @@ class TritonStepAttention:
     """A `StepAttention`; splits the sequences of the decode rows once per window size."""
 
     def __init__(self, batch: Batch) -> None:
-        self._block_tables = batch.block_tables
+        self._batch = batch
         if batch.num_decodes is None:
             # Both kernels get all rows, and each skips the other's: decode gets no keys for rows
             # of several tokens, prefill no tokens in rows of one. Prefill overwrites what decode
@@ -78,12 +78,13 @@ class TritonStepAttention:
         value_scale: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        block_tables = self._batch.group_tables(cache.group)
         if len(self._decode_lens):
             paged_decode_attention(
                 query[self._decodes],
                 cache.key,
                 cache.value,
-                self._block_tables[self._decodes],
+                block_tables[self._decodes],
                 self._decode_lens,
                 self._plan(sliding_window, cache.key.shape[2]),
                 scale=scale,
@@ -98,7 +99,7 @@ class TritonStepAttention:
                 query[self._prefill_tokens],
                 cache.key,
                 cache.value,
-                self._block_tables[self._prefills],
+                block_tables[self._prefills],
                 self._query_start_loc,
                 self._prefill_lens,
                 scale=scale,

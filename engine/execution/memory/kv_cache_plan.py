@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.core.kv.kv_cache_manager import blocks_for
+from engine.core.kv.group_windows import GroupWindows, blocks_for
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.gpu_memory_profile import (
@@ -17,6 +17,7 @@ from engine.execution.memory.gpu_memory_profile import (
     gib,
     gpu_share,
 )
+from engine.models.kv_groups import group_layers
 from engine.models.spec import ModelSpec
 from kernels.paged_cache import FP8
 
@@ -38,12 +39,25 @@ _CGROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class KVCachePlan:
-    """The size of the KV cache and the longest sequence that it serves."""
+    """The size of the KV cache and the longest sequence that it serves.
 
-    num_blocks: int  # including the null block
+    Attributes:
+        num_blocks: including the null block.
+        windows: of the groups of layers, between which the blocks are shared out.
+    """
+
+    num_blocks: int
     block_size: int
     max_model_len: int
     num_bytes: int
+    windows: GroupWindows
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there is room for, in sequences of `max_model_len`."""
+        most = self.windows.sequence_blocks(self.max_model_len)
+        rounded = blocks_for(self.max_model_len, self.block_size) * self.block_size
+        return (self.num_blocks - 1) * rounded // most
 
 
 def kv_cache_dtype(config: ResolvedConfig, dtype: torch.dtype) -> torch.dtype:
@@ -75,7 +89,12 @@ def plan_kv_cache(
             length asked for does not fit; or a cache of the size asked for does not.
     """
     assert (profile is None) == (device.type != "cuda")
-    bytes_per_block = model_spec.kv_bytes_per_token(dtype) * config.block_size
+    groups = group_layers(model_spec.sliding_windows, max_model_len)
+    bytes_per_layer = model_spec.kv_bytes_per_token(dtype) // model_spec.num_layers
+    bytes_per_block = bytes_per_layer * groups.num_caches * config.block_size
+    most = config.max_num_batched_tokens
+    most = min(most, config.long_prefill_token_threshold or most)
+    windows = GroupWindows(groups.windows, config.block_size, max_step_tokens=most)
     free = _free_bytes(device) if profile is None else profile.free
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
@@ -83,12 +102,12 @@ def plan_kv_cache(
         budget = config.kv_cache_memory_bytes or (
             int(free * _CPU_SHARE) if profile is None else min(free, _gpu_budget(config, profile))
         )
-        useful = config.max_num_seqs * blocks_for(max_model_len, config.block_size) + 1
+        useful = config.max_num_seqs * windows.sequence_blocks(max_model_len) + 1
         num_blocks = min(budget // bytes_per_block, useful)
-    fitting_len = max(0, num_blocks - 1) * config.block_size
+    fitting_len = windows.longest_sequence(max(0, num_blocks - 1))
     if fitting_len < max_model_len:
         if config.max_model_len is not None or fitting_len < 2:
-            needed = blocks_for(max_model_len, config.block_size) * bytes_per_block
+            needed = windows.sequence_blocks(max_model_len) * bytes_per_block
             raise InsufficientMemoryError(
                 f"max_model_len: one sequence of {max_model_len} tokens needs {gib(needed)} of KV "
                 f"cache, but only {max(0, num_blocks - 1)} blocks of {config.block_size} tokens "
@@ -103,7 +122,7 @@ def plan_kv_cache(
             f"{gib(num_bytes)} does not fit into the {gib(free)} free on {device.type}"
             f"{_beside(profile)}"
         )
-    return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes)
+    return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes, windows)
 
 
 def require_room_for_weights(num_bytes: int, device: torch.device, config: ResolvedConfig) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.core.schedule import Schedule
 from engine.layers.attention import LayerCache
+from engine.models.kv_groups import KVGroups
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
 
@@ -22,20 +23,27 @@ def allocate_kv_cache(
     num_blocks: int,
     block_size: int,
     *,
-    num_layers: int,
+    groups: KVGroups,
     num_kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[LayerCache]:
-    """Return the zeroed KV cache of every layer on `device`.
+    """Return the zeroed KV cache of every layer on `device`; layers of different groups share one.
 
     All are one allocation: torch rounds each large one up to 2 MiB. `dtype` is that of the cache,
     which may be float8_e4m3fn.
     """
-    shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
+    shape = (groups.num_caches, 2, num_blocks, block_size, num_kv_heads, head_dim)
     zeros = zeroed_on_demand if device.type == "cpu" else partial(torch.zeros, device=device)
-    return [LayerCache(*layer) for layer in zeros(shape, dtype=dtype)]
+    caches = zeros(shape, dtype=dtype)
+    return [LayerCache(caches[cache, 0], caches[cache, 1], group) for group, cache in groups.places]
+
+
+def distinct_caches(kv_cache: Sequence[LayerCache]) -> list[Tensor]:
+    """Return the keys and values of the layers, those that several share once."""
+    shared = {layer.key.data_ptr(): layer for layer in kv_cache}
+    return [cache for layer in shared.values() for cache in (layer.key, layer.value)]
 
 
 def zeroed_on_demand(shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:

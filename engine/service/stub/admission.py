@@ -23,7 +23,7 @@ class Admission:
         """Start empty, for an engine that has just become ready."""
         limits = QueueLimits.of(
             config,
-            kv_cache_tokens=(ready.num_blocks - 1) * ready.block_size,
+            kv_cache_tokens=ready.kv_cache_tokens,
             max_num_seqs=ready.max_num_seqs,
         )
         self._limits = limits

@@ -40,11 +40,12 @@ class DecoderLayers : public torch::CustomClassHolder {
   }
 
   // Returns the last layer's output and the residual stream, to which it has not been added yet.
-  // There is a key cache and a value cache for each layer.
+  // There is a key cache and a value cache for each layer, a slot mapping and block tables.
   std::tuple<Tensor, Tensor> forward(
-      Tensor x, const Tensor& cos, const Tensor& sin, const Tensor& slot_mapping,
+      Tensor x, const Tensor& cos, const Tensor& sin, const std::vector<Tensor>& slot_mappings,
       const std::vector<Tensor>& key_caches, const std::vector<Tensor>& value_caches,
-      const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& block_tables) {
+      const Tensor& query_start_loc, const Tensor& seq_lens,
+      const std::vector<Tensor>& block_tables) {
     using namespace operators;
     const int64_t tokens = x.size(0), size = x.size(1);
     const int64_t all_heads = heads_ + 2 * kv_heads_;
@@ -66,11 +67,12 @@ class DecoderLayers : public torch::CustomClassHolder {
       lap.ends(kQkv);
       const Tensor query = rotary_and_cache(
           qkv.narrow(1, 0, heads_), qkv.narrow(1, heads_, kv_heads_),
-          qkv.narrow(1, heads_ + kv_heads_, kv_heads_), cos, sin, keys, values, slot_mapping,
+          qkv.narrow(1, heads_ + kv_heads_, kv_heads_), cos, sin, keys, values,
+          slot_mappings.at(i),
           layer.query_norm, layer.key_norm, norm_eps_, false);
       lap.ends(kRotary);
       const Tensor mixed = paged_attention(
-          query, keys, values, query_start_loc, seq_lens, block_tables, scale,
+          query, keys, values, query_start_loc, seq_lens, block_tables.at(i), scale,
           layer.sliding_window, std::nullopt, std::nullopt, splits_);
       lap.ends(kAttention);
       x = layer.o.multiply(mixed.view({tokens, heads_ * head_dim_}), size);

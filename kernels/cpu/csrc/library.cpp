@@ -229,7 +229,7 @@ TORCH_LIBRARY(trident_cpu, m) {
   m.def(
       "prepare_inputs(Tensor token_ids, Tensor block_tables, Tensor num_tokens,"
       " Tensor(a!) num_computed_tokens, Tensor finish_reasons, Tensor slots,"
-      " Tensor query_start_loc, int num_tokens_padded, int block_size)"
+      " Tensor query_start_loc, int num_tokens_padded, int block_size, int num_groups)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
       &trident::operators::prepare_inputs);
   m.def(

@@ -55,7 +55,8 @@ void truncate(
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> prepare_inputs(
     const Tensor& token_ids, const Tensor& block_tables, const Tensor& num_tokens,
     Tensor num_computed_tokens, const Tensor& finish_reasons, const Tensor& slots,
-    const Tensor& query_start_loc, int64_t num_tokens_padded, int64_t block_size);
+    const Tensor& query_start_loc, int64_t num_tokens_padded, int64_t block_size,
+    int64_t num_groups);
 
 Tensor scatter_tokens(
     Tensor token_ids, const Tensor& stop_token_ids, Tensor num_tokens,

@@ -29,7 +29,8 @@ struct Table {
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> prepare_inputs(
     const Tensor& token_ids, const Tensor& block_tables, const Tensor& num_tokens,
     Tensor num_computed_tokens, const Tensor& finish_reasons, const Tensor& slots,
-    const Tensor& query_start_loc, int64_t num_tokens_padded, int64_t block_size) {
+    const Tensor& query_start_loc, int64_t num_tokens_padded, int64_t block_size,
+    int64_t num_groups) {
   const Table all_tokens(token_ids), all_blocks(block_tables), known(num_tokens);
   const Table reasons(finish_reasons), slot_of(slots), starts(query_start_loc);
   int32_t* computed = num_computed_tokens.mutable_data_ptr<int32_t>();
@@ -37,9 +38,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> prepare_input
   const auto ints = slots.options(), longs = ints.dtype(at::kLong);
   Tensor step_tokens = at::full({num_tokens_padded}, 0, longs);
   Tensor positions = at::full({num_tokens_padded}, 0, longs);
-  Tensor slot_mapping = at::full({num_tokens_padded}, -1, longs);
+  Tensor slot_mapping = at::full({num_groups * num_tokens_padded}, -1, longs);
   Tensor seq_lens = at::full({rows}, 0, ints);
   Tensor blocks = at::full({rows, all_blocks.width}, 0, ints);
+  const int64_t max_blocks = all_blocks.width / num_groups;
   Tensor logits_rows = at::full({rows}, 0, longs);
   Tensor sample_slots = at::full({rows}, -1, ints);
   for (int64_t i = 0; i < rows; ++i) {
@@ -56,12 +58,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> prepare_input
       const int64_t position = first + token - begin;
       step_tokens.mutable_data_ptr<int64_t>()[token] = all_tokens[slot][position];
       positions.mutable_data_ptr<int64_t>()[token] = position;
-      slot_mapping.mutable_data_ptr<int64_t>()[token] =
-          table[position / block_size] * block_size + position % block_size;
+      for (int64_t group = 0; group < num_groups; ++group) {
+        const int64_t block = table[group * max_blocks + position / block_size];
+        slot_mapping.mutable_data_ptr<int64_t>()[group * num_tokens_padded + token] =
+            block * block_size + position % block_size;
+      }
     }
-    std::copy_n(
-        table, (length + block_size - 1) / block_size,
-        blocks.mutable_data_ptr<int32_t>() + i * all_blocks.width);
+    for (int64_t group = 0; group < num_groups; ++group) {
+      std::copy_n(
+          table + group * max_blocks, (length + block_size - 1) / block_size,
+          blocks.mutable_data_ptr<int32_t>() + i * all_blocks.width + group * max_blocks);
+    }
     seq_lens.mutable_data_ptr<int32_t>()[i] = length;
     logits_rows.mutable_data_ptr<int64_t>()[i] = end - 1;
     if (length == *known[slot]) {

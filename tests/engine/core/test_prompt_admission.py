@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.kv.tables import Tables
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from tests.factories.arrivals import Arrival, arrivals, schedulers
@@ -17,13 +18,13 @@ from tests.factories.requests import make_request, make_scheduler
 def count_lookups(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """Return a counter of look-ups in the prefix cache by uid, which goes on counting."""
     lookups: Counter[int] = Counter()
-    find_prefix = KVCacheManager.find_prefix
+    find = PrefixCache.find
 
-    def counted(cache: KVCacheManager, request: Request) -> tuple[list[int], bytes | None]:
+    def counted(cache: PrefixCache, request: Request) -> tuple[Tables, bytes | None]:
         lookups[request.uid] += 1
-        return find_prefix(cache, request)
+        return find(cache, request)
 
-    monkeypatch.setattr(KVCacheManager, "find_prefix", counted)
+    monkeypatch.setattr(PrefixCache, "find", counted)
     return lookups
 
 
@@ -207,7 +208,7 @@ def test_nothing_starves_and_no_prompt_is_begun_in_vain(
             break
         running = list(scheduler.running)
         num_preemptions = [request.num_preemptions for request in running]
-        num_blocks_before = [len(request.kv.block_ids) for request in running]
+        num_blocks_before = [request.kv.num_places for request in running]
         was_new = [group[0] for group in groups if group[0].times.first_scheduled is None]
         in_prefill = [
             request.num_computed_tokens < request.num_prompt_tokens for request in running
@@ -215,7 +216,7 @@ def test_nothing_starves_and_no_prompt_is_begun_in_vain(
         oracle.step()
         begun += [r for r in was_new if r.times.first_scheduled is not None]
         decode_needed_blocks = any(
-            len(request.kv.block_ids) != before and not prefill
+            request.kv.num_places != before and not prefill
             for request, before, prefill in zip(running, num_blocks_before, in_prefill, strict=True)
         )
         for request, count, prefill in zip(running, num_preemptions, in_prefill, strict=True):

@@ -88,7 +88,7 @@ def test_abort_frees_what_is_swapped_out(num_ahead: int) -> None:
     oracle = PagedOracle(scheduler, num_ahead)
     requests = make_pair(scheduler)
     run_until_preemption(oracle)
-    assert len(requests[1].kv.host_block_ids) == 3
+    assert len(requests[1].kv.host_tables[0]) == 3
     assert scheduler.kv_cache.host_pool.num_free == 1
     scheduler.abort(1)
     assert scheduler.kv_cache.host_pool.num_free == 4
@@ -122,7 +122,7 @@ def test_a_token_in_flight_is_drawn_again_after_a_preemption() -> None:
     assert output[num_outputs] not in output[:num_outputs]
 
     oracle, request = preempted(frozenset([output[num_outputs]]))
-    assert request.kv.host_block_ids
+    assert request.kv.host_tables
     advanced = oracle.scheduler.update(oracle.in_flight.popleft())
     assert request.uid not in [each.uid for each in advanced.examined]
     assert request.num_output_tokens == num_outputs
@@ -160,13 +160,13 @@ def make_swapped(num_tokens: int, **settings: bool) -> tuple[KVCacheManager, Req
     request = make_request(1, range(num_tokens + 1))
     assert cache.allocate(request, num_tokens) is not None
     request.num_computed_tokens = num_tokens
-    cache.commit(request, request.num_computed_tokens)
-    block_ids = list(request.kv.block_ids)
+    cache.prefix_cache.commit(request, request.num_computed_tokens)
+    block_ids = list(request.kv.tables[0])
     swaps = cache.swap_out(request)
     assert swaps is not None
     assert [swap.source for swap in swaps] == block_ids
-    assert [swap.destination for swap in swaps] == request.kv.host_block_ids
-    assert (request.kv.block_ids, request.kv.num_swapped_tokens) == ([], num_tokens)
+    assert [swap.destination for swap in swaps] == request.kv.host_tables[0]
+    assert (request.kv.tables, request.kv.num_swapped_tokens) == ([], num_tokens)
     request.num_computed_tokens = 0
     return cache, request
 
@@ -184,23 +184,24 @@ def test_only_blocks_that_hold_something_travel() -> None:
 
 def test_what_the_prefix_cache_still_has_is_not_swapped_in() -> None:
     cache, request = make_swapped(10)
-    host = list(request.kv.host_block_ids)
+    host = list(request.kv.host_tables[0])
     assert reuse_prefix(cache, request) == 8
+    prefix = [list(table) for table in request.kv.tables]
     request.num_computed_tokens = request.kv.num_swapped_tokens
     assert cache.allocate(request, 1) is not None
-    assert cache.swap_in(request, 2) == [BlockCopy(host[2], request.kv.block_ids[2])]
-    assert request.kv.host_block_ids == []
+    assert cache.swap_in(request, prefix) == [BlockCopy(host[2], request.kv.tables[0][2])]
+    assert request.kv.host_tables == []
     cache.check_integrity([request])
 
 
 def test_what_the_prefix_cache_has_lost_is_swapped_in() -> None:
     cache, request = make_swapped(10, enable_prefix_caching=False)
-    host = list(request.kv.host_block_ids)
+    host = list(request.kv.host_tables[0])
     assert reuse_prefix(cache, request) == 0
     request.num_computed_tokens = request.kv.num_swapped_tokens
     assert cache.allocate(request, 3) is not None
-    assert len(request.kv.block_ids) == 4
-    assert cache.swap_in(request, 0) == list(map(BlockCopy, host, request.kv.block_ids[:3]))
+    assert len(request.kv.tables[0]) == 4
+    assert cache.swap_in(request, []) == list(map(BlockCopy, host, request.kv.tables[0][:3]))
     cache.check_integrity([request])
 
 
@@ -210,11 +211,12 @@ def test_a_prefix_that_others_have_computed_further_is_taken_instead() -> None:
     other = make_request(2, request.token_ids)
     cache.allocate(other, 13)
     other.num_computed_tokens = 13
-    cache.commit(other, other.num_computed_tokens)
+    cache.prefix_cache.commit(other, other.num_computed_tokens)
     assert reuse_prefix(cache, request) == 12
+    prefix = [list(table) for table in request.kv.tables]
     request.num_computed_tokens = 12
     assert cache.allocate(request, 1) is not None
-    assert cache.swap_in(request, 3) == []
+    assert cache.swap_in(request, prefix) == []
     assert cache.host_pool.num_free == 4
     cache.check_integrity([request, other])
 
@@ -224,9 +226,9 @@ def test_too_little_room_changes_nothing() -> None:
     request = make_request(2, range(40, 50))
     cache.allocate(request, 8)
     request.num_computed_tokens = 8
-    block_ids = list(request.kv.block_ids)
+    block_ids = list(request.kv.tables[0])
     assert cache.swap_out(request) is None
-    assert (request.kv.block_ids, request.kv.host_block_ids) == (block_ids, [])
+    assert (request.kv.tables, request.kv.host_tables) == ([block_ids], [])
     assert cache.host_pool.num_free == 1
 
 
@@ -235,6 +237,6 @@ def test_a_lost_block_of_the_host_is_noticed() -> None:
     cache.check_integrity([request])
     with pytest.raises(AssertionError):
         cache.check_integrity([])
-    request.kv.host_block_ids[0] = request.kv.host_block_ids[1]
+    request.kv.host_tables[0][0] = request.kv.host_tables[0][1]
     with pytest.raises(AssertionError):
         cache.check_integrity([request])

@@ -32,7 +32,7 @@ def _assert_inputs_equal(found: StepInputs, expected: StepInputs) -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_inputs_and_places(seed: int) -> None:
     rng = random.Random(seed)
-    tables = random_tables(9, seed=seed, device=CPU)
+    tables = random_tables(9, seed=seed, device=CPU, num_groups=1 + seed % 3)
     slots = rng.sample([*range(9), -1, -1], rng.randint(0, 11))
     counts = [rng.choice([0, 1, 1, 1, 2, 17, 60]) for _ in slots]
     starts = [sum(counts[:i]) for i in range(len(counts) + 1)]

@@ -14,7 +14,8 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, InsufficientMemoryError, UnsupportedError
 from engine.execution import devices, loading
 from engine.execution.graphs.graph_sizes import GraphSizes
-from engine.execution.loading import LoadedModel, load_model
+from engine.execution.loaded_model import LoadedModel
+from engine.execution.loading import load_model
 from tests.factories.simulated_gpu import GIB, Gpu
 
 MIB = 2**20
@@ -22,6 +23,8 @@ BLOCK = 16 * MIB
 STEP = 3 * GIB
 MODEL: Any = SimpleNamespace(
     kv_bytes_per_token=lambda dtype: BLOCK // 16,
+    num_layers=4,
+    sliding_windows=(None,) * 4,
     context_length=4096,
     dtype="bfloat16",
     architecture="Any",

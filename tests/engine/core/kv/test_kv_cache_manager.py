@@ -9,7 +9,7 @@ def compute(cache: KVCacheManager, request: Request, num_tokens: int) -> list[Bl
     copies = cache.allocate(request, num_tokens)
     if copies is not None:
         request.num_computed_tokens += num_tokens
-        cache.commit(request, min(request.num_computed_tokens, request.num_tokens))
+        cache.prefix_cache.commit(request, min(request.num_computed_tokens, request.num_tokens))
     return copies
 
 
@@ -17,15 +17,15 @@ def test_a_full_block_is_shared_and_the_last_token_is_always_left() -> None:
     cache = KVCacheManager(10, 4, enable_prefix_caching=True)
     first = make_request(1, range(8))
     assert compute(cache, first, 8) == []
-    assert first.kv.block_ids == [1, 2]
+    assert first.kv.tables == [[1, 2]]
 
     same = make_request(2, range(8))
     assert reuse_prefix(cache, same) == 4
-    assert same.kv.block_ids == [1]
+    assert same.kv.tables == [[1]]
 
     longer = make_request(3, range(9))
     assert reuse_prefix(cache, longer) == 8
-    assert longer.kv.block_ids == [1, 2]
+    assert longer.kv.tables == [[1, 2]]
 
 
 def test_a_different_beginning_shares_nothing_behind_it() -> None:
@@ -61,7 +61,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
     cache = KVCacheManager(3, 4, enable_prefix_caching=True)
     request = make_request(1, range(12))
     assert cache.allocate(request, 12) is None
-    assert request.kv.block_ids == []
+    assert request.kv.tables == []
     assert cache.pool.num_free == 2
 
 
@@ -72,10 +72,10 @@ def test_a_fork_copies_the_block_it_writes_into_and_no_other() -> None:
     child = make_request(1, range(6), index=1)
     cache.fork(parent, child)
     assert compute(cache, child, 1) == [BlockCopy(2, 3)]
-    assert child.kv.block_ids == [1, 3]
+    assert child.kv.tables == [[1, 3]]
     # The parent is alone on block 2 now and writes in place.
     assert compute(cache, parent, 1) == []
-    assert parent.kv.block_ids == [1, 2]
+    assert parent.kv.tables == [[1, 2]]
     cache.check_integrity([parent, child])
     cache.free(parent)
     cache.free(child)
@@ -98,5 +98,5 @@ def test_a_block_with_an_unread_token_is_findable_once_it_has_been_read() -> Non
     compute(cache, request, 1)  # of the token that the step before samples
     assert reuse_prefix(cache, make_request(2, range(5))) == 0
     append_tokens(request, [3])
-    cache.commit(request, min(request.num_computed_tokens, request.num_tokens))
+    cache.prefix_cache.commit(request, min(request.num_computed_tokens, request.num_tokens))
     assert reuse_prefix(cache, make_request(3, range(5))) == 4

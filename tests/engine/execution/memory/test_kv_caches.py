@@ -10,9 +10,11 @@ from engine.execution.memory import kv_caches
 from engine.execution.memory.kv_caches import (
     allocate_host_cache,
     allocate_kv_cache,
+    distinct_caches,
     plan_host_cache,
     zeroed_on_demand,
 )
+from engine.models.kv_groups import KVGroups
 from kernels.block_copy import BlockCopier
 
 
@@ -87,9 +89,16 @@ def test_no_large_pages_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
 def test_the_caches_of_all_layers_are_one_allocation(dtype: torch.dtype) -> None:
     layers = allocate_kv_cache(
-        5, 16, num_layers=3, num_kv_heads=2, head_dim=4, dtype=dtype, device=torch.device("cpu")
+        5,
+        16,
+        groups=KVGroups.single(3),
+        num_kv_heads=2,
+        head_dim=4,
+        dtype=dtype,
+        device=torch.device("cpu"),
     )
-    caches = [cache for layer in layers for cache in layer]
+    caches = distinct_caches(layers)
+    assert len(caches) == 6
     assert len({cache.untyped_storage().data_ptr() for cache in caches}) == 1
     assert all(cache.shape == (5, 16, 2, 4) and cache.is_contiguous() for cache in caches)
     assert not any(cache.float().any() for cache in caches)

@@ -27,7 +27,7 @@ class Clock:
 class FakeCore:
     """Takes `add_s` to add a request and `step_s` for a step; writes down what it is told."""
 
-    ready = Ready(512, 10_000, 100, 16, 64, "a fake")
+    ready = Ready(512, 10_000, 100, 16, 1584, 64, "a fake")
 
     def __init__(self, clock: Clock, add_s: float, step_s: float) -> None:
         self.clock, self.add_s, self.step_s = clock, add_s, step_s

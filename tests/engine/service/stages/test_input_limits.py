@@ -32,7 +32,7 @@ from tests.factories.tokenizers import byte_level_tokenizer
 
 REPOSITORY = Path(__file__).parents[4] / "model_repository"
 MAX_MODEL_LEN, VOCAB = 64, 400
-READY = Ready(MAX_MODEL_LEN, VOCAB, 10, 16, 64, "")
+READY = Ready(MAX_MODEL_LEN, VOCAB, 10, 16, 144, 64, "")
 TOKENIZER = Tokenizer(byte_level_tokenizer())
 DEFAULTS = GenerationDefaults((0,), 0, do_sample=False, sampling={})
 PREPROCESS = Preprocessor(TOKENIZER, DEFAULTS, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB)
@@ -261,7 +261,7 @@ def test_what_nobody_asked_for_is_lowered_instead() -> None:
 
 def test_the_prompt_is_not_repeated_without_end() -> None:
     prompt = "a" * (limits.MAX_PREFIX_BYTES // 256 + 1)
-    ready = Ready(2**17, VOCAB, 10, 16, 64, "")
+    ready = Ready(2**17, VOCAB, 10, 16, 144, 64, "")
     preprocess = Preprocessor(TOKENIZER, DEFAULTS, max_model_len=2**17, vocab_size=VOCAB)
     tensors = {"text_input": text(prompt), "num_return_sequences": np.array([256])}
     made = preprocess(parse_inputs(tensors, {}))

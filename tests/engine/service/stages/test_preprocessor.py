@@ -17,7 +17,7 @@ from engine.text.defaults import GenerationDefaults
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
-READY = Ready(64, 330, 10, 16, 64, "")
+READY = Ready(64, 330, 10, 16, 144, 64, "")
 TOKENIZER = Tokenizer(byte_level_tokenizer())
 DEFAULTS = GenerationDefaults((0,), 0, do_sample=False, sampling={"repetition_penalty": 1.25})
 PREPROCESS = Preprocessor(TOKENIZER, DEFAULTS, max_model_len=64, vocab_size=500)

@@ -32,7 +32,7 @@ class FakeCore:
         if config.model == "crash":
             os._exit(7)
         report("pretending to load")
-        self.ready = Ready(512, 10_000, 100, 16, config.max_num_seqs or 64, "a fake")
+        self.ready = Ready(512, 10_000, 100, 16, 1584, config.max_num_seqs or 64, "a fake")
         self._running: dict[int, tuple[AddRequest, int]] = {}
         self._hangs_in = 0  # the kind of fault that a request has asked for
 

@@ -12,7 +12,13 @@ from engine.service.stub.admission import Admission
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 2, 10
 READY = Ready(
-    MAX_MODEL_LEN, 100, num_blocks=6, block_size=4, max_num_seqs=MAX_NUM_SEQS, description=""
+    MAX_MODEL_LEN,
+    100,
+    num_blocks=6,
+    block_size=4,
+    kv_cache_tokens=20,
+    max_num_seqs=MAX_NUM_SEQS,
+    description="",
 )
 
 

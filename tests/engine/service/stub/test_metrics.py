@@ -191,7 +191,7 @@ def test_refusals_count_by_reason() -> None:
 def test_the_cache_is_described_in_labels() -> None:
     server = FakeServer()
     metrics = make(server)
-    metrics.describe_cache(Ready(512, 100, 200, 16, 64, ""))
+    metrics.describe_cache(Ready(512, 100, 200, 16, 3184, 64, ""))
     metrics.close()
     ((labels, value),) = [
         (dict(labels), value)

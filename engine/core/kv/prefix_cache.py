@@ -1,0 +1,122 @@
+"""PrefixCache: finds KV blocks by their content."""
+
+from __future__ import annotations
+
+import hashlib
+
+from engine.core.kv.block_pool import NULL_BLOCK, BlockPool
+from engine.core.kv.group_windows import GroupWindows
+from engine.core.kv.tables import Tables
+from engine.core.request import Request
+
+
+def _salt_hash(cache_salt: str) -> bytes:
+    """Return the parent hash of a first block, which is never the hash of tokens."""
+    if not cache_salt:
+        return b""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache_salt").digest()
+
+
+def _key(content_hash: bytes, group: int) -> bytes:
+    """Return the name of a content in the blocks of a group of layers."""
+    return content_hash + bytes([group]) if group else content_hash
+
+
+class PrefixCache:
+    """Names the full blocks of a pool by what they hold.
+
+    A name is a hash chained over the request's `cache_salt` and all tokens up to the block's end,
+    and the group of layers: equal names mean equal KV of requests with the same salt.
+
+    Attributes:
+        enabled: whether any block is found.
+    """
+
+    def __init__(self, pool: BlockPool, windows: GroupWindows, *, enabled: bool) -> None:
+        """Name blocks of `pool`, which are of groups with these windows."""
+        self._pool = pool
+        self._windows = windows
+        self._block_size = windows.block_size
+        self.enabled = enabled
+
+    def find(self, request: Request) -> tuple[Tables, bytes | None]:
+        """Return the blocks of the longest cached prefix of `request`, and the hash of the next.
+
+        No blocks if it has some already, and no hash if nothing would make the prefix longer.
+        Left to compute are the last token, whose logits are needed, and those that are scored. Of a
+        group with a window only the last blocks are needed, which a next token sees; the places
+        before them have the null block.
+        """
+        if not self.enabled or request.kv.tables:
+            return [], None
+        scores, end = request.prompt_scores, request.num_tokens - 1
+        if scores is not None and not scores.is_scheduled:
+            end = scores.num_scheduled
+        limit = length = end // self._block_size
+        while True:
+            start = length  # until all groups have what they need of as many places
+            for group, window in enumerate(self._windows.windows):
+                length = self._longest_in(request, group, window, length)
+            if length == start:
+                break
+        missing = self._block_hash(request, length) if length < limit else None
+        tables = [
+            [
+                NULL_BLOCK if place < first else self._find(request, group, place) or NULL_BLOCK
+                for place in range(length)
+            ]
+            for group, window in enumerate(self._windows.windows)
+            for first in [self._windows.first_seen(window, length * self._block_size)]
+        ]
+        return tables if length else [], missing
+
+    def _longest_in(self, request: Request, group: int, window: int | None, most: int) -> int:
+        """Return the longest prefix, of at most `most` places, for which a group has its blocks."""
+        if window is None:
+            places = range(most)
+            return next((i for i in places if self._find(request, group, i) is None), most)
+        length = place = most
+        while place > self._windows.first_seen(window, length * self._block_size):
+            place -= 1
+            if self._find(request, group, place) is None:
+                length = place
+        return length
+
+    def _find(self, request: Request, group: int, place: int) -> int | None:
+        return self._pool.find(_key(self._block_hash(request, place), group))
+
+    def has_block(self, content_hash: bytes | None) -> bool:
+        """Whether a block with this content is cached; False for None."""
+        return content_hash is not None and self._pool.find(content_hash) is not None
+
+    def computing_hash(self, request: Request) -> bytes | None:
+        """Return the hash of the next block that a running `request` completes by prefill."""
+        place = request.num_computed_tokens // self._block_size
+        if not self.enabled or place >= request.num_tokens // self._block_size:
+            return None
+        return self._block_hash(request, place)
+
+    def commit(self, request: Request, num_tokens: int) -> None:
+        """Enter the full blocks among the first `num_tokens` tokens in the prefix cache.
+
+        They must be known and computed, or the next step to run computes them. A sampled token is
+        computed only if it is not the last of its sequence.
+        """
+        num_full = num_tokens // self._block_size
+        if num_full <= request.kv.num_committed_blocks or not self.enabled:
+            return
+        for place in range(request.kv.num_committed_blocks, num_full):
+            content_hash = self._block_hash(request, place)
+            for group, table in enumerate(request.kv.tables):
+                if table[place] != NULL_BLOCK:
+                    self._pool.commit(table[place], _key(content_hash, group))
+        request.kv.num_committed_blocks = num_full
+
+    def _block_hash(self, request: Request, place: int) -> bytes:
+        """Return the content hash of a full block: of all tokens up to its end."""
+        hashes, size = request.kv.block_hashes, self._block_size
+        for i in range(len(hashes), place + 1):
+            parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)
+            tokens = request.tokens[i * size : (i + 1) * size].tobytes()
+            hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
+        return hashes[place]
