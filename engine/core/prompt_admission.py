@@ -166,10 +166,12 @@ class PromptAdmission:
         ends = np.minimum(num_tokens + num_steps, states.max_num_tokens[running] - 1)
         windows, reserve = self._kv_cache.windows, 0
         for window, count in windows.counts.items():
-            held = states.capacity if window else states.reserved
-            grown = np.maximum(-(-ends // size) - held[running] // size, 0)
-            most = windows.most_blocks(window, states.token_ids.shape[1])
-            reserve += count * int(np.minimum(grown, most).sum())
+            held = states.reserved if window is None else states.capacity
+            grown = -(-ends // size) - held[running] // size
+            if window is not None:
+                most = windows.most_blocks(window, states.token_ids.shape[1])
+                grown = np.minimum(grown, most)
+            reserve += count * int(np.maximum(grown, 0).sum())
         end = min(request.num_tokens + num_steps, request.max_num_tokens - 1)
         own = windows.sequence_blocks(end) - windows.sequence_blocks(request.num_tokens)
         return num_spare >= max(0, own) + reserve

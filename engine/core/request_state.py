@@ -31,11 +31,6 @@ class RequestKV:
         """Places that have a block in every group."""
         return min(map(len, self.tables), default=0)
 
-    @property
-    def num_reserved_places(self) -> int:
-        """Places that have a block in some group: those without a window get all at once."""
-        return max(map(len, self.tables), default=0)
-
 
 @dataclass(slots=True)
 class RequestTimes:

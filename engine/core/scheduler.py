@@ -214,7 +214,7 @@ class Scheduler:
         self, request: Request, num_tokens: int, step: ScheduleBuilder
     ) -> None:
         """Allocate blocks for the next tokens of a running request, or preempt it."""
-        lengths = list(map(len, request.kv.tables))
+        lengths = [len(table) for table in request.kv.tables]
         while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
             if not self._forks.reclaim():
                 self._preempt(self._victims.first(self.running, request))

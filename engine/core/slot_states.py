@@ -100,8 +100,10 @@ class SlotStates:
     def set_blocks(self, request: Request) -> None:
         """Note that the running `request` has got blocks, to which it may write its next tokens."""
         assert request.slot is not None
-        self.capacity[request.slot] = request.kv.num_places * self._block_size
-        self.reserved[request.slot] = request.kv.num_reserved_places * self._block_size
+        lengths = [len(table) for table in request.kv.tables]
+        # Groups without a window get blocks for all tokens at once.
+        self.capacity[request.slot] = min(lengths) * self._block_size
+        self.reserved[request.slot] = max(lengths) * self._block_size
 
     def share_tail(self, request: Request) -> None:
         """Note that `request` must not write into the block of its last token: others share it."""

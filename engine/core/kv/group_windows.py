@@ -22,6 +22,8 @@ class GroupWindows:
         windows: of each group, positions that a token sees, its own included; None: all.
         counts: how many groups have each window.
         block_size: as given.
+        are_there: whether any group has a window.
+        without: the groups that have none.
 
     Args:
         max_step_tokens: most tokens of one sequence that a step computes.
@@ -32,6 +34,8 @@ class GroupWindows:
     ) -> None:
         self.windows = tuple(windows)
         self.counts = Counter(self.windows)
+        self.without = [group for group, window in enumerate(self.windows) if window is None]
+        self.are_there = len(self.without) < len(self.windows)
         self.block_size = block_size
         self._max_step_tokens = max_step_tokens
 

@@ -70,11 +70,14 @@ class KVCacheManager:
         for group, window in enumerate(self.windows.windows):
             table = tables[group] if tables else []
             start = max(num_computed, 0 if request.kv.tables else len(table) * self.block_size)
+            num_missing += len(self._shared_places(table, start, end))
+            if window is None:
+                num_missing += blocks_for(end, self.block_size) - len(table)
+                continue
             first = self.windows.first_place(window, start)
             held = sum(block != NULL_BLOCK for block in table[first:])
             wanted = blocks_for(end, self.block_size) - first
             num_missing += min(wanted, self.windows.most_blocks(window, end)) - held
-            num_missing += len(self._shared_places(table, start, end))
         if request.kv.tables:
             return num_missing
         revived = (block for block in blocks_of(prefix) if self.pool.ref_count(block) == 0)
@@ -103,35 +106,38 @@ class KVCacheManager:
         Args:
             reserve: groups without a window get blocks for all tokens of the request.
         """
-        start = request.num_computed_tokens
+        size, start = self.block_size, request.num_computed_tokens
         end = start + num_new_tokens
         last = request.num_tokens if reserve else end
-        self._drop_unseen(request)
+        if self.windows.are_there:
+            self._drop_unseen(request, start)
         tables = request.kv.tables or [[] for _ in self.windows.windows]
-        needs: list[tuple[list[int], int, list[int]]] = []
+        needs: list[tuple[list[int], int, int, list[int]]] = []
+        num_needed = 0
         for table, window in zip(tables, self.windows.windows, strict=True):
-            first = max(len(table), self.windows.first_place(window, start))
-            num_fresh = blocks_for(last if window is None else end, self.block_size) - first
-            needs.append((table, max(0, num_fresh), self._shared_places(table, start, last)))
-        num_needed = sum(fresh + len(shared) for _, fresh, shared in needs)
-        if not num_needed:
-            return []
+            first, target = len(table), blocks_for(last, size)
+            shared = self._shared_places(table, start, last) if start < first * size else []
+            if window is not None:
+                first = max(first, self.windows.first_place(window, start))
+                target = blocks_for(end, size)
+            if target > first or shared:
+                needs.append((table, first, max(0, target - first), shared))
+                num_needed += needs[-1][2] + len(shared)
         if num_needed > self.pool.num_free:
             return None
         copies: list[BlockCopy] = []
-        for (table, num_fresh, shared), window in zip(needs, self.windows.windows, strict=True):
+        for table, first, num_fresh, shared in needs:
             after = table[-1] if table else NULL_BLOCK
             blocks = self.pool.allocate(num_fresh + len(shared), after=after)
             assert blocks is not None
             if num_fresh:
-                first = self.windows.first_place(window, start)
                 table += [NULL_BLOCK] * (first - len(table))
-            table += blocks[:num_fresh]
+                table += blocks[:num_fresh]
             for place, destination in zip(shared, blocks[num_fresh:], strict=True):
                 copies.append(BlockCopy(table[place], destination))
                 self.pool.release([table[place]])
                 table[place] = destination
-        if not request.kv.tables:
+        if needs and not request.kv.tables:
             self._give(request, tables)
         return copies
 
@@ -141,17 +147,16 @@ class KVCacheManager:
         places = range(start // size, min(len(table), blocks_for(end, size)))
         return [i for i in places if self.pool.ref_count(table[i]) > 1]
 
-    def _drop_unseen(self, request: Request) -> None:
+    def _drop_unseen(self, request: Request, num_computed_tokens: int) -> None:
         """Give back the blocks that no token to come sees."""
         kv = request.kv
         for group, table in enumerate(kv.tables):
-            window = self.windows.windows[group]
-            first = min(self.windows.first_place(window, request.num_computed_tokens), len(table))
-            dropped = range(kv.num_dropped[group], first)
-            self.pool.release(table[place] for place in dropped if table[place] != NULL_BLOCK)
-            for place in dropped:
-                table[place] = NULL_BLOCK
-            kv.num_dropped[group] = max(kv.num_dropped[group], first)
+            first = self.windows.first_place(self.windows.windows[group], num_computed_tokens)
+            dropped = range(kv.num_dropped[group], min(first, len(table)))
+            if dropped:
+                self.pool.release(table[place] for place in dropped if table[place] != NULL_BLOCK)
+                table[dropped.start : dropped.stop] = [NULL_BLOCK] * len(dropped)
+                kv.num_dropped[group] = dropped.stop
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child`, which has no blocks, share those of its tokens: `parent` has them all, too.
@@ -174,7 +179,7 @@ class KVCacheManager:
         the other requests may free them before this one resumes. None if the host has too few
         blocks; the request keeps its own then.
         """
-        self._drop_unseen(request)
+        self._drop_unseen(request, request.num_computed_tokens)
         num_blocks = blocks_for(request.num_computed_tokens, self.block_size)
         tables = [table[:num_blocks] for table in request.kv.tables]
         sources = list(blocks_of(tables))

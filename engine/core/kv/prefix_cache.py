@@ -53,34 +53,51 @@ class PrefixCache:
         if scores is not None and not scores.is_scheduled:
             end = scores.num_scheduled
         limit = length = end // self._block_size
-        while True:
-            start = length  # until all groups have what they need of as many places
-            for group, window in enumerate(self._windows.windows):
-                length = self._longest_in(request, group, window, length)
-            if length == start:
-                break
+        found: Tables = [[] for _ in self._windows.windows]
+        for group in self._windows.without:
+            found[group] = self._first_blocks(request, group, length)
+            length = len(found[group])
+        length = self._length_for_windows(request, length)
         missing = self._block_hash(request, length) if length < limit else None
-        tables = [
-            [
-                NULL_BLOCK if place < first else self._find(request, group, place) or NULL_BLOCK
-                for place in range(length)
-            ]
-            for group, window in enumerate(self._windows.windows)
-            for first in [self._windows.first_seen(window, length * self._block_size)]
-        ]
-        return tables if length else [], missing
+        if not length:
+            return [], missing
+        for group, window in enumerate(self._windows.windows):
+            if window is None:
+                del found[group][length:]
+            else:
+                found[group] = self._last_blocks(request, group, window, length)
+        return found, missing
 
-    def _longest_in(self, request: Request, group: int, window: int | None, most: int) -> int:
-        """Return the longest prefix, of at most `most` places, for which a group has its blocks."""
-        if window is None:
-            places = range(most)
-            return next((i for i in places if self._find(request, group, i) is None), most)
-        length = place = most
-        while place > self._windows.first_seen(window, length * self._block_size):
-            place -= 1
-            if self._find(request, group, place) is None:
-                length = place
+    def _first_blocks(self, request: Request, group: int, most: int) -> list[int]:
+        """Return the blocks that a group has from the first place on, at most so many."""
+        blocks: list[int] = []
+        for place in range(most):
+            block = self._find(request, group, place)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _length_for_windows(self, request: Request, most: int) -> int:
+        """Return the longest prefix, of at most `most` places, whose last blocks windows have."""
+        length, checked = most, most + 1
+        while length < checked:
+            checked = length
+            for group, window in enumerate(self._windows.windows):
+                if window is None:
+                    continue
+                place = length
+                while place > self._windows.first_seen(window, length * self._block_size):
+                    place -= 1
+                    if self._find(request, group, place) is None:
+                        length = place
         return length
+
+    def _last_blocks(self, request: Request, group: int, window: int, length: int) -> list[int]:
+        """Return the blocks that a token after `length` places sees, after null blocks."""
+        first = self._windows.first_seen(window, length * self._block_size)
+        seen = [self._find(request, group, place) for place in range(first, length)]
+        return [NULL_BLOCK] * first + [block for block in seen if block is not None]
 
     def _find(self, request: Request, group: int, place: int) -> int | None:
         return self._pool.find(_key(self._block_hash(request, place), group))
