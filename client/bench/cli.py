@@ -136,6 +136,10 @@ def compare(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements per server.")] = 3,
+    random_model: Annotated[
+        str,
+        typer.Option(help="The random checkpoint: a size of engine.demo.random_checkpoint."),
+    ] = "0.4b-tied",
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Check the setup, on the bundled model and a few tokens.")
     ] = False,
@@ -143,8 +147,8 @@ def compare(
 ) -> None:
     """Compare Trident with OpenAI-compatible servers, one at a time on the same cores.
 
-    All serve one seeded random checkpoint (387M parameters, bf16; cached) and get the same prompts.
-    Trident's settings are those of engine.json and TRIDENT_* variables.
+    All serve one seeded random checkpoint (bf16; cached) and get the same prompts. Trident's
+    settings are those of engine.json and TRIDENT_* variables.
     """
     from client.bench.compare.comparison import run
     from client.bench.compare.peer import parse_peers
@@ -171,7 +175,7 @@ def compare(
         grown = TINY_GROWTH if tiny else GROWTH
         plot = GrowthPlot(growth, grown)
         chosen = list(grown.workloads)
-    model = CHECKPOINT_DIR if tiny else random_checkpoint("0.4b-tied", console)
+    model = CHECKPOINT_DIR if tiny else random_checkpoint(random_model, console)
     if not run(model, peers, chosen, rounds, console, variants=variants, json_file=json, plot=plot):
         raise typer.Exit(1)
 

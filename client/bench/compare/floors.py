@@ -18,10 +18,11 @@ from client.bench.compare.workload import Workload
 
 @dataclass(frozen=True)
 class Shape:
-    """The properties of a dense decoder-only model that determine its speed.
+    """The properties of a decoder-only model that determine its speed.
 
     Attributes:
-        layer_parameters: in the matrices of all layers.
+        layer_parameters: in the matrices of all layers; of a mixture of experts those that one
+            token goes through, although a step of several tokens reads more.
         head_parameters: in the output matrix.
         kv_bytes: KV bytes per token, over all layers, in bf16.
         attention_flops: operations per query and key, over all layers.
@@ -39,9 +40,11 @@ class Shape:
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         head_dim = config.get("head_dim") or hidden // heads
-        layer = (
-            2 * hidden * head_dim * (heads + kv_heads) + 3 * hidden * config["intermediate_size"]
-        )
+        mlp = 3 * hidden * config["intermediate_size"]
+        if (num_experts := config.get("num_experts")) is not None:
+            experts = config["num_experts_per_tok"] * config["moe_intermediate_size"]
+            mlp = 3 * hidden * experts + hidden * num_experts
+        layer = 2 * hidden * head_dim * (heads + kv_heads) + mlp
         return cls(
             layer_parameters=layers * layer,
             head_parameters=hidden * config["vocab_size"],

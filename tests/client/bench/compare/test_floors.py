@@ -22,6 +22,16 @@ class TestFloors:
         assert shape.layer_parameters + shape.head_parameters == 386_498_560
         assert shape.kv_bytes == 12 * 1024
 
+    def test_of_a_mixture_the_experts_that_a_token_goes_through_count(self, tmp_path: Path) -> None:
+        _, fields = SIZES["0.4b-moe"]
+        (tmp_path / "config.json").write_text(json.dumps({**fields, "vocab_size": 32000}))
+        hidden, layers = fields["hidden_size"], fields["num_hidden_layers"]
+        expert = 3 * hidden * fields["moe_intermediate_size"]
+        attention = 2 * hidden * 64 * (16 + 4)
+        router = hidden * fields["num_experts"]
+        parameters = layers * (attention + router + fields["num_experts_per_tok"] * expert)
+        assert Shape.of(tmp_path).layer_parameters == parameters
+
     def test_arithmetic(self) -> None:
         shape = Shape(layer_parameters=900, head_parameters=100, kv_bytes=10, attention_flops=10)
         reads_only = Ceilings(read=1e3, bf16=1e12, int8=1e12)
