@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.fields import Fields, read_json_object
 from engine.quantization.awq import parse_awq
+from engine.quantization.bitsandbytes import parse_bitsandbytes
 from engine.quantization.compressed_tensors import parse_compressed_tensors
 from engine.quantization.format import Format
 from engine.quantization.fp8 import parse_fp8
@@ -17,11 +18,15 @@ from engine.quantization.mxfp4 import parse_mxfp4
 
 _PARSERS: dict[str, Callable[[Fields], Format]] = {
     "awq": parse_awq,
+    "bitsandbytes": parse_bitsandbytes,
     "compressed-tensors": parse_compressed_tensors,
     "fp8": parse_fp8,
     "gptq": parse_gptq,
     "mxfp4": parse_mxfp4,
 }
+
+# Fields that name the modules that are not quantised.
+_IGNORED = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,8 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
         raise config.unsupported(
             "quant_method", f"{method!r} is not supported; supported: {supported}"
         )
-    ignored = [*(config.texts("ignore") or ()), *(config.texts("modules_to_not_convert") or ())]
-    return QuantizedCheckpoint(_PARSERS[method](config), tuple(ignored))
+    ignored = tuple(name for field in _IGNORED for name in config.texts(field) or ())
+    return QuantizedCheckpoint(_PARSERS[method](config), ignored)
 
 
 def _matches(pattern: str, module: str) -> bool:

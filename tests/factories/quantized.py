@@ -11,7 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.factories.checkpoints import write_checkpoint
-from tests.factories.quantizers import Quantizer, awq, fp8, gptq, int8, mxfp4, packed_groups
+from tests.factories.quantizers import (
+    Quantizer,
+    awq,
+    fp8,
+    gptq,
+    int8,
+    llm_int8,
+    mxfp4,
+    packed_groups,
+)
 
 _PROJECTIONS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
@@ -72,6 +81,16 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantizer]] = {
     "fp8-static": (
         {"quant_method": "fp8", "activation_scheme": "static"},
         fp8("weight_scale", "tensor", has_input_scale=True),
+    ),
+    "bitsandbytes-8": (
+        {
+            "quant_method": "bitsandbytes",
+            "load_in_8bit": True,
+            "load_in_4bit": False,
+            "llm_int8_skip_modules": None,
+            "llm_int8_threshold": 6.0,
+        },
+        llm_int8,
     ),
     "compressed-fp8-channel": (
         compressed("float-quantized", kind="float", bits=8, strategy="channel"),

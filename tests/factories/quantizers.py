@@ -150,6 +150,17 @@ def int8(*, per_channel: bool) -> Quantizer:
     return quantize
 
 
+def llm_int8(rows: int, columns: int, draw: torch.Generator) -> Quantized:
+    weight = torch.randint(-127, 128, (rows, columns), generator=draw).to(torch.int8)
+    largest = (0.5 + torch.rand(rows, generator=draw)) * 2 * columns**-0.5
+    tensors = {
+        "weight": weight,
+        "SCB": largest,
+        "weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
+    return Quantized(tensors, weight.double().div(127).mul(largest.double()[:, None]))
+
+
 def mxfp4(rows: int, columns: int, draw: torch.Generator) -> Quantized:
     floats = torch.randint(0, 16, (rows, columns), generator=draw)
     shape = (rows, columns // 32)

@@ -48,6 +48,7 @@ def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
         ("compressed-int8", "qwen2-moe"),
         ("mxfp4", "gpt-oss"),
         ("fp8-blocks", "gemma2"),
+        ("bitsandbytes-8", "mixtral"),
     ],
 )
 def test_families_that_store_their_projections_otherwise(
@@ -145,6 +146,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "awq bits": ("awq", {"bits": 8}, "bits: 8 is not supported; only 4"),
     "awq layout": ("awq", {"version": "gemv"}, "version: 'gemv'"),
     "awq group": ("awq", {"group_size": 40}, "group_size 40 .* do not fit a weight of 64 x 64"),
+    "bitsandbytes bits": (
+        "bitsandbytes-8",
+        {"load_in_8bit": False, "load_in_4bit": True},
+        "load_in_4bit: true is not supported",
+    ),
     "gptq bits": ("gptq-4", {"bits": 3}, "bits: 3"),
     "gptq layout": ("gptq-4", {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
     "gptq modules": ("gptq-4", {"dynamic": {"-:.*": {}}}, "dynamic"),
@@ -169,6 +175,11 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "no scale": ("awq", {"scales": None}, f"{_PLACE}.scales: missing from the checkpoint"),
     "scale of 0": ("awq", {"scales": torch.zeros(2, 96)}, "scales: a scale is 0 or not finite"),
     "nan": ("fp8-static", {"weight_scale": torch.tensor(torch.nan)}, "weight_scale: a scale is 0"),
+    "layout": (
+        "bitsandbytes-8",
+        {"weight_format": torch.tensor(2, dtype=torch.uint8)},
+        f"{_PLACE}.weight_format: must be 0",
+    ),
     "shape": (
         "gptq-4",
         {"scales": torch.ones(3, 96)},

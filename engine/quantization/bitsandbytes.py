@@ -1,0 +1,49 @@
+"""LLM.int8 (Dettmers et al., 2022): 8-bit integers with the largest weight of each output channel.
+
+The layout of bitsandbytes with `load_in_8bit`. Activations are not quantised here: what the method
+does with the large ones among them, our products of 8-bit integers do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.fields import Fields
+from engine.quantization.format import Format, Stored
+
+_LARGEST = 127  # the integer that stands for the largest weight of a channel
+_ROWS = 0  # the layout of the integers that checkpoints have
+
+
+@dataclass(frozen=True, slots=True)
+class LlmInt8(Format):
+    """Rows of integers, and what the largest of each stands for."""
+
+    @property
+    def label(self) -> str:
+        return "bitsandbytes, int8"
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        return {
+            "weight": Stored((out_features, in_features), torch.int8),
+            "SCB": Stored((out_features,), torch.float32),
+            "weight_format": Stored((), torch.uint8),
+        }
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        if int(tensors["weight_format"]) != _ROWS:
+            raise ValueError(f"weight_format: must be {_ROWS}, rows")
+        return tensors["weight"] * (tensors["SCB"] / _LARGEST)[:, None]
+
+
+def parse_bitsandbytes(config: Fields) -> LlmInt8:
+    """Read a `quantization_config` whose method is bitsandbytes."""
+    if config.boolean("load_in_4bit", default=False):
+        raise config.unsupported("load_in_4bit", "true is not supported; only load_in_8bit")
+    if not config.boolean("load_in_8bit", default=False):
+        raise config.error("load_in_8bit", "must be true")
+    return LlmInt8()
