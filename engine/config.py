@@ -47,7 +47,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    model: str = Field("demo", description="checkpoint folder, hub id, or `demo`")
+    model: str = Field("demo", description="checkpoint folder, GGUF file, hub id, or `demo`")
     tokenizer: str | None = Field(None, description="folder or hub id; default: the model's")
     served_model_name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,128}$")] | None = Field(
         None, description="name that clients call; default: ensemble"
@@ -162,7 +162,7 @@ class EngineConfig(BaseModel):
     @classmethod
     def _named(cls, value: str) -> str:
         if not value.strip():
-            raise ValueError("must name a checkpoint folder or a hub id")
+            raise ValueError("must name a checkpoint folder, a GGUF file or a hub id")
         return value
 
     @field_validator("device")

@@ -1,4 +1,4 @@
-"""Finding a checkpoint: the bundled one, a folder, or a repository of the Hugging Face hub."""
+"""Finding a checkpoint: the bundled one, a folder or file, or a repository of the hub."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
     """Return the folder of the checkpoint that `model` names, downloading it if need be.
 
     Args:
-        model: `demo`, an existing folder, or a hub id such as `Qwen/Qwen3-0.6B`. A download shows
-            a progress bar and resumes where an earlier one stopped; with `HF_HUB_OFFLINE=1` only
-            what is in the local cache counts.
+        model: `demo`, an existing folder or GGUF file, or a hub id such as `Qwen/Qwen3-0.6B`. A
+            download shows a progress bar and resumes where an earlier one stopped; with
+            `HF_HUB_OFFLINE=1` only what is in the local cache counts.
         weights: whether a download must have them.
         setting: name of the setting in errors.
 
@@ -35,6 +35,10 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
     folder = os.path.expanduser(model)
     if os.path.isdir(folder):
         return Path(folder)
+    if os.path.isfile(folder) and folder.endswith(".gguf"):
+        from engine.gguf.folder import folder_of_gguf
+
+        return folder_of_gguf(Path(folder))
     if os.path.exists(folder):
         raise CheckpointError(f"{setting}: {model} is a file; name the folder that holds it")
     return _download(model, [*_WANTED, *_WEIGHTS] if weights else _WANTED, setting)

@@ -206,7 +206,7 @@ class _Loader:
         taken = convert_weights(model, config.quantization, deterministic=config.deterministic)
         if stored is not None and taken:
             target = config.quantization or f"{taken / 2**20:,.0f} MiB of {self._dtype}"
-            self._on_progress(f"converted weights ({stored.format.label}) to {target}")
+            self._on_progress(f"converted weights ({stored.label}) to {target}")
         return model
 
     def load_null_device(self, token_ids: Sequence[int]) -> LoadedModel:

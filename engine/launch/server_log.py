@@ -29,7 +29,7 @@ _HINTS = (
     (
         r"checkpoint|safetensors|config\.json|tokenizer|\bhub\b",
         "--model takes a folder in Hugging Face format (config.json, tokenizer.json, "
-        "*.safetensors) or a hub id",
+        "*.safetensors), a .gguf file or a hub id",
     ),
     (r"error while loading shared", "a library that tritonserver needs is missing; install it"),
 )

@@ -8,7 +8,7 @@ from engine.errors import UnsupportedError
 from engine.layers.scheme import Scheme, Unquantized
 from engine.models.causal_lm import CausalLM
 from engine.models.spec import ModelSpec
-from engine.quantization.registry import QuantizedCheckpoint
+from engine.quantization.format import QuantizedCheckpoint
 from engine.quantization.scheme import Quantized
 
 

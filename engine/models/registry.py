@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 
 from engine.fields import Fields, read_json_object
+from engine.gguf.names import GGUF, spec_of_gguf
 from engine.models.spec import ModelSpec
 
 # Architecture, as `config.json` names it -> file in `engine.models.families`.
@@ -47,7 +48,7 @@ def read_model_spec(path: Path) -> ModelSpec:
         raise fields.unsupported("dual_chunk_attention_config", "is not supported by this version")
     family = importlib.import_module(f"engine.models.families.{FAMILIES[architecture]}")
     spec: ModelSpec = family.parse(fields, architecture)
-    return spec
+    return spec_of_gguf(spec) if (path / GGUF).exists() else spec
 
 
 def _find_architecture(fields: Fields) -> str:

@@ -45,6 +45,25 @@ class Format(Protocol):
         return None
 
 
+class QuantizedCheckpoint(Protocol):
+    """How the projections of a checkpoint are stored."""
+
+    @property
+    def label(self) -> str:
+        """The name of its format, for the log."""
+
+    def format_of(self, module: str, *, is_expert: bool) -> Format | None:
+        """Return how the projection `module` is stored; None: in floating point.
+
+        Args:
+            module: as the checkpoint names it.
+            is_expert: it is one of an expert's, or stands for those of all.
+
+        Raises:
+            CheckpointError: the checkpoint lacks it.
+        """
+
+
 def unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
     """Return the unsigned integers of `bits` bits that int32 words hold, lowest bits first.
 

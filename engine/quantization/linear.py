@@ -26,26 +26,27 @@ class QuantizedLinear(nn.Module):
     Args:
         plain: of the same shape, without memory (on the meta device).
         parts: name of each projection in the checkpoint -> its output features.
+        formats: of each projection.
         parent: the name of the module above, for errors.
     """
 
     def __init__(
         self,
         plain: Linear,
-        fmt: Format,
         parts: Mapping[str, int],
+        formats: Mapping[str, Format],
         *,
         parent: str,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self._plain, self._format = [plain], fmt  # in a list: it is not a part of this module
+        self._plain = [plain]  # in a list: it is not a part of this module
         self.device = device
         self.num_bytes_dequantized = plain.weight.nbytes
         self.stored = nn.ModuleDict(
             {
                 part: StoredProjection(
-                    fmt,
+                    formats[part],
                     out_features,
                     plain.weight.shape[1],
                     path=f"{parent}.{part}",
@@ -105,7 +106,7 @@ class QuantizedLinear(nn.Module):
         Raises:
             CheckpointError: a scale is not finite or 0.
         """
-        parts = [self._format.int8(each.checked()) for each in self._parts().values()]
+        parts = [each.int8() for each in self._parts().values()]
         stored = [part for part in parts if part is not None]
         if len(stored) < len(parts):
             return None

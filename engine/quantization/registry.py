@@ -11,8 +11,9 @@ from engine.fields import Fields, read_json_object
 from engine.quantization.awq import parse_awq
 from engine.quantization.bitsandbytes import parse_bitsandbytes
 from engine.quantization.compressed_tensors import parse_compressed_tensors
-from engine.quantization.format import Format
+from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.fp8 import parse_fp8
+from engine.quantization.gguf import read_gguf_checkpoint
 from engine.quantization.gptq import parse_gptq
 from engine.quantization.mxfp4 import parse_mxfp4
 
@@ -30,8 +31,8 @@ _IGNORED = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules")
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedCheckpoint:
-    """How a checkpoint is quantised.
+class OneFormat:
+    """A checkpoint with one format for all that is quantised.
 
     Attributes:
         ignored: names of modules that are not, also as parts of longer names; `re:` begins a
@@ -41,9 +42,14 @@ class QuantizedCheckpoint:
     format: Format
     ignored: tuple[str, ...]
 
-    def is_quantized(self, module: str) -> bool:
-        """Return whether the projection `module`, as the checkpoint names it, is quantised."""
-        return not any(_matches(pattern, module) for pattern in self.ignored)
+    @property
+    def label(self) -> str:
+        return self.format.label
+
+    def format_of(self, module: str, *, is_expert: bool) -> Format | None:
+        is_other = self.format.is_of_experts and not is_expert
+        is_ignored = any(_matches(pattern, module) for pattern in self.ignored)
+        return None if is_other or is_ignored else self.format
 
 
 def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
@@ -60,13 +66,15 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
     if config is None:
         return None
     method = config.text("quant_method")
+    if method == "gguf":
+        return read_gguf_checkpoint(checkpoint, fields)
     if method not in _PARSERS:
         supported = ", ".join(_PARSERS)
         raise config.unsupported(
             "quant_method", f"{method!r} is not supported; supported: {supported}"
         )
     ignored = tuple(name for field in _IGNORED for name in config.texts(field) or ())
-    return QuantizedCheckpoint(_PARSERS[method](config), ignored)
+    return OneFormat(_PARSERS[method](config), ignored)
 
 
 def _matches(pattern: str, module: str) -> bool:

@@ -13,8 +13,8 @@ from engine.layers.experts import Experts
 from engine.layers.linear import GatedLinear, Linear
 from engine.models.tensor_names import TensorNames
 from engine.quantization.experts import QuantizedExperts
+from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.linear import QuantizedLinear
-from engine.quantization.registry import QuantizedCheckpoint
 from kernels.cpu.activation import Activation
 from kernels.experts.activation import ExpertActivation
 
@@ -41,24 +41,25 @@ class Quantized:
 
     def linear(self, in_features: int, parts: Mapping[str, int], *, bias: bool) -> nn.Module:
         stored = self._stored_parts(parts)
-        device = self._plain_device(stored, is_expert=False)
-        plain = Linear(in_features, parts, bias=bias, dtype=self.dtype, device=device or _META)
-        return plain if device else self._quantized(plain, stored)
+        formats = self._formats(stored, is_expert=False)
+        device = _META if formats else self.device
+        plain = Linear(in_features, parts, bias=bias, dtype=self.dtype, device=device)
+        return self._quantized(plain, stored, formats) if formats else plain
 
     def gated_linear(
         self, in_features: int, size: int, *, activation: Activation, bias: bool
     ) -> nn.Module:
         stored = self._stored_parts({"gate_proj": size, "up_proj": size})
-        device = self._plain_device(stored, is_expert=False)
+        formats = self._formats(stored, is_expert=False)
         plain = GatedLinear(
             in_features,
             size,
             activation=activation,
             bias=bias,
             dtype=self.dtype,
-            device=device or _META,
+            device=_META if formats else self.device,
         )
-        return plain if device else self._quantized(plain, stored)
+        return self._quantized(plain, stored, formats) if formats else plain
 
     def experts(
         self,
@@ -75,7 +76,7 @@ class Quantized:
         if not is_stacked:
             projections = ("gate_proj", "up_proj", "down_proj")
             parts = [f"{name}.{i}.{part}" for i in range(num_experts) for part in projections]
-        device = self._plain_device(parts, is_expert=True)
+        formats = self._formats(parts, is_expert=True)
         plain = Experts(
             hidden_size,
             size,
@@ -83,13 +84,13 @@ class Quantized:
             activation=activation,
             bias=bias,
             dtype=self.dtype,
-            device=device or _META,
+            device=_META if formats else self.device,
         )
-        if device:
+        if not formats:
             return plain
         return QuantizedExperts(
             plain,
-            self.checkpoint.format,
+            formats[parts[0]],
             is_stacked=is_stacked,
             path=self.path,
             device=self.device,
@@ -104,23 +105,24 @@ class Quantized:
         name = self.path.rpartition(".")[2]
         return {name: sum(parts.values())} if name in self.names.stacked else dict(parts)
 
-    def _plain_device(self, parts: Iterable[str], *, is_expert: bool) -> torch.device | None:
-        """Return where projections are that are not quantised; None for quantised ones."""
-        if self.checkpoint.format.is_of_experts and not is_expert:
-            return self.device
+    def _formats(self, parts: Iterable[str], *, is_expert: bool) -> dict[str, Format]:
+        """Return the format of each projection; nothing, if they are not quantised."""
         prefix = self.names.prefixes[0]
-        quantized = {
-            part: self.checkpoint.is_quantized(self.names.of(f"{self._parent}.{part}", prefix))
+        found = {
+            part: self.checkpoint.format_of(
+                self.names.of(f"{self._parent}.{part}", prefix), is_expert=is_expert
+            )
             for part in parts
         }
-        if len(set(quantized.values())) > 1:
+        formats = {part: fmt for part, fmt in found.items() if fmt is not None}
+        if formats and len(formats) < len(found):
             raise UnsupportedError(
-                f"quantization_config: of {', '.join(quantized)} in {self._parent} all must be "
+                f"quantization_config: of {', '.join(found)} in {self._parent} all must be "
                 "quantised, or none"
             )
-        return None if any(quantized.values()) else self.device
+        return formats
 
-    def _quantized(self, plain: Linear, parts: Mapping[str, int]) -> QuantizedLinear:
-        return QuantizedLinear(
-            plain, self.checkpoint.format, parts, parent=self._parent, device=self.device
-        )
+    def _quantized(
+        self, plain: Linear, parts: Mapping[str, int], formats: Mapping[str, Format]
+    ) -> QuantizedLinear:
+        return QuantizedLinear(plain, parts, formats, parent=self._parent, device=self.device)

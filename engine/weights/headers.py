@@ -1,10 +1,10 @@
-"""Headers of a checkpoint's safetensors files: the location of each tensor."""
+"""Headers of a checkpoint's files, safetensors or GGUF: the location of each tensor."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
 from engine.fields import Fields, read_json_object
+from engine.gguf.names import GGUF
+from engine.gguf.reader import block_size, read_gguf
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -45,9 +47,18 @@ class StoredTensor:
     type_name: str
 
     @property
+    def is_in_blocks(self) -> bool:
+        """Whether it consists of a GGUF's blocks, which are read as float32."""
+        return self._is_gguf and self.type_name not in DTYPES
+
+    @property
+    def is_float(self) -> bool:
+        return self.type_name in FLOATS or self.is_in_blocks
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Its dtype, which must be one of `DTYPES`."""
-        return DTYPES[self.type_name]
+        """The dtype of its elements. Its type must be one of `DTYPES`, or of a GGUF's blocks."""
+        return torch.float32 if self.is_in_blocks else DTYPES[self.type_name]
 
     @property
     def num_elements(self) -> int:
@@ -55,7 +66,26 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_elements * self.dtype.itemsize
+        return self.bytes_of(self.num_elements)
+
+    def bytes_of(self, num_elements: int) -> int:
+        """Return the bytes that elements take in the file; of blocks only whole ones do."""
+        if not self.is_in_blocks:
+            return num_elements * self.dtype.itemsize
+        block, num_bytes = block_size(self.type_name)
+        assert num_elements % block == 0, f"{num_elements} elements are no blocks of {block}"
+        return num_elements // block * num_bytes
+
+    def as_stored(self, dtype: torch.dtype) -> StoredTensor:
+        """Return it, or of a GGUF the bytes of its rows if `dtype` is uint8."""
+        if not (self._is_gguf and dtype == torch.uint8):
+            return self
+        *rows, length = self.shape
+        return replace(self, shape=(*rows, self.bytes_of(length)), type_name="U8")
+
+    @property
+    def _is_gguf(self) -> bool:
+        return self.file.name == GGUF
 
 
 def read_headers(path: Path) -> dict[str, StoredTensor]:
@@ -65,6 +95,8 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
         CheckpointError: a file is missing, corrupt or shorter than its header says, or the files
             contradict the index.
     """
+    if (path / GGUF).exists():
+        return _gguf_tensors(path / GGUF)
     stored: dict[str, StoredTensor] = {}
     for file, promised in _shards(path).items():
         found = {tensor.name: tensor for tensor in _tensors(file)}
@@ -93,6 +125,13 @@ def _tensors(file: Path) -> Iterator[StoredTensor]:
         if name != "__metadata__":
             offset = 8 + length + fields["data_offsets"][0]
             yield StoredTensor(name, file, offset, tuple(fields["shape"]), fields["dtype"])
+
+
+def _gguf_tensors(file: Path) -> dict[str, StoredTensor]:
+    return {
+        name: StoredTensor(name, file, tensor.offset, tensor.shape, tensor.type_name)
+        for name, tensor in read_gguf(file).tensors.items()
+    }
 
 
 def _shards(path: Path) -> dict[Path, list[str]]:

@@ -77,6 +77,7 @@ def match_tensors(
     for name in places:
         if name not in stored:
             raise CheckpointError(f"{name}: missing from the checkpoint")
+    found: list[tuple[StoredTensor, Tensor]] = []
     for name, tensor in stored.items():
         if name not in places:
             if names.is_ignored(name):
@@ -84,6 +85,7 @@ def match_tensors(
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
             )
+        tensor = tensor.as_stored(places[name].dtype)
         _require_type(tensor, places[name].dtype)
         wanted = tuple(places[name].shape)
         # A single number may be stored as a scalar, or as a list of one.
@@ -93,7 +95,8 @@ def match_tensors(
                 f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but config.json "
                 f"asks for {list(wanted)}"
             )
-    return [(stored[name], place) for name, place in places.items()]
+        found.append((tensor, places[name]))
+    return found
 
 
 def _require_type(tensor: StoredTensor, dtype: torch.dtype) -> None:
@@ -109,7 +112,7 @@ def _require_type(tensor: StoredTensor, dtype: torch.dtype) -> None:
 
 def require_float(tensor: StoredTensor) -> None:
     """Raise `CheckpointError` if the tensor's dtype is not supported."""
-    if tensor.type_name not in FLOATS:
+    if not tensor.is_float:
         raise CheckpointError(
             f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}; supported: "
             f"{', '.join(FLOATS)}"

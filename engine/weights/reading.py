@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError
+from engine.quantization.gguf import dequantize_blocks
 from engine.weights.headers import StoredTensor
 from engine.weights.staging import Buffer, Copier, Staging
 
@@ -41,6 +42,11 @@ class Span:
     @property
     def num_bytes(self) -> int:
         """Number of bytes in the file."""
+        return self.tensor.bytes_of(self.destination.numel())
+
+    @property
+    def num_staged_bytes(self) -> int:
+        """Number of bytes of its elements on the host, before they are cast."""
         return self.destination.numel() * self.tensor.dtype.itemsize
 
 
@@ -92,7 +98,7 @@ def read_spans(
                 files[span.tensor.file] = stack.enter_context(_open(span.tensor.file))
         staging = None
         if copier is not None:
-            staging = Staging(copier, max((span.num_bytes for span in spans), default=0))
+            staging = Staging(copier, max((span.num_staged_bytes for span in spans), default=0))
             stack.callback(staging.finish)
         pool = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="weights"))
         # Leaving the block, for whatever reason, waits for the few spans in flight.
@@ -144,11 +150,16 @@ def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
     if buffer is not None:
         if buffer.pending is not None:
             buffer.pending.synchronize()
-        _read_into(buffer.memory[: span.num_bytes], file, span.tensor, span.start)
+        memory = buffer.memory[: span.num_staged_bytes]
+        if span.tensor.is_in_blocks:
+            elements = _read_elements(file, span.tensor, span.start, span.destination.numel())
+            memory.copy_(elements.view(torch.uint8))
+        else:
+            _read_into(memory, file, span.tensor, span.start)
     elif not span.destination.is_contiguous():
         elements = _read_elements(file, span.tensor, span.start, span.destination.numel())
         span.destination.copy_(elements.view(span.destination.shape))
-    elif span.destination.dtype == span.tensor.dtype:
+    elif span.destination.dtype == span.tensor.dtype and not span.tensor.is_in_blocks:
         _read_into(span.destination.view(torch.uint8), file, span.tensor, span.start)
     else:
         start = span.start
@@ -164,6 +175,10 @@ def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
 
 
 def _read_elements(file: io.FileIO, tensor: StoredTensor, start: int, count: int) -> Tensor:
+    if tensor.is_in_blocks:
+        blocks = torch.empty(tensor.bytes_of(count), dtype=torch.uint8)
+        _read_into(blocks, file, tensor, start)
+        return dequantize_blocks(blocks, tensor.type_name)
     elements = torch.empty(count, dtype=tensor.dtype)
     _read_into(elements.view(torch.uint8), file, tensor, start)
     return elements
@@ -172,7 +187,7 @@ def _read_elements(file: io.FileIO, tensor: StoredTensor, start: int, count: int
 def _read_into(memory: Tensor, file: io.FileIO, tensor: StoredTensor, start: int) -> None:
     """Fill `memory`, uint8 [n] on the host, starting at element `start` of `tensor`."""
     rest = memory.numpy().data
-    offset = tensor.offset + start * tensor.dtype.itemsize
+    offset = tensor.offset + tensor.bytes_of(start)
     try:
         while rest:
             count = os.preadv(file.fileno(), [rest], offset)

@@ -33,7 +33,7 @@ CASTS = [
 def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # one of an earlier test may have ended
 
 
 @dataclass(eq=False)

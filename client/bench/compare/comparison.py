@@ -36,7 +36,7 @@ uninstall them; where `vllm serve` misses the metadata of vllm, this goes round 
 It keeps a core for its scheduler otherwise, which costs more than it gives where there are few. On
 a CPU without bfloat16 instructions it is faster with --dtype float32.
 llama.cpp, after building its llama-server (its source is in the sdist of llama-cpp-python, too) and
-converting the checkpoint that is named above (`pip install gguf`; types: q8_0, q4_0, bf16):
+converting the checkpoint that is named above (types: q8_0, q4_0, bf16):
   python -m client.bench.compare.gguf CHECKPOINT model.gguf --type q8_0
   --peer "llama.cpp=llama-server --model model.gguf --port {port} --parallel 64 --ctx-size 73728"
 Any other server with OpenAI's /v1/completions and ignore_eos will do."""

@@ -1,7 +1,7 @@
 """`python -m client.bench.compare.gguf CHECKPOINT FILE`: converts a random checkpoint to GGUF.
 
 llama.cpp's own converter rejects tokenizers that it does not know, such as that of our random
-checkpoints. Needs `pip install gguf`.
+checkpoints.
 """
 
 from __future__ import annotations

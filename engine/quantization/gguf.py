@@ -1,0 +1,111 @@
+"""GGUF: blocks of integers with their scales, in a type of its own for each tensor.
+
+The package `gguf` knows the types: https://github.com/ggml-org/llama.cpp/tree/master/gguf-py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import CheckpointError, UnsupportedError
+from engine.fields import Fields
+from engine.gguf.names import GGUF
+from engine.gguf.reader import GgufFile, block_size, read_gguf
+from engine.quantization.format import Format, Stored
+
+_BYTES = torch.uint8
+# Architectures whose queries and keys are rotated in pairs of neighbours: their rows alternate
+# between the halves of a head.
+_IN_PAIRS = ("llama",)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufBlocks(Format):
+    """Rows of blocks, as bytes.
+
+    Attributes:
+        type_name: of the blocks; also F32, F16 and BF16.
+        num_heads: of a projection whose rows alternate between the halves of each head; or None.
+    """
+
+    type_name: str
+    num_heads: int | None = None
+
+    @property
+    def label(self) -> str:
+        return f"gguf, {self.type_name}"
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        num_elements, num_bytes = block_size(self.type_name)
+        if in_features % num_elements:
+            raise UnsupportedError(
+                f"config.json: {in_features} inputs are no blocks of {num_elements} "
+                f"({self.type_name})"
+            )
+        return {"weight": Stored((out_features, in_features // num_elements * num_bytes), _BYTES)}
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        weight = dequantize_blocks(tensors["weight"], self.type_name)
+        if not bool(weight.isfinite().all()):
+            raise ValueError("weight: a scale is not finite")
+        if self.num_heads is None:
+            return weight
+        pairs = weight.view(self.num_heads, -1, 2, weight.shape[1])
+        return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+def dequantize_blocks(blocks: Tensor, type_name: str) -> Tensor:
+    """Return the values of rows of blocks, in float32.
+
+    Args:
+        blocks: uint8 [..., bytes]
+    """
+    import gguf  # here: few checkpoints need it
+
+    kind = gguf.GGMLQuantizationType[type_name]
+    with np.errstate(invalid="ignore", over="ignore"):  # of scales, which are checked
+        values = gguf.quants.dequantize(blocks.cpu().numpy(), kind)
+    return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(blocks.device)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufCheckpoint:
+    """The projections of a GGUF file."""
+
+    file: GgufFile
+    num_heads: int
+    num_kv_heads: int
+
+    @property
+    def label(self) -> str:
+        types = {tensor.type_name for tensor in self.file.tensors.values() if len(tensor.shape) > 1}
+        return f"gguf, {', '.join(sorted(types))}"
+
+    def format_of(self, module: str, *, is_expert: bool) -> Format | None:
+        name = f"{module}.weight"
+        if name not in self.file.tensors:
+            raise CheckpointError(f"{self.file.path.name}: {name}: missing from the file")
+        num_heads = None
+        if self.file.metadata["general.architecture"] in _IN_PAIRS:
+            heads = {"attn_q": self.num_heads, "attn_k": self.num_kv_heads}
+            num_heads = heads.get(module.rpartition(".")[2])
+        return GgufBlocks(self.file.tensors[name].type_name, num_heads)
+
+
+def read_gguf_checkpoint(folder: Path, config: Fields) -> GgufCheckpoint:
+    """Read how the GGUF file that `folder` stands for stores its projections.
+
+    Raises:
+        CheckpointError: the file is broken.
+    """
+    num_heads, num_kv_heads = (
+        config.integer("num_attention_heads"),
+        config.integer("num_key_value_heads"),
+    )
+    return GgufCheckpoint(read_gguf((folder / GGUF).resolve()), num_heads, num_kv_heads)

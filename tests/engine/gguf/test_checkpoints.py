@@ -1,0 +1,260 @@
+"""GGUF files compute what the weights that their blocks stand for do."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import CheckpointError, UnsupportedError
+from engine.gguf.config import make_config
+from engine.gguf.reader import TYPES, read_gguf
+from engine.hub import resolve_checkpoint
+from engine.text.tokenizer import Tokenizer
+from tests.factories.checkpoints import ROPES, write_checkpoint
+from tests.factories.gguf_files import write_gguf
+from tests.factories.paged_model import PagedModel
+from tests.factories.tokenizers import (
+    CORPUS,
+    byte_fallback_tokenizer,
+    byte_level_tokenizer,
+    save_tokenizer,
+)
+
+TOKENS = [(7 * i + i // 3) % 400 for i in range(50)]
+SIZES = {"vocab_size": 400, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 16 for i in range(16)],
+    "long_factor": [1.0 + i for i in range(16)],
+    "original_max_position_embeddings": 96,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama-scaled": ("LlamaForCausalLM", {"rope_parameters": ROPES["llama3"]}),
+    "llama-yarn": ("LlamaForCausalLM", {"rope_parameters": ROPES["yarn"]}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "gemma": ("GemmaForCausalLM", {}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 64,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            "sliding_window": 9,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 64,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "phi3": ("Phi3ForCausalLM", {"rope_parameters": _LONGROPE, "sliding_window": 40}),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "trident" / "gguf"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The header of a file, and few tensors."""
+    path = tmp_path_factory.mktemp("small") / "small.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_token_list(["a", "b"])
+    writer.add_token_types([1, 1])
+    writer.add_eos_token_id(1)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 64), np.float32))
+    writer.add_tensor("rope_freqs.weight", np.ones(16, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def write(folder: Path, family: str, *kinds: str, tokenizer: Any = None, **changes: Any) -> Path:
+    """Write a checkpoint to `folder`/plain, and as a GGUF file, which is returned."""
+    architecture, fields = FAMILIES[family]
+    plain, path = folder / "plain", folder / "model-small.gguf"
+    write_checkpoint(plain, architecture, initializer_range=0.1, **{**SIZES, **fields})
+    save_tokenizer(tokenizer or byte_level_tokenizer(), plain)
+    write_gguf(path, plain, kinds, **changes)
+    return path
+
+
+def logits(checkpoint: Path) -> torch.Tensor:
+    return PagedModel(checkpoint, max_model_len=128).logits(TOKENS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, tmp_path: Path) -> None:
+    path = write(tmp_path, family, "Q8_0", "Q4_K", "Q6_K", "Q5_0", "F16")
+    expected = logits(tmp_path / "plain")
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits(resolve_checkpoint(str(path))), expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+        *("F16", "BF16", "F32"),
+        *("IQ4_NL", "IQ4_XS", "MXFP4"),
+    ],
+)
+def test_types(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "llama", kind)
+    expected = logits(tmp_path / "plain")
+    torch.testing.assert_close(logits(resolve_checkpoint(str(path))), expected, rtol=0, atol=2e-3)
+
+
+def test_the_sizes_of_the_types() -> None:
+    for number, (name, *size) in TYPES.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert kind.name == name
+        assert gguf.GGML_QUANT_SIZES[kind] == tuple(size)
+
+
+@pytest.mark.parametrize("make", [byte_level_tokenizer, byte_fallback_tokenizer])
+def test_the_tokenizer(make: Any, tmp_path: Path) -> None:
+    path = write(tmp_path, "llama", "Q8_0", tokenizer=make())
+    ours = Tokenizer.from_pretrained(resolve_checkpoint(str(path)))
+    theirs = Tokenizer.from_pretrained(tmp_path / "plain")
+    texts = (*CORPUS, "the stop", "<|user|>hello<|end|> é", "two  spaces", "日本 <tool call>x")
+    for text in texts:
+        assert ours.encode(text) == theirs.encode(text), text
+        ids = theirs.encode(text)
+        assert ours.hf_tokenizer.decode(ids) == theirs.hf_tokenizer.decode(ids)
+    assert ours.added_token_ids == theirs.added_token_ids
+    assert ours.special_ids == theirs.special_ids
+    assert ours.eos_token_id == theirs.eos_token_id
+    assert ours.chat_template_text == theirs.chat_template_text
+
+
+@pytest.mark.parametrize(
+    ("pre", "says", "has_bos"),
+    [("llama-bpe", None, True), ("llama-bpe", False, False), ("qwen2", None, False)],
+)
+def test_the_token_that_begins_a_prompt(
+    pre: str, says: bool | None, has_bos: bool, tmp_path: Path
+) -> None:
+    changes = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.pre": pre}
+    if says is not None:
+        changes["tokenizer.ggml.add_bos_token"] = says
+    path = write(tmp_path, "llama", "Q8_0", **changes)
+    tokenizer = Tokenizer.from_pretrained(resolve_checkpoint(str(path)))
+    plain = Tokenizer.from_pretrained(tmp_path / "plain")
+    assert tokenizer.encode("the") == [1] * has_bos + plain.encode("the")
+    model = json.loads(tokenizer.to_json())["model"]
+    assert bool(model["ignore_merges"]) == (pre == "llama-bpe")
+
+
+def test_the_folder_is_made_once(tmp_path: Path, cache: Path) -> None:
+    path = write(tmp_path, "llama", "Q8_0")
+    folder = resolve_checkpoint(str(path))
+    assert folder.parent == cache
+    made = (folder / "config.json").stat().st_mtime_ns
+    assert resolve_checkpoint(str(path)) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == made
+    os.utime(path)  # another file
+    assert resolve_checkpoint(str(path)) != folder
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_without_a_place_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "llama", "Q8_0")
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(taken))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    assert (resolve_checkpoint(str(path)) / "tokenizer.json").is_file()
+    monkeypatch.setattr("tempfile.tempdir", str(taken))
+    with pytest.raises(CheckpointError, match="XDG_CACHE_HOME"):
+        resolve_checkpoint(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"general.architecture": "mamba"}, r"general\.architecture: 'mamba' is not supported"),
+        ({"llama.expert_count": 8}, r"llama\.expert_count: experts are not read"),
+        ({"split.count": 3}, r"split\.count: several files are not read"),
+        ({"llama.block_count": None}, "llama: block_count: is missing"),
+        ({"llama.block_count": 2}, r"blk\.2\.\S+: tensor in model.gguf that this"),
+        ({"llama.block_count": 4}, r"blk\.3\.attn_q\.weight: missing"),
+        ({"llama.embedding_length": 128}, r"output\.weight: has shape \[400, 256\]"),
+        ({"llama.feed_forward_length": -1}, "feed_forward_length: must be an integer"),
+        ({"llama.attention.value_length": 32}, r"value_length: must be 64"),
+        ({"llama.rope.scaling.type": "odd"}, "rope.scaling.factor: is missing"),
+        ({"tokenizer.ggml.model": "odd"}, "tokenizer cannot be read: .*'odd'"),
+        ({"general.alignment": 0}, "general.alignment: must be a positive integer"),
+    ],
+)
+def test_fields_that_are_wrong(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "llama", "Q8_0", **changes)
+    with pytest.raises((CheckpointError, UnsupportedError), match=problem):
+        PagedModel(resolve_checkpoint(str(path)))
+
+
+@pytest.mark.parametrize("end", [0, 3, 4, 20, 200, 4000, -1000, -1])
+def test_a_truncated_file(end: int, tmp_path: Path) -> None:
+    path = write(tmp_path, "llama", "Q8_0")
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(CheckpointError, match=r"model-small\.gguf: is (truncated|not a GGUF file)"):
+        resolve_checkpoint(str(path))
+
+
+def test_a_scale_that_is_not_finite(tmp_path: Path) -> None:
+    path = write(tmp_path, "llama", "Q8_0")
+    tensor = read_gguf(path).tensors["blk.1.ffn_down.weight"]
+    content = bytearray(path.read_bytes())
+    content[tensor.offset : tensor.offset + 2] = b"\xff\x7f"  # NaN in float16
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"mlp\.down_proj\.weight: a scale is not finite"):
+        PagedModel(resolve_checkpoint(str(path)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_header_with_wrong_bytes_is_an_error(small: bytes, data: st.DataObject) -> None:
+    content = bytearray(small)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(content)
+        file.flush()
+        with suppress(CheckpointError, UnsupportedError):
+            make_config(read_gguf(Path(file.name)))

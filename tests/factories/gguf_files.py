@@ -1,0 +1,192 @@
+"""GGUF files of small checkpoints, written with the package `gguf`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+_ARCHITECTURES = {
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
+    "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
+    "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+    "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
+}
+# Types that the package cannot write -> where their blocks have float16 scales, and how large these
+# must be for weights of about 0.1.
+_SCALES = {
+    "Q2_K": ((80, 0.03), (82, 0.02)),
+    "Q3_K": ((108, 0.003),),
+    "Q4_K": ((0, 0.0008), (2, 0.004)),
+    "Q5_K": ((0, 0.0004), (2, 0.004)),
+    "Q6_K": ((208, 0.0001),),
+    "IQ4_NL": ((0, 0.002),),
+    "IQ4_XS": ((0, 0.0001),),
+}
+
+
+def write_gguf(path: Path, checkpoint: Path, kinds: Sequence[str], **changes: Any) -> None:
+    """Write the checkpoint in folder `checkpoint` as a GGUF file, with its tokenizer.
+
+    The weights of `checkpoint` become those that the file's blocks stand for.
+
+    Args:
+        kinds: types of the matrices, in turn.
+        changes: keys of the metadata, dots as underscores; None leaves one out.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    arch = _ARCHITECTURES[config["architectures"][0]]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    _add_config(writer, config)
+    _add_tokenizer(writer, checkpoint, config["vocab_size"])
+    for key, value in changes.items():
+        _change(writer, key, value)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    floats = load_file(checkpoint / "model.safetensors")
+    draw = np.random.default_rng(0)
+    for i, (name, tensor) in enumerate(sorted(floats.items())):
+        values = tensor.float().numpy()
+        kind = gguf.GGMLQuantizationType[kinds[i % len(kinds)] if values.ndim > 1 else "F32"]
+        heads = _heads(name, config) if arch == gguf.MODEL_ARCH.LLAMA else None
+        if heads:
+            values = _in_pairs(values, heads)
+        if "norm" in name and arch.name.startswith("GEMMA"):
+            values = values + 1
+        blocks = _blocks(values, kind, draw)
+        writer.add_tensor(
+            names.get_name(name, try_suffixes=(".weight", ".bias")), blocks, raw_dtype=kind
+        )
+        if values.ndim > 1:
+            stored = dequantize(blocks, kind)
+            if heads:
+                stored = _in_halves(stored, heads)
+            floats[name] = torch.from_numpy(np.ascontiguousarray(stored, np.float32))
+    _add_rope_factors(writer, checkpoint)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(floats, checkpoint / "model.safetensors", {"format": "pt"})
+
+
+def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType, draw: np.random.Generator) -> Any:
+    """Return the bytes of `values` or, in a type that cannot be written, of others."""
+    if kind.name not in _SCALES:
+        return quantize(values, kind)
+    num_elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (*values.shape[:-1], values.shape[-1] // num_elements, num_bytes)
+    blocks = draw.integers(0, 256, shape, dtype=np.uint8)
+    for offset, scale in _SCALES[kind.name]:
+        scales = draw.uniform(0.5 * scale, scale, (*shape[:-1], 1)).astype(np.float16)
+        blocks[..., offset : offset + 2] = scales.view(np.uint8)
+    return blocks.reshape(*values.shape[:-1], -1)
+
+
+def _heads(name: str, config: dict[str, Any]) -> int | None:
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    return next((config[field] for part, field in heads.items() if part in name), None)
+
+
+def _in_pairs(values: np.ndarray, heads: int) -> np.ndarray:
+    """Return the rows with those that are rotated together side by side."""
+    halves = values.reshape(heads, 2, -1, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def _in_halves(values: np.ndarray, heads: int) -> np.ndarray:
+    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
+
+
+def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config["rope_parameters"]
+    by_type = "full_attention" in rope
+    rope = rope["full_attention"] if by_type else rope
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if "original_max_position_embeddings" in rope:
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_dimension_count(int(config["head_dim"] * rope.get("partial_rotary_factor", 1)))
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _add_rope_factors(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
+    config = AutoConfig.from_pretrained(checkpoint)
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        plain = rope["rope_theta"] ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).float().numpy())
+    if rope.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            factors = np.array(rope[f"{length}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int) -> None:
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    types = [gguf.TokenType.UNUSED] * vocab_size
+    for token, i in vocab.items():
+        tokens[i] = token
+        is_byte = token.startswith("<0x")
+        types[i] = gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        control, plain = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
+        types[added["id"]] = control if added["special"] else plain
+    merges = tokenizer["model"]["merges"]
+    if "<s>" in vocab:  # SentencePiece
+        writer.add_tokenizer_model("llama")
+        order = {"".join(pair): -1.0 - i for i, pair in enumerate(merges)}
+        writer.add_token_scores([order.get(token, -1000.0) for token in tokens])
+        writer.add_add_bos_token(True)
+        writer.add_bos_token_id(tokens.index("<s>"))
+        writer.add_unk_token_id(tokens.index("<unk>"))
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_eos_token_id(tokens.index(settings["eos_token"]))
+    template = checkpoint / "chat_template.jinja"
+    writer.add_chat_template(template.read_text())
+
+
+def _change(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    fields = writer.kv_data[0]
+    name = next((name for name in fields if name.replace(".", "_") == key), key)
+    fields.pop(name, None)
+    if value is not None:
+        kind = gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(name, value, kind)
