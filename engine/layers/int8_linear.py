@@ -8,10 +8,11 @@ the product it subtracts.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from engine.layers.integer_weight import Int8Weight
 
 _LARGEST = 127
 _ZERO_POINT = 128
@@ -70,13 +71,6 @@ class Int8Linear(nn.Module):
         if self._bias is None:
             return product.mul_(scale).to(x.dtype)
         return torch.addcmul(self._bias, product, scale).to(x.dtype)
-
-
-class Int8Weight(NamedTuple):
-    """A weight [N, K]: int8 steps [N, K], and the float32 scales [N] of the rows."""
-
-    steps: Tensor
-    scale: Tensor
 
 
 def quantize_channels(weight: Tensor) -> Int8Weight:

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from engine.layers.int8_linear import Int8Weight, quantize_channels
+from engine.layers.int8_linear import quantize_channels
+from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerWeight
 from kernels.cpu.activation import Activation
-from kernels.cpu.linear import gated_linear, interleave, linear, pack, pack_int8, pad_channels
+from kernels.cpu.linear import (
+    gated_linear,
+    interleave,
+    linear,
+    pack,
+    pack_int4,
+    pack_int8,
+    pack_uint8,
+    pad_channels,
+    pad_groups,
+)
 
 
 class PanelLinear(nn.Module):
@@ -15,8 +26,9 @@ class PanelLinear(nn.Module):
     A row of y depends on its row of x alone, to the last bit.
 
     Args:
-        weight: [out_features, in_features], with which `kernels.cpu.linear.runs`; or 8-bit
-            integers, which stay as they are. It is copied.
+        weight: [out_features, in_features], with which `kernels.cpu.linear.runs`; or integers,
+            which stay as they are, in groups of a multiple of `kernels.cpu.linear.GROUP` inputs.
+            It is copied.
         bias: [out_features] or None, of the type of the weight, as x is.
         int8: quantise the weight, with a scale per output channel. Each token's activations are
             quantised then too: the product is one of 8-bit integers (W8A8).
@@ -27,7 +39,7 @@ class PanelLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor | Int8Weight,
+        weight: Tensor | IntegerWeight,
         bias: Tensor | None,
         *,
         int8: bool = False,
@@ -38,7 +50,7 @@ class PanelLinear(nn.Module):
         assert activation is None or not wide, "activations are rounded"
         if int8 and isinstance(weight, Tensor):
             weight = quantize_channels(weight)
-        parts = [weight] if isinstance(weight, Tensor) else list(weight)
+        parts = [weight] if isinstance(weight, Tensor) else [*weight[:3]]
         self._out_features = len(parts[0])
         self._activation = activation
         self._wide = wide
@@ -47,15 +59,24 @@ class PanelLinear(nn.Module):
             bias = None if bias is None else interleave(bias)
         self._bias = bias
         self._scale: Tensor | None = None
+        self._offset: Tensor | None = None
         if isinstance(weight, Int8Weight):
             self._weight = pack_int8(parts[0])
             self._scale = pad_channels(parts[1])
+        elif isinstance(weight, GroupedWeight):
+            self._weight = (pack_int4 if weight.bits == 4 else pack_uint8)(parts[0])
+            self._scale, self._offset = (pad_groups(part) for part in parts[1:])
         else:
             self._weight = pack(parts[0])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the product: `weight`, and `scale` and `bias` if it has them."""
-        named = {"weight": self._weight, "scale": self._scale, "bias": self._bias}
+        """Return the tensors of the product: `weight`, and of the others those that it has."""
+        named = {
+            "weight": self._weight,
+            "scale": self._scale,
+            "offset": self._offset,
+            "bias": self._bias,
+        }
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,6 +87,7 @@ class PanelLinear(nn.Module):
                 self._bias,
                 out_features=self._out_features,
                 scale=self._scale,
+                offset=self._offset,
                 wide=self._wide,
             )
         return gated_linear(
@@ -75,4 +97,5 @@ class PanelLinear(nn.Module):
             size=self._out_features // 2,
             activation=self._activation,
             scale=self._scale,
+            offset=self._offset,
         )

@@ -18,6 +18,7 @@ from engine.config import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
+from engine.layers.integer_weight import GroupedWeight
 from engine.layers.linear import Gated, GatedLinear, Linear
 from engine.layers.moe import Router
 from engine.layers.packed_linear import PackedLinear, can_pack
@@ -90,7 +91,7 @@ def convert_weights(
 ) -> int:
     """Replace the loaded projections of `model` by their form for this device, if there is one.
 
-    Those of quantised checkpoints stay 8-bit integers if they are, and the products are ours and in
+    Those of quantised checkpoints stay integers if they are, and the products are ours and in
     bfloat16; the others get the weights that they stand for, in the model's dtype, first.
 
     The weight of each is freed before the next is converted. With `quantization` all are
@@ -165,8 +166,8 @@ class _Forms:
         form = self.of_weight(weight, bias)
         return None if form is None else Gated(form, linear.activation)
 
-    def of_int8(self, linear: QuantizedLinear) -> nn.Module | None:
-        """Return a product of the 8-bit integers that the checkpoint has, if it has such."""
+    def of_integers(self, linear: QuantizedLinear) -> nn.Module | None:
+        """Return a product of the integers that the checkpoint has, if it has such."""
         plain, activation = linear.plain, None
         if isinstance(plain, GatedLinear):
             activation = plain.activation
@@ -175,7 +176,9 @@ class _Forms:
         is_rounded = plain.weight.dtype == torch.bfloat16  # in float32 activations are exact
         weight = None
         if is_rounded and self._are_panels(plain.weight, linear.device):
-            weight = linear.int8()
+            weight = linear.integers()
+        if isinstance(weight, GroupedWeight) and (self.int8 or weight.group_size % panels.GROUP):
+            return None
         return None if weight is None else PanelLinear(weight, linear.bias, activation=activation)
 
     def of_weight(
@@ -220,7 +223,7 @@ def _convert(module: nn.Module, forms: _Forms) -> int:
     num_bytes = 0
     for name in [name for name, _ in module.named_children()]:
         child = module.get_submodule(name)
-        if isinstance(child, QuantizedLinear) and (form := forms.of_int8(child)) is not None:
+        if isinstance(child, QuantizedLinear) and (form := forms.of_integers(child)) is not None:
             setattr(module, name, form)
             continue
         if isinstance(child, (QuantizedLinear, QuantizedExperts)):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
+from engine.layers.integer_weight import GroupedWeight
 from engine.quantization.format import Format, Stored, unpack
 
 _BITS = 4
@@ -47,6 +48,13 @@ class Awq(Format):
             each.repeat_interleave(self.group_size, 0) for each in (zeros, tensors["scales"])
         )
         return ((steps - zeros) * scales).t().contiguous()
+
+    def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+        steps, zeros = (_channels(tensors[name]) for name in ("qweight", "qzeros"))
+        scales = tensors["scales"]
+        return GroupedWeight(
+            steps.to(torch.uint8).t().contiguous(), scales.t(), (-zeros * scales).t(), _BITS
+        )
 
 
 def parse_awq(config: Fields) -> Awq:

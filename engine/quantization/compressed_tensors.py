@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
-from engine.layers.int8_linear import Int8Weight
+from engine.layers.integer_weight import GroupedWeight, Int8Weight
 from engine.quantization.format import Format, Stored, unpack
 from engine.quantization.fp8 import Fp8
 
@@ -39,7 +39,7 @@ class Int8Channels(Format):
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return tensors["weight"].float() * tensors["weight_scale"]
 
-    def int8(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
+    def integers(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
         steps = tensors["weight"]
         return Int8Weight(steps, tensors["weight_scale"].flatten().expand(len(steps)))
 
@@ -97,6 +97,15 @@ class PackedGroups(Format):
             if not 0 <= int(group.min()) <= int(group.max()) < num_groups:
                 raise ValueError(f"weight_g_idx: must be groups from 0 to {num_groups - 1}")
         return (steps - zeros.expand(num_rows, num_groups)[:, group]) * scales[:, group]
+
+    def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight | None:
+        if self.has_group_index:
+            return None
+        steps, scales = unpack(tensors["weight_packed"], self.bits, 1), tensors["weight_scale"]
+        zeros: Tensor | int = 2 ** (self.bits - 1)
+        if self.has_zeros:
+            zeros = unpack(tensors["weight_zero_point"], self.bits, 0)[: len(scales)]
+        return GroupedWeight(steps.to(torch.uint8), scales, -zeros * scales, self.bits)
 
 
 def parse_compressed_tensors(config: Fields) -> Format:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.layers.int8_linear import Int8Weight
+from engine.layers.integer_weight import IntegerWeight
 
 
 class Stored(NamedTuple):
@@ -40,8 +40,8 @@ class Format(Protocol):
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the weight in float32 that `tensors` stand for."""
 
-    def int8(self, tensors: Mapping[str, Tensor]) -> Int8Weight | None:
-        """Return the weight as 8-bit integers, where it is stored so: for products of them."""
+    def integers(self, tensors: Mapping[str, Tensor]) -> IntegerWeight | None:
+        """Return the weight as integers, for products of them; None: it is not stored so."""
         return None
 
 

@@ -17,7 +17,9 @@ from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.gguf.names import GGUF
 from engine.gguf.reader import GgufFile, block_size, read_gguf
+from engine.layers.integer_weight import GroupedWeight
 from engine.quantization.format import Format, Stored
+from engine.quantization.gguf_integers import grouped_weight
 
 _BYTES = torch.uint8
 # Architectures whose queries and keys are rotated in pairs of neighbours: their rows alternate
@@ -52,12 +54,28 @@ class GgufBlocks(Format):
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         weight = dequantize_blocks(tensors["weight"], self.type_name)
-        if not bool(weight.isfinite().all()):
-            raise ValueError("weight: a scale is not finite")
+        return self._in_order(_finite(weight))
+
+    def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight | None:
+        _, num_bytes = block_size(self.type_name)
+        weight = grouped_weight(tensors["weight"], self.type_name, num_bytes)
+        if weight is None:
+            return None
+        steps, scale, offset = (self._in_order(each) for each in weight[:3])
+        return GroupedWeight(steps, _finite(scale), _finite(offset), weight.bits)
+
+    def _in_order(self, rows: Tensor) -> Tensor:
+        """Return the rows with the halves of each head one after the other."""
         if self.num_heads is None:
-            return weight
-        pairs = weight.view(self.num_heads, -1, 2, weight.shape[1])
-        return pairs.transpose(1, 2).reshape(weight.shape)
+            return rows
+        pairs = rows.view(self.num_heads, -1, 2, rows.shape[1])
+        return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not bool(values.isfinite().all()):
+        raise ValueError("weight: a scale is not finite")
+    return values
 
 
 def dequantize_blocks(blocks: Tensor, type_name: str) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
+from engine.layers.integer_weight import GroupedWeight
 from engine.quantization.format import Format, Stored, unpack
 
 
@@ -53,9 +54,21 @@ class Gptq(Format):
         if not 0 <= int(group.min()) <= int(group.max()) < len(scales):
             raise ValueError(f"g_idx: must be groups from 0 to {len(scales) - 1}")
         steps = unpack(tensors["qweight"], self.bits, 0)
+        return ((steps - self._zeros(tensors)[group]) * scales[group]).t().contiguous()
+
+    def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight | None:
+        group, scales = tensors["g_idx"], tensors["scales"]
+        in_order = torch.arange(len(group), device=group.device) * len(scales) // len(group)
+        if not torch.equal(group.long(), in_order):
+            return None
+        steps = unpack(tensors["qweight"], self.bits, 0).to(torch.uint8)
+        offset = -self._zeros(tensors) * scales
+        return GroupedWeight(steps.t().contiguous(), scales.t(), offset.t(), self.bits)
+
+    def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor:
         zeros = unpack(tensors["qzeros"], self.bits, 1) + self.zero_offset
         zeros &= 2**self.bits - 1
-        return ((steps - zeros[group]) * scales[group]).t().contiguous()
+        return zeros
 
 
 def parse_gptq(config: Fields) -> Gptq:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from engine.layers.int8_linear import Int8Weight
+from engine.layers.integer_weight import IntegerWeight, stack
 from engine.layers.linear import Linear, parameter
 from engine.quantization.format import Format
 from engine.quantization.stored import StoredProjection
@@ -100,14 +100,12 @@ class QuantizedLinear(nn.Module):
             plain.bias.copy_(self.bias)
         return plain
 
-    def int8(self) -> Int8Weight | None:
-        """Return the weight as 8-bit integers, where it is stored so.
+    def integers(self) -> IntegerWeight | None:
+        """Return the weight as integers, where all of it is stored so.
 
         Raises:
             CheckpointError: a scale is not finite or 0.
         """
-        parts = [each.int8() for each in self._parts().values()]
+        parts = [each.integers() for each in self._parts().values()]
         stored = [part for part in parts if part is not None]
-        if len(stored) < len(parts):
-            return None
-        return Int8Weight(*(torch.cat(tensors) for tensors in zip(*stored, strict=True)))
+        return stack(stored) if len(stored) == len(parts) else None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import CheckpointError
-from engine.layers.int8_linear import Int8Weight
+from engine.layers.integer_weight import IntegerWeight
 from engine.layers.linear import parameter
 from engine.quantization.format import Format
 
@@ -57,13 +57,17 @@ class StoredProjection(nn.Module):
                 raise CheckpointError(f"{self._path}.{name}: a scale is 0 or not finite")
         return found
 
-    def int8(self) -> Int8Weight | None:
-        """Return the weight as 8-bit integers, where it is stored so.
+    def integers(self) -> IntegerWeight | None:
+        """Return the weight as integers, where it is stored so.
 
         Raises:
             CheckpointError: a scale is not finite or 0.
         """
-        return self._format.int8(self.checked())
+        tensors = self.checked()
+        try:
+            return self._format.integers(tensors)
+        except ValueError as error:
+            raise CheckpointError(f"{self._path}.{error}") from None
 
     def dequantize_to(self, weight: Tensor) -> None:
         """Write the weight that it stands for, or those of all experts.

@@ -1,4 +1,4 @@
-"""Matrix products with packed weights, in bfloat16, float32 or int8.
+"""Matrix products with packed weights, in bfloat16, float32, int8, or integers scaled in groups.
 
 Weights are packed into panels of output channels in the order in which the kernels read them. A
 panel has as many channels as two vector registers hold: 32 with AVX-512, 16 with AVX2.
@@ -24,6 +24,7 @@ from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.cpu.library import operations
 from kernels.cpu.target import has_matrix_unit
 
+GROUP = 32  # inputs that are quantised together for weights in groups
 _UNIT_BYTES = 4  # multiplied at once by one instruction, along K
 _DTYPES = (torch.bfloat16, torch.float32)
 
@@ -75,6 +76,27 @@ def pack_int8(steps: Tensor) -> Tensor:
     return _pack(steps.view(torch.uint8).bitwise_xor(128), 4)
 
 
+def pack_int4(steps: Tensor) -> Tensor:
+    """Return `steps` [N, K] of 0 to 15, uint8, as panels [P, K / 8, C, 4] of uint8.
+
+    A byte has the step of an input in its low bits, and that of the fourth input after in its high.
+    """
+    low, high = steps.unflatten(1, (-1, 2, 4)).unbind(2)
+    return _pack((low | high << 4).flatten(1), 4)
+
+
+def pack_uint8(steps: Tensor) -> Tensor:
+    """Return `steps` [N, K], uint8, as panels [P, K / 4, C, 4] of uint8."""
+    return _pack(steps, 4)
+
+
+def pad_groups(values: Tensor) -> Tensor:
+    """Return [N, groups] values as [P, groups, C], padded with zeros."""
+    padded = F.pad(values, (0, 0, 0, -len(values) % panel_columns()))
+    panels: Tensor = padded.unflatten(0, (-1, panel_columns())).transpose(1, 2).contiguous()
+    return panels
+
+
 def pad_channels(values: Tensor) -> Tensor:
     """Return [N] values padded with zeros for the channels that packing adds."""
     return F.pad(values, (0, -len(values) % panel_columns()))
@@ -87,20 +109,26 @@ def linear(
     *,
     out_features: int,
     scale: Tensor | None = None,
+    offset: Tensor | None = None,
     wide: bool = False,
 ) -> Tensor:
     """Return `x` W^T + bias, rounded once.
 
     Products are summed in float32, in the order of K: a row's result does not depend on the others,
     on their number or on the threads. For int8 weights the rows of `x` are quantised first,
-    symmetrically to 127 steps of their largest magnitude, and summed exactly.
+    symmetrically to 127 steps of their largest magnitude, and summed exactly. For weights in groups
+    `GROUP` values of a row are, each for themselves; the sums are added in float32.
 
     Args:
         x: bfloat16 or float32 [..., K], rows contiguous.
-        weight: W, of the dtype of `x`, as `pack` returns it, or as `pack_int8` does.
+        weight: W, of the dtype of `x`, as `pack` returns it, or as one of the others does.
         bias: [N] of the dtype of `x`, or None.
         out_features: N.
-        scale: float32 [P * C], the per-channel scales of int8 weights.
+        scale: float32 [P * C], the per-channel scales of int8 weights; or [P, groups, C], of which
+            each is for K / groups inputs, a multiple of `GROUP`, of what `pack_int4` or
+            `pack_uint8` has packed.
+        offset: float32 [P, groups, C], added to the weights of a group; without it 8 stands for 0
+            in 4 bits, 128 in 8.
         wide: return float32.
 
     Returns:
@@ -110,8 +138,8 @@ def linear(
     Raises:
         ValueError: an argument has a wrong shape, dtype or stride.
     """
-    fast = _operations(x, weight, scale, bias, out_features)
-    out: Tensor = fast.linear(x, weight, scale, bias, out_features, wide)
+    fast = _operations(x, weight, scale, offset, bias, out_features)
+    out: Tensor = fast.linear(x, weight, scale, offset, bias, out_features, wide)
     return out
 
 
@@ -123,12 +151,14 @@ def gated_linear(
     size: int,
     activation: Activation,
     scale: Tensor | None = None,
+    offset: Tensor | None = None,
 ) -> Tensor:
     """Return `activation(gate) * up`, [..., `size`], of the product that `linear` returns.
 
     Args:
         x: as in `linear`.
-        weight, bias, scale: as in `linear`, of 2 `size` channels in the order of `interleave`.
+        weight, bias, scale, offset: as in `linear`, of 2 `size` channels in the order of
+            `interleave`.
         size: number of gates; `can_gate` must hold.
         activation: applied to the gates.
 
@@ -137,8 +167,8 @@ def gated_linear(
     """
     if not can_gate(size):
         raise ValueError(f"size: must be a multiple of {panel_columns() // 2} (got {size})")
-    fast = _operations(x, weight, scale, bias, 2 * size)
-    out: Tensor = fast.gated_linear(x, weight, scale, bias, size, ACTIVATIONS[activation])
+    fast = _operations(x, weight, scale, offset, bias, 2 * size)
+    out: Tensor = fast.gated_linear(x, weight, scale, offset, bias, size, ACTIVATIONS[activation])
     return out
 
 
@@ -163,29 +193,53 @@ def _pack(weight: Tensor, per_unit: int) -> Tensor:
 
 
 def _operations(
-    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, out_features: int
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    offset: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
 ) -> Any:
     """Check these arguments of `linear` and return the operators to use."""
     check_dtype("x", x, *_DTYPES)
     check_last_stride("x", x)
     dtype = x.dtype if scale is None else torch.uint8
     check_dtype("weight", weight, dtype)
-    per_unit = _UNIT_BYTES // dtype.itemsize
-    columns = panel_columns()
+    in_features, columns = x.shape[-1], panel_columns()
     num_panels = -(-out_features // columns)
-    if x.shape[-1] % per_unit:
+    per_unit = _UNIT_BYTES // dtype.itemsize
+    if scale is not None and scale.dim() == 3 and 8 * weight.shape[1] == in_features:
+        per_unit = 8
+    if in_features % per_unit:
         raise ValueError(f"x: its last dimension must be a multiple of {per_unit}")
-    check_shape("weight", weight, (num_panels, x.shape[-1] // per_unit, columns, per_unit))
+    units = (num_panels, in_features // per_unit, columns, _UNIT_BYTES // dtype.itemsize)
+    check_shape("weight", weight, units)
     check_contiguous("weight", weight)
     if scale is not None:
+        shape: tuple[int, ...] = (num_panels * columns,)
+        if scale.dim() == 3:
+            num_groups = scale.shape[1]
+            if num_groups == 0 or in_features % (num_groups * GROUP):
+                raise ValueError(
+                    f"scale: its groups must be of a multiple of {GROUP} inputs, of {in_features} "
+                    f"in all (got {num_groups})"
+                )
+            shape = (num_panels, num_groups, columns)
         check_dtype("scale", scale, torch.float32)
-        check_shape("scale", scale, (num_panels * columns,))
+        check_shape("scale", scale, shape)
         check_contiguous("scale", scale)
+    if offset is not None:
+        if scale is None or scale.dim() != 3:
+            raise ValueError("offset: is for scales of groups")
+        check_dtype("offset", offset, torch.float32)
+        check_shape("offset", offset, tuple(scale.shape))
+        check_contiguous("offset", offset)
     if bias is not None:
         check_dtype("bias", bias, x.dtype)
         check_shape("bias", bias, (out_features,))
         check_contiguous("bias", bias)
-    for name, tensor in (("weight", weight), ("scale", scale), ("bias", bias)):
+    named = {"weight": weight, "scale": scale, "offset": offset, "bias": bias}
+    for name, tensor in named.items():
         if tensor is not None:
             check_device(name, tensor, x.device)
     fast = operations(x)

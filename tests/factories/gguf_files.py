@@ -85,13 +85,23 @@ def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType, draw: np.random
     """Return the bytes of `values` or, in a type that cannot be written, of others."""
     if kind.name not in _SCALES:
         return quantize(values, kind)
+    return random_blocks(values.shape, kind, draw)
+
+
+def random_blocks(
+    shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, draw: np.random.Generator
+) -> Any:
+    """Return the bytes of blocks of weights [..., inputs]."""
+    if kind.name not in _SCALES:
+        return quantize(draw.normal(size=shape).astype(np.float32), kind)
     num_elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
-    shape = (*values.shape[:-1], values.shape[-1] // num_elements, num_bytes)
+    *rows, num_inputs = shape
+    shape = (*rows, num_inputs // num_elements, num_bytes)
     blocks = draw.integers(0, 256, shape, dtype=np.uint8)
     for offset, scale in _SCALES[kind.name]:
         scales = draw.uniform(0.5 * scale, scale, (*shape[:-1], 1)).astype(np.float16)
         blocks[..., offset : offset + 2] = scales.view(np.uint8)
-    return blocks.reshape(*values.shape[:-1], -1)
+    return blocks.reshape(*rows, -1)
 
 
 def _heads(name: str, config: dict[str, Any]) -> int | None:

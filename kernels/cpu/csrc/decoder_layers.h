@@ -30,7 +30,7 @@ class DecoderLayers : public torch::CustomClassHolder {
         splits_(splits) {}
 
   // Appends a layer. `tensors` are named after a checkpoint's modules: `weight` of the norms, and
-  // `weight`, `scale` and `bias` of the projections qkv_proj, o_proj, gate_up_proj and down_proj as
+  // `weight`, `scale`, `offset` and `bias` of the projections qkv_proj, o_proj, gate_up_proj and down_proj as
   // `linear` takes them. Arguments optional there, and q_norm and k_norm, may be missing.
   void append(const Tensors& tensors, std::optional<int64_t> sliding_window) {
     layers_.push_back(
@@ -82,7 +82,7 @@ class DecoderLayers : public torch::CustomClassHolder {
       lap.ends(kNorms);
       const Projection& gate_up = layer.gate_up;
       const Tensor gated = gated_linear(
-          normed, gate_up.weight, gate_up.scale, gate_up.bias, gate_up.channels() / 2,
+          normed, gate_up.weight, gate_up.scale, gate_up.offset, gate_up.bias, gate_up.channels() / 2,
           static_cast<int64_t>(Activation::kSilu));
       lap.ends(kGateUp);
       x = layer.down.multiply(gated, size);
@@ -129,18 +129,19 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   struct Projection {
     Tensor weight;
-    std::optional<Tensor> scale, bias;
+    std::optional<Tensor> scale, offset, bias;
 
     Projection(const Tensors& tensors, const std::string& name)
         : weight(tensors.at(name + ".weight")),
           scale(find(tensors, name + ".scale")),
+          offset(find(tensors, name + ".offset")),
           bias(find(tensors, name + ".bias")) {}
 
     int64_t channels() const {  // including the padding of the last panel
       return weight.size(0) * weight.size(2);
     }
     Tensor multiply(const Tensor& x, int64_t out_features) const {
-      return operators::linear(x, weight, scale, bias, out_features, false);
+      return operators::linear(x, weight, scale, offset, bias, out_features, false);
     }
   };
 

@@ -125,16 +125,19 @@ namespace {
 template <typename In, typename Out, typename Run>
 Tensor multiply(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
-    const std::optional<Tensor>& bias, int64_t out_features, int64_t out_channels, Run run) {
+    const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t out_features,
+    int64_t out_channels, Run run) {
   const int64_t in_features = x.size(-1);
   const Tensor flat = x.reshape({-1, in_features});
   auto shape = x.sizes().vec();
   shape.back() = out_channels;
   Tensor out = at::empty(shape, x.options().dtype(c10::CppTypeToScalarType<Out>::value));
+  const int64_t groups = scale && scale->dim() == 3 ? scale->size(1) : 0;
+  const int64_t bits = 32 * weight.size(1) / in_features;  // a unit has 32
   run(Linear<In, Out>{
       flat.const_data_ptr<In>(), weight.const_data_ptr(), pointer<float>(scale),
-      pointer<In>(bias), out.mutable_data_ptr<Out>(), flat.size(0), in_features, out_features,
-      flat.stride(0)});
+      pointer<float>(offset), pointer<In>(bias), out.mutable_data_ptr<Out>(), flat.size(0),
+      in_features, out_features, flat.stride(0), groups, bits});
   return out;
 }
 
@@ -142,10 +145,11 @@ Tensor multiply(
 
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
-    const std::optional<Tensor>& bias, int64_t out_features, bool wide) {
+    const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t out_features,
+    bool wide) {
   const auto run_as = [&]<typename In, typename Out>() {
     return multiply<In, Out>(
-        x, weight, scale, bias, out_features, out_features,
+        x, weight, scale, offset, bias, out_features, out_features,
         [](const auto& a) { trident::linear(a); });
   };
   if (x.scalar_type() == at::kFloat) {
@@ -158,9 +162,10 @@ Tensor linear(
 // `activation` is an `Activation`.
 Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
-    const std::optional<Tensor>& bias, int64_t size, int64_t activation) {
+    const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t size,
+    int64_t activation) {
   const auto run_as = [&]<typename T>() {
-    return multiply<T, T>(x, weight, scale, bias, 2 * size, size, [&](const auto& a) {
+    return multiply<T, T>(x, weight, scale, offset, bias, 2 * size, size, [&](const auto& a) {
       trident::gated_linear(a, static_cast<Activation>(activation));
     });
   };
@@ -240,11 +245,12 @@ TORCH_LIBRARY(trident_cpu, m) {
 #ifdef TRIDENT_LINEAR
   m.def("panel_columns() -> int", &trident::panel_columns);
   m.def(
-      "linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int out_features, bool wide)"
+      "linear(Tensor x, Tensor weight, Tensor? scale, Tensor? offset, Tensor? bias,"
+      " int out_features, bool wide)"
       " -> Tensor",
       &trident::operators::linear);
   m.def(
-      "gated_linear(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, int size,"
+      "gated_linear(Tensor x, Tensor weight, Tensor? scale, Tensor? offset, Tensor? bias, int size,"
       " int activation) -> Tensor",
       &trident::operators::gated_linear);
   m.def(

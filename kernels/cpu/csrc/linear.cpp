@@ -1,4 +1,4 @@
-// Matrix products with packed weights, in bfloat16, int8 or float32.
+// Matrix products with packed weights, in bfloat16, float32, int8, or integers scaled in groups.
 //
 // A panel is a block of output channels, stored in the order in which it is read: unit by unit
 // along the depth, each unit for all channels of the panel. Rows are packed the same way, in groups
@@ -84,6 +84,10 @@ void for_rows(const Linear<In, Out>& a, const auto& call) {
   using Product = std::conditional_t<std::is_same_v<In, float>, Float32Product, BFloat16Product>;
   if (a.scale == nullptr) {
     call.template operator()<FloatRows<Product>>();
+  } else if (a.groups > 0 && a.bits == 4) {
+    call.template operator()<ScaledRows<Int4Product>>();
+  } else if (a.groups > 0) {
+    call.template operator()<ScaledRows<Int8Product>>();
   } else {
     call.template operator()<Int8Rows>();
   }

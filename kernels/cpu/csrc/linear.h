@@ -22,19 +22,25 @@ int64_t panel_columns();
 template <typename In, typename Out>
 struct Linear {
   const In* x;               // [rows, in_features], strided by row
-  const void* weight;        // [panels, units, columns, values per unit], contiguous
-  const float* scale;        // [panels * columns] of int8 weights, otherwise null
+  const void* weight;        // [panels, units, columns, bytes per unit], contiguous
+  const float* scale;        // [panels * columns] of int8 weights, [panels, groups, columns] of
+                             // integers in groups, otherwise null
+  const float* offset;       // [panels, groups, columns] of groups, added to all their weights; or
+                             // null: the middle of the integers stands for 0
   const In* bias;            // [out_features] or null
   Out* out;                  // [rows, out_features], contiguous
   int64_t rows, in_features, out_features, x_stride;
+  int64_t groups;            // of inputs with a scale of their own; 0: scales are for all inputs
+  int64_t bits;              // of integers in groups: 4 or 8
 
   const In* row(int64_t i) const {
     return x + i * x_stride;
   }
 };
 
-// With int8 weights, which have scales, the rows of x are quantised to int8 first. in_features must
-// be a whole number of 32-bit units. A row's result does not depend on the others.
+// With integer weights, which have scales, the rows of x are quantised to int8 first: as a whole, or
+// in groups of kGroup inputs. in_features must be a whole number of 32-bit units and, with groups, a
+// group a multiple of kGroup. A row's result does not depend on the others.
 template <typename In, typename Out>
 void linear(const Linear<In, Out>& a);
 

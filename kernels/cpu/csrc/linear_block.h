@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "panel_product.h"
+#include "scaled_groups.h"
 
 namespace trident {
 namespace {
@@ -17,13 +18,17 @@ template <int64_t ROWS, typename Rows, typename Finish>
 void multiply_group(
     const Rows& rows, int64_t row, const int32_t* weights, int64_t panel, const char* next,
     int64_t next_lines, const Finish& finish) {
-  typename Rows::Product::Sums sums[ROWS][kVectors];
+  typename Rows::Sums sums[ROWS][kVectors];
 #pragma GCC unroll 12
   for (int64_t r = 0; r < ROWS; ++r) {
     sums[r][0] = sums[r][1] = rows.start(row + r);
   }
-  multiply_panel<typename Rows::Product, ROWS>(
-      sums, rows.group(row), weights, rows.units, next, next_lines);
+  if constexpr (Rows::kIsScaledInGroups) {
+    multiply_scaled<ROWS>(sums, rows, row, weights, panel, next, next_lines);
+  } else {
+    multiply_panel<typename Rows::Product, ROWS>(
+        sums, rows.group(row), weights, rows.units, next, next_lines);
+  }
 #pragma GCC unroll 12
   for (int64_t r = 0; r < ROWS; ++r) {
     finish(

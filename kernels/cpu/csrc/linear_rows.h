@@ -68,6 +68,8 @@ template <typename FloatProduct>
 class FloatRows {
  public:
   using Product = FloatProduct;
+  using Sums = typename Product::Sums;
+  static constexpr bool kIsScaledInGroups = false;
 
   template <typename A>
   FloatRows(const A& a, const auto& groups)
@@ -103,6 +105,8 @@ class FloatRows {
 class Int8Rows {
  public:
   using Product = Int8Product;
+  using Sums = Product::Sums;
+  static constexpr bool kIsScaledInGroups = false;
 
   template <typename A>
   Int8Rows(const A& a, const auto& groups)

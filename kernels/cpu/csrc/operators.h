@@ -27,13 +27,16 @@ Tensor paged_attention(
     double scale, std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
     const std::optional<Tensor>& sinks, bool splits);
 
+// With integers in groups, scale and offset are [panels, groups, columns].
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
-    const std::optional<Tensor>& bias, int64_t out_features, bool wide);
+    const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t out_features,
+    bool wide);
 
 Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
-    const std::optional<Tensor>& bias, int64_t size, int64_t activation);
+    const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t size,
+    int64_t activation);
 
 // Adds to `totals` how often each expert was chosen.
 Tensor experts(

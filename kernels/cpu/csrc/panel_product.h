@@ -10,8 +10,9 @@
 namespace trident {
 
 // A unit is 32 bits along the depth of the weights: a float, two bfloat16, or four unsigned
-// integers, whose zero point is accounted for in the initial sums. A product takes a unit in kSteps steps, each
-// with 32 bits of a row, converted to `Value`.
+// integers, whose zero point is accounted for in the initial sums, or eight of 4 bits, the low bits
+// of the bytes before the high ones. A product takes a unit in kSteps steps, each with 32 bits of a
+// row, converted to `Value`.
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 using Units = __m512i;
 constexpr int64_t kMostRows = 12;  // with two vectors each, 24 of 32 registers
@@ -57,11 +58,28 @@ struct Float32Product : WholeUnits {
 struct Int8Product : WholeUnits {
   using Sums = __m512i;
   using Value = int8_t;
+  static constexpr int64_t kValues = 4;
+  static constexpr float kZero = 128.0f;
+
+  static Units whole(Sums sums) {
+    return sums;
+  }
 
   static Sums add(Sums sums, int32_t x, Units weights) {
     // With the intrinsic, GCC 12 copies the sums to another register and back.
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(_mm512_set1_epi32(x)));
     return sums;
+  }
+};
+
+struct Int4Product : Int8Product {
+  static constexpr int64_t kValues = 8, kSteps = 2;
+  static constexpr float kZero = 8.0f;
+
+  static Units weights(const int32_t* from, int64_t step) {
+    const Units units = load_units(from);
+    return _mm512_and_si512(
+        step == 0 ? units : _mm512_srli_epi32(units, 4), _mm512_set1_epi8(15));
   }
 };
 
@@ -93,7 +111,12 @@ struct BFloat16Product : Float32Product {
 struct Int8Product {
   using Sums = __m256i;
   using Value = int16_t;
-  static constexpr int64_t kSteps = 2;
+  static constexpr int64_t kValues = 4, kSteps = 2;
+  static constexpr float kZero = 128.0f;
+
+  static Units whole(Sums sums) {
+    return sums;
+  }
 
   static Units weights(const int32_t* from, int64_t step) {
     // Each 128-bit half is shuffled separately; -1 gives zero.
@@ -106,6 +129,28 @@ struct Int8Product {
     const __m256i products = _mm256_madd_epi16(weights, _mm256_set1_epi32(x));
     asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
     return sums;
+  }
+};
+
+// Sums of 16 bits hold those of kGroup values: 2 * 15 * 127 * kGroup / 4 < 2^15.
+struct Int4Product {
+  using Sums = __m256i;
+  using Value = int8_t;
+  static constexpr int64_t kValues = 8, kSteps = 2;
+  static constexpr float kZero = 8.0f;
+
+  static Units weights(const int32_t* from, int64_t step) {
+    const Units units = load_units(from);
+    return _mm256_and_si256(
+        step == 0 ? units : _mm256_srli_epi32(units, 4), _mm256_set1_epi8(15));
+  }
+  static Sums add(Sums sums, int32_t x, Units weights) {
+    const __m256i products = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(x));
+    asm("vpaddw %1, %0, %0" : "+x"(sums) : "x"(products));
+    return sums;
+  }
+  static Units whole(Sums sums) {
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
   }
 };
 

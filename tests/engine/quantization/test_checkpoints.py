@@ -89,9 +89,43 @@ def test_the_steps_of_8_bit_integers_are_multiplied_exactly() -> None:
     # Activations that are whole numbers up to 127 are their own steps.
     x = torch.randint(-127, 128, (5, 64), generator=draw).to(torch.bfloat16)
     x[:, 0] = 127
-    out = PanelLinear(fmt.int8(tensors), None, wide=True)(x)
+    out = PanelLinear(fmt.integers(tensors), None, wide=True)(x)
     expected = x.double() @ (tensors["weight"].double() * tensors["weight_scale"].double()).t()
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-2)
+
+
+# Formats of integers in groups of a multiple of 32 inputs.
+GROUPED = {
+    "awq": 4,
+    "gptq-4": 4,
+    "gptq-8-all": 8,
+    "compressed-w4a16": 4,
+    "compressed-w8a16-channel": 8,
+    "compressed-w8a16-asymmetric-channel": 8,
+}
+
+
+@pytest.mark.skipif(not runs_panels(torch.bfloat16), reason="our kernels are not for this CPU")
+@pytest.mark.parametrize("name", FORMATS)
+def test_integers_in_groups_stay_what_they_are(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panels, "serves", panels.runs)
+    plain, quantized = write_quantized(name, tmp_path)
+    model = PagedModel(quantized, dtype=torch.bfloat16)
+    expected = PagedModel(plain).logits(TOKENS)
+    error = (model.logits(TOKENS) - expected).square().mean().sqrt()
+    assert error < 0.1 * expected.square().mean().sqrt()
+    is_stored = name.startswith("compressed-int8")
+    for layer in model.model.model.layers:
+        for product in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+            assert isinstance(product, PanelLinear)
+            tensors = product.tensors()
+            assert (tensors["weight"].dtype == torch.uint8) == (name in GROUPED or is_stored)
+            if name in GROUPED:
+                num_inputs = 32 // GROUPED[name] * tensors["weight"].shape[1]
+                assert num_inputs == (96 if product is layer.mlp.down_proj else 64)
+                assert tensors["offset"].shape == tensors["scale"].shape
 
 
 def test_through_the_engine(tmp_path: Path) -> None:

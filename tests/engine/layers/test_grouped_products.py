@@ -1,0 +1,178 @@
+"""Products with integers that have a scale and an offset for each group of inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.layers.integer_weight import GroupedWeight, Int8Weight, stack
+from engine.layers.panel_linear import PanelLinear
+from kernels import gated_activation
+from kernels.cpu import linear as kernels
+from tests.factories.forms import runs_panels
+
+pytestmark = pytest.mark.skipif(
+    not runs_panels(torch.bfloat16),
+    reason="this CPU has no products of ours, or the kernels are not built",
+)
+
+# Inputs, outputs, and inputs of a group.
+SHAPES = [(32, 1, 32), (64, 33, 32), (96, 31, 96), (256, 64, 64), (896, 1152, 128)]
+NUM_ROWS = [0, 1, 3, 6, 7, 12, 13, 40, 701]
+FLOAT32 = torch.finfo(torch.float32).eps / 2
+
+each_size = pytest.mark.parametrize("bits", [4, 8])
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+
+
+def operands(
+    shape: tuple[int, int, int], num_rows: int, bits: int, dtype: torch.dtype
+) -> tuple[Tensor, GroupedWeight, Tensor]:
+    """Return x, weight and bias."""
+    in_features, out_features, group_size = shape
+    draw = torch.Generator().manual_seed(sum(shape) + num_rows)
+    groups = (out_features, in_features // group_size)
+    steps = torch.randint(0, 2**bits, (out_features, in_features), generator=draw)
+    scale = torch.rand(groups, generator=draw) + 0.1
+    offset = -scale * torch.randint(0, 2**bits, groups, generator=draw)
+    x = torch.randn(num_rows, in_features, generator=draw).to(dtype)
+    bias = torch.randn(out_features, generator=draw).to(dtype)
+    return x, GroupedWeight(steps.to(torch.uint8), scale, offset, bits), bias
+
+
+def dequantized(weight: GroupedWeight) -> Tensor:
+    scale, offset = (
+        each.double().repeat_interleave(weight.group_size, 1)
+        for each in (weight.scale, weight.offset)
+    )
+    return weight.steps.double() * scale + offset
+
+
+def quantized(x: Tensor) -> Tensor:
+    """Return what the rows are rounded to: 127 steps of the largest of 32 inputs."""
+    groups = x.float().unflatten(1, (-1, kernels.GROUP))
+    largest = groups.abs().amax(-1, keepdim=True)
+    steps = (groups * torch.full_like(largest, 127).div(largest)).round().nan_to_num()
+    return (steps.double() * (largest / 127).double()).flatten(1)
+
+
+@pytest.mark.usefixtures("threads")
+@each_size
+@each_dtype
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_those_of_the_quantised_rows(
+    shape: tuple[int, int, int], num_rows: int, bits: int, dtype: torch.dtype
+) -> None:
+    x, weight, bias = operands(shape, num_rows, bits, dtype)
+    wide = dtype == torch.bfloat16
+    found = PanelLinear(weight, bias, wide=wide)(x)
+    assert found.dtype == torch.float32
+    assert found.shape == (num_rows, shape[1])
+    rows = quantized(x)
+    wanted = rows @ dequantized(weight).t() + bias.double()
+    sizes = 2**bits * weight.scale.abs().amax() * rows.abs().sum(1, keepdim=True) + 1
+    bound = (shape[0] / kernels.GROUP + 4) * 4 * FLOAT32 * sizes
+    assert ((found.double() - wanted).abs() <= bound).all()
+
+
+@each_size
+def test_the_largest_sums_are_exact(bits: int) -> None:
+    shape = (256, 33, 32)
+    steps = torch.full((33, 256), 2**bits - 1, dtype=torch.uint8)
+    scale = torch.ones(33, 8)
+    weight = GroupedWeight(steps, scale, torch.zeros(33, 8), bits)
+    for sign in (1.0, -1.0):
+        found = PanelLinear(weight, None, wide=True)(torch.full((13, 256), sign).bfloat16())
+        exact = sign * (2**bits - 1) * shape[0]
+        torch.testing.assert_close(found, torch.full((13, 33), exact), rtol=1e-6, atol=0)
+
+
+@each_size
+def test_without_offsets_the_middle_is_zero(bits: int) -> None:
+    x, weight, _ = operands((64, 33, 32), 5, bits, torch.bfloat16)
+    zero = 2 ** (bits - 1)
+    symmetric = weight._replace(offset=-zero * weight.scale)
+    pack = kernels.pack_int4 if bits == 4 else kernels.pack_uint8
+    found = kernels.linear(
+        x,
+        pack(weight.steps),
+        None,
+        out_features=33,
+        scale=kernels.pad_groups(weight.scale),
+        wide=True,
+    )
+    assert torch.equal(found, PanelLinear(symmetric, None, wide=True)(x))
+
+
+@pytest.mark.usefixtures("threads")
+@each_size
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_rows_do_not_depend_on_each_other(bits: int, activation: str | None) -> None:
+    x, weight, bias = operands((256, 96, 64), 64, bits, torch.bfloat16)
+    x[1:] *= 100
+    linear = PanelLinear(weight, bias, activation=activation)  # type: ignore[arg-type]
+    alone = torch.cat([linear(row[None]) for row in x])
+    for num_rows in (*range(1, 28), 64):  # groups of all sizes
+        assert torch.equal(linear(x[:num_rows]), alone[:num_rows])
+
+
+@each_size
+def test_gates(bits: int) -> None:
+    x, weight, bias = operands((64, 96, 32), 14, bits, torch.bfloat16)
+    found = PanelLinear(weight, bias, activation="silu")(x)
+    wanted = gated_activation.reference(PanelLinear(weight, bias, wide=True)(x), "silu")
+    torch.testing.assert_close(found.float(), wanted, rtol=2**-8, atol=1e-4)
+
+
+@each_size
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_what_is_not_finite_stays_so_in_its_row_alone(bits: int, value: float) -> None:
+    x, weight, bias = operands((64, 33, 32), 14, bits, torch.bfloat16)
+    linear = PanelLinear(weight, bias)
+    x[3, 40] = value
+    found = linear(x)
+    assert not found[3].isfinite().any()
+    x[3] = 0
+    again = linear(x)
+    assert torch.equal(again[3], bias)
+    others = torch.arange(14) != 3
+    assert torch.equal(found[others], again[others])
+
+
+def test_wrong_arguments_are_named() -> None:
+    x, weight, _ = operands((64, 16, 32), 2, 4, torch.bfloat16)
+    packed, scale = kernels.pack_int4(weight.steps), kernels.pad_groups(weight.scale)
+
+    def multiply(**changes: Tensor) -> None:
+        arguments = {"x": x, "weight": packed, "scale": scale, "offset": scale, **changes}
+        given, matrix = arguments.pop("x"), arguments.pop("weight")
+        kernels.linear(given, matrix, None, out_features=16, **arguments)
+
+    multiply()
+    with pytest.raises(ValueError, match=r"^scale: its groups must be of a multiple of 32 inputs"):
+        multiply(scale=scale[:, :0])
+    with pytest.raises(ValueError, match=r"^scale: its groups must be of a multiple of 32 inputs"):
+        multiply(scale=torch.cat((scale, scale), 1))
+    with pytest.raises(ValueError, match=r"^offset: must have shape"):
+        multiply(offset=scale[:, :1])
+    with pytest.raises(ValueError, match=r"^offset: must be torch.float32"):
+        multiply(offset=scale.double())
+    with pytest.raises(ValueError, match=r"^weight: must have shape"):
+        multiply(weight=packed[:, :4])
+    with pytest.raises(ValueError, match=r"^offset: is for scales of groups"):
+        channels = torch.ones(kernels.panel_columns())
+        multiply(weight=kernels.pack_uint8(weight.steps), scale=channels)
+
+
+def test_weights_of_different_kinds_are_not_stacked() -> None:
+    _, weight, _ = operands((64, 16, 32), 1, 4, torch.bfloat16)
+    _, other, _ = operands((64, 16, 64), 1, 4, torch.bfloat16)
+    channels = Int8Weight(torch.zeros(16, 64, dtype=torch.int8), torch.ones(16))
+    both = stack([weight, weight])
+    assert isinstance(both, GroupedWeight)
+    assert torch.equal(both.steps, torch.cat((weight.steps, weight.steps)))
+    assert isinstance(stack([channels, channels]), Int8Weight)
+    for wrong in ([weight, other], [weight, channels], [weight, weight._replace(bits=8)]):
+        assert stack(wrong) is None
