@@ -17,8 +17,8 @@ from engine.bench.packages import PACKED, REQUIRED, PackageError, fits, provide,
 
 ROOT = Path(__file__).parents[3]
 OURS = {"engine", "kernels", "tests"}
-# Downloads; exists inside Triton alone; commands and plots: nothing done here.
-ELSEWHERE = {"huggingface_hub", "triton_python_backend_utils", "typer", "matplotlib"}
+# Downloads; GGUF files; exists inside Triton alone; commands and plots: nothing done here.
+ELSEWHERE = {"huggingface_hub", "gguf", "triton_python_backend_utils", "typer", "matplotlib"}
 
 
 def imported(file: Path) -> set[str]:
