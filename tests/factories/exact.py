@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from inspect import signature
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 # Sums in another order have other errors of the same size. Over many values that hardly differs;
 # the largest of them varies more.
@@ -52,12 +53,19 @@ def decoded_logits(
 ) -> Tensor:
     """Return the logits of every position, as `ExactModel.logits`, in the type of `model`."""
     new, *rest = torch.tensor([token_ids]).tensor_split([num_prompt_tokens or len(token_ids)], 1)
-    parts, cache = [], None
-    for ids in (new, *(part for part in rest[0].split(1, dim=1) if part.numel())):
-        out = model(ids, past_key_values=cache, use_cache=True)
-        parts.append(out.logits[0])
-        cache = out.past_key_values
-    return torch.cat(parts)
+    cache = DynamicCache(config=model.config)
+    chunks = (new, *(part for part in rest[0].split(1, dim=1) if part.numel()))
+    return torch.cat([cached_logits(model, chunk, cache)[0] for chunk in chunks])
+
+
+def cached_logits(model: PreTrainedModel, token_ids: Tensor, cache: DynamicCache) -> Tensor:
+    """Return the logits of `token_ids` [1, len], which follow those in `cache` and are added to it.
+
+    The argument for the cache has had this name since transformers 5.24.
+    """
+    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
+    logits: Tensor = model(token_ids, use_cache=True, **{name: cache}).logits
+    return logits
 
 
 def assert_as_accurate(found: Tensor, reference: Tensor, exact: Tensor) -> None:

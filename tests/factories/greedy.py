@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from engine import LLM, RequestOutput, SamplingParams
 from tests.factories.checkpoints import write_checkpoint
-from tests.factories.exact import ExactModel, decoded_logits, max_error
+from tests.factories.exact import ExactModel, cached_logits, decoded_logits, max_error
 from tests.factories.tokenizers import byte_level_tokenizer
 
 VOCAB = 400
@@ -60,12 +60,11 @@ class GreedyReference:
         """
         token_ids = list(prompt)
         with torch.inference_mode():
-            new, cache = torch.tensor([prompt]), None
+            new, cache = torch.tensor([prompt]), DynamicCache(config=self._model.config)
             while len(token_ids) < len(prompt) + max_tokens and token_ids[len(prompt) :][-1:] != [
                 eos
             ]:
-                out = self._model(new, past_key_values=cache, use_cache=True)
-                new, cache = out.logits[:, -1:].argmax(dim=-1), out.past_key_values
+                new = cached_logits(self._model, new, cache)[:, -1:].argmax(dim=-1)
                 token_ids.append(int(new))
         theirs = decoded_logits(self._model, token_ids[:-1], len(prompt)).log_softmax(dim=-1)
         exact = self._exact.logits(token_ids[:-1], len(prompt)).log_softmax(dim=-1)

@@ -25,6 +25,7 @@ from engine import LLM, SamplingParams
 from engine.execution.memory.kv_caches import distinct_caches
 from engine.weights import SINGLE
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.exact import cached_logits
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.kernels.support import DEVICE
 
@@ -72,7 +73,7 @@ def _generate(
     ids, logprobs = list(prompt), []
     for _ in range(MAX_TOKENS):
         cache = DynamicCache() if scales is None else Float8Cache(scales)
-        logits = model(torch.tensor([ids]), past_key_values=cache).logits[0, -1]
+        logits = cached_logits(model, torch.tensor([ids]), cache)[0, -1]
         logprob, token = torch.log_softmax(logits.float(), dim=-1).max(dim=-1)
         ids.append(int(token))
         logprobs.append(float(logprob))
