@@ -97,7 +97,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2-moe": (
         "Qwen2MoeForCausalLM",
-        {**_MOE, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+        {**_MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
     ),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),
     "qwen3": ("Qwen3ForCausalLM", {}),
