@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.scheme import Scheme
-from kernels.cpu.activation import Activation
+from kernels.cpu.activation import Activation, plain_activation
 
 PlainActivation = Literal["relu", "silu", "gelu", "gelu_tanh"]
-
-_FUNCTIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-}
 
 
 class GatedMLP(nn.Module):
@@ -54,8 +44,10 @@ class PlainMLP(nn.Module):
         super().__init__()
         self.up_proj = scheme.at("up_proj").linear(hidden_size, {"up_proj": size}, bias=bias)
         self.down_proj = scheme.at("down_proj").linear(size, {"down_proj": hidden_size}, bias=bias)
-        self._activation = _FUNCTIONS[activation]
+        self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self._activation(self.up_proj(x)))
+        up: Tensor = self.up_proj(x)
+        up = up.relu() if self._activation == "relu" else plain_activation(up, self._activation)
+        out: Tensor = self.down_proj(up)
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.linear import Linear
@@ -81,5 +82,7 @@ class MoE(nn.Module):
         )
         out: Tensor = self.experts(x, chosen, weights, self.expert_totals)
         if self.shared_expert is not None:
-            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
+            # The sigmoid, as a softmax over (gate, 0): of rows torch computes each alone.
+            gate = F.pad(self.shared_expert_gate(x), (0, 1)).softmax(-1)[:, :1]
+            out = out + gate * self.shared_expert(x)
         return out

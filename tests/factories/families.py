@@ -19,7 +19,7 @@ _GPT2 = {
     "n_embd": 64,
     "n_layer": 3,
     "n_head": 4,
-    "n_inner": 96,
+    "n_inner": 100,
     "n_positions": 128,
     "head_dim": OMIT,
     "num_key_value_heads": OMIT,

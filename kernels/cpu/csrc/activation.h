@@ -1,4 +1,4 @@
-// Activation functions of gated MLPs, in float32.
+// Activation functions of MLPs, in float32.
 #pragma once
 
 #include <type_traits>

@@ -28,6 +28,17 @@ void rms_norm(const RmsNorm<T>& a);
 enum class Activation : int64_t { kSilu, kGelu, kGeluTanh };
 
 template <typename T>
+struct PlainActivation {
+  const T* x;  // [size], contiguous
+  T* out;      // [size]
+  int64_t size;
+  Activation activation;
+};
+
+template <typename T>
+void plain_activation(const PlainActivation<T>& a);
+
+template <typename T>
 struct GatedActivation {
   const T* x;  // [rows, 2 size], the gate first
   T* out;                           // [rows, size], contiguous

@@ -64,6 +64,18 @@ std::tuple<Tensor, Tensor> rms_norm_add(
 }
 
 // `activation` is an `Activation`.
+Tensor plain_activation(const Tensor& x, int64_t activation) {
+  const Tensor flat = x.contiguous();
+  Tensor out = at::empty(x.sizes(), x.options());
+  for_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    trident::plain_activation(PlainActivation<T>{
+        flat.const_data_ptr<T>(), out.mutable_data_ptr<T>(), flat.numel(),
+        static_cast<Activation>(activation)});
+  });
+  return out;
+}
+
 Tensor gated_activation(const Tensor& gate_up, int64_t activation) {
   const int64_t size = gate_up.size(-1) / 2;
   auto shape = gate_up.sizes().vec();
@@ -210,6 +222,9 @@ TORCH_LIBRARY(trident_cpu, m) {
       "rms_norm_add(Tensor x, Tensor residual, Tensor weight, float eps, bool unit_offset)"
       " -> (Tensor, Tensor)",
       &trident::operators::rms_norm_add);
+  m.def(
+      "plain_activation(Tensor x, int activation) -> Tensor",
+      &trident::operators::plain_activation);
   m.def(
       "gated_activation(Tensor gate_up, int activation) -> Tensor",
       &trident::operators::gated_activation);

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import gated_activation, rms_norm, rotary
+from kernels.cpu.activation import ACTIVATIONS, Activation, plain_activation
 
 # A result in half precision is rounded twice, by eps / 2 each: what is normed, and its product with
 # the weight. Sums of up to 900 positive terms, roots and exponentials take less than 16 roundings
@@ -61,6 +62,24 @@ def test_activations(
     out = fast.gated_activation(gate_up, ["silu", "gelu", "gelu_tanh"].index(activation))
     assert out.shape == (*shape[:-1], shape[-1] // 2)
     _assert_close(out, gated_activation.reference(gate_up, activation))
+
+
+@pytest.mark.usefixtures("fast")
+@each_dtype
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_plain_activation_depends_on_its_value_alone(
+    activation: Activation, dtype: torch.dtype
+) -> None:
+    """Not on its place in a row, nor on the thread that computes it."""
+    x = _randn(40_003, dtype=dtype) * 3
+    out = plain_activation(x, activation)
+    gates = torch.stack((x, torch.ones_like(x)), dim=-1)
+    _assert_close(out, gated_activation.reference(gates, activation).squeeze(-1))
+    for begin, end in ((0, 1), (7, 40), (16, 33), (39_990, 40_003)):
+        assert torch.equal(plain_activation(x[begin:end], activation), out[begin:end])
+    assert torch.equal(
+        plain_activation(x[:40_000].view(100, 400).T, activation).T.flatten(), out[:40_000]
+    )
 
 
 @each_dtype

@@ -1,4 +1,5 @@
-// SwiGLU and GEGLU, computed in float32 and rounded once.
+// SiLU and GELU, alone (in which a result depends on its value alone) and of the gates of SwiGLU and
+// GEGLU; computed in float32 and rounded once.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -7,6 +8,16 @@
 
 namespace trident {
 namespace {
+
+template <typename T, Activation kind>
+void apply(const PlainActivation<T>& a) {
+  at::parallel_for(0, a.size, grain(4), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += W) {
+      const int64_t n = std::min(W, end - i);
+      store(a.out + i, activate<kind>(widen(a.x + i, n)), n);
+    }
+  });
+}
 
 template <typename T, Activation kind>
 void apply(const GatedActivation<T>& a) {
@@ -26,11 +37,18 @@ void apply(const GatedActivation<T>& a) {
 }  // namespace
 
 template <typename T>
+void plain_activation(const PlainActivation<T>& a) {
+  for_activation(a.activation, [&](auto kind) { apply<T, kind()>(a); });
+}
+
+template <typename T>
 void gated_activation(const GatedActivation<T>& a) {
   for_activation(a.activation, [&](auto kind) { apply<T, kind()>(a); });
 }
 
-#define INSTANTIATE(T) template void gated_activation(const GatedActivation<T>&);
+#define INSTANTIATE(T)                                          \
+  template void plain_activation(const PlainActivation<T>&); \
+  template void gated_activation(const GatedActivation<T>&);
 TRIDENT_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace trident
