@@ -22,7 +22,6 @@ from kernels.checks import (
 )
 from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.cpu.library import operations
-from kernels.cpu.target import has_matrix_unit
 
 GROUP = 32  # inputs that are quantised together for weights in groups
 _UNIT_BYTES = 4  # multiplied at once by one instruction, along K
@@ -43,9 +42,9 @@ def runs(weight: Tensor, device: torch.device) -> bool:
 def serves(weight: Tensor, device: torch.device) -> bool:
     """Return whether `linear` is the fastest available product on `device` for `weight` [N, K].
 
-    With AMX, and in float32, oneDNN's products are faster.
+    In float32, oneDNN's products are faster.
     """
-    return weight.dtype == torch.bfloat16 and runs(weight, device) and not has_matrix_unit()
+    return weight.dtype == torch.bfloat16 and runs(weight, device)
 
 
 @cache

@@ -57,11 +57,6 @@ def targets() -> list[Target]:
     return [target for target in TARGETS if target.needs <= flags]
 
 
-def has_matrix_unit() -> bool:
-    """Return whether this machine has AMX for bfloat16 and int8."""
-    return {"amx_bf16", "amx_int8"} <= _processor_flags()
-
-
 @cache
 def _processor_flags() -> frozenset[str]:
     try:

@@ -1,10 +1,9 @@
 // The choices of experts, ordered by expert. For experts.cpp alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
-
-#include "panel_product.h"
 
 namespace trident {
 namespace {
@@ -18,8 +17,10 @@ class ExpertOrder {
     int64_t expert, begin, end;
   };
 
-  // `experts` [size] are the experts of all choices, -1 for none. Adds their numbers to `totals`.
-  ExpertOrder(const int32_t* experts, int64_t size, int64_t num_experts, int64_t* totals)
+  // `experts` [size] are the experts of all choices, -1 for none. Adds their numbers to `totals`. A
+  // group has at most `most` rows.
+  ExpertOrder(
+      const int32_t* experts, int64_t size, int64_t num_experts, int64_t most, int64_t* totals)
       : places(size, -1) {
     std::vector<int64_t> begins(num_experts + 1);
     for (int64_t i = 0; i < size; ++i) {
@@ -31,11 +32,12 @@ class ExpertOrder {
       const int64_t chosen = begins[expert + 1], first = count;
       totals[expert] += chosen;
       begins[expert + 1] += begins[expert];
-      const int64_t groups = (chosen + kMostRows - 1) / kMostRows;
+      const int64_t groups = (chosen + most - 1) / most;
       for (int64_t group = 0; group < groups; ++group, ++count) {
         begins_.push_back(begins[expert] + group * chosen / groups);
       }
       if (groups > 0) {
+        height_ = std::max(height_, (chosen + groups - 1) / groups);
         chosen_.push_back({expert, first, count});
       }
     }
@@ -54,6 +56,10 @@ class ExpertOrder {
   }
   int64_t size(int64_t group) const {
     return begins_[group + 1] - begins_[group];
+  }
+
+  int64_t height() const {  // rows of the largest group
+    return height_;
   }
 
   // Returns the groups of each expert in blocks of at most `most`.
@@ -75,6 +81,7 @@ class ExpertOrder {
   int64_t count = 0;             // groups
 
  private:
+  int64_t height_ = 1;
   std::vector<int64_t> begins_;  // of the groups, and the number of rows
   std::vector<Block> chosen_;    // all groups of each chosen expert
 };

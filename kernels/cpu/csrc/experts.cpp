@@ -16,6 +16,7 @@
 #include "linear_block.h"
 #include "linear_rows.h"
 #include "shares.h"
+#include "tile_block.h"
 
 namespace trident {
 namespace {
@@ -103,25 +104,60 @@ class ExpertGated {
   const int64_t expert_;
 };
 
+// Calls multiply(block, panel) of what make(), called once per thread, returns: for all panels of
+// the blocks' experts.
+void for_panels(
+    const auto& a, const std::vector<ExpertOrder::Block>& blocks, const auto& make) {
+  const int64_t panels = a.panels();
+  share_out(blocks.size() * panels, [&] {
+    return [&, multiply = make()](int64_t task) mutable {
+      const auto& block = blocks[task / panels];
+      const int64_t panel = task % panels;
+      multiply(block, block.expert * panels + panel, panel + 1 == panels);
+    };
+  });
+}
+
 // finish_of(expert) returns the epilogue.
 template <typename Rows>
 void multiply_rows(const auto& a, const ExpertOrder& order, const auto& finish_of) {
   const Rows rows(a, order);
-  const int64_t panels = a.panels();
-  const auto blocks = order.blocks(most_groups(rows));
-  const auto multiply = [&](int64_t task) {
-    const auto& block = blocks[task / panels];
-    const int64_t panel = task % panels;
-    multiply_block(
-        rows, order, block.begin, block.end, a.weight, block.expert * panels + panel,
-        panel + 1 == panels, finish_of(block.expert));
-  };
-  share_out(blocks.size() * panels, [&] { return multiply; });
+  for_panels(a, order.blocks(most_groups(rows)), [&] {
+    return [&](const ExpertOrder::Block& block, int64_t panel, bool is_last) {
+      multiply_block(
+          rows, order, block.begin, block.end, a.weight, panel, is_last, finish_of(block.expert));
+    };
+  });
 }
+
+#ifdef TRIDENT_TILES
+template <typename Rows>
+void multiply_tiles(const auto& a, const ExpertOrder& order, const auto& finish_of) {
+  const Rows rows(a, order);
+  const int64_t most = most_tile_groups(rows);
+  for_panels(a, order.blocks(most), [&] {
+    return [&, worker = TileWorker<Rows>(rows, most)](
+               const ExpertOrder::Block& block, int64_t panel, bool is_last) mutable {
+      worker.run(
+          order, block.begin, block.end, a.weight, panel, is_last, finish_of(block.expert));
+    };
+  });
+}
+#endif
 
 template <typename T>
 void multiply(const ExpertLinear<T>& a, const ExpertOrder& order, const auto& finish_of) {
   using Product = std::conditional_t<std::is_same_v<T, float>, Float32Product, BFloat16Product>;
+#ifdef TRIDENT_TILES
+  if (uses_tiles<T>(a.scale)) {
+    if (a.scale != nullptr) {
+      return multiply_tiles<Int8TileRows>(a, order, finish_of);
+    }
+    if constexpr (!std::is_same_v<T, float>) {
+      return multiply_tiles<BFloat16TileRows>(a, order, finish_of);
+    }
+  }
+#endif
   if (a.scale == nullptr) {
     multiply_rows<FloatRows<Product>>(a, order, finish_of);
   } else {
@@ -153,7 +189,8 @@ void combine(const Experts<T>& a, const ExpertOrder& order, const T* each) {
 
 template <typename T>
 void experts(const Experts<T>& a) {
-  const ExpertOrder order(a.experts, a.tokens * a.top_k, a.num_experts, a.totals);
+  const int64_t most = uses_tiles<T>(a.gate_up.scale) ? kTileRows : kMostRows;
+  const ExpertOrder order(a.experts, a.tokens * a.top_k, a.num_experts, most, a.totals);
   const int64_t rows = order.choices.size();
   const auto inner = std::make_unique_for_overwrite<T[]>(rows * a.size);
   const auto each = std::make_unique_for_overwrite<T[]>(rows * a.hidden);

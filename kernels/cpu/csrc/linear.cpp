@@ -1,4 +1,5 @@
-// Matrix products with packed weights, in bfloat16, float32, int8, or integers scaled in groups.
+// Matrix products with packed weights, in bfloat16, float32, int8, or integers scaled in groups: with
+// vectors, or with AMX where it is and multiplies what is asked.
 //
 // A panel is a block of output channels, stored in the order in which it is read: unit by unit
 // along the depth, each unit for all channels of the panel. Rows are packed the same way, in groups
@@ -14,6 +15,7 @@
 #include "linear_block.h"
 #include "linear_rows.h"
 #include "shares.h"
+#include "tile_block.h"
 
 namespace trident {
 namespace {
@@ -63,8 +65,8 @@ class Gated {
 };
 
 template <typename Rows, typename Finish>
-void run(const auto& a, const Finish& finish) {
-  const Groups groups(a.rows);
+void run_panels(const auto& a, const Finish& finish) {
+  const Groups groups(a.rows, kMostRows);
   const Rows rows(a, groups);
   const int64_t panels = (a.out_features + kColumns - 1) / kColumns;
   const int64_t most = most_groups(rows);
@@ -78,18 +80,46 @@ void run(const auto& a, const Finish& finish) {
   share_out(blocks * panels, [&] { return multiply; });
 }
 
-// Calls call with the kind of the rows of `a` as a type argument.
-template <typename In, typename Out>
-void for_rows(const Linear<In, Out>& a, const auto& call) {
+#ifdef TRIDENT_TILES
+template <typename Rows, typename Finish>
+void run_tiles(const auto& a, const Finish& finish) {
+  const Groups groups(a.rows, kTileRows);
+  const Rows rows(a, groups);
+  const int64_t panels = (a.out_features + kColumns - 1) / kColumns;
+  const int64_t most = most_tile_groups(rows);
+  const int64_t blocks = (groups.count + most - 1) / most;
+  share_out(blocks * panels, [&] {
+    return [&, worker = TileWorker<Rows>(rows, most)](int64_t task) mutable {
+      const int64_t block = task / panels, panel = task % panels;
+      worker.run(
+          groups, block * groups.count / blocks, (block + 1) * groups.count / blocks, a.weight,
+          panel, panel + 1 == panels, finish);
+    };
+  });
+}
+#endif
+
+template <typename In, typename Out, typename Finish>
+void run(const Linear<In, Out>& a, const Finish& finish) {
   using Product = std::conditional_t<std::is_same_v<In, float>, Float32Product, BFloat16Product>;
+#ifdef TRIDENT_TILES
+  if (a.groups == 0 && uses_tiles<In>(a.scale)) {
+    if (a.scale != nullptr) {
+      return run_tiles<Int8TileRows>(a, finish);
+    }
+    if constexpr (!std::is_same_v<In, float>) {
+      return run_tiles<BFloat16TileRows>(a, finish);
+    }
+  }
+#endif
   if (a.scale == nullptr) {
-    call.template operator()<FloatRows<Product>>();
+    run_panels<FloatRows<Product>>(a, finish);
   } else if (a.groups > 0 && a.bits == 4) {
-    call.template operator()<ScaledRows<Int4Product>>();
+    run_panels<ScaledRows<Int4Product>>(a, finish);
   } else if (a.groups > 0) {
-    call.template operator()<ScaledRows<Int8Product>>();
+    run_panels<ScaledRows<Int8Product>>(a, finish);
   } else {
-    call.template operator()<Int8Rows>();
+    run_panels<Int8Rows>(a, finish);
   }
 }
 
@@ -101,7 +131,7 @@ int64_t panel_columns() {
 
 template <typename In, typename Out>
 void linear(const Linear<In, Out>& a) {
-  for_rows(a, [&]<typename Rows>() { run<Rows>(a, Plain<In, Out>(a)); });
+  run(a, Plain<In, Out>(a));
 }
 
 template void linear(const Linear<at::BFloat16, at::BFloat16>&);
@@ -110,9 +140,7 @@ template void linear(const Linear<float, float>&);
 
 template <typename T>
 void gated_linear(const Linear<T, T>& a, Activation activation) {
-  for_activation(activation, [&](auto kind) {
-    for_rows(a, [&]<typename Rows>() { run<Rows>(a, Gated<T, kind()>(a)); });
-  });
+  for_activation(activation, [&](auto kind) { run(a, Gated<T, kind()>(a)); });
 }
 
 template void gated_linear(const Linear<at::BFloat16, at::BFloat16>&, Activation);

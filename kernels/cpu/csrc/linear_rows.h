@@ -6,35 +6,34 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <memory>
-#include <numeric>
 #include <type_traits>
 #include <vector>
 
 #include "panel_product.h"
+#include "quantize.h"
 
 namespace trident {
 namespace {
 
-using Ints = at::vec::Vectorized<int32_t>;
-
 constexpr int64_t kPackGrain = 1 << 15;   // minimum number of values per thread
 
-// Splits the rows of x into groups of nearly equal size.
+// Splits the rows of x into groups of nearly equal size, at most `most`.
 struct Groups {
   int64_t rows, count;
 
-  explicit Groups(int64_t rows) : rows(rows), count((rows + kMostRows - 1) / kMostRows) {}
+  Groups(int64_t rows, int64_t most) : rows(rows), count((rows + most - 1) / most) {}
 
   int64_t begin(int64_t group) const {
     return group * rows / count;
   }
   int64_t size(int64_t group) const {
     return begin(group + 1) - begin(group);
+  }
+  int64_t height() const {  // rows of the largest group
+    return count == 0 ? 1 : (rows + count - 1) / count;
   }
 };
 
@@ -119,7 +118,10 @@ class Int8Rows {
     pack_groups(groups, steps, packed_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
       thread_local std::vector<Product::Value> integers;
       integers.resize(a.in_features);
-      quantize(a.row(row), a.in_features, integers.data(), row);
+      const Quantized found =
+          quantize(a.row(row), a.in_features, [&](int64_t i) { return integers.data() + i; });
+      scales_[row] = found.scale;
+      starts_[row] = -128 * found.sum;  // the share of the weights' zero point
       scatter<Product::Value>(integers.data(), steps, to, stride);
     });
   }
@@ -138,37 +140,6 @@ class Int8Rows {
   const int64_t units, steps;
 
  private:
-  // Quantises to 127 steps of the row's largest magnitude; if that is not finite, its scale is NaN.
-  void quantize(const auto* x, int64_t size, Product::Value* integers, int64_t row) {
-    // Magnitudes compare alike as integers and as floats, with NaN above infinity.
-    Ints largest(0);
-    for (int64_t i = 0; i < size; i += W) {
-      const Vec sizes = widen(x + i, std::min(W, size - i)).abs();
-      largest = at::vec::maximum(largest, at::vec::cast<int32_t>(sizes));
-    }
-    int32_t lanes[W];
-    largest.store(lanes);
-    const float most = std::bit_cast<float>(*std::max_element(lanes, lanes + W));
-    scales_[row] = std::isfinite(most) ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
-    const Vec per_step(most > 0.0f ? 127.0f / most : 0.0f);
-    Ints sum(0);
-    for (int64_t i = 0; i < size; i += W) {
-      const int64_t n = std::min(W, size - i);
-      const Vec rounded = (widen(x + i, n) * per_step).round();
-      const Ints whole = at::vec::convert_to_int_of_same_size(rounded);
-      sum = sum + whole;
-      whole.store(lanes);
-      if (n == W) {
-        std::copy_n(lanes, W, integers + i);  // a compile-time length
-      } else {
-        std::copy_n(lanes, n, integers + i);
-      }
-    }
-    sum.store(lanes);
-    // The contribution of the weights' zero point.
-    starts_[row] = -128 * std::accumulate(lanes, lanes + W, 0);
-  }
-
   const float* weight_scales_;
   std::unique_ptr<int32_t[]> packed_;
   std::unique_ptr<float[]> scales_;

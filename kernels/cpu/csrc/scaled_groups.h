@@ -30,8 +30,12 @@ class ScaledRows {
       thread_local std::vector<typename Product::Value> integers;
       integers.resize(a.in_features);
       for (int64_t g = 0; g < this->groups; ++g) {
-        quantize(a.row(row) + g * kGroup, integers.data() + g * kGroup,
-                 scales_.get() + 2 * (row * this->groups + g));
+        auto* to = integers.data() + g * kGroup;
+        const Quantized found =
+            quantize(a.row(row) + g * kGroup, kGroup, [&](int64_t i) { return to + i; });
+        float* scale = scales_.get() + 2 * (row * this->groups + g);
+        scale[0] = found.scale;
+        scale[1] = found.scale * static_cast<float>(found.sum);
       }
       scatter<typename Product::Value>(integers.data(), steps, to, stride);
     });
@@ -56,30 +60,6 @@ class ScaledRows {
   const float *weight_scale, *weight_offset;
 
  private:
-  // As Int8Rows does a row.
-  static void quantize(const auto* x, typename Product::Value* integers, float* scale) {
-    Vec values[kGroup / W];
-    Ints largest(0);
-    for (int64_t i = 0; i < kGroup / W; ++i) {
-      values[i] = widen(x + i * W);
-      largest = at::vec::maximum(largest, at::vec::cast<int32_t>(values[i].abs()));
-    }
-    int32_t lanes[W];
-    largest.store(lanes);
-    const float most = std::bit_cast<float>(*std::max_element(lanes, lanes + W));
-    const Vec per_step(most > 0.0f ? 127.0f / most : 0.0f);
-    Ints sum(0);
-    for (int64_t i = 0; i < kGroup / W; ++i) {
-      const Ints whole = at::vec::convert_to_int_of_same_size((values[i] * per_step).round());
-      sum = sum + whole;
-      whole.store(lanes);
-      std::copy_n(lanes, W, integers + i * W);
-    }
-    sum.store(lanes);
-    scale[0] = std::isfinite(most) ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
-    scale[1] = scale[0] * static_cast<float>(std::accumulate(lanes, lanes + W, 0));
-  }
-
   std::unique_ptr<int32_t[]> packed_;
   std::unique_ptr<float[]> scales_;
 };

@@ -1,0 +1,197 @@
+// A task of a product with packed weights on AMX: some groups of rows times one panel. For
+// linear.cpp and experts.cpp alone.
+//
+// A panel is as the unit wants its second operand: 16 units of it are two tiles, side by side. Two
+// groups of rows times these two tiles keep four tiles of sums busy. The rows of a task pass one
+// slab of the panel after the other, so that the slab stays in the L1 cache; a sum still runs over
+// the depth in order, and depends on its own row alone. From one row on this is no slower than the
+// products of vectors: for few rows both wait for memory.
+#pragma once
+
+#include "tile_rows.h"
+
+#ifdef TRIDENT_TILES
+
+namespace trident {
+namespace {
+
+constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a panel, for a tile along the depth
+constexpr int64_t kSlabSteps = 8;  // half of the cache: rows and sums pass through the other
+constexpr int64_t kTaskBytes = 1 << 20;  // of a task's rows, which stay in the L2 cache
+constexpr int64_t kNear = 4 * kStepBytes;  // ahead of a panel that rows pass only once
+
+// Memory to prefetch, some lines with each step.
+struct Ahead {
+  const char* next;
+  int64_t lines_per_step;
+};
+
+// Adds to the tiles of sums one or two groups of rows, `group_bytes` apart, times some steps of a
+// panel.
+template <typename Tiles, int GROUPS, bool NEAR>
+inline void multiply_steps(
+    const char* rows, int64_t tile_bytes, int64_t group_bytes, const char* panel, int64_t steps,
+    Ahead& ahead) {
+  for (int64_t k = 0; k < steps; ++k, rows += tile_bytes, panel += kStepBytes) {
+    load_tile<6>(panel, 2 * kTileRowBytes);
+    load_tile<4>(rows, kTileRowBytes);
+    Tiles::template multiply<0, 4, 6>();
+    if constexpr (GROUPS == 2) {
+      load_tile<5>(rows + group_bytes, kTileRowBytes);
+      Tiles::template multiply<2, 5, 6>();
+    }
+    load_tile<7>(panel + kTileRowBytes, 2 * kTileRowBytes);
+    Tiles::template multiply<1, 4, 7>();
+    if constexpr (GROUPS == 2) {
+      Tiles::template multiply<3, 5, 7>();
+    }
+    for (int64_t i = 0; i < ahead.lines_per_step; ++i, ahead.next += 64) {
+      _mm_prefetch(ahead.next, NEAR ? _MM_HINT_T0 : _MM_HINT_T1);
+    }
+  }
+}
+
+template <int GROUPS>
+inline void zero_sums() {
+  zero_tile<0>();
+  zero_tile<1>();
+  if constexpr (GROUPS == 2) {
+    zero_tile<2>();
+    zero_tile<3>();
+  }
+}
+
+// Of one group of rows and a panel.
+template <typename Sum>
+struct alignas(64) TileSums {
+  static constexpr int64_t kStride = kColumns * sizeof(Sum);
+
+  Sum sums[kTileRows][kColumns];
+
+  template <int LEFT>
+  void load() const {
+    load_tile<LEFT>(sums[0], kStride);
+    load_tile<LEFT + 1>(sums[0] + W, kStride);
+  }
+  template <int LEFT>
+  void store() {
+    store_tile<LEFT>(sums[0], kStride);
+    store_tile<LEFT + 1>(sums[0] + W, kStride);
+  }
+};
+
+// One thread's tasks of a product, each of at most `most_groups`.
+template <typename Rows>
+class TileWorker {
+ public:
+  TileWorker(const Rows& rows, int64_t most_groups)
+      : rows_(rows),
+        use_(rows.height),
+        sums_(std::make_unique_for_overwrite<Sums[]>(std::max<int64_t>(4, most_groups))) {}
+
+  // Multiplies the groups from begin to end with a panel of `weight`, and prefetches the next one
+  // unless it `is_last`, evenly over the time that this takes.
+  void run(
+      const auto& groups, int64_t begin, int64_t end, const void* weight, int64_t panel,
+      bool is_last, const auto& finish) {
+    const int64_t panel_bytes = rows_.units * kColumns * 4;
+    const char* whole = static_cast<const char*>(weight) + panel * panel_bytes;
+    const int64_t steps = rows_.units / kTileUnits;
+    std::memcpy(rest_, whole + steps * kStepBytes, panel_bytes - steps * kStepBytes);
+    const int64_t pairs = (end - begin + 1) / 2;
+    Ahead ahead{whole + panel_bytes, is_last ? 0 : (kStepBytes / 64 + pairs - 1) / pairs};
+    if (pairs == 1) {
+      ahead = {whole + kNear, kStepBytes / 64};
+    }
+    const int64_t slabs = pairs == 1 ? 1 : std::max<int64_t>(1, (steps - 1) / kSlabSteps + 1);
+    Pair before{};  // whose sums are complete
+    for (int64_t i = 0; i < slabs; ++i) {
+      const Slab slab{whole, i * steps / slabs, (i + 1) * steps / slabs, i == 0, i + 1 == slabs};
+      for (int64_t group = begin; group < end; group += 2) {
+        const int64_t place = slabs == 1 ? (group - begin) % 4 : group - begin;
+        const Pair pair{sums_.get() + place, group, std::min<int64_t>(2, end - group)};
+        if (pair.count == 2) {
+          pairs == 1 ? multiply<2, true>(slab, pair, ahead) : multiply<2, false>(slab, pair, ahead);
+        } else {
+          pairs == 1 ? multiply<1, true>(slab, pair, ahead) : multiply<1, false>(slab, pair, ahead);
+        }
+        // One pair later, while the unit multiplies.
+        finish_pair(groups, before, panel, finish);
+        before = slab.is_last ? pair : Pair{};
+      }
+    }
+    finish_pair(groups, before, panel, finish);
+  }
+
+ private:
+  using Tiles = typename Rows::Tiles;
+  using Sums = TileSums<typename Tiles::Sum>;
+
+  struct Slab {
+    const char* panel;
+    int64_t begin, end;  // steps
+    bool is_first, is_last;
+  };
+  struct Pair {
+    Sums* sums;
+    int64_t group, count;
+  };
+
+  template <int GROUPS, bool NEAR>
+  void multiply(const Slab& slab, const Pair& pair, Ahead& ahead) {
+    if (slab.is_first) {
+      zero_sums<GROUPS>();
+    } else {
+      pair.sums[0].template load<0>();
+      if constexpr (GROUPS == 2) {
+        pair.sums[1].template load<2>();
+      }
+    }
+    const int64_t tile_bytes = rows_.height * kTileRowBytes;
+    const char* rows = rows_.group(pair.group) + slab.begin * tile_bytes;
+    const int64_t steps = slab.end - slab.begin;
+    multiply_steps<Tiles, GROUPS, NEAR>(
+        rows, tile_bytes, rows_.group_bytes, slab.panel + slab.begin * kStepBytes, steps, ahead);
+    if (slab.is_last && rows_.units % kTileUnits != 0) {
+      multiply_steps<Tiles, GROUPS, NEAR>(
+          rows + steps * tile_bytes, tile_bytes, rows_.group_bytes, rest_, 1, ahead);
+    }
+    pair.sums[0].template store<0>();
+    if constexpr (GROUPS == 2) {
+      pair.sums[1].template store<2>();
+    }
+  }
+
+  void finish_pair(
+      const auto& groups, const Pair& pair, int64_t panel, const auto& finish) const {
+    for (int64_t i = 0; i < pair.count; ++i) {
+      const int64_t row = groups.begin(pair.group + i), size = groups.size(pair.group + i);
+      for (int64_t r = 0; r < size; ++r) {
+        const auto* sums = pair.sums[i].sums[r];
+        finish(
+            row + r, panel, rows_.value(row + r, panel * kColumns, vector(sums)),
+            rows_.value(row + r, panel * kColumns + W, vector(sums + W)));
+      }
+    }
+  }
+  static Vec vector(const float* from) {
+    return Vec::loadu(from);
+  }
+  static Ints vector(const int32_t* from) {
+    return Ints::loadu(from);
+  }
+
+  const Rows& rows_;
+  TilesInUse use_;
+  std::unique_ptr<Sums[]> sums_;
+  alignas(64) char rest_[kStepBytes] = {};  // the last units of a panel, and zeros
+};
+
+// Returns the number of groups of a task, at most.
+int64_t most_tile_groups(const Tiled& rows) {
+  return std::max<int64_t>(2, kTaskBytes / rows.group_bytes / 2 * 2);
+}
+
+}  // namespace
+}  // namespace trident
+#endif

@@ -1,0 +1,128 @@
+// The rows of a product on AMX, packed in tiles: as they are, or quantised to 8-bit integers. For
+// tile_block.h alone.
+#pragma once
+
+#include "amx.h"
+
+#ifdef TRIDENT_TILES
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "linear_rows.h"
+#include "quantize.h"
+
+namespace trident {
+namespace {
+
+struct Free {
+  void operator()(void* memory) const {
+    std::free(memory);
+  }
+};
+
+// Rows in groups of at most `height`, each a run of tiles of that height along the depth. What a
+// group has less than that is not written: its sums are not used.
+class Tiled {
+ public:
+  Tiled(int64_t units, const auto& groups)
+      : units(units),
+        steps((units + kTileUnits - 1) / kTileUnits),
+        height(groups.height()),
+        group_bytes(steps * height * kTileRowBytes),
+        memory_(static_cast<char*>(
+            std::aligned_alloc(kTileRowBytes, std::max<int64_t>(groups.count, 1) * group_bytes))) {
+    if (memory_ == nullptr) {
+      throw std::bad_alloc();
+    }
+  }
+
+  const char* group(int64_t i) const {
+    return memory_.get() + i * group_bytes;
+  }
+
+  const int64_t units, steps, height;
+  const int64_t group_bytes;
+
+ protected:
+  // Calls pack(row, place) for each row; place(b) is where byte b of the row goes. The last tile's
+  // bytes that no row has are zero.
+  void pack_rows(const auto& groups, const auto& pack) {
+    const int64_t grain = std::max<int64_t>(1, kPackGrain / (steps * kTileRowBytes * height));
+    at::parallel_for(0, groups.count, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t group = begin; group < end; ++group) {
+        char* const to = memory_.get() + group * group_bytes;
+        if (units % kTileUnits != 0) {
+          std::memset(to + group_bytes - height * kTileRowBytes, 0, height * kTileRowBytes);
+        }
+        for (int64_t r = 0; r < groups.size(group); ++r) {
+          pack(groups.begin(group) + r, [&](int64_t byte) {
+            return to + (byte / kTileRowBytes * height + r) * kTileRowBytes + byte % kTileRowBytes;
+          });
+        }
+      }
+    });
+  }
+
+ private:
+  std::unique_ptr<char[], Free> memory_;
+};
+
+class BFloat16TileRows : public Tiled {
+ public:
+  using Tiles = BFloat16Tiles;
+
+  template <typename A>
+  BFloat16TileRows(const A& a, const auto& groups)
+      : Tiled(a.in_features / 2, groups) {
+    const int64_t bytes = a.in_features * 2;
+    pack_rows(groups, [&](int64_t row, const auto& place) {
+      const char* from = reinterpret_cast<const char*>(a.row(row));
+      int64_t byte = 0;
+      for (; byte + kTileRowBytes <= bytes; byte += kTileRowBytes) {
+        std::memcpy(place(byte), from + byte, kTileRowBytes);
+      }
+      std::memcpy(place(byte), from + byte, bytes - byte);
+    });
+  }
+
+  Vec value(int64_t, int64_t, Vec sums) const {
+    return sums;
+  }
+};
+
+class Int8TileRows : public Tiled {
+ public:
+  using Tiles = Int8Tiles;
+
+  template <typename A>
+  Int8TileRows(const A& a, const auto& groups)
+      : Tiled(a.in_features / 4, groups),
+        weight_scales_(a.scale),
+        rows_(std::make_unique_for_overwrite<Quantized[]>(a.rows)) {
+    pack_rows(groups, [&](int64_t row, const auto& place) {
+      rows_[row] = quantize(a.row(row), a.in_features, [&](int64_t i) {
+        return reinterpret_cast<int8_t*>(place(i));
+      });
+    });
+  }
+
+  Vec value(int64_t row, int64_t column, Ints sums) const {
+    const Ints centred = sums - Ints(128 * rows_[row].sum);  // 128 stands for 0 in the weights
+    return at::vec::convert_to_fp_of_same_size<float>(centred) *
+           (Vec(rows_[row].scale) * widen(weight_scales_ + column));
+  }
+
+ private:
+  const float* weight_scales_;
+  std::unique_ptr<Quantized[]> rows_;
+};
+
+}  // namespace
+}  // namespace trident
+#endif
