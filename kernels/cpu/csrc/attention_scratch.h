@@ -35,7 +35,7 @@ struct Scratch {
   float *query, *keys, *values, *scores, *out, *maximum, *sum, *keep;
 
   explicit Scratch(const Layout<T>& layout) {
-    const int64_t rows = layout.queries() * layout.group;
+    const int64_t rows = std::max(kTaskRows, round_up(layout.group, kTileRows));
     const int64_t sizes[] = {
         rows * layout.units, kKeys * layout.units, kKeys * layout.dim, rows * kKeys,
         rows * layout.dim, rows, rows, rows};

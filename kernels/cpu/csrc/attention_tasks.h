@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "amx.h"
 #include "kernels.h"
 #include "tile.h"
 
@@ -13,7 +14,7 @@ namespace trident {
 namespace {
 
 constexpr int64_t kKeys = 64;         // keys per tile: its keys and values stay in the L2 cache
-constexpr int64_t kTaskRows = 64;     // maximum rows per task
+constexpr int64_t kTaskRows = 128;     // maximum rows per task
 constexpr int64_t kRangeKeys = 256;   // below this, splitting costs more than it gains
 constexpr int64_t kTasksPerThread = 4;  // so that others take over the tasks of a delayed thread
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -35,17 +36,31 @@ struct Task {
   }
 };
 
+// The rows of tiles for the rows of a KV head.
+constexpr int64_t tile_height(int64_t rows) {
+  return std::min(rows, kTileRows);
+}
+
 template <typename T>
 struct Layout {
+  bool tiles;                 // whether products are on AMX
   int64_t group, units, dim;  // padded to whole vectors and panels
 
   explicit Layout(const PagedAttention<T>& a)
-      : group(a.heads / a.kv_heads),
+      : tiles(kPairs<T> && has_tiles()),
+        group(a.heads / a.kv_heads),
         units(round_up(units_of<T>(a.dim), W)),
         dim(round_up(a.dim, kColumns)) {}
 
   int64_t queries() const {
     return std::max<int64_t>(1, kTaskRows / group);
+  }
+  int64_t height(int64_t count) const {
+    return tile_height(count * group);
+  }
+  // Rows of `count` queries for a KV head, with padding to whole tiles.
+  int64_t places(int64_t count) const {
+    return tiles ? round_up(count * group, height(count)) : count * group;
   }
   // Sum of values, maximum and sum of weights per row.
   int64_t partial_size(int64_t count) const {
@@ -71,7 +86,7 @@ std::vector<Task> whole_tasks(
       const int64_t position = length - total + first;
       const int64_t begin = a.window ? std::max<int64_t>(0, position - a.window + 1) : 0;
       const int64_t heads =
-          std::clamp<int64_t>(kTaskRows / (count * layout.group), 1, most_heads);
+          std::clamp<int64_t>(kTaskRows / layout.places(count), 1, most_heads);
       for (int64_t head = 0; head < a.kv_heads; head += heads) {
         const int64_t some = std::min(heads, a.kv_heads - head);
         tasks.push_back({i, head, some, first, count, begin, position + count, 1, -1});

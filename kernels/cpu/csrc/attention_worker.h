@@ -5,32 +5,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <optional>
 #include <type_traits>
 
+#include "attention_packing.h"
 #include "attention_scratch.h"
 #include "attention_tasks.h"
+#include "attention_tiles.h"
+#include "exponential.h"
 #include "kernels.h"
 #include "tile.h"
 
 namespace trident {
 namespace {
-
-// W units of a row of `dim` values, from unit u on; zero-padded.
-template <typename T>
-inline Vec load_units(const T* row, int64_t u, int64_t dim) {
-  const int64_t left = dim - u * kPerUnit<T>;
-  if constexpr (kPairs<T>) {
-    if (left >= 2 * W) {
-      return Vec::loadu(reinterpret_cast<const float*>(row + 2 * u));
-    }
-    T whole[2 * W] = {};
-    std::memcpy(whole, row + 2 * u, left * sizeof(T));
-    return Vec::loadu(reinterpret_cast<const float*>(whole));
-  } else {
-    return widen(row + u, std::min(W, left));
-  }
-}
 
 template <typename T>
 class Worker {
@@ -40,7 +27,8 @@ class Worker {
 
   // `next` is the task that this worker will probably run next, or null.
   void run(const Task& task, const Task* next) {
-    const int64_t head_rows = task.count * layout_.group, rows = task.kv_heads * head_rows;
+    const int64_t head_rows = task.count * layout_.group;
+    const int64_t head_places = layout_.places(task.count), places = task.kv_heads * head_places;
     const int64_t query_start = a_.query_start_loc[task.sequence];
     const int64_t total = a_.query_start_loc[task.sequence + 1] - query_start;
     const int64_t position = a_.seq_lens[task.sequence] - total + task.first;  // of row 0
@@ -52,10 +40,16 @@ class Worker {
       }
     }
     located_ = next;
-    pack_queries(task, query_start, rows);
-    std::fill_n(s_.maximum, rows, kNothing);
-    std::fill_n(s_.sum, rows, 0.0f);
-    std::fill_n(s_.out, rows * layout_.dim, 0.0f);
+    pack_queries(task, query_start);
+    std::fill_n(s_.maximum, places, kNothing);
+    std::fill_n(s_.sum, places, 0.0f);
+    std::fill_n(s_.out, places * layout_.dim, 0.0f);
+#ifdef TRIDENT_TILES
+    std::optional<TilesInUse> tiles;
+    if (layout_.tiles) {
+      tiles.emplace(layout_.height(task.count));
+    }
+#endif
     for (int64_t key = task.first_tile(); key < task.key_end; key += kKeys) {
       std::swap(tile_, ahead_);
       if (key + kKeys < task.key_end) {
@@ -66,15 +60,16 @@ class Worker {
         ahead_.count = 0;
       }
       for (int64_t head = 0; head < task.kv_heads; ++head) {
-        attend(head, head * head_rows, head_rows, key, position);
+        attend(head, head * head_places, head_rows, key, position);
       }
     }
     if (task.partial < 0) {
-      for (int64_t row = 0; row < rows; ++row) {
-        write(
-            task, query_start, row, s_.out + row * layout_.dim, s_.sum[row], s_.maximum[row]);
+      for (int64_t row = 0; row < task.kv_heads * head_rows; ++row) {
+        const int64_t at = place(task, row);
+        write(task, query_start, row, s_.out + at * layout_.dim, s_.sum[at], s_.maximum[at]);
       }
     } else {
+      const int64_t rows = head_rows;  // there is one KV head
       float* partial = partials_ + task.partial;
       std::copy_n(s_.out, rows * layout_.dim, partial);
       std::copy_n(s_.maximum, rows, partial + rows * layout_.dim);
@@ -122,11 +117,18 @@ class Worker {
     return (token * a_.heads + head_of(task, row)) * a_.dim;
   }
 
-  void pack_queries(const Task& task, int64_t query_start, int64_t rows) {
-    for (int64_t row = 0; row < rows; ++row) {
+  // Where a row is in the buffers: those of a KV head are padded to whole tiles.
+  int64_t place(const Task& task, int64_t row) const {
+    const int64_t head_rows = task.count * layout_.group;
+    return row / head_rows * layout_.places(task.count) + row % head_rows;
+  }
+
+  void pack_queries(const Task& task, int64_t query_start) {
+    for (int64_t row = 0; row < task.kv_heads * task.count * layout_.group; ++row) {
       const T* query = a_.query + offset(task, query_start, row);
+      float* to = s_.query + place(task, row) * layout_.units;
       for (int64_t u = 0; u < units(); u += W) {
-        load_units(query, u, a_.dim).store(s_.query + row * layout_.units + u);
+        load_units(query, u, a_.dim).store(to + u);
       }
     }
   }
@@ -170,97 +172,117 @@ class Worker {
   void attend(int64_t head, int64_t first, int64_t rows, int64_t key, int64_t position) {
     const int64_t columns = round_up(tile_.count, kColumns);
     pack_keys(head, columns);
-    multiply<kPairs<T>>(
-        rows, s_.query + first * layout_.units, layout_.units, s_.keys, kKeys, units(), columns,
-        s_.scores, kKeys, nullptr);
+    score(first, rows, columns);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t own = position + row / layout_.group;
       const int64_t low = a_.window ? std::max<int64_t>(0, own - a_.window + 1 - key) : 0;
       softmax(
           s_.scores + row * kKeys, first + row, std::min(low, tile_.count),
-          std::clamp<int64_t>(own + 1 - key, 0, tile_.count), columns);
+          std::clamp<int64_t>(own + 1 - key, 0, tile_.count));
     }
-    pack_values(head);
+    pack_values(head, columns);
+    add_values(first, rows, columns);
+  }
+
+  void score(int64_t first, int64_t rows, int64_t columns) {
+    const float* query = s_.query + first * layout_.units;
+#ifdef TRIDENT_TILES
+    if (layout_.tiles) {
+      return multiply_on_tiles<false>(
+          rows, query, layout_.units, s_.keys, kKeys, layout_.units, columns, s_.scores, kKeys);
+    }
+#endif
     multiply<kPairs<T>>(
-        rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(tile_.count), layout_.dim,
-        s_.out + first * layout_.dim, layout_.dim, s_.keep + first);
+        rows, query, layout_.units, s_.keys, kKeys, units(), columns, s_.scores, kKeys, nullptr);
+  }
+
+  void add_values(int64_t first, int64_t rows, int64_t columns) {
+    float* out = s_.out + first * layout_.dim;
+#ifdef TRIDENT_TILES
+    if (layout_.tiles) {
+      for (int64_t row = 0; row < rows; ++row) {
+        if (const float keep = s_.keep[first + row]; keep != 1.0f) {
+          for (int64_t i = 0; i < layout_.dim; i += W) {
+            (Vec::loadu(out + row * layout_.dim + i) * Vec(keep)).store(out + row * layout_.dim + i);
+          }
+        }
+      }
+      return multiply_on_tiles<true>(
+          rows, s_.scores, kKeys, s_.values, layout_.dim, columns / kPerUnit<T>, layout_.dim, out,
+          layout_.dim);
+    }
+#endif
+    multiply<kPairs<T>>(
+        rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(tile_.count), layout_.dim, out,
+        layout_.dim, s_.keep + first);
   }
 
   // Transposes keys into columns, W at a time, and prefetches as many of the next tile; the last
   // call prefetches the rest.
   void pack_keys(int64_t head, int64_t columns) {
-    alignas(64) float square[W * W];
     for (int64_t j = 0; j < columns; j += W) {
       fetch(a_.key_cache, head, j, j + W < columns ? j + W : kKeys);
       const int64_t some = std::clamp<int64_t>(tile_.count - j, 0, W);
       for (int64_t u = 0; u < units(); u += W) {
-        for (int64_t i = 0; i < some; ++i) {
+        Vec rows[W];
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < W; ++i) {
           const T* row = a_.key_cache + tile_.rows[j + i] + head * a_.dim;
-          load_units(row, u, a_.dim).store(square + i * W);
+          rows[i] = i < some ? load_units(row, u, a_.dim) : Vec(0.0f);
         }
-        for (int64_t i = some; i < W; ++i) {
-          Vec(0.0f).store(square + i * W);
-        }
-        at::vec::transpose_mxn<float, W, W>(square, W, s_.keys + u * kKeys + j, kKeys);
+        store_transposed(rows, s_.keys + u * kKeys + j, kKeys);
       }
     }
   }
 
-  // Packs values into rows of units, and prefetches those of the next tile likewise.
-  void pack_values(int64_t head) {
+  // Packs values into rows of units, zeros for keys that there are not, and prefetches those of the
+  // next tile likewise.
+  void pack_values(int64_t head, int64_t columns) {
     const T* values = a_.value_cache + head * a_.dim;
     const int64_t count = tile_.count;
     for (int64_t j = 0; j < count; j += kPerUnit<T>) {
       fetch(a_.value_cache, head, j, j + kPerUnit<T> < count ? j + kPerUnit<T> : kKeys);
-      const T* first = values + tile_.rows[j];
-      const T* second = j + 1 < count ? values + tile_.rows[j + 1] : nullptr;
       float* to = s_.values + j / kPerUnit<T> * layout_.dim;
-      for (int64_t i = 0; i < a_.dim; i += W) {
-        const T* behind = second == nullptr ? nullptr : second + i;
-        column_units(first + i, behind, std::min(W, a_.dim - i)).store(to + i);
-      }
+      pack_pair(
+          values + tile_.rows[j], j + 1 < count ? values + tile_.rows[j + 1] : nullptr, a_.dim, to);
       std::fill(to + round_up(a_.dim, W), to + layout_.dim, 0.0f);
     }
-  }
-
-  // Accurate to 20 bits if the result is rounded to fewer.
-  static Vec exponential(const Vec& x) {
-    if constexpr (std::is_same_v<T, float>) {
-      return x.exp();
-    } else {
-      return x.exp_u20();
-    }
+    std::fill(
+        s_.values + units_of<T>(count) * layout_.dim,
+        s_.values + columns / kPerUnit<T> * layout_.dim, 0.0f);
   }
 
   // Turns a row's scores into weights for keys [low, high) of the tile; the others get 0.
-  void softmax(float* scores, int64_t row, int64_t low, int64_t high, int64_t columns) {
+  void softmax(float* scores, int64_t row, int64_t low, int64_t high) {
     if (low >= high) {
-      std::fill_n(scores, columns, 0.0f);
+      std::fill_n(scores, kKeys, 0.0f);
       s_.keep[row] = 1.0f;
       return;
     }
     Vec scale(a_.scale);
     if (a_.soft_cap > 0) {
       const Vec inner(a_.scale / a_.soft_cap), cap(a_.soft_cap);
-      for (int64_t j = 0; j < columns; j += W) {
+      for (int64_t j = 0; j < kKeys; j += W) {
         ((Vec::loadu(scores + j) * inner).tanh() * cap).store(scores + j);
       }
       scale = Vec(1.0f);
     }
     std::fill_n(scores, low, kNothing);
-    std::fill(scores + high, scores + columns, kNothing);
+    std::fill(scores + high, scores + kKeys, kNothing);
+    Vec values[kKeys / W];
     Vec largest(kNothing);
-    for (int64_t j = 0; j < columns; j += W) {
-      largest = at::vec::clamp_min(Vec::loadu(scores + j) * scale, largest);
+    for (int64_t i = 0; i < kKeys / W; ++i) {
+      values[i] = Vec::loadu(scores + i * W) * scale;
+      largest = at::vec::clamp_min(values[i], largest);
     }
     const float before = s_.maximum[row], maximum = std::max(before, largest.reduce_max());
     const Vec shift(maximum);
     Vec sum(0.0f);
-    for (int64_t j = 0; j < columns; j += 2 * W) {
-      const Vec left = exponential(Vec::loadu(scores + j) * scale - shift);
-      const Vec right = exponential(Vec::loadu(scores + j + W) * scale - shift);
+    for (int64_t i = 0; i < kKeys / W; i += 2) {
+      const Vec left = exponential<T>(values[i] - shift);
+      const Vec right = exponential<T>(values[i + 1] - shift);
       sum += left + right;
-      store_units<T>(scores + j / kPerUnit<T>, left, right);
+      store_units<T>(scores + i * W / kPerUnit<T>, left, right);
     }
     s_.keep[row] = maximum == before ? 1.0f : std::exp(before - maximum);
     s_.sum[row] = s_.sum[row] * s_.keep[row] + sum.reduce_add();
