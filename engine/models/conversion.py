@@ -80,9 +80,9 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
         )
     ):
         raise UnsupportedError(
-            "deterministic: on a CPU it needs dtype bfloat16 or float32, AVX2 (of those with "
-            "AVX-512 only those with BF16 and VNNI), the kernels that `python -m kernels.cpu` "
-            "builds, and projections of a multiple of 4 inputs, of 16 in an MLP; leave it out"
+            "deterministic: on a CPU it needs dtype bfloat16 or float32, the kernels that "
+            "`python -m kernels.cpu` builds, and projections of a multiple of 4 inputs, of 16 in "
+            "an MLP; leave it out"
         )
 
 

@@ -31,12 +31,12 @@ _DTYPES = (torch.bfloat16, torch.float32)
 def runs(weight: Tensor, device: torch.device) -> bool:
     """Return whether `linear` can multiply with `weight` [N, K] on `device`.
 
-    Requires the kernels, built for a processor with AVX-512 BF16 and VNNI, or with AVX2 only. The
-    weight, on any device, must be bfloat16 or float32, its K a multiple of 4.
+    Requires the kernels. The weight, on any device, must be bfloat16 or float32, its K a multiple
+    of 4.
     """
     if weight.dtype not in _DTYPES or weight.shape[1] % _UNIT_BYTES:
         return False
-    return hasattr(operations(torch.empty(0, device=device)), "linear")
+    return operations(torch.empty(0, device=device)) is not None
 
 
 def serves(weight: Tensor, device: torch.device) -> bool:

@@ -46,7 +46,9 @@ TARGETS = (
         _AVX512 | {"avx512_bf16", "avx512_vnni"},
         (*_V4, "-mavx512bf16", "-mavx512vnni"),
     ),
+    Target("avx512_vnni", _AVX512 | {"avx512_vnni"}, (*_V4, "-mavx512vnni")),
     Target("avx512", _AVX512, _V4),
+    Target("avx2_vnni", _AVX2 | {"avx_vnni"}, (*_V3, "-mavxvnni")),
     Target("avx2", _AVX2, _V3),
 )
 

@@ -6,7 +6,6 @@
 // token's weights are shared out among the threads as evenly as those of a prompt.
 #include "experts.h"
 
-#ifdef TRIDENT_LINEAR
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -215,4 +214,3 @@ template void experts(const Experts<at::BFloat16>&);
 template void experts(const Experts<float>&);
 
 }  // namespace trident
-#endif

@@ -130,7 +130,6 @@ Tensor paged_attention(
   return out;
 }
 
-#ifdef TRIDENT_LINEAR
 namespace {
 
 // Calls run with a `Linear` whose result has out_channels channels of type Out.
@@ -210,7 +209,6 @@ Tensor experts(
   }
   return out;
 }
-#endif
 
 }  // namespace trident::operators
 
@@ -257,7 +255,6 @@ TORCH_LIBRARY(trident_cpu, m) {
       " Tensor num_prompt_tokens, Tensor min_tokens, Tensor max_tokens, Tensor(c!) finish_reasons,"
       " Tensor slots, Tensor sampled) -> Tensor",
       &trident::operators::scatter_tokens);
-#ifdef TRIDENT_LINEAR
   m.def("panel_columns() -> int", &trident::panel_columns);
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? scale, Tensor? offset, Tensor? bias,"
@@ -279,5 +276,4 @@ TORCH_LIBRARY(trident_cpu, m) {
       .def("append", &trident::DecoderLayers::append)
       .def("forward", &trident::DecoderLayers::forward)
       .def("take_seconds", &trident::DecoderLayers::take_seconds);
-#endif
 }

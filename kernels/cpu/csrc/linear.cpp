@@ -8,7 +8,6 @@
 // the groups and the threads are.
 #include "linear.h"
 
-#ifdef TRIDENT_LINEAR
 #include <algorithm>
 
 #include "activation.h"
@@ -147,4 +146,3 @@ template void gated_linear(const Linear<at::BFloat16, at::BFloat16>&, Activation
 template void gated_linear(const Linear<float, float>&, Activation);
 
 }  // namespace trident
-#endif

@@ -7,12 +7,6 @@
 
 #include "kernels.h"
 
-// Implemented for AVX-512 with BF16 and VNNI, and for AVX2, for which oneDNN has no bfloat16
-// product. With other AVX-512, oneDNN's products are used.
-#if !defined(CPU_CAPABILITY_AVX512) || (defined(__AVX512BF16__) && defined(__AVX512VNNI__))
-#define TRIDENT_LINEAR
-#endif
-
 namespace trident {
 
 // Returns the output channels per panel.

@@ -1,10 +1,9 @@
 // The inner product of linear layers: a few rows times a panel of output channels, in registers.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
+#include "registers.h"
 #include "vector.h"
 
 namespace trident {
@@ -13,17 +12,6 @@ namespace trident {
 // integers, whose zero point is accounted for in the initial sums, or eight of 4 bits, the low bits
 // of the bytes before the high ones. A product takes a unit in kSteps steps, each with 32 bits of a
 // row, converted to `Value`.
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-using Units = __m512i;
-constexpr int64_t kMostRows = 12;  // with two vectors each, 24 of 32 registers
-#else
-using Units = __m256i;
-constexpr int64_t kMostRows = 6;  // with two vectors each, 12 of 16 registers
-#endif
-
-inline Units load_units(const int32_t* from) {
-  return *reinterpret_cast<const Units*>(from);  // aligned
-}
 
 // What a product has that takes a unit at once.
 struct WholeUnits {
@@ -34,29 +22,51 @@ struct WholeUnits {
   }
 };
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-
-struct BFloat16Product : WholeUnits {
-  using Sums = __m512;
-  using Value = at::BFloat16;
-
-  static Sums add(Sums sums, int32_t x, Units weights) {
-    return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(x));
-  }
-};
-
 struct Float32Product : WholeUnits {
-  using Sums = __m512;
+  using Sums = FloatUnits;
   using Value = float;
 
   static Sums add(Sums sums, int32_t x, Units weights) {
-    return _mm512_fmadd_ps(
-        _mm512_castsi512_ps(_mm512_set1_epi32(x)), _mm512_castsi512_ps(weights), sums);
+    return add_products(sums, broadcast(x), weights);
   }
 };
 
+#ifdef __AVX512BF16__
+struct BFloat16Product : WholeUnits {
+  using Sums = FloatUnits;
+  using Value = at::BFloat16;
+
+  static Sums add(Sums sums, int32_t x, Units weights) {
+    return add_pairs(sums, weights, broadcast(x));
+  }
+};
+#else
+// In float32, one value of the pair after the other.
+struct BFloat16Product : Float32Product {
+  static constexpr int64_t kSteps = 2;
+
+  static Units weights(const int32_t* from, int64_t step) {
+    const Units units = load_units(from);
+    return step == 0 ? shifted_left(units, 16)
+                     : common_bits(units, broadcast(static_cast<int32_t>(0xffff0000)));
+  }
+};
+#endif
+
+// Units of eight integers, four by four.
+struct Unpacked4Bits {
+  static constexpr int64_t kValues = 8, kSteps = 2;
+  static constexpr float kZero = 8.0f;
+
+  static Units weights(const int32_t* from, int64_t step) {
+    const Units units = load_units(from);
+    return common_bits(step == 0 ? units : shifted_right(units, 4), broadcast(0x0f0f0f0f));
+  }
+};
+
+#ifdef TRIDENT_VNNI
 struct Int8Product : WholeUnits {
-  using Sums = __m512i;
+  using Sums = Units;
   using Value = int8_t;
   static constexpr int64_t kValues = 4;
   static constexpr float kZero = 128.0f;
@@ -64,52 +74,26 @@ struct Int8Product : WholeUnits {
   static Units whole(Sums sums) {
     return sums;
   }
-
   static Sums add(Sums sums, int32_t x, Units weights) {
-    // With the intrinsic, GCC 12 copies the sums to another register and back.
-    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(_mm512_set1_epi32(x)));
+    return add_fours(sums, weights, broadcast(x));
+  }
+};
+
+struct Int4Product : Unpacked4Bits {
+  using Sums = Units;
+  using Value = int8_t;
+
+  static Units whole(Sums sums) {
     return sums;
   }
-};
-
-struct Int4Product : Int8Product {
-  static constexpr int64_t kValues = 8, kSteps = 2;
-  static constexpr float kZero = 8.0f;
-
-  static Units weights(const int32_t* from, int64_t step) {
-    const Units units = load_units(from);
-    return _mm512_and_si512(
-        step == 0 ? units : _mm512_srli_epi32(units, 4), _mm512_set1_epi8(15));
+  static Sums add(Sums sums, int32_t x, Units weights) {
+    return add_fours(sums, weights, broadcast(x));
   }
 };
-
 #else
-
-struct Float32Product : WholeUnits {
-  using Sums = __m256;
-  using Value = float;
-
-  static Sums add(Sums sums, int32_t x, Units weights) {
-    // With the intrinsics here and below, GCC 12 runs out of registers.
-    asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(_mm256_set1_epi32(x)), "x"(weights));
-    return sums;
-  }
-};
-
-// In float32, one value of the pair after the other.
-struct BFloat16Product : Float32Product {
-  static constexpr int64_t kSteps = 2;
-
-  static Units weights(const int32_t* from, int64_t step) {
-    const Units units = load_units(from);
-    return step == 0 ? _mm256_slli_epi32(units, 16)
-                     : _mm256_and_si256(units, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000)));
-  }
-};
-
 // With 16-bit pairs: the 8-bit instruction sums products in 16 bits, which overflows.
 struct Int8Product {
-  using Sums = __m256i;
+  using Sums = Units;
   using Value = int16_t;
   static constexpr int64_t kValues = 4, kSteps = 2;
   static constexpr float kZero = 128.0f;
@@ -117,43 +101,30 @@ struct Int8Product {
   static Units whole(Sums sums) {
     return sums;
   }
-
   static Units weights(const int32_t* from, int64_t step) {
-    // Each 128-bit half is shuffled separately; -1 gives zero.
-    const auto pair = [](char i) { return _mm256_setr_epi8(
-        i, -1, i + 1, -1, i + 4, -1, i + 5, -1, i + 8, -1, i + 9, -1, i + 12, -1, i + 13, -1,
-        i, -1, i + 1, -1, i + 4, -1, i + 5, -1, i + 8, -1, i + 9, -1, i + 12, -1, i + 13, -1); };
-    return _mm256_shuffle_epi8(load_units(from), step == 0 ? pair(0) : pair(2));
+    const auto pair = [](char i) {  // -1 gives zero
+      return _mm_setr_epi8(
+          i, -1, i + 1, -1, i + 4, -1, i + 5, -1, i + 8, -1, i + 9, -1, i + 12, -1, i + 13, -1);
+    };
+    return shuffled(load_units(from), step == 0 ? pair(0) : pair(2));
   }
   static Sums add(Sums sums, int32_t x, Units weights) {
-    const __m256i products = _mm256_madd_epi16(weights, _mm256_set1_epi32(x));
-    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
-    return sums;
+    return add_32_bits(sums, products_of_16_bits(weights, broadcast(x)));
   }
 };
 
 // Sums of 16 bits hold those of kGroup values: 2 * 15 * 127 * kGroup / 4 < 2^15.
-struct Int4Product {
-  using Sums = __m256i;
+struct Int4Product : Unpacked4Bits {
+  using Sums = Units;
   using Value = int8_t;
-  static constexpr int64_t kValues = 8, kSteps = 2;
-  static constexpr float kZero = 8.0f;
 
-  static Units weights(const int32_t* from, int64_t step) {
-    const Units units = load_units(from);
-    return _mm256_and_si256(
-        step == 0 ? units : _mm256_srli_epi32(units, 4), _mm256_set1_epi8(15));
+  static Units whole(Sums sums) {
+    return products_of_16_bits(sums, broadcast(0x00010001));
   }
   static Sums add(Sums sums, int32_t x, Units weights) {
-    const __m256i products = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(x));
-    asm("vpaddw %1, %0, %0" : "+x"(sums) : "x"(products));
-    return sums;
-  }
-  static Units whole(Sums sums) {
-    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+    return add_16_bits(sums, products_of_8_bits(weights, broadcast(x)));
   }
 };
-
 #endif
 
 // Adds to sums the products of ROWS rows, x [units, kSteps, ROWS], with a panel [units, kColumns].

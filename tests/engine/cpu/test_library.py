@@ -30,12 +30,16 @@ def test_a_processor_is_offered_what_it_can_run_only(monkeypatch: pytest.MonkeyP
         return [each.name for each in target.targets()]
 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    avx2, avx512 = TARGETS[-1].needs, TARGETS[1].needs
+    needs = {target.name: target.needs for target in TARGETS}
+    avx2, avx512 = needs["avx2"], needs["avx512"]
     assert names() == []
     assert names(*avx2) == ["avx2"]
     assert names(*(avx512 - {"avx512vl"})) == ["avx2"]
     assert names(*avx512, "avx512_bf16") == ["avx512", "avx2"]
-    assert names(*avx512, "avx512_bf16", "avx512_vnni") == ["avx512_bf16", "avx512", "avx2"]
+    vnni = ["avx512_vnni", "avx512", "avx2"]
+    assert names(*avx512, "avx512_vnni") == vnni
+    assert names(*avx512, "avx512_bf16", "avx512_vnni") == ["avx512_bf16", *vnni]
+    assert names(*avx2, "avx_vnni") == ["avx2_vnni", "avx2"]
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert names(*avx512) == []
 
