@@ -21,13 +21,20 @@ _LONG_S = 0.02
 _GAIN = 0.95  # more threads must take less than this of the time: others need the cores too
 
 
-def set_num_threads(run_step: Callable[[], None]) -> int:
-    """Choose and set the threads of torch's operations by timing `run_step`; return their number.
+def most_threads() -> int:
+    """Return the most threads that torch's operations may have.
 
     At most torch's own number, from OMP_NUM_THREADS or the process's cores, and at most the cores
     of the container's CPU quota: more threads would be throttled while others wait for them.
     """
-    most = max(1, min(torch.get_num_threads(), _quota()))
+    return max(1, min(torch.get_num_threads(), _quota()))
+
+
+def choose_num_threads(most: int, run_step: Callable[[], None]) -> int:
+    """Return the number of threads, up to `most`, with which `run_step` is fastest.
+
+    torch has another number of threads afterwards.
+    """
     torch.set_num_threads(most)
     run_step()  # warm-up
     if _seconds(run_step) > _LONG_S:
@@ -39,7 +46,6 @@ def set_num_threads(run_step: Callable[[], None]) -> int:
         step_s = min(_seconds(run_step) for _ in range(_REPEATS))
         if step_s < _GAIN * best_s:
             best, best_s = num_threads, step_s
-    torch.set_num_threads(best)
     return best
 
 

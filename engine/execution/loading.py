@@ -14,7 +14,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution.attention.backend import attention_backend
-from engine.execution.cpu_threads import set_num_threads
+from engine.execution.cpu_choices import our_products_serve, set_num_threads
 from engine.execution.devices import (
     choose_device,
     require_full_precision,
@@ -164,7 +164,8 @@ class _Loader:
         where = device.type
         if device.type == "cpu":
             num_rows = min(config.max_num_seqs, _TYPICAL_ROWS)
-            num_threads = set_num_threads(lambda: runner.run_decode_step(num_rows))
+            subject = (self._model_spec, self._dtype, config, num_rows)
+            num_threads = set_num_threads(subject, lambda: runner.run_decode_step(num_rows))
             where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
         if captures:
             self._capture(runner, runner.graph_sizes)
@@ -203,7 +204,16 @@ class _Loader:
             seed=config.seed,
             on_progress=in_tenths(self._on_progress, text),
         )
-        taken = convert_weights(model, config.quantization, deterministic=config.deterministic)
+        ours = config.deterministic or device.type != "cpu"
+        ours = ours or our_products_serve(
+            outline, self._dtype, config.quantization, self._on_progress
+        )
+        taken = convert_weights(
+            model,
+            config.quantization,
+            deterministic=config.deterministic,
+            ours=ours,
+        )
         if stored is not None and taken:
             target = config.quantization or f"{taken / 2**20:,.0f} MiB of {self._dtype}"
             self._on_progress(f"converted weights ({stored.label}) to {target}")

@@ -87,7 +87,11 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
 
 
 def convert_weights(
-    model: CausalLM, quantization: Quantization | None, *, deterministic: bool = False
+    model: CausalLM,
+    quantization: Quantization | None,
+    *,
+    deterministic: bool = False,
+    ours: bool = True,
 ) -> int:
     """Replace the loaded projections of `model` by their form for this device, if there is one.
 
@@ -99,6 +103,8 @@ def convert_weights(
     of what a step of few sequences reads. A tied head is a converted copy: the embedding needs
     plain rows. If all layers can be fused, `model` runs them in one operation afterwards.
 
+    Without `ours`, oneDNN's products serve in place of ours where it has some.
+
     With `deterministic`, which `check_deterministic` must allow, a token's logits depend on its own
     sequence alone, to the last bit: our own products serve, and on a CPU the layers are fused.
 
@@ -109,7 +115,9 @@ def convert_weights(
         UnsupportedError: this machine cannot quantise a projection of this shape.
         CheckpointError: a tensor of a quantised projection is broken.
     """
-    forms = _Forms(int8=quantization is not None, deterministic=deterministic)
+    forms = _Forms(
+        int8=quantization is not None, deterministic=deterministic, ours=ours or deterministic
+    )
     num_bytes = _convert(model.model, forms)
     # Logits are float32: without rounding to bfloat16 in between, fewer of them are equal.
     head_form = partial(forms.of_weight, bias=None, wide=True)
@@ -152,6 +160,7 @@ class _Forms:
 
     int8: bool
     deterministic: bool
+    ours: bool
 
     def of_layer(self, linear: Linear | Experts) -> nn.Module | None:
         if isinstance(linear, Experts):
@@ -161,7 +170,7 @@ class _Forms:
         weight, bias = linear.weight, linear.bias
         if not isinstance(linear, GatedLinear):
             return self.of_weight(weight, bias)
-        if self._are_panels(weight) and panels.can_gate(len(weight) // 2):
+        if self.ours and self._are_panels(weight) and panels.can_gate(len(weight) // 2):
             return PanelLinear(weight, bias, int8=self.int8, activation=linear.activation)
         form = self.of_weight(weight, bias)
         return None if form is None else Gated(form, linear.activation)
@@ -184,7 +193,7 @@ class _Forms:
     def of_weight(
         self, weight: Tensor, bias: Tensor | None, *, wide: bool = False
     ) -> nn.Module | None:
-        if self._are_panels(weight):
+        if self.ours and self._are_panels(weight):
             return PanelLinear(weight, bias, int8=self.int8, wide=wide)
         if self.deterministic:
             return TiledLinear(weight, bias, wide=wide)

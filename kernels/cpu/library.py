@@ -44,9 +44,19 @@ def library_path(target: Target) -> Path:
     return BUILT / f"trident_cpu-{torch.__version__}-{target.name}-{digest.hexdigest()[:12]}.so"
 
 
+def library_name() -> str | None:
+    """Return the file name of the library for this machine, None if it is not built."""
+    path = _found()
+    return None if path is None else path.name
+
+
+def _found() -> Path | None:
+    return next((path for target in targets() if (path := library_path(target)).exists()), None)
+
+
 @cache
 def _load() -> Any | None:
-    path = next((path for target in targets() if (path := library_path(target)).exists()), None)
+    path = _found()
     if path is None:
         log.warning(
             "No CPU kernels for this machine and torch %s: torch's own operations serve, slower. "

@@ -59,11 +59,19 @@ def targets() -> list[Target]:
     return [target for target in TARGETS if target.needs <= flags]
 
 
-@cache
+def processor_name() -> str:
+    """Return the processor's name for people, empty if it has none."""
+    return _processor("model name")
+
+
 def _processor_flags() -> frozenset[str]:
+    return frozenset(_processor("flags").split())
+
+
+@cache
+def _processor(field: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return frozenset()
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return frozenset(flags.partition(":")[2].split())
+        return ""
+    return next((line for line in lines if line.startswith(field)), "").partition(":")[2].strip()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.execution import cpu_threads
-from engine.execution.cpu_threads import set_num_threads
+from engine.execution.cpu_threads import choose_num_threads, most_threads
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +56,13 @@ def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cl
     indirect=["clock"],
 )
 def test_more_threads_must_pay(clock: Clock, expected: int) -> None:
-    assert set_num_threads(clock.run_step) == expected
-    assert torch.get_num_threads() == expected
+    assert choose_num_threads(most_threads(), clock.run_step) == expected
     assert clock.tried == [8, 1, 2, 4]
 
 
 @pytest.mark.parametrize("clock", [{1: 0.2, 8: 0.3}], indirect=True)
 def test_a_long_step_has_work_for_all(clock: Clock) -> None:
-    assert set_num_threads(clock.run_step) == 8
+    assert choose_num_threads(most_threads(), clock.run_step) == 8
     assert clock.now == pytest.approx(0.6)
 
 
@@ -73,7 +72,7 @@ def test_a_long_step_has_work_for_all(clock: Clock) -> None:
 @pytest.mark.parametrize("clock", [{i: 0.05 / i for i in range(1, 9)}], indirect=True)
 def test_the_quota_of_a_container_is_kept(clock: Clock, text: str, tried: list[int] | None) -> None:
     cpu_threads._CPU_MAX.write_text(text)
-    set_num_threads(clock.run_step)
+    choose_num_threads(most_threads(), clock.run_step)
     assert clock.tried == (tried or [8, 1, 2, 4])
 
 
@@ -82,5 +81,5 @@ def test_the_quota_of_a_container_is_kept(clock: Clock, text: str, tried: list[i
 def test_the_older_form_of_the_quota(clock: Clock, quota: str, tried: list[int]) -> None:
     cpu_threads._CFS_QUOTA.write_text(quota)
     cpu_threads._CFS_PERIOD.write_text("100000")
-    set_num_threads(clock.run_step)
+    choose_num_threads(most_threads(), clock.run_step)
     assert clock.tried == tried

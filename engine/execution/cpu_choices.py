@@ -1,0 +1,56 @@
+"""What serves a model on a CPU, chosen by measuring on this machine, once for all starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from engine.config import Quantization
+from engine.execution.cpu_threads import choose_num_threads, most_threads
+from engine.execution.measurements import remembered
+from engine.models.causal_lm import CausalLM
+from engine.models.product_choice import (
+    ProductChoice,
+    can_choose,
+    measure_products,
+    projection_shapes,
+)
+
+
+def set_num_threads(subject: object, run_step: Callable[[], None]) -> int:
+    """Choose and set the number of threads of torch's operations; return it.
+
+    Args:
+        subject: the model and the settings of the step, distinct by `repr`.
+        run_step: runs a typical step.
+    """
+    most = most_threads()
+    measure = partial(choose_num_threads, most, run_step)
+    num_threads = remembered(("threads", most, subject), measure, int)
+    torch.set_num_threads(num_threads)
+    return num_threads
+
+
+def our_products_serve(
+    model: CausalLM,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    on_progress: Callable[[str], None],
+) -> bool:
+    """Return whether our products serve `model`, not oneDNN's.
+
+    Args:
+        model: before the conversion of its weights, which may be on any device.
+        on_progress: called with the measurements, if there is something to choose.
+    """
+    int8 = quantization is not None
+    shapes = projection_shapes(model)
+    if not can_choose(shapes, dtype, int8=int8):
+        return True
+    subject = ("products", sorted(shapes.items(), key=repr), dtype, int8, torch.get_num_threads())
+    measure = partial(measure_products, shapes, dtype, int8=int8)
+    choice = remembered(subject, measure, ProductChoice)
+    on_progress(choice.summary())
+    return choice.ours
