@@ -119,13 +119,13 @@ def table(shape: Shape, times: Times) -> list[str]:
     return lines
 
 
-def draw(path: Path, by_shape: dict[Shape, Times]) -> None:
+def draw(path: Path, measured: Sequence[tuple[Shape, Times]]) -> None:
     """Plot the rates by rows to a PNG file, a panel per model."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5 * len(by_shape), 5), layout="constrained")
-    axes = figure.subplots(1, len(by_shape), sharey=True, squeeze=False)[0]
-    for axis, (shape, times) in zip(axes, by_shape.items(), strict=True):
+    figure = Figure(figsize=(5 * len(measured), 5), layout="constrained")
+    axes = figure.subplots(1, len(measured), sharey=True, squeeze=False)[0]
+    for axis, (shape, times) in zip(axes, measured, strict=True):
         for name, taken in times.items():
             rates = [rows * flops(shape) / seconds / 1e9 for rows, seconds in taken.items()]
             axis.plot(list(taken), rates, "o-" if "ours" in name else "s--", label=name)
@@ -158,14 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     weight = torch.empty(0, 64, dtype=torch.bfloat16)
     if not (serves(weight, weight.device) and can_pack(torch.bfloat16)):
         parser.error("this CPU has not both products of ours and of oneDNN in bfloat16")
-    by_shape = {}
+    measured = []
     with torch.inference_mode():
         for label in options.models:
             shape = next(shape for shape in SHAPES if shape.label == label)
-            by_shape[shape] = measure(shape, options.rows)
-            print("\n".join(["", *table(shape, by_shape[shape])]), flush=True)
+            measured.append((shape, measure(shape, options.rows)))
+            print("\n".join(["", *table(*measured[-1])]), flush=True)
     if options.plot:
-        draw(options.plot, by_shape)
+        draw(options.plot, measured)
 
 
 if __name__ == "__main__":

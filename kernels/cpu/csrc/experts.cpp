@@ -133,12 +133,12 @@ void multiply_rows(const auto& a, const ExpertOrder& order, const auto& finish_o
 template <typename Rows>
 void multiply_tiles(const auto& a, const ExpertOrder& order, const auto& finish_of) {
   const Rows rows(a, order);
-  const int64_t most = most_tile_groups(rows);
-  for_panels(a, order.blocks(most), [&] {
+  const TileTasks most(rows, order.count);
+  for_panels(a, order.blocks(most.groups), [&] {
     return [&, worker = TileWorker<Rows>(rows, most)](
-               const ExpertOrder::Block& block, int64_t panel, bool is_last) mutable {
+               const ExpertOrder::Block& block, int64_t panel, bool) mutable {
       worker.run(
-          order, block.begin, block.end, a.weight, panel, is_last, finish_of(block.expert));
+          order, block.begin, block.end, a.weight, panel, panel + 1, finish_of(block.expert));
     };
   });
 }

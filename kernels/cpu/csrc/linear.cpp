@@ -85,14 +85,15 @@ void run_tiles(const auto& a, const Finish& finish) {
   const Groups groups(a.rows, kTileRows);
   const Rows rows(a, groups);
   const int64_t panels = (a.out_features + kColumns - 1) / kColumns;
-  const int64_t most = most_tile_groups(rows);
-  const int64_t blocks = (groups.count + most - 1) / most;
-  share_out(blocks * panels, [&] {
+  const TileTasks most(rows, groups.count);
+  const int64_t blocks = (groups.count + most.groups - 1) / most.groups;
+  const int64_t runs = (panels + most.panels - 1) / most.panels;
+  share_out(blocks * runs, [&] {
     return [&, worker = TileWorker<Rows>(rows, most)](int64_t task) mutable {
-      const int64_t block = task / panels, panel = task % panels;
+      const int64_t block = task / runs, run = task % runs;
       worker.run(
           groups, block * groups.count / blocks, (block + 1) * groups.count / blocks, a.weight,
-          panel, panel + 1 == panels, finish);
+          run * panels / runs, (run + 1) * panels / runs, finish);
     };
   });
 }

@@ -16,9 +16,13 @@ namespace trident {
 namespace {
 
 constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a panel, for a tile along the depth
+constexpr int64_t kStepLines = kStepBytes / 64;
 constexpr int64_t kSlabSteps = 8;  // half of the cache: rows and sums pass through the other
 constexpr int64_t kTaskBytes = 1 << 20;  // of a task's rows, which stay in the L2 cache
-constexpr int64_t kNear = 4 * kStepBytes;  // ahead of a panel that rows pass only once
+constexpr int64_t kChunkSteps = 128;     // of deep rows, so that a task has enough of them
+constexpr int64_t kChunkPanels = 8;      // that each chunk of the rows is multiplied with
+// What is prefetched lies so far ahead: where rows pass a slab once, into the L1 cache.
+constexpr int64_t kNear = 4 * kStepBytes, kFar = 16 * kStepBytes;
 
 // Memory to prefetch, some lines with each step.
 struct Ahead {
@@ -80,53 +84,85 @@ struct alignas(64) TileSums {
   }
 };
 
-// One thread's tasks of a product, each of at most `most_groups`.
+// How the product of all groups of rows is divided: the most groups, panels and steps at a time of
+// a task.
+struct TileTasks {
+  TileTasks(const Tiled& rows, int64_t all)
+      : groups(std::max<int64_t>(2, all + all % 2)), panels(1), steps(rows.steps) {
+    if (all * rows.group_bytes > kTaskBytes) {
+      steps = std::min(steps, kChunkSteps);
+      const int64_t chunk = steps * rows.height * kTileRowBytes;
+      groups = std::min(groups, std::max<int64_t>(2, kTaskBytes / chunk / 2 * 2));
+      panels = rows.steps > kChunkSteps ? kChunkPanels : 1;
+    }
+  }
+
+  int64_t groups, panels, steps;
+};
+
+// One thread's tasks of a product.
 template <typename Rows>
 class TileWorker {
  public:
-  TileWorker(const Rows& rows, int64_t most_groups)
+  TileWorker(const Rows& rows, const TileTasks& tasks)
       : rows_(rows),
+        tasks_(tasks),
         use_(rows.height),
-        sums_(std::make_unique_for_overwrite<Sums[]>(std::max<int64_t>(4, most_groups))) {}
+        sums_(std::make_unique_for_overwrite<Sums[]>(tasks.groups * tasks.panels + 2)),
+        rest_(std::make_unique<Rest[]>(tasks.panels)) {}
 
-  // Multiplies the groups from begin to end with a panel of `weight`, and prefetches the next one
-  // unless it `is_last`, evenly over the time that this takes.
+  // Multiplies the groups from begin to end with adjacent panels of `weight`, and prefetches what
+  // follows in memory, evenly over the time that this takes.
   void run(
-      const auto& groups, int64_t begin, int64_t end, const void* weight, int64_t panel,
-      bool is_last, const auto& finish) {
-    const int64_t panel_bytes = rows_.units * kColumns * 4;
-    const char* whole = static_cast<const char*>(weight) + panel * panel_bytes;
-    const int64_t steps = rows_.units / kTileUnits;
-    std::memcpy(rest_, whole + steps * kStepBytes, panel_bytes - steps * kStepBytes);
-    const int64_t pairs = (end - begin + 1) / 2;
-    Ahead ahead{whole + panel_bytes, is_last ? 0 : (kStepBytes / 64 + pairs - 1) / pairs};
-    if (pairs == 1) {
-      ahead = {whole + kNear, kStepBytes / 64};
+      const auto& groups, int64_t begin, int64_t end, const void* weight, int64_t first_panel,
+      int64_t end_panel, const auto& finish) {
+    const int64_t panel_bytes = rows_.units * kColumns * 4, steps = rows_.units / kTileUnits;
+    const char* const first = static_cast<const char*>(weight) + first_panel * panel_bytes;
+    const int64_t panels = end_panel - first_panel, pairs = (end - begin + 1) / 2;
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const int64_t whole = steps * kStepBytes;
+      std::memcpy(rest_[panel].units, first + panel * panel_bytes + whole, panel_bytes - whole);
     }
-    const int64_t slabs = pairs == 1 ? 1 : std::max<int64_t>(1, (steps - 1) / kSlabSteps + 1);
+    // The sums of one pair stay in tiles.
+    const int64_t chunks = pairs == 1 ? 1 : std::max<int64_t>(1, (steps - 1) / tasks_.steps + 1);
     Pair before{};  // whose sums are complete
-    for (int64_t i = 0; i < slabs; ++i) {
-      const Slab slab{whole, i * steps / slabs, (i + 1) * steps / slabs, i == 0, i + 1 == slabs};
-      for (int64_t group = begin; group < end; group += 2) {
-        const int64_t place = slabs == 1 ? (group - begin) % 4 : group - begin;
-        const Pair pair{sums_.get() + place, group, std::min<int64_t>(2, end - group)};
-        if (pair.count == 2) {
-          pairs == 1 ? multiply<2, true>(slab, pair, ahead) : multiply<2, false>(slab, pair, ahead);
-        } else {
-          pairs == 1 ? multiply<1, true>(slab, pair, ahead) : multiply<1, false>(slab, pair, ahead);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t from = chunk * steps / chunks, to = (chunk + 1) * steps / chunks;
+      const int64_t slabs = pairs == 1 ? 1 : std::max<int64_t>(1, (to - from - 1) / kSlabSteps + 1);
+      for (int64_t panel = 0; panel < panels; ++panel) {
+        const char* const weights = first + panel * panel_bytes;
+        for (int64_t i = 0; i < slabs; ++i) {
+          Slab slab{weights, from + i * (to - from) / slabs, from + (i + 1) * (to - from) / slabs};
+          slab.is_first = slab.begin == 0;
+          slab.is_last = slab.end == steps;
+          Ahead ahead{
+              weights + slab.begin * kStepBytes + (pairs == 1 ? kNear : kFar),
+              (kStepLines + pairs - 1) / pairs};
+          for (int64_t group = begin; group < end; group += 2) {
+            Sums* const sums = sums_.get() + panel * tasks_.groups + group - begin;
+            const Pair pair{sums, panel, group, std::min<int64_t>(2, end - group)};
+            if (pair.count == 2) {
+              pairs == 1 ? multiply<2, true>(slab, pair, ahead) : multiply<2, false>(slab, pair, ahead);
+            } else {
+              pairs == 1 ? multiply<1, true>(slab, pair, ahead) : multiply<1, false>(slab, pair, ahead);
+            }
+            // One pair later, while the unit multiplies.
+            finish_pair(groups, before, first_panel, finish);
+            before = slab.is_last ? pair : Pair{};
+          }
         }
-        // One pair later, while the unit multiplies.
-        finish_pair(groups, before, panel, finish);
-        before = slab.is_last ? pair : Pair{};
       }
     }
-    finish_pair(groups, before, panel, finish);
+    finish_pair(groups, before, first_panel, finish);
   }
 
  private:
   using Tiles = typename Rows::Tiles;
   using Sums = TileSums<typename Tiles::Sum>;
 
+  struct alignas(64) Rest {
+    char units[kStepBytes];  // the last ones of a panel, and zeros
+  };
   struct Slab {
     const char* panel;
     int64_t begin, end;  // steps
@@ -134,7 +170,7 @@ class TileWorker {
   };
   struct Pair {
     Sums* sums;
-    int64_t group, count;
+    int64_t panel, group, count;
   };
 
   template <int GROUPS, bool NEAR>
@@ -154,7 +190,7 @@ class TileWorker {
         rows, tile_bytes, rows_.group_bytes, slab.panel + slab.begin * kStepBytes, steps, ahead);
     if (slab.is_last && rows_.units % kTileUnits != 0) {
       multiply_steps<Tiles, GROUPS, NEAR>(
-          rows + steps * tile_bytes, tile_bytes, rows_.group_bytes, rest_, 1, ahead);
+          rows + steps * tile_bytes, tile_bytes, rows_.group_bytes, rest_[pair.panel].units, 1, ahead);
     }
     pair.sums[0].template store<0>();
     if constexpr (GROUPS == 2) {
@@ -163,7 +199,8 @@ class TileWorker {
   }
 
   void finish_pair(
-      const auto& groups, const Pair& pair, int64_t panel, const auto& finish) const {
+      const auto& groups, const Pair& pair, int64_t first_panel, const auto& finish) const {
+    const int64_t panel = first_panel + pair.panel;
     for (int64_t i = 0; i < pair.count; ++i) {
       const int64_t row = groups.begin(pair.group + i), size = groups.size(pair.group + i);
       for (int64_t r = 0; r < size; ++r) {
@@ -182,15 +219,11 @@ class TileWorker {
   }
 
   const Rows& rows_;
+  const TileTasks& tasks_;
   TilesInUse use_;
-  std::unique_ptr<Sums[]> sums_;
-  alignas(64) char rest_[kStepBytes] = {};  // the last units of a panel, and zeros
+  std::unique_ptr<Sums[]> sums_;  // of each panel and group
+  std::unique_ptr<Rest[]> rest_;
 };
-
-// Returns the number of groups of a task, at most.
-int64_t most_tile_groups(const Tiled& rows) {
-  return std::max<int64_t>(2, kTaskBytes / rows.group_bytes / 2 * 2);
-}
 
 }  // namespace
 }  // namespace trident
