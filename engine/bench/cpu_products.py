@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engine.bench.shapes import SHAPES, Shape
+from engine.bench.shapes import SHAPES, TINY, Shape
 from engine.bench.stopwatch import repeated_seconds
 from engine.layers.int8_linear import Int8Linear
 from engine.layers.linear import Gated
@@ -148,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m engine.bench.cpu_products", description=__doc__
     )
-    labels = [shape.label for shape in SHAPES]
-    parser.add_argument("--models", nargs="+", choices=labels, default=["0.5b", "1.5b", "8b"])
+    by_label = {shape.label: shape for shape in (*SHAPES, TINY)}
+    parser.add_argument("--models", nargs="+", choices=by_label, default=["0.5b", "1.5b", "8b"])
     parser.add_argument("--rows", type=_numbers, default=_ROWS, help="tokens, as in 1,16,512")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="plot to a PNG file")
     options = parser.parse_args(arguments)
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = []
     with torch.inference_mode():
         for label in options.models:
-            shape = next(shape for shape in SHAPES if shape.label == label)
+            shape = by_label[label]
             measured.append((shape, measure(shape, options.rows)))
             print("\n".join(["", *table(*measured[-1])]), flush=True)
     if options.plot:

@@ -48,8 +48,8 @@ def check_quantization(
     if not (multiplies_int8() or panels.serves(torch.empty(0, 0, dtype=dtype), device)):
         raise UnsupportedError(
             f"quantization: {quantization} needs a CPU that multiplies 8-bit integers exactly "
-            "(x86: VNNI), or AVX2, dtype bfloat16 and the kernels that `python -m kernels.cpu` "
-            "builds; leave it out"
+            "(x86: VNNI), or AVX2, a dtype other than float32 and the kernels that "
+            "`python -m kernels.cpu` builds; leave it out"
         )
 
 
@@ -80,9 +80,8 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
         )
     ):
         raise UnsupportedError(
-            "deterministic: on a CPU it needs dtype bfloat16 or float32, the kernels that "
-            "`python -m kernels.cpu` builds, and projections of a multiple of 4 inputs, of 16 in "
-            "an MLP; leave it out"
+            "deterministic: on a CPU it needs the kernels that `python -m kernels.cpu` builds, and "
+            "projections of a multiple of 4 inputs, of 16 in an MLP; leave it out"
         )
 
 
@@ -95,8 +94,8 @@ def convert_weights(
 ) -> int:
     """Replace the loaded projections of `model` by their form for this device, if there is one.
 
-    Those of quantised checkpoints stay integers if they are, and the products are ours and in
-    bfloat16; the others get the weights that they stand for, in the model's dtype, first.
+    Those of quantised checkpoints stay integers if they are, and the products are ours and not in
+    float32; the others get the weights that they stand for, in the model's dtype, first.
 
     The weight of each is freed before the next is converted. With `quantization` all are
     quantised, including the head: it adds little to the error of the layers, and is a large part
@@ -182,7 +181,7 @@ class _Forms:
             activation = plain.activation
             if not panels.can_gate(len(plain.weight) // 2):
                 return None
-        is_rounded = plain.weight.dtype == torch.bfloat16  # in float32 activations are exact
+        is_rounded = plain.weight.dtype != torch.float32  # in which activations are exact
         weight = None
         if is_rounded and self._are_panels(plain.weight, linear.device):
             weight = linear.integers()

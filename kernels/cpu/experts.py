@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import (
+    FLOATS,
     check_contiguous,
     check_device,
     check_dtype,
@@ -54,7 +55,7 @@ def experts_in_panels(
     to the dtype of `x`. A token's result does not depend on the others, to the last bit.
 
     Args:
-        x: bfloat16 or float32 [T, H], rows contiguous.
+        x: float [T, H], rows contiguous.
         experts: int32 [T, K], contiguous, -1 for none: each token's experts, which differ.
         weights: float32 [T, K], contiguous.
         totals: int64 [E], contiguous, to which the number of each expert's choices is added.
@@ -98,7 +99,7 @@ def experts_in_panels(
 
 
 def _check(x: Tensor, experts: Tensor, weights: Tensor, totals: Tensor) -> None:
-    check_dtype("x", x, torch.bfloat16, torch.float32)
+    check_dtype("x", x, *FLOATS)
     check_shape("x", x, (None, None))
     check_last_stride("x", x)
     check_dtype("experts", experts, torch.int32)

@@ -1,4 +1,4 @@
-"""Matrix products with packed weights, in bfloat16, float32, int8, or integers scaled in groups.
+"""Matrix products with packed weights, in floating point, int8, or integers scaled in groups.
 
 Weights are packed into panels of output channels in the order in which the kernels read them. A
 panel has as many channels as two vector registers hold: 32 with AVX-512, 16 with AVX2.
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.checks import (
+    FLOATS,
     check_contiguous,
     check_device,
     check_dtype,
@@ -25,16 +26,14 @@ from kernels.cpu.library import operations
 
 GROUP = 32  # inputs that are quantised together for weights in groups
 _UNIT_BYTES = 4  # multiplied at once by one instruction, along K
-_DTYPES = (torch.bfloat16, torch.float32)
 
 
 def runs(weight: Tensor, device: torch.device) -> bool:
     """Return whether `linear` can multiply with `weight` [N, K] on `device`.
 
-    Requires the kernels. The weight, on any device, must be bfloat16 or float32, its K a multiple
-    of 4.
+    Requires the kernels. The weight, on any device, must be float, its K a multiple of 4.
     """
-    if weight.dtype not in _DTYPES or weight.shape[1] % _UNIT_BYTES:
+    if weight.dtype not in FLOATS or weight.shape[1] % _UNIT_BYTES:
         return False
     return operations(torch.empty(0, device=device)) is not None
 
@@ -44,7 +43,7 @@ def serves(weight: Tensor, device: torch.device) -> bool:
 
     In float32, oneDNN's products are faster.
     """
-    return weight.dtype == torch.bfloat16 and runs(weight, device)
+    return weight.dtype != torch.float32 and runs(weight, device)
 
 
 @cache
@@ -64,7 +63,7 @@ def can_gate(size: int) -> bool:
 def pack(weight: Tensor) -> Tensor:
     """Return `weight` [N, K] as panels [P, K / n, C, n], padded with zero channels.
 
-    n is 2 for bfloat16 and 1 for float32.
+    n is 1 for float32 and 2 for the others.
     """
     return _pack(weight, _UNIT_BYTES // weight.itemsize)
 
@@ -119,7 +118,7 @@ def linear(
     `GROUP` values of a row are, each for themselves; the sums are added in float32.
 
     Args:
-        x: bfloat16 or float32 [..., K], rows contiguous.
+        x: float [..., K], rows contiguous.
         weight: W, of the dtype of `x`, as `pack` returns it, or as one of the others does.
         bias: [N] of the dtype of `x`, or None.
         out_features: N.
@@ -200,7 +199,7 @@ def _operations(
     out_features: int,
 ) -> Any:
     """Check these arguments of `linear` and return the operators to use."""
-    check_dtype("x", x, *_DTYPES)
+    check_dtype("x", x, *FLOATS)
     check_last_stride("x", x)
     dtype = x.dtype if scale is None else torch.uint8
     check_dtype("weight", weight, dtype)

@@ -14,7 +14,7 @@ void apply(const PlainActivation<T>& a) {
   at::parallel_for(0, a.size, grain(4), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i += W) {
       const int64_t n = std::min(W, end - i);
-      store(a.out + i, activate<kind>(widen(a.x + i, n)), n);
+      store(a.out + i, activate<kind, T>(widen(a.x + i, n)), n);
     }
   });
 }
@@ -28,7 +28,7 @@ void apply(const GatedActivation<T>& a) {
       T* out = a.out + row * a.size;
       for (int64_t i = 0; i < a.size; i += W) {
         const int64_t n = std::min(W, a.size - i);
-        store(out + i, activate<kind>(widen(gate + i, n)) * widen(up + i, n), n);
+        store(out + i, activate<kind, T>(widen(gate + i, n)) * widen(up + i, n), n);
       }
     }
   });

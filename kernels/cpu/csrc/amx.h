@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <c10/util/BFloat16.h>
 #include <cpuid.h>
 
 #include <algorithm>
@@ -106,11 +107,10 @@ inline bool has_tiles() {
 
 #endif
 
-// Returns whether tiles multiply activations of T with weights that have such a scale or none: the
-// unit has no float32.
+// Returns whether tiles multiply activations of T with weights that have such a scale or none.
 template <typename T>
 bool uses_tiles(const float* scale) {
-  return has_tiles() && (scale != nullptr || !std::is_same_v<T, float>);
+  return has_tiles() && (scale != nullptr || std::is_same_v<T, at::BFloat16>);
 }
 
 }  // namespace trident

@@ -34,6 +34,9 @@ struct ExpertLinear {
   const T* row(int64_t i) const {
     return x + (choices == nullptr ? i : choices[i] / top_k) * x_stride;
   }
+  const T* rows_in_place() const {  // none: the last group may be smaller than others
+    return nullptr;
+  }
   int64_t panels() const {
     return (out_features + kColumns - 1) / kColumns;
   }
@@ -92,9 +95,9 @@ class ExpertGated {
  private:
   Vec activated(Vec gate) const {
     if constexpr (kind == Activation::kSilu) {
-      return sigmoid_times(gate, Vec(activation_.alpha) * gate);
+      return sigmoid_times<T>(gate, Vec(activation_.alpha) * gate);
     } else {
-      return activate<kind>(gate);
+      return activate<kind, T>(gate);
     }
   }
 
@@ -146,19 +149,18 @@ void multiply_tiles(const auto& a, const ExpertOrder& order, const auto& finish_
 
 template <typename T>
 void multiply(const ExpertLinear<T>& a, const ExpertOrder& order, const auto& finish_of) {
-  using Product = std::conditional_t<std::is_same_v<T, float>, Float32Product, BFloat16Product>;
 #ifdef TRIDENT_TILES
   if (uses_tiles<T>(a.scale)) {
     if (a.scale != nullptr) {
       return multiply_tiles<Int8TileRows>(a, order, finish_of);
     }
-    if constexpr (!std::is_same_v<T, float>) {
+    if constexpr (std::is_same_v<T, at::BFloat16>) {
       return multiply_tiles<BFloat16TileRows>(a, order, finish_of);
     }
   }
 #endif
   if (a.scale == nullptr) {
-    multiply_rows<FloatRows<Product>>(a, order, finish_of);
+    multiply_rows<FloatRows<ProductOf<T>>>(a, order, finish_of);
   } else {
     multiply_rows<Int8Rows>(a, order, finish_of);
   }
@@ -210,7 +212,7 @@ void experts(const Experts<T>& a) {
   combine(a, order, each.get());
 }
 
-template void experts(const Experts<at::BFloat16>&);
-template void experts(const Experts<float>&);
+#define INSTANTIATE(T) template void experts(const Experts<T>&);
+TRIDENT_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace trident

@@ -22,7 +22,6 @@ struct ExpertWeights {
   const T* bias;       // [experts, out_features] or null
 };
 
-// T is bfloat16 or float.
 template <typename T>
 struct Experts {
   const T* x;              // [tokens, hidden], strided by row

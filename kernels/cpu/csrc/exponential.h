@@ -1,4 +1,4 @@
-// The exponential function of attention's weights. For attention_worker.h alone.
+// The exponential function, of results that are rounded to fewer bits.
 #pragma once
 
 #include <type_traits>
@@ -6,9 +6,8 @@
 #include "vector.h"
 
 namespace trident {
-namespace {
 
-// e^x for x <= 0, accurate to 18 bits if the weights are rounded to T, which has fewer.
+// e^x, accurate to 18 bits if what is made of it is rounded to T, which has fewer.
 template <typename T>
 inline Vec exponential(Vec x) {
   if constexpr (std::is_same_v<T, float>) {
@@ -32,5 +31,4 @@ inline Vec exponential(Vec x) {
   }
 }
 
-}  // namespace
 }  // namespace trident

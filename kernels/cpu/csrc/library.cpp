@@ -163,11 +163,12 @@ Tensor linear(
         x, weight, scale, offset, bias, out_features, out_features,
         [](const auto& a) { trident::linear(a); });
   };
-  if (x.scalar_type() == at::kFloat) {
-    return run_as.operator()<float, float>();
-  }
-  return wide ? run_as.operator()<at::BFloat16, float>()
-              : run_as.operator()<at::BFloat16, at::BFloat16>();
+  Tensor out;
+  for_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    out = wide ? run_as.operator()<T, float>() : run_as.operator()<T, T>();
+  });
+  return out;
 }
 
 // `activation` is an `Activation`.
@@ -175,13 +176,15 @@ Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t size,
     int64_t activation) {
-  const auto run_as = [&]<typename T>() {
-    return multiply<T, T>(x, weight, scale, offset, bias, 2 * size, size, [&](const auto& a) {
-      trident::gated_linear(a, static_cast<Activation>(activation));
-    });
-  };
-  return x.scalar_type() == at::kFloat ? run_as.operator()<float>()
-                                       : run_as.operator()<at::BFloat16>();
+  Tensor out;
+  for_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    out = multiply<T, T>(
+        x, weight, scale, offset, bias, 2 * size, size, [&](const auto& a) {
+          trident::gated_linear(a, static_cast<Activation>(activation));
+        });
+  });
+  return out;
 }
 
 Tensor experts(
@@ -191,7 +194,8 @@ Tensor experts(
     const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t size,
     int64_t activation, double alpha, double limit, double offset) {
   Tensor out = at::empty(x.sizes(), x.options());
-  const auto run_as = [&]<typename T>() {
+  for_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
     trident::experts(Experts<T>{
         x.const_data_ptr<T>(), experts.const_data_ptr<int32_t>(), weights.const_data_ptr<float>(),
         totals.mutable_data_ptr<int64_t>(),
@@ -201,12 +205,7 @@ Tensor experts(
         x.stride(0),
         {static_cast<Activation>(activation), static_cast<float>(alpha),
          static_cast<float>(limit), static_cast<float>(offset)}});
-  };
-  if (x.scalar_type() == at::kFloat) {
-    run_as.operator()<float>();
-  } else {
-    run_as.operator()<at::BFloat16>();
-  }
+  });
   return out;
 }
 

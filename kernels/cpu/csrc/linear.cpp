@@ -1,4 +1,4 @@
-// Matrix products with packed weights, in bfloat16, float32, int8, or integers scaled in groups: with
+// Matrix products with packed weights, in floating point, int8, or integers scaled in groups: with
 // vectors, or with AMX where it is and multiplies what is asked.
 //
 // A panel is a block of output channels, stored in the order in which it is read: unit by unit
@@ -56,7 +56,7 @@ class Gated {
       gate = gate + widen(a_.bias + panel * kColumns);
       up = up + widen(a_.bias + panel * kColumns + W);
     }
-    store(a_.out + (row * a_.out_features + panel * kColumns) / 2, activate<kind>(gate) * up);
+    store(a_.out + (row * a_.out_features + panel * kColumns) / 2, activate<kind, T>(gate) * up);
   }
 
  private:
@@ -101,19 +101,18 @@ void run_tiles(const auto& a, const Finish& finish) {
 
 template <typename In, typename Out, typename Finish>
 void run(const Linear<In, Out>& a, const Finish& finish) {
-  using Product = std::conditional_t<std::is_same_v<In, float>, Float32Product, BFloat16Product>;
 #ifdef TRIDENT_TILES
   if (a.groups == 0 && uses_tiles<In>(a.scale)) {
     if (a.scale != nullptr) {
       return run_tiles<Int8TileRows>(a, finish);
     }
-    if constexpr (!std::is_same_v<In, float>) {
+    if constexpr (std::is_same_v<In, at::BFloat16>) {
       return run_tiles<BFloat16TileRows>(a, finish);
     }
   }
 #endif
   if (a.scale == nullptr) {
-    run_panels<FloatRows<Product>>(a, finish);
+    run_panels<FloatRows<ProductOf<In>>>(a, finish);
   } else if (a.groups > 0 && a.bits == 4) {
     run_panels<ScaledRows<Int4Product>>(a, finish);
   } else if (a.groups > 0) {
@@ -136,6 +135,8 @@ void linear(const Linear<In, Out>& a) {
 
 template void linear(const Linear<at::BFloat16, at::BFloat16>&);
 template void linear(const Linear<at::BFloat16, float>&);
+template void linear(const Linear<at::Half, at::Half>&);
+template void linear(const Linear<at::Half, float>&);
 template void linear(const Linear<float, float>&);
 
 template <typename T>
@@ -144,6 +145,7 @@ void gated_linear(const Linear<T, T>& a, Activation activation) {
 }
 
 template void gated_linear(const Linear<at::BFloat16, at::BFloat16>&, Activation);
+template void gated_linear(const Linear<at::Half, at::Half>&, Activation);
 template void gated_linear(const Linear<float, float>&, Activation);
 
 }  // namespace trident

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <cstdint>
 
@@ -12,7 +13,7 @@ namespace trident {
 // Returns the output channels per panel.
 int64_t panel_columns();
 
-// In and Out are bfloat16 or float.
+// In and Out are the same type, or Out is float.
 template <typename In, typename Out>
 struct Linear {
   const In* x;               // [rows, in_features], strided by row
@@ -29,6 +30,9 @@ struct Linear {
 
   const In* row(int64_t i) const {
     return x + i * x_stride;
+  }
+  const In* rows_in_place() const {
+    return x;
   }
 };
 

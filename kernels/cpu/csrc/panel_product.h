@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "registers.h"
 #include "vector.h"
 
 namespace trident {
 
-// A unit is 32 bits along the depth of the weights: a float, two bfloat16, or four unsigned
+// A unit is 32 bits along the depth of the weights: a float, two bfloat16 or halves, or four unsigned
 // integers, whose zero point is accounted for in the initial sums, or eight of 4 bits, the low bits
 // of the bytes before the high ones. A product takes a unit in kSteps steps, each with 32 bits of a
 // row, converted to `Value`.
@@ -52,6 +53,22 @@ struct BFloat16Product : Float32Product {
   }
 };
 #endif
+
+// In float32, one value of the pair after the other.
+struct HalfProduct : Float32Product {
+  static constexpr int64_t kSteps = 2;
+
+  static Units weights(const int32_t* from, int64_t step) {
+    const Units units = load_units(from);
+    return widened_halves(step == 0 ? units : shifted_right(units, 16));
+  }
+};
+
+// That of weights of T.
+template <typename T>
+using ProductOf = std::conditional_t<
+    std::is_same_v<T, float>, Float32Product,
+    std::conditional_t<std::is_same_v<T, at::Half>, HalfProduct, BFloat16Product>>;
 
 // Units of eight integers, four by four.
 struct Unpacked4Bits {

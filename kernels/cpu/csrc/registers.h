@@ -31,6 +31,10 @@ inline Units shifted_left(Units x, int bits) {
 inline Units shifted_right(Units x, int bits) {
   return _mm512_srli_epi32(x, bits);
 }
+// The low 16 bits of each unit as a half, widened.
+inline Units widened_halves(Units x) {
+  return _mm512_castps_si512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)));
+}
 // In each part of 128 bits separately.
 inline Units shuffled(Units x, __m128i order) {
   return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(order));
@@ -62,6 +66,12 @@ inline Units shifted_left(Units x, int bits) {
 }
 inline Units shifted_right(Units x, int bits) {
   return _mm256_srli_epi32(x, bits);
+}
+// The low 16 bits of each unit as a half, widened.
+inline Units widened_halves(Units x) {
+  const __m256i low = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0xd8);
+  return _mm256_castps_si256(_mm256_cvtph_ps(_mm256_castsi256_si128(packed)));
 }
 // In each part of 128 bits separately.
 inline Units shuffled(Units x, __m128i order) {

@@ -30,18 +30,17 @@ struct Ahead {
   int64_t lines_per_step;
 };
 
-// Adds to the tiles of sums one or two groups of rows, `group_bytes` apart, times some steps of a
-// panel.
+// Adds to the tiles of sums one or two groups of rows times some steps of a panel.
 template <typename Tiles, int GROUPS, bool NEAR>
 inline void multiply_steps(
-    const char* rows, int64_t tile_bytes, int64_t group_bytes, const char* panel, int64_t steps,
+    const char* first, const char* second, const Tiled& rows, const char* panel, int64_t steps,
     Ahead& ahead) {
-  for (int64_t k = 0; k < steps; ++k, rows += tile_bytes, panel += kStepBytes) {
+  for (int64_t k = 0; k < steps; ++k, panel += kStepBytes) {
     load_tile<6>(panel, 2 * kTileRowBytes);
-    load_tile<4>(rows, kTileRowBytes);
+    load_tile<4>(first + k * rows.tile_bytes, rows.row_stride);
     Tiles::template multiply<0, 4, 6>();
     if constexpr (GROUPS == 2) {
-      load_tile<5>(rows + group_bytes, kTileRowBytes);
+      load_tile<5>(second + k * rows.tile_bytes, rows.row_stride);
       Tiles::template multiply<2, 5, 6>();
     }
     load_tile<7>(panel + kTileRowBytes, 2 * kTileRowBytes);
@@ -89,9 +88,10 @@ struct alignas(64) TileSums {
 struct TileTasks {
   TileTasks(const Tiled& rows, int64_t all)
       : groups(std::max<int64_t>(2, all + all % 2)), panels(1), steps(rows.steps) {
-    if (all * rows.group_bytes > kTaskBytes) {
+    const int64_t step_bytes = rows.height * kTileRowBytes;
+    if (all * steps * step_bytes > kTaskBytes) {
       steps = std::min(steps, kChunkSteps);
-      const int64_t chunk = steps * rows.height * kTileRowBytes;
+      const int64_t chunk = steps * step_bytes;
       groups = std::min(groups, std::max<int64_t>(2, kTaskBytes / chunk / 2 * 2));
       panels = rows.steps > kChunkSteps ? kChunkPanels : 1;
     }
@@ -142,9 +142,11 @@ class TileWorker {
             Sums* const sums = sums_.get() + panel * tasks_.groups + group - begin;
             const Pair pair{sums, panel, group, std::min<int64_t>(2, end - group)};
             if (pair.count == 2) {
-              pairs == 1 ? multiply<2, true>(slab, pair, ahead) : multiply<2, false>(slab, pair, ahead);
+              pairs == 1 ? multiply<2, true>(groups, slab, pair, ahead)
+                         : multiply<2, false>(groups, slab, pair, ahead);
             } else {
-              pairs == 1 ? multiply<1, true>(slab, pair, ahead) : multiply<1, false>(slab, pair, ahead);
+              pairs == 1 ? multiply<1, true>(groups, slab, pair, ahead)
+                         : multiply<1, false>(groups, slab, pair, ahead);
             }
             // One pair later, while the unit multiplies.
             finish_pair(groups, before, first_panel, finish);
@@ -174,7 +176,7 @@ class TileWorker {
   };
 
   template <int GROUPS, bool NEAR>
-  void multiply(const Slab& slab, const Pair& pair, Ahead& ahead) {
+  void multiply(const auto& groups, const Slab& slab, const Pair& pair, Ahead& ahead) {
     if (slab.is_first) {
       zero_sums<GROUPS>();
     } else {
@@ -183,14 +185,18 @@ class TileWorker {
         pair.sums[1].template load<2>();
       }
     }
-    const int64_t tile_bytes = rows_.height * kTileRowBytes;
-    const char* rows = rows_.group(pair.group) + slab.begin * tile_bytes;
+    const char* first = rows_.group(groups, pair.group) + slab.begin * rows_.tile_bytes;
+    const char* second = first;
+    if constexpr (GROUPS == 2) {
+      second = rows_.group(groups, pair.group + 1) + slab.begin * rows_.tile_bytes;
+    }
     const int64_t steps = slab.end - slab.begin;
     multiply_steps<Tiles, GROUPS, NEAR>(
-        rows, tile_bytes, rows_.group_bytes, slab.panel + slab.begin * kStepBytes, steps, ahead);
+        first, second, rows_, slab.panel + slab.begin * kStepBytes, steps, ahead);
     if (slab.is_last && rows_.units % kTileUnits != 0) {
+      const int64_t bytes = steps * rows_.tile_bytes;
       multiply_steps<Tiles, GROUPS, NEAR>(
-          rows + steps * tile_bytes, tile_bytes, rows_.group_bytes, rest_[pair.panel].units, 1, ahead);
+          first + bytes, second + bytes, rows_, rest_[pair.panel].units, 1, ahead);
     }
     pair.sums[0].template store<0>();
     if constexpr (GROUPS == 2) {

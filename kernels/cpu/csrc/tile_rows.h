@@ -20,6 +20,8 @@
 namespace trident {
 namespace {
 
+constexpr int64_t kPageBytes = 4096;
+
 struct Free {
   void operator()(void* memory) const {
     std::free(memory);
@@ -34,31 +36,32 @@ class Tiled {
       : units(units),
         steps((units + kTileUnits - 1) / kTileUnits),
         height(groups.height()),
-        group_bytes(steps * height * kTileRowBytes),
-        memory_(static_cast<char*>(
-            std::aligned_alloc(kTileRowBytes, std::max<int64_t>(groups.count, 1) * group_bytes))) {
-    if (memory_ == nullptr) {
-      throw std::bad_alloc();
-    }
-  }
+        row_stride(kTileRowBytes),
+        tile_bytes(height * kTileRowBytes),
+        groups_(std::max<int64_t>(groups.count, 1)) {}
 
-  const char* group(int64_t i) const {
-    return memory_.get() + i * group_bytes;
+  const char* group(const auto& groups, int64_t i) const {
+    return in_place_ == nullptr ? memory_.get() + i * steps * tile_bytes
+                                : in_place_ + groups.begin(i) * row_stride;
   }
 
   const int64_t units, steps, height;
-  const int64_t group_bytes;
+  int64_t row_stride, tile_bytes;  // bytes from a row of a tile to the next, and from tile to tile
 
  protected:
   // Calls pack(row, place) for each row; place(b) is where byte b of the row goes. The last tile's
   // bytes that no row has are zero.
   void pack_rows(const auto& groups, const auto& pack) {
-    const int64_t grain = std::max<int64_t>(1, kPackGrain / (steps * kTileRowBytes * height));
+    memory_.reset(static_cast<char*>(std::aligned_alloc(64, groups_ * steps * tile_bytes)));
+    if (memory_ == nullptr) {
+      throw std::bad_alloc();
+    }
+    const int64_t grain = std::max<int64_t>(1, kPackGrain / (steps * tile_bytes));
     at::parallel_for(0, groups.count, grain, [&](int64_t begin, int64_t end) {
       for (int64_t group = begin; group < end; ++group) {
-        char* const to = memory_.get() + group * group_bytes;
+        char* const to = memory_.get() + group * steps * tile_bytes;
         if (units % kTileUnits != 0) {
-          std::memset(to + group_bytes - height * kTileRowBytes, 0, height * kTileRowBytes);
+          std::memset(to + (steps - 1) * tile_bytes, 0, tile_bytes);
         }
         for (int64_t r = 0; r < groups.size(group); ++r) {
           pack(groups.begin(group) + r, [&](int64_t byte) {
@@ -69,7 +72,17 @@ class Tiled {
     });
   }
 
+  // Takes the rows from where they are, `stride` bytes apart. They must be whole tiles, and the last
+  // group must have `height`: of one that has less, tiles have rows of the next too.
+  void take_rows(const void* rows, int64_t stride) {
+    in_place_ = static_cast<const char*>(rows);
+    row_stride = stride;
+    tile_bytes = kTileRowBytes;
+  }
+
  private:
+  const int64_t groups_;
+  const char* in_place_ = nullptr;
   std::unique_ptr<char[], Free> memory_;
 };
 
@@ -78,9 +91,14 @@ class BFloat16TileRows : public Tiled {
   using Tiles = BFloat16Tiles;
 
   template <typename A>
-  BFloat16TileRows(const A& a, const auto& groups)
-      : Tiled(a.in_features / 2, groups) {
+  BFloat16TileRows(const A& a, const auto& groups) : Tiled(a.in_features / 2, groups) {
     const int64_t bytes = a.in_features * 2;
+    // Rows a multiple of a page apart would be in the same places of the L1 cache.
+    if (const auto* rows = a.rows_in_place(); rows != nullptr && bytes % kTileRowBytes == 0 &&
+                                              a.x_stride * 2 % kPageBytes != 0) {
+      take_rows(rows, a.x_stride * 2);
+      return;
+    }
     pack_rows(groups, [&](int64_t row, const auto& place) {
       const char* from = reinterpret_cast<const char*>(a.row(row));
       int64_t byte = 0;

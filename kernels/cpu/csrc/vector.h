@@ -57,6 +57,12 @@ inline auto narrow(Vec v) {
 // Rounds to T and writes the first n <= W values.
 template <typename T>
 inline void store(T* to, Vec v, int64_t n = W) {
+#ifdef __AVX512BF16__
+  if constexpr (std::is_same_v<T, at::BFloat16>) {
+    const __mmask16 some = static_cast<__mmask16>((1u << n) - 1);
+    return _mm256_mask_storeu_epi16(to, some, (__m256i)_mm512_cvtneps_pbh(v));
+  }
+#endif
   narrow<T>(v).store(to, static_cast<int>(n));
 }
 
@@ -65,6 +71,11 @@ template <typename T>
 inline Vec rounded(Vec v) {
   if constexpr (std::is_same_v<T, float>) {
     return v;
+#ifdef __AVX512BF16__
+  } else if constexpr (std::is_same_v<T, at::BFloat16>) {
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(low, 16));
+#endif
   } else {
     T whole[at::vec::Vectorized<T>::size()];
     narrow<T>(v).store(whole);

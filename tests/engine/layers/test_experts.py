@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 HIDDEN, SIZE, NUM_EXPERTS, TOP_K = 72, 48, 6, 3
 SILU = ExpertActivation()
 GPT_OSS = ExpertActivation(alpha=1.702, limit=0.7, offset=1.0)  # a limit that values reach
-TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 each_dtype = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 
@@ -171,7 +171,7 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="weights: must"):
         form(x, chosen, weights.double(), _totals())
     with pytest.raises(ValueError, match="x: must"):
-        form(x.half(), chosen, weights, _totals())
+        form(x.double(), chosen, weights, _totals())
     with pytest.raises(ValueError, match=r"gate_up: must be torch\.bfloat16"):
         form(x.bfloat16(), chosen, weights, _totals())
     with pytest.raises(ValueError, match="gate_up: must have shape"):

@@ -23,7 +23,9 @@ NUM_ROWS = [0, 1, 3, 6, 7, 12, 13, 40, 701]
 FLOAT32 = torch.finfo(torch.float32).eps / 2
 
 each_size = pytest.mark.parametrize("bits", [4, 8])
-each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+each_dtype = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str
+)
 
 
 def operands(
@@ -66,7 +68,7 @@ def test_products_are_those_of_the_quantised_rows(
     shape: tuple[int, int, int], num_rows: int, bits: int, dtype: torch.dtype
 ) -> None:
     x, weight, bias = operands(shape, num_rows, bits, dtype)
-    wide = dtype == torch.bfloat16
+    wide = dtype != torch.float32
     found = PanelLinear(weight, bias, wide=wide)(x)
     assert found.dtype == torch.float32
     assert found.shape == (num_rows, shape[1])

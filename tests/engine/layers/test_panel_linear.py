@@ -27,7 +27,9 @@ FLOAT32 = torch.finfo(torch.float32).eps / 2
 
 
 each_kind = pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
-each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+each_dtype = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str
+)
 
 
 def operands(
@@ -168,7 +170,7 @@ def test_wrong_arguments_are_named() -> None:
     x, weight, bias = operands(36, 33, 2)
     packed = kernels.pack(weight)
     linear = partial(kernels.linear, out_features=33)
-    with pytest.raises(ValueError, match=r"^x: must be torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"^weight: must be torch.float16"):
         linear(x.half(), packed, bias)
     with pytest.raises(ValueError, match=r"^weight: must be torch.float32"):
         linear(x.float(), packed, bias)

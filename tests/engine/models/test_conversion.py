@@ -186,7 +186,7 @@ def test_int8_is_refused_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPa
     check_quantization(None, torch.device("cuda"), torch.bfloat16)
     monkeypatch.setattr(conversion, "multiplies_int8", lambda: False)
     with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* VNNI"):
-        check_quantization("int8", CPU, torch.float16)
+        check_quantization("int8", CPU, torch.float32)
     check_quantization(None, CPU, torch.float16)
     monkeypatch.setattr(panels, "serves", lambda weight, device: False)
     with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* kernels\.cpu"):
