@@ -65,32 +65,37 @@ inline void store_transposed(const Vec (&rows)[W], float* to, int64_t stride) {
 #endif
 }
 
-// Writes two rows of `dim` values as one row of units, each with a value of both; `second` may be
-// null, which stands for zeros. Without pairs `second` is not used.
+// Values i to i + 2 W - 1 of two rows of `dim` values, of which there may be less, as units with a
+// value of both; `second` may be null, which stands for zeros. Without pairs it is not used.
 template <typename T>
-inline void pack_pair(const T* first, const T* second, int64_t dim, float* to) {
-  int64_t i = 0;
+inline void pair_units(
+    const T* first, const T* second, int64_t i, int64_t dim, Vec& left, Vec& right) {
 #ifdef __AVX512BF16__
   if constexpr (kPairs<T>) {
-    alignas(64) static constexpr uint16_t kInOrder[2][2 * W] = {
-        {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
-         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
-        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-    for (; i + 2 * W <= dim; i += 2 * W) {
+    if (i + 2 * W <= dim) {
+      alignas(64) static constexpr uint16_t kInOrder[2][2 * W] = {
+          {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+           8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+          {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+           24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
       const __m512i a = _mm512_loadu_si512(first + i);
       const __m512i b = second == nullptr ? __m512i{} : _mm512_loadu_si512(second + i);
-      for (int64_t half = 0; half < 2; ++half) {
-        const __m512i order = _mm512_load_si512(kInOrder[half]);
-        _mm512_storeu_si512(to + i + half * W, _mm512_permutex2var_epi16(a, order, b));
-      }
+      const auto in_order = [&](int half) {
+        return _mm512_permutex2var_epi16(a, _mm512_load_si512(kInOrder[half]), b);
+      };
+      left = _mm512_castsi512_ps(in_order(0));
+      right = _mm512_castsi512_ps(in_order(1));
+      return;
     }
   }
 #endif
-  for (; i < dim; i += W) {
-    const T* behind = second == nullptr ? nullptr : second + i;
-    column_units(first + i, behind, std::min(W, dim - i)).store(to + i);
-  }
+  const auto units = [&](int64_t from) {
+    const int64_t n = std::clamp<int64_t>(dim - from, 0, W);
+    return n == 0 ? Vec(0.0f)
+                  : column_units(first + from, second == nullptr ? nullptr : second + from, n);
+  };
+  left = units(i);
+  right = units(i + W);
 }
 
 }  // namespace

@@ -36,18 +36,14 @@ struct Task {
   }
 };
 
-// The rows of tiles for the rows of a KV head.
-constexpr int64_t tile_height(int64_t rows) {
-  return std::min(rows, kTileRows);
-}
-
 template <typename T>
 struct Layout {
-  bool tiles;                 // whether products are on AMX
+  bool tiles, splits;         // whether products are on AMX, and keys may be divided
   int64_t group, units, dim;  // padded to whole vectors and panels
 
   explicit Layout(const PagedAttention<T>& a)
       : tiles(kPairs<T> && has_tiles()),
+        splits(a.splits),
         group(a.heads / a.kv_heads),
         units(round_up(units_of<T>(a.dim), W)),
         dim(round_up(a.dim, kColumns)) {}
@@ -55,12 +51,14 @@ struct Layout {
   int64_t queries() const {
     return std::max<int64_t>(1, kTaskRows / group);
   }
-  int64_t height(int64_t count) const {
-    return tile_height(count * group);
+  // Whether `count` queries are columns of tiles. If they fill one tile at most, they are rows, as a
+  // vector would have few of them; but not where a result must not depend on how many there are.
+  bool in_columns(int64_t count) const {
+    return tiles && (!splits || count * group > kTileRows);
   }
   // Rows of `count` queries for a KV head, with padding to whole tiles.
   int64_t places(int64_t count) const {
-    return tiles ? round_up(count * group, height(count)) : count * group;
+    return tiles ? round_up(count * group, kTileRows) : count * group;
   }
   // Sum of values, maximum and sum of weights per row.
   int64_t partial_size(int64_t count) const {

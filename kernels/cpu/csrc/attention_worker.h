@@ -23,7 +23,13 @@ template <typename T>
 class Worker {
  public:
   Worker(const PagedAttention<T>& a, const Layout<T>& layout, float* partials)
-      : a_(a), layout_(layout), partials_(partials), s_(layout) {}
+      : a_(a), layout_(layout), partials_(partials), s_(layout) {
+#ifdef TRIDENT_TILES
+    if (layout.tiles) {
+      tiles_in_use_.emplace(kTileRows);
+    }
+#endif
+  }
 
   // `next` is the task that this worker will probably run next, or null.
   void run(const Task& task, const Task* next) {
@@ -43,13 +49,8 @@ class Worker {
     pack_queries(task, query_start);
     std::fill_n(s_.maximum, places, kNothing);
     std::fill_n(s_.sum, places, 0.0f);
-    std::fill_n(s_.out, places * layout_.dim, 0.0f);
-#ifdef TRIDENT_TILES
-    std::optional<TilesInUse> tiles;
-    if (layout_.tiles) {
-      tiles.emplace(layout_.height(task.count));
-    }
-#endif
+    const bool in_columns = layout_.in_columns(task.count);
+    std::fill_n(in_columns ? s_.columns : s_.out, places * layout_.dim, 0.0f);
     for (int64_t key = task.first_tile(); key < task.key_end; key += kKeys) {
       std::swap(tile_, ahead_);
       if (key + kKeys < task.key_end) {
@@ -60,7 +61,17 @@ class Worker {
         ahead_.count = 0;
       }
       for (int64_t head = 0; head < task.kv_heads; ++head) {
-        attend(head, head * head_places, head_rows, key, position);
+        if (in_columns) {
+          attend_in_columns(head, head_places, head_rows, key, position);
+        } else {
+          attend(head, head * head_places, head_rows, key, position);
+        }
+      }
+    }
+    if (in_columns) {
+      for (int64_t first = 0; first < places; first += head_places) {
+        const int64_t at = first * layout_.dim;
+        transpose(s_.columns + at, layout_.dim, head_places, s_.out + at);
       }
     }
     if (task.partial < 0) {
@@ -124,11 +135,39 @@ class Worker {
   }
 
   void pack_queries(const Task& task, int64_t query_start) {
-    for (int64_t row = 0; row < task.kv_heads * task.count * layout_.group; ++row) {
-      const T* query = a_.query + offset(task, query_start, row);
-      float* to = s_.query + place(task, row) * layout_.units;
+    const int64_t head_rows = task.count * layout_.group, places = layout_.places(task.count);
+    const auto query = [&](int64_t head, int64_t r) {
+      return a_.query + offset(task, query_start, head * head_rows + r);
+    };
+    for (int64_t head = 0; head < task.kv_heads; ++head) {
+      float* const to = s_.query + head * places * layout_.units;
       for (int64_t u = 0; u < units(); u += W) {
-        load_units(query, u, a_.dim).store(to + u);
+        if (!layout_.in_columns(task.count)) {
+          for (int64_t r = 0; r < head_rows; ++r) {
+            load_units(query(head, r), u, a_.dim).store(to + r * layout_.units + u);
+          }
+          continue;
+        }
+        for (int64_t r = 0; r < places; r += W) {
+          Vec rows[W];
+          for (int64_t i = 0; i < W; ++i) {
+            rows[i] = r + i < head_rows ? load_units(query(head, r + i), u, a_.dim) : Vec(0.0f);
+          }
+          store_transposed(rows, to + u * places + r, places);
+        }
+      }
+    }
+  }
+
+  // Writes a matrix of whole vectors of rows and columns, transposed.
+  static void transpose(const float* from, int64_t rows, int64_t columns, float* to) {
+    for (int64_t row = 0; row < rows; row += W) {
+      for (int64_t column = 0; column < columns; column += W) {
+        Vec some[W];
+        for (int64_t i = 0; i < W; ++i) {
+          some[i] = Vec::loadu(from + (row + i) * columns + column);
+        }
+        store_transposed(some, to + column * rows + row, rows);
       }
     }
   }
@@ -140,6 +179,7 @@ class Worker {
     const int64_t first = std::max(key, task.key_begin);
     int64_t block = first / a_.block_size, place = first % a_.block_size;
     ahead_.kv_heads = task.kv_heads;
+    ahead_.skipped = first - key;
     ahead_.count = std::min(kKeys, task.key_end - key);
     for (int64_t j = first - key; j < ahead_.count; ++j) {
       const int64_t slot = table[block] * a_.block_size + place;
@@ -188,8 +228,8 @@ class Worker {
     const float* query = s_.query + first * layout_.units;
 #ifdef TRIDENT_TILES
     if (layout_.tiles) {
-      return multiply_on_tiles<false>(
-          rows, query, layout_.units, s_.keys, kKeys, layout_.units, columns, s_.scores, kKeys);
+      return multiply_rows_on_tiles<false>(
+          query, layout_.units, s_.keys, kKeys, layout_.units, columns, s_.scores, kKeys);
     }
 #endif
     multiply<kPairs<T>>(
@@ -202,13 +242,13 @@ class Worker {
     if (layout_.tiles) {
       for (int64_t row = 0; row < rows; ++row) {
         if (const float keep = s_.keep[first + row]; keep != 1.0f) {
-          for (int64_t i = 0; i < layout_.dim; i += W) {
-            (Vec::loadu(out + row * layout_.dim + i) * Vec(keep)).store(out + row * layout_.dim + i);
+          for (int64_t i = row * layout_.dim; i < (row + 1) * layout_.dim; i += W) {
+            (Vec::loadu(out + i) * Vec(keep)).store(out + i);
           }
         }
       }
-      return multiply_on_tiles<true>(
-          rows, s_.scores, kKeys, s_.values, layout_.dim, columns / kPerUnit<T>, layout_.dim, out,
+      return multiply_rows_on_tiles<true>(
+          s_.scores, kKeys, s_.values, layout_.dim, columns / kPerUnit<T>, layout_.dim, out,
           layout_.dim);
     }
 #endif
@@ -216,6 +256,54 @@ class Worker {
         rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(tile_.count), layout_.dim, out,
         layout_.dim, s_.keep + first);
   }
+
+  // As `attend`, for the rows of a KV head as columns.
+  void attend_in_columns(
+      int64_t head, int64_t places, int64_t rows, int64_t key, int64_t position) {
+#ifdef TRIDENT_TILES
+    if constexpr (kPairs<T>) {
+      const T* const values = a_.value_cache + head * a_.dim;
+      TileAttention<T> tiles(a_, layout_, s_);
+      tiles.pack_values(
+          tile_.count, [&](int64_t j) { return values + tile_.rows[j]; },
+          [&](int64_t j) {
+            const int64_t end = j + 2 < tile_.count ? j + 2 : kKeys;
+            fetch(a_.key_cache, head, j, end);
+            fetch(a_.value_cache, head, j, end);
+          });
+      const int64_t first = head * places;
+      const QueryColumns columns{
+          s_.query + first * layout_.units, s_.columns + first * layout_.dim, s_.maximum + first,
+          s_.sum + first, rows, places, position};
+      tiles.attend(columns, key_tile(head, key));
+    }
+#endif
+  }
+
+#ifdef TRIDENT_TILES
+  KeyTile key_tile(int64_t head, int64_t key) {
+    KeyTile found{{}, a_.kv_heads * a_.dim * static_cast<int64_t>(sizeof(T)), key, tile_.count};
+    const bool in_place = a_.dim % (2 * W) == 0 && a_.block_size % kTileRows == 0;
+    if (!in_place) {
+      found.row_bytes = layout_.units * sizeof(float);
+      for (int64_t j = 0; j < tile_.count; ++j) {
+        const T* row = a_.key_cache + tile_.rows[j] + head * a_.dim;
+        for (int64_t u = 0; u < units(); u += W) {
+          load_units(row, u, a_.dim).store(s_.keys + j * layout_.units + u);
+        }
+      }
+    }
+    for (int64_t i = 0; i < tile_.count; i += kTileRows) {
+      // A key that exists, in the same block if one of these 16 does.
+      const int64_t j = std::max(i, tile_.skipped);
+      const int64_t row = tile_.rows[j] - j % kTileRows * a_.kv_heads * a_.dim;
+      found.keys[i / kTileRows] =
+          in_place ? reinterpret_cast<const char*>(a_.key_cache + row + head * a_.dim)
+                   : reinterpret_cast<const char*>(s_.keys + i * layout_.units);
+    }
+    return found;
+  }
+#endif
 
   // Transposes keys into columns, W at a time, and prefetches as many of the next tile; the last
   // call prefetches the rest.
@@ -242,10 +330,14 @@ class Worker {
     const int64_t count = tile_.count;
     for (int64_t j = 0; j < count; j += kPerUnit<T>) {
       fetch(a_.value_cache, head, j, j + kPerUnit<T> < count ? j + kPerUnit<T> : kKeys);
-      float* to = s_.values + j / kPerUnit<T> * layout_.dim;
-      pack_pair(
-          values + tile_.rows[j], j + 1 < count ? values + tile_.rows[j + 1] : nullptr, a_.dim, to);
-      std::fill(to + round_up(a_.dim, W), to + layout_.dim, 0.0f);
+      const T* second = j + 1 < count ? values + tile_.rows[j + 1] : nullptr;
+      for (int64_t i = 0; i < layout_.dim; i += 2 * W) {
+        Vec left, right;
+        pair_units(values + tile_.rows[j], second, i, a_.dim, left, right);
+        float* to = s_.values + j / kPerUnit<T> * layout_.dim + i;
+        left.store(to);
+        right.store(to + W);
+      }
     }
     std::fill(
         s_.values + units_of<T>(count) * layout_.dim,
@@ -306,9 +398,13 @@ class Worker {
   const Layout<T>& layout_;
   float* partials_;
   Scratch<T> s_;
+#ifdef TRIDENT_TILES
+  std::optional<TilesInUse> tiles_in_use_;
+#endif
   struct Tile {
     int64_t rows[kKeys];  // offsets into the caches: the first KV head of each key
     int64_t count = 0, kv_heads = 0;
+    int64_t skipped;  // keys that no query of the task sees
   };
   Tile tile_, ahead_;
   const Task* located_ = nullptr;  // task whose first tile is already located and prefetched
