@@ -1,5 +1,5 @@
-// The units of keys and values, as the products of attention read them. For attention_worker.h
-// alone.
+// The units of keys and values, as the products of attention read them. For attention_rows.h,
+// attention_tiles.h and attention_worker.h alone.
 #pragma once
 
 #include <algorithm>

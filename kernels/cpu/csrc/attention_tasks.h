@@ -36,6 +36,13 @@ struct Task {
   }
 };
 
+// Where the keys of a tile are.
+struct KeyRows {
+  int64_t rows[kKeys];  // offsets into the caches: the first KV head of each key
+  int64_t count = 0, kv_heads = 0;
+  int64_t skipped;      // keys that no query of the task sees
+};
+
 template <typename T>
 struct Layout {
   bool tiles, splits;         // whether products are on AMX, and keys may be divided

@@ -1,4 +1,4 @@
-// A tile of keys and its values on AMX. For attention_worker.h alone.
+// A tile of keys and its values on AMX. For attention_rows.h and attention_worker.h alone.
 //
 // Many queries are columns: keys are the unit's first operand where they lie in the cache, and the
 // softmax of a query runs down a lane of a register. So does the second product: values, transposed,

@@ -9,10 +9,10 @@
 #include <type_traits>
 
 #include "attention_packing.h"
+#include "attention_rows.h"
 #include "attention_scratch.h"
 #include "attention_tasks.h"
 #include "attention_tiles.h"
-#include "exponential.h"
 #include "kernels.h"
 #include "tile.h"
 
@@ -64,7 +64,12 @@ class Worker {
         if (in_columns) {
           attend_in_columns(head, head_places, head_rows, key, position);
         } else {
-          attend(head, head * head_places, head_rows, key, position);
+          RowAttention<T>(a_, layout_, s_)
+              .attend(
+                  tile_, head, head * head_places, head_rows, key, position,
+                  [&](const T* cache, int64_t of, int64_t begin, int64_t end) {
+                    fetch(cache, of, begin, end);
+                  });
         }
       }
     }
@@ -208,58 +213,11 @@ class Worker {
     }
   }
 
-  // Adds the tile, whose first position is `key`, to the results of a KV head's rows.
-  void attend(int64_t head, int64_t first, int64_t rows, int64_t key, int64_t position) {
-    const int64_t columns = round_up(tile_.count, kColumns);
-    pack_keys(head, columns);
-    score(first, rows, columns);
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t own = position + row / layout_.group;
-      const int64_t low = a_.window ? std::max<int64_t>(0, own - a_.window + 1 - key) : 0;
-      softmax(
-          s_.scores + row * kKeys, first + row, std::min(low, tile_.count),
-          std::clamp<int64_t>(own + 1 - key, 0, tile_.count));
-    }
-    pack_values(head, columns);
-    add_values(first, rows, columns);
-  }
-
-  void score(int64_t first, int64_t rows, int64_t columns) {
-    const float* query = s_.query + first * layout_.units;
-#ifdef TRIDENT_TILES
-    if (layout_.tiles) {
-      return multiply_rows_on_tiles<false>(
-          query, layout_.units, s_.keys, kKeys, layout_.units, columns, s_.scores, kKeys);
-    }
-#endif
-    multiply<kPairs<T>>(
-        rows, query, layout_.units, s_.keys, kKeys, units(), columns, s_.scores, kKeys, nullptr);
-  }
-
-  void add_values(int64_t first, int64_t rows, int64_t columns) {
-    float* out = s_.out + first * layout_.dim;
-#ifdef TRIDENT_TILES
-    if (layout_.tiles) {
-      for (int64_t row = 0; row < rows; ++row) {
-        if (const float keep = s_.keep[first + row]; keep != 1.0f) {
-          for (int64_t i = row * layout_.dim; i < (row + 1) * layout_.dim; i += W) {
-            (Vec::loadu(out + i) * Vec(keep)).store(out + i);
-          }
-        }
-      }
-      return multiply_rows_on_tiles<true>(
-          s_.scores, kKeys, s_.values, layout_.dim, columns / kPerUnit<T>, layout_.dim, out,
-          layout_.dim);
-    }
-#endif
-    multiply<kPairs<T>>(
-        rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(tile_.count), layout_.dim, out,
-        layout_.dim, s_.keep + first);
-  }
-
-  // As `attend`, for the rows of a KV head as columns.
+  // Adds the tile, whose first position is `key`, to the results of a KV head's rows, as columns.
   void attend_in_columns(
-      int64_t head, int64_t places, int64_t rows, int64_t key, int64_t position) {
+      [[maybe_unused]] int64_t head, [[maybe_unused]] int64_t places,
+      [[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t key,
+      [[maybe_unused]] int64_t position) {
 #ifdef TRIDENT_TILES
     if constexpr (kPairs<T>) {
       const T* const values = a_.value_cache + head * a_.dim;
@@ -305,82 +263,6 @@ class Worker {
   }
 #endif
 
-  // Transposes keys into columns, W at a time, and prefetches as many of the next tile; the last
-  // call prefetches the rest.
-  void pack_keys(int64_t head, int64_t columns) {
-    for (int64_t j = 0; j < columns; j += W) {
-      fetch(a_.key_cache, head, j, j + W < columns ? j + W : kKeys);
-      const int64_t some = std::clamp<int64_t>(tile_.count - j, 0, W);
-      for (int64_t u = 0; u < units(); u += W) {
-        Vec rows[W];
-#pragma GCC unroll 16
-        for (int64_t i = 0; i < W; ++i) {
-          const T* row = a_.key_cache + tile_.rows[j + i] + head * a_.dim;
-          rows[i] = i < some ? load_units(row, u, a_.dim) : Vec(0.0f);
-        }
-        store_transposed(rows, s_.keys + u * kKeys + j, kKeys);
-      }
-    }
-  }
-
-  // Packs values into rows of units, zeros for keys that there are not, and prefetches those of the
-  // next tile likewise.
-  void pack_values(int64_t head, int64_t columns) {
-    const T* values = a_.value_cache + head * a_.dim;
-    const int64_t count = tile_.count;
-    for (int64_t j = 0; j < count; j += kPerUnit<T>) {
-      fetch(a_.value_cache, head, j, j + kPerUnit<T> < count ? j + kPerUnit<T> : kKeys);
-      const T* second = j + 1 < count ? values + tile_.rows[j + 1] : nullptr;
-      for (int64_t i = 0; i < layout_.dim; i += 2 * W) {
-        Vec left, right;
-        pair_units(values + tile_.rows[j], second, i, a_.dim, left, right);
-        float* to = s_.values + j / kPerUnit<T> * layout_.dim + i;
-        left.store(to);
-        right.store(to + W);
-      }
-    }
-    std::fill(
-        s_.values + units_of<T>(count) * layout_.dim,
-        s_.values + columns / kPerUnit<T> * layout_.dim, 0.0f);
-  }
-
-  // Turns a row's scores into weights for keys [low, high) of the tile; the others get 0.
-  void softmax(float* scores, int64_t row, int64_t low, int64_t high) {
-    if (low >= high) {
-      std::fill_n(scores, kKeys, 0.0f);
-      s_.keep[row] = 1.0f;
-      return;
-    }
-    Vec scale(a_.scale);
-    if (a_.soft_cap > 0) {
-      const Vec inner(a_.scale / a_.soft_cap), cap(a_.soft_cap);
-      for (int64_t j = 0; j < kKeys; j += W) {
-        ((Vec::loadu(scores + j) * inner).tanh() * cap).store(scores + j);
-      }
-      scale = Vec(1.0f);
-    }
-    std::fill_n(scores, low, kNothing);
-    std::fill(scores + high, scores + kKeys, kNothing);
-    Vec values[kKeys / W];
-    Vec largest(kNothing);
-    for (int64_t i = 0; i < kKeys / W; ++i) {
-      values[i] = Vec::loadu(scores + i * W) * scale;
-      largest = at::vec::clamp_min(values[i], largest);
-    }
-    const float before = s_.maximum[row], maximum = std::max(before, largest.reduce_max());
-    const Vec shift(maximum);
-    Vec sum(0.0f);
-    for (int64_t i = 0; i < kKeys / W; i += 2) {
-      const Vec left = exponential<T>(values[i] - shift);
-      const Vec right = exponential<T>(values[i + 1] - shift);
-      sum += left + right;
-      store_units<T>(scores + i * W / kPerUnit<T>, left, right);
-    }
-    s_.keep[row] = maximum == before ? 1.0f : std::exp(before - maximum);
-    s_.sum[row] = s_.sum[row] * s_.keep[row] + sum.reduce_add();
-    s_.maximum[row] = maximum;
-  }
-
   void write(
       const Task& task, int64_t query_start, int64_t row, const float* from, float sum,
       float maximum) {
@@ -401,12 +283,7 @@ class Worker {
 #ifdef TRIDENT_TILES
   std::optional<TilesInUse> tiles_in_use_;
 #endif
-  struct Tile {
-    int64_t rows[kKeys];  // offsets into the caches: the first KV head of each key
-    int64_t count = 0, kv_heads = 0;
-    int64_t skipped;  // keys that no query of the task sees
-  };
-  Tile tile_, ahead_;
+  KeyRows tile_, ahead_;
   const Task* located_ = nullptr;  // task whose first tile is already located and prefetched
 };
 
