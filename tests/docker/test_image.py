@@ -111,7 +111,7 @@ def test_the_cache_is_a_named_volume() -> None:
     mounts = dict(reversed(m.split(":")[:2]) for m in compose["services"]["trident"]["volumes"])
     folder = "/var/cache/trident"
     assert mounts[folder] in compose["volumes"]
-    for name in ("HF_HOME", "TRITON_CACHE_DIR", "XDG_STATE_HOME"):
+    for name in ("HF_HOME", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         assert f"{name}={folder}/" in DOCKERFILE
 
 
