@@ -1,4 +1,4 @@
-"""`python -m engine.bench.cpu_step CHECKPOINT`: the time of a decode step on a CPU, by part.
+"""`python -m engine.bench.cpu_step CHECKPOINT`: the time of a step on a CPU, by part.
 
 Each part is printed next to its floor: the time to read its weights or its KV, or to multiply with
 them, whichever is longer, at the rates measured on this machine in the same minute.
@@ -7,7 +7,8 @@ them, whichever is longer, at the rates measured on this machine in the same min
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -29,20 +30,27 @@ from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3
 _STEPS = 20
+_PROMPTS = 3
 _BUDGET = 2048  # tokens per step
 
 
 class CpuStep:
-    """Decode steps of an engine on a CPU, timed by part.
+    """Decode steps of an engine on a CPU, and steps of one prompt, timed by part.
 
     Raises:
         ValueError: its layers are not run by the C++ kernels, which time their parts.
     """
 
     def __init__(
-        self, checkpoint: Path, quantization: str | None, *, most: int, context: int
+        self,
+        checkpoint: Path,
+        quantization: str | None,
+        *,
+        most: int,
+        context: int,
+        longest_prompt: int = 0,
     ) -> None:
-        budget = max(_BUDGET, 2 * most)
+        budget = max(_BUDGET, 2 * most, longest_prompt)
         prefill_steps = -(-most * context // (budget - most))  # first ones decode
         self.core = EngineCore(
             EngineConfig.parse(
@@ -52,7 +60,10 @@ class CpuStep:
                     "quantization": quantization,
                     "max_num_seqs": most,
                     "max_num_batched_tokens": budget,
-                    "max_model_len": context + prefill_steps + _WARM_UP_STEPS + _STEPS + most + 8,
+                    "max_model_len": max(
+                        context + prefill_steps + _WARM_UP_STEPS + _STEPS + most + 8,
+                        longest_prompt + 1,
+                    ),
                 }
             )
         )
@@ -79,11 +90,7 @@ class CpuStep:
             ValueError: the KV cache cannot hold so many sequences of `context` tokens.
         """
         config = self._model.spec
-        for prompt in prompts([context] * batch, config.vocab_size, seed=batch):
-            params = {"max_tokens": 2**20, "temperature": 0.0, "ignore_eos": True}
-            request = AddRequest(self._uid, pack_token_ids(prompt), params, stream=True)
-            self.core.add_request(request)
-            self._uid += 1
+        self._add([context] * batch, seed=batch, max_tokens=2**20)
         while len(self.core.step()) < batch:
             if not self.core.has_unfinished_requests():
                 raise ValueError(f"no room in the KV cache for {batch} sequences of {context}")
@@ -106,8 +113,53 @@ class CpuStep:
         parts["all else"] = step - sum(parts.values())
         return step, parts
 
+    def measure_prompt(self, length: int) -> tuple[float, dict[str, float]]:
+        """Return the seconds of a step of one prompt of `length` tokens, and of its parts.
+
+        The fastest of several: the first takes memory from the system.
+        """
+        found: list[tuple[float, dict[str, float]]] = []
+        for seed in range(_PROMPTS):
+            self._add([length], seed=seed, max_tokens=1)
+            self._layers.take_seconds()
+            step = seconds(self.core.step)
+            parts = self._layers.take_seconds()
+            clear(self.core)
+            parts["all else"] = step - sum(parts.values())
+            found.append((step, parts))
+        return min(found, key=lambda each: each[0])
+
+    def _add(self, lengths: list[int], *, seed: int, max_tokens: int) -> None:
+        params = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+        for prompt in prompts(lengths, self._model.spec.vocab_size, seed=seed):
+            request = AddRequest(self._uid, pack_token_ids(prompt), params, stream=True)
+            self.core.add_request(request)
+            self._uid += 1
+
     def floors(self, batch: int, context: int, ceilings: dict[str, float]) -> dict[str, float]:
-        """Return the minimum seconds of parts of a step; other parts have no floor."""
+        """Return the minimum seconds of parts of a decode step; other parts have no floor."""
+        tokens = batch * (context + _WARM_UP_STEPS + _STEPS // 2)
+        floors = self._product_floors(batch, ceilings)
+        floors["attention"] = self._attention_floor(tokens, tokens, ceilings)
+        return floors
+
+    def prompt_floors(self, length: int, ceilings: dict[str, float]) -> dict[str, float]:
+        """Return the minimum seconds of parts of a step of one prompt."""
+        floors = self._product_floors(length, ceilings)
+        del floors["lm_head"]  # of the last token alone
+        pairs = length * (length + 1) // 2
+        floors["attention"] = self._attention_floor(length, pairs, ceilings)
+        return floors
+
+    def _attention_floor(self, keys: int, pairs: int, ceilings: dict[str, float]) -> float:
+        """Return the floor for `keys` that are read, and `pairs` of a query and a key."""
+        spec = self._model.spec
+        return spec.num_layers * max(
+            4 * keys * spec.num_kv_heads * spec.head_dim / ceilings["read"],
+            4 * pairs * spec.num_heads * spec.head_dim / ceilings["bf16"],
+        )
+
+    def _product_floors(self, rows: int, ceilings: dict[str, float]) -> dict[str, float]:
         config = self._model.spec
         hidden, inner, dim = config.hidden_size, config.layers[0].mlp.size, config.head_dim
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
@@ -120,15 +172,10 @@ class CpuStep:
             "down_proj": layers * hidden * inner,
             "lm_head": hidden * config.vocab_size,
         }
-        floors = {
-            name: max(weight_bytes * size / read, 2 * batch * size / rate)
+        return {
+            name: max(weight_bytes * size / read, 2 * rows * size / rate)
             for name, size in sizes.items()
         }
-        tokens = batch * (context + _WARM_UP_STEPS + _STEPS // 2)
-        floors["attention"] = layers * max(
-            4 * tokens * kv_heads * dim / read, 4 * tokens * heads * dim / ceilings["bf16"]
-        )
-        return floors
 
 
 def _print(step: float, parts: dict[str, float], floors: dict[str, float]) -> None:
@@ -162,29 +209,58 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--batches", type=_batches, default="1,16,64", help="sequences in a step, several in turns"
     )
     parser.add_argument("--context", type=_positive, default=160, help="tokens of each sequence")
+    parser.add_argument(
+        "--prompts",
+        type=_batches,
+        default=[],
+        help="tokens of a prompt that is computed in one step, several in turns; without batches",
+    )
     options = parser.parse_args(arguments)
-    context = options.context
+    lengths = options.prompts
+    batches, context = ([], 1) if lengths else (options.batches, options.context)
     try:
         step = CpuStep(
-            options.checkpoint, options.quantization, most=max(options.batches), context=context
+            options.checkpoint,
+            options.quantization,
+            most=max(batches, default=1),
+            context=context,
+            longest_prompt=max(lengths, default=0),
         )
     except (ValueError, TridentError) as error:
         parser.error(str(error))
-    for batch in options.batches:
+
+    def show(
+        what: str,
+        measure: Callable[[], tuple[float, dict[str, float]]],
+        floors: Callable[[dict[str, float]], dict[str, float]],
+    ) -> None:
         before = cpu_ceilings.measure()
         try:
-            step_seconds, parts = step.measure(batch, context)
+            step_seconds, parts = measure()
         except ValueError as error:
             parser.error(f"--batches, --context: {error}")
         after = cpu_ceilings.measure()
         ceilings = {name: max(rate, after[name]) for name, rate in before.items()}
         print(
-            f"\n{options.quantization or 'bf16'}, {batch} sequences of {context} tokens, "
-            f"{torch.get_num_threads()} threads; this machine reads {ceilings['read'] / 1e9:.1f} "
-            f"GB/s and multiplies {ceilings['bf16'] / 1e12:.2f} TFLOP/s in bf16, "
-            f"{ceilings['int8'] / 1e12:.2f} TOP/s in int8"
+            f"\n{options.quantization or 'bf16'}, {what}, {torch.get_num_threads()} threads; this "
+            f"machine reads {ceilings['read'] / 1e9:.1f} GB/s and multiplies "
+            f"{ceilings['bf16'] / 1e12:.2f} TFLOP/s in bf16, {ceilings['int8'] / 1e12:.2f} TOP/s "
+            "in int8"
         )
-        _print(step_seconds, parts, step.floors(batch, context, ceilings))
+        _print(step_seconds, parts, floors(ceilings))
+
+    for batch in batches:
+        show(
+            f"{batch} sequences of {context} tokens",
+            partial(step.measure, batch, context),
+            partial(step.floors, batch, context),
+        )
+    for length in lengths:
+        show(
+            f"a prompt of {length} tokens",
+            partial(step.measure_prompt, length),
+            partial(step.prompt_floors, length),
+        )
 
 
 if __name__ == "__main__":

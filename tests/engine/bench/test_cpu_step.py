@@ -72,6 +72,23 @@ def test_the_command_prints_every_part_beside_its_floor(
     assert all(said.count(f"\n{part} ") == 2 for part in PARTS)
 
 
+@needs_fused_layers
+def test_a_prompt_is_a_step_of_its_own(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = CpuStep(path, None, most=1, context=8, longest_prompt=40)
+    step, parts = profile.measure_prompt(40)
+    assert parts.keys() == PARTS - {"lm_head", "draw"}
+    assert sum(parts.values()) == pytest.approx(step)
+    assert not profile.core.has_unfinished_requests()
+    monkeypatch.setattr(cpu_ceilings, "measure", lambda: CEILINGS)
+    main([str(path), "--prompts", "30,40"])
+    said = capsys.readouterr().out
+    assert "bf16, a prompt of 30 tokens" in said
+    assert "bf16, a prompt of 40 tokens" in said
+    assert "sequences of" not in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
