@@ -28,13 +28,15 @@ T = TypeVar("T")
 
 _MOST_ENTRIES = 100  # of the latest
 _QUIET = 0.1  # share of the processors that others may take meanwhile
+_LEAST_S = 0.1  # ten ticks of the clock that counts what they take
 
 
 def remembered(subject: object, measure: Callable[[], T], kind: type[T]) -> T:
     """Return what `measure` returns, from an earlier start if it is remembered.
 
     It is remembered for this processor, number of cores, torch and kernels, unless other programs
-    took much of the processor's time while it was measured.
+    took much of the processor's time while it was measured, or it took so little that the system's
+    clock does not tell.
 
     Args:
         subject: what is measured, distinct by its `repr`.
@@ -96,10 +98,12 @@ class _OthersTime:
         self._begin = time.monotonic(), self._busy_s()
 
     def share(self) -> float:
-        """Return their share of all processors' time."""
+        """Return their share of all processors' time, 1 if it cannot be told yet."""
         then, busy_s = self._begin
         elapsed_s = time.monotonic() - then
-        return (self._busy_s() - busy_s) / max(elapsed_s * (os.cpu_count() or 1), 1e-9)
+        if elapsed_s < _LEAST_S:
+            return 1.0
+        return (self._busy_s() - busy_s) / (elapsed_s * (os.cpu_count() or 1))
 
     @staticmethod
     def _busy_s() -> float:

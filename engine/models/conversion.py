@@ -221,9 +221,9 @@ class _Forms:
 
     def _are_panels(self, weight: Tensor, device: torch.device | None = None) -> bool:
         device = device or weight.device
-        if self.deterministic:
-            return not has_triton(device)
-        return panels.serves(weight, device)
+        if has_triton(device):
+            return False
+        return self.deterministic or panels.serves(weight, device)
 
 
 def _convert(module: nn.Module, forms: _Forms) -> int:
