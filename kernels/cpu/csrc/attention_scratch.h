@@ -2,31 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <iterator>
-#include <memory>
-#include <new>
 
+#include "aligned.h"
 #include "attention_tasks.h"
 
 namespace trident {
 namespace {
 
-struct Free {
-  void operator()(float* memory) const {
-    std::free(memory);
-  }
-};
-using Floats = std::unique_ptr<float[], Free>;
-
-// Uninitialised and aligned to cache lines.
-Floats floats(int64_t count) {
-  void* memory = std::aligned_alloc(64, round_up(count * sizeof(float), 64));
-  if (memory == nullptr) {
-    throw std::bad_alloc();
-  }
-  return Floats(static_cast<float*>(memory));
-}
+using Floats = Aligned<float>;
 
 // Buffers of one thread.
 template <typename T>
@@ -45,7 +29,7 @@ struct Scratch {
     for (const int64_t size : sizes) {
       total += round_up(size, 16);
     }
-    memory = floats(total);
+    memory = aligned<float>(total);
     float* next = memory.get();
     for (size_t i = 0; i < std::size(sizes); ++i) {
       *parts[i] = next;

@@ -34,7 +34,7 @@ void paged_attention(const PagedAttention<T>& a) {
   if (a.splits && !tasks.empty() && too_few(tasks)) {
     tasks = split_tasks(tasks, layout, (wanted - 1) / std::ssize(tasks) + 1, partial_size);
   }
-  const Floats partials = floats(partial_size);
+  const Floats partials = aligned<float>(partial_size);
   const auto worker = [&] { return Worker<T>(a, layout, partials.get()); };
   const int64_t all = tasks.size();
   share_out(all, [&] {

@@ -9,11 +9,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 
+#include "aligned.h"
 #include "linear_rows.h"
 #include "quantize.h"
 
@@ -21,12 +20,6 @@ namespace trident {
 namespace {
 
 constexpr int64_t kPageBytes = 4096;
-
-struct Free {
-  void operator()(void* memory) const {
-    std::free(memory);
-  }
-};
 
 // Rows in groups of at most `height`, each a run of tiles of that height along the depth. What a
 // group has less than that is not written: its sums are not used.
@@ -52,10 +45,7 @@ class Tiled {
   // Calls pack(row, place) for each row; place(b) is where byte b of the row goes. The last tile's
   // bytes that no row has are zero.
   void pack_rows(const auto& groups, const auto& pack) {
-    memory_.reset(static_cast<char*>(std::aligned_alloc(64, groups_ * steps * tile_bytes)));
-    if (memory_ == nullptr) {
-      throw std::bad_alloc();
-    }
+    memory_ = aligned<char>(groups_ * steps * tile_bytes);
     const int64_t grain = std::max<int64_t>(1, kPackGrain / (steps * tile_bytes));
     at::parallel_for(0, groups.count, grain, [&](int64_t begin, int64_t end) {
       for (int64_t group = begin; group < end; ++group) {
@@ -83,7 +73,7 @@ class Tiled {
  private:
   const int64_t groups_;
   const char* in_place_ = nullptr;
-  std::unique_ptr<char[], Free> memory_;
+  Aligned<char> memory_;
 };
 
 class BFloat16TileRows : public Tiled {
