@@ -59,7 +59,8 @@ class RowAttention {
         rows, query, layout_.units, s_.keys, kKeys, units(), columns, s_.scores, kKeys, nullptr);
   }
 
-  void add_values(int64_t first, int64_t rows, int64_t columns, int64_t keys) {
+  void add_values(int64_t first, int64_t rows, [[maybe_unused]] int64_t columns,
+      [[maybe_unused]] int64_t keys) {
     float* out = s_.out + first * layout_.dim;
 #ifdef TRIDENT_TILES
     if (layout_.tiles) {
