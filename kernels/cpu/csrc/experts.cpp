@@ -137,11 +137,12 @@ template <typename Rows>
 void multiply_tiles(const auto& a, const ExpertOrder& order, const auto& finish_of) {
   const Rows rows(a, order);
   const TileTasks most(rows, order.count);
+  using Finish = decltype(finish_of(0));
   for_panels(a, order.blocks(most.groups), [&] {
-    return [&, worker = TileWorker<Rows>(rows, most)](
+    return [&, worker = TileWorker<Rows, ExpertOrder, Finish>(rows, order, most)](
                const ExpertOrder::Block& block, int64_t panel, bool) mutable {
       worker.run(
-          order, block.begin, block.end, a.weight, panel, panel + 1, finish_of(block.expert));
+          block.begin, block.end, a.weight, panel, panel + 1, finish_of(block.expert));
     };
   });
 }

@@ -89,10 +89,11 @@ void run_tiles(const auto& a, const Finish& finish) {
   const int64_t blocks = (groups.count + most.groups - 1) / most.groups;
   const int64_t runs = (panels + most.panels - 1) / most.panels;
   share_out(blocks * runs, [&] {
-    return [&, worker = TileWorker<Rows>(rows, most)](int64_t task) mutable {
+    return [&, worker = TileWorker<Rows, Groups, Finish>(rows, groups, most)](
+               int64_t task) mutable {
       const int64_t block = task / runs, run = task % runs;
       worker.run(
-          groups, block * groups.count / blocks, (block + 1) * groups.count / blocks, a.weight,
+          block * groups.count / blocks, (block + 1) * groups.count / blocks, a.weight,
           run * panels / runs, (run + 1) * panels / runs, finish);
     };
   });

@@ -11,16 +11,22 @@
 #include "tile_rows.h"
 
 #ifdef TRIDENT_TILES
+#include <optional>
 
 namespace trident {
 namespace {
 
 constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a panel, for a tile along the depth
 constexpr int64_t kStepLines = kStepBytes / 64;
-constexpr int64_t kSlabSteps = 8;  // half of the cache: rows and sums pass through the other
+// Steps of a slab. It has a third of the L1 cache beside rows that stay there, and more than half of
+// it beside many packed ones, which are streamed through the rest.
+constexpr int64_t kSlabSteps = 8, kLongSlabSteps = 14;
+constexpr int64_t kManyPairs = 8;  // of groups of rows
 constexpr int64_t kTaskBytes = 1 << 20;  // of a task's rows, which stay in the L2 cache
-constexpr int64_t kChunkSteps = 128;     // of deep rows, so that a task has enough of them
-constexpr int64_t kChunkPanels = 8;      // that each chunk of the rows is multiplied with
+// Each part of a weight that comes into the cache is multiplied with at least so many groups of
+// rows: of rows too deep for that, a task takes one chunk of their depth after the other, and
+// multiplies each with several panels.
+constexpr int64_t kEnoughGroups = 16, kChunkGroups = 32, kChunkPanels = 8;
 // What is prefetched lies so far ahead: where rows pass a slab once, into the L1 cache.
 constexpr int64_t kNear = 4 * kStepBytes, kFar = 16 * kStepBytes;
 
@@ -30,17 +36,31 @@ struct Ahead {
   int64_t lines_per_step;
 };
 
-// Adds to the tiles of sums one or two groups of rows times some steps of a panel.
-template <typename Tiles, int GROUPS, bool NEAR>
+// How a task reads: a panel once for one pair of groups, or slab by slab for several, which are read
+// in place or packed.
+enum class Reading { kOnce, kInPlace, kPacked };
+
+template <int TILE, Reading READING>
+inline void load_rows(const char* from, int64_t stride) {
+  if constexpr (READING == Reading::kPacked) {
+    stream_tile<TILE>(from, stride);
+  } else {
+    load_tile<TILE>(from, stride);
+  }
+}
+
+// Adds to the tiles of sums one or two groups of rows times some steps of a panel, and calls
+// meanwhile() with each step, while the unit multiplies.
+template <typename Tiles, int GROUPS, Reading READING>
 inline void multiply_steps(
     const char* first, const char* second, const Tiled& rows, const char* panel, int64_t steps,
-    Ahead& ahead) {
+    Ahead& ahead, const auto& meanwhile) {
   for (int64_t k = 0; k < steps; ++k, panel += kStepBytes) {
     load_tile<6>(panel, 2 * kTileRowBytes);
-    load_tile<4>(first + k * rows.tile_bytes, rows.row_stride);
+    load_rows<4, READING>(first + k * rows.tile_bytes, rows.row_stride);
     Tiles::template multiply<0, 4, 6>();
     if constexpr (GROUPS == 2) {
-      load_tile<5>(second + k * rows.tile_bytes, rows.row_stride);
+      load_rows<5, READING>(second + k * rows.tile_bytes, rows.row_stride);
       Tiles::template multiply<2, 5, 6>();
     }
     load_tile<7>(panel + kTileRowBytes, 2 * kTileRowBytes);
@@ -49,8 +69,9 @@ inline void multiply_steps(
       Tiles::template multiply<3, 5, 7>();
     }
     for (int64_t i = 0; i < ahead.lines_per_step; ++i, ahead.next += 64) {
-      _mm_prefetch(ahead.next, NEAR ? _MM_HINT_T0 : _MM_HINT_T1);
+      _mm_prefetch(ahead.next, READING == Reading::kOnce ? _MM_HINT_T0 : _MM_HINT_T1);
     }
+    meanwhile();
   }
 }
 
@@ -89,33 +110,43 @@ struct TileTasks {
   TileTasks(const Tiled& rows, int64_t all)
       : groups(std::max<int64_t>(2, all + all % 2)), panels(1), steps(rows.steps) {
     const int64_t step_bytes = rows.height * kTileRowBytes;
-    if (all * steps * step_bytes > kTaskBytes) {
-      steps = std::min(steps, kChunkSteps);
-      const int64_t chunk = steps * step_bytes;
-      groups = std::min(groups, std::max<int64_t>(2, kTaskBytes / chunk / 2 * 2));
-      panels = rows.steps > kChunkSteps ? kChunkPanels : 1;
+    const int64_t whole = kTaskBytes / std::max<int64_t>(1, steps * step_bytes);
+    if (whole >= std::min(groups, kEnoughGroups)) {
+      groups = std::min(groups, whole / 2 * 2);
+    } else {
+      groups = std::min(groups, kChunkGroups);
+      steps = std::max<int64_t>(1, kTaskBytes / (groups * step_bytes));
+      panels = kChunkPanels;
     }
   }
 
   int64_t groups, panels, steps;
 };
 
-// One thread's tasks of a product.
-template <typename Rows>
+// One thread's tasks of a product. Results of a panel are made of its sums while the next one is
+// multiplied, in the next task too, and of the last one when the worker ends.
+template <typename Rows, typename Groups, typename Finish>
 class TileWorker {
  public:
-  TileWorker(const Rows& rows, const TileTasks& tasks)
+  TileWorker(const Rows& rows, const Groups& groups, const TileTasks& tasks)
       : rows_(rows),
+        groups_(groups),
         tasks_(tasks),
         use_(rows.height),
-        sums_(std::make_unique_for_overwrite<Sums[]>(tasks.groups * tasks.panels + 2)),
+        sums_(std::make_unique_for_overwrite<Sums[]>((tasks.panels + 1) * tasks.groups)),
         rest_(std::make_unique<Rest[]>(tasks.panels)) {}
+
+  ~TileWorker() {
+    finish_rows(complete_.rows);
+  }
+  TileWorker(const TileWorker&) = delete;
+  TileWorker& operator=(const TileWorker&) = delete;
 
   // Multiplies the groups from begin to end with adjacent panels of `weight`, and prefetches what
   // follows in memory, evenly over the time that this takes.
   void run(
-      const auto& groups, int64_t begin, int64_t end, const void* weight, int64_t first_panel,
-      int64_t end_panel, const auto& finish) {
+      int64_t begin, int64_t end, const void* weight, int64_t first_panel, int64_t end_panel,
+      const Finish& finish) {
     const int64_t panel_bytes = rows_.units * kColumns * 4, steps = rows_.units / kTileUnits;
     const char* const first = static_cast<const char*>(weight) + first_panel * panel_bytes;
     const int64_t panels = end_panel - first_panel, pairs = (end - begin + 1) / 2;
@@ -125,37 +156,46 @@ class TileWorker {
     }
     // The sums of one pair stay in tiles.
     const int64_t chunks = pairs == 1 ? 1 : std::max<int64_t>(1, (steps - 1) / tasks_.steps + 1);
-    Pair before{};  // whose sums are complete
+    const int64_t most = pairs < kManyPairs || rows_.is_in_place() ? kSlabSteps : kLongSlabSteps;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t from = chunk * steps / chunks, to = (chunk + 1) * steps / chunks;
-      const int64_t slabs = pairs == 1 ? 1 : std::max<int64_t>(1, (to - from - 1) / kSlabSteps + 1);
+      const int64_t slabs = pairs == 1 ? 1 : std::max<int64_t>(1, (to - from - 1) / most + 1);
+      const int64_t time = pairs < kManyPairs ? to - from : (to - from) / slabs;
+      rows_per_step_ = (2 * kTileRows - 1) / std::max<int64_t>(1, time) + 1;
       for (int64_t panel = 0; panel < panels; ++panel) {
         const char* const weights = first + panel * panel_bytes;
+        Sums* const sums = sums_of(panel);
         for (int64_t i = 0; i < slabs; ++i) {
           Slab slab{weights, from + i * (to - from) / slabs, from + (i + 1) * (to - from) / slabs};
           slab.is_first = slab.begin == 0;
-          slab.is_last = slab.end == steps;
+          slab.rest = slab.end == steps && rows_.units % kTileUnits != 0 ? rest_[panel].units
+                                                                         : nullptr;
           Ahead ahead{
               weights + slab.begin * kStepBytes + (pairs == 1 ? kNear : kFar),
               (kStepLines + pairs - 1) / pairs};
           for (int64_t group = begin; group < end; group += 2) {
-            Sums* const sums = sums_.get() + panel * tasks_.groups + group - begin;
-            const Pair pair{sums, panel, group, std::min<int64_t>(2, end - group)};
-            if (pair.count == 2) {
-              pairs == 1 ? multiply<2, true>(groups, slab, pair, ahead)
-                         : multiply<2, false>(groups, slab, pair, ahead);
+            Sums* const pair = sums + group - begin;
+            if (pairs == 1) {
+              multiply_pair<Reading::kOnce>(slab, group, end, pair, ahead);
+            } else if (rows_.is_in_place()) {
+              multiply_pair<Reading::kInPlace>(slab, group, end, pair, ahead);
             } else {
-              pairs == 1 ? multiply<1, true>(groups, slab, pair, ahead)
-                         : multiply<1, false>(groups, slab, pair, ahead);
+              multiply_pair<Reading::kPacked>(slab, group, end, pair, ahead);
             }
-            // One pair later, while the unit multiplies.
-            finish_pair(groups, before, first_panel, finish);
-            before = slab.is_last ? pair : Pair{};
+            if (slab.end == steps) {
+              const int64_t row = groups_.begin(group);
+              if (group == begin) {
+                finish_rows(complete_.rows);
+                complete_ = {pair, group, 0, row, 0, first_panel + panel};
+                finish_.emplace(finish);
+              }
+              complete_.rows += groups_.begin(std::min(group + 2, end)) - row;
+            }
           }
         }
       }
     }
-    finish_pair(groups, before, first_panel, finish);
+    turn_ = (turn_ + panels) % (tasks_.panels + 1);
   }
 
  private:
@@ -168,53 +208,74 @@ class TileWorker {
   struct Slab {
     const char* panel;
     int64_t begin, end;  // steps
-    bool is_first, is_last;
+    bool is_first;
+    const char* rest;  // of the panel, if it follows
   };
-  struct Pair {
-    Sums* sums;
-    int64_t panel, group, count;
+  // Sums of a panel that are complete, without those that have been used.
+  struct Complete {
+    const Sums* sums;  // of the group
+    int64_t group, next;  // row of the group
+    int64_t row, rows, panel;
   };
 
-  template <int GROUPS, bool NEAR>
-  void multiply(const auto& groups, const Slab& slab, const Pair& pair, Ahead& ahead) {
-    if (slab.is_first) {
-      zero_sums<GROUPS>();
+  // The sums of the panel before are not those of any panel of this task.
+  Sums* sums_of(int64_t panel) const {
+    return sums_.get() + (turn_ + panel) % (tasks_.panels + 1) * tasks_.groups;
+  }
+
+  template <Reading READING>
+  void multiply_pair(
+      const Slab& slab, int64_t group, int64_t end, Sums* sums, Ahead& ahead) {
+    if (end - group > 1) {
+      multiply<2, READING>(slab, group, sums, ahead);
     } else {
-      pair.sums[0].template load<0>();
-      if constexpr (GROUPS == 2) {
-        pair.sums[1].template load<2>();
-      }
-    }
-    const char* first = rows_.group(groups, pair.group) + slab.begin * rows_.tile_bytes;
-    const char* second = first;
-    if constexpr (GROUPS == 2) {
-      second = rows_.group(groups, pair.group + 1) + slab.begin * rows_.tile_bytes;
-    }
-    const int64_t steps = slab.end - slab.begin;
-    multiply_steps<Tiles, GROUPS, NEAR>(
-        first, second, rows_, slab.panel + slab.begin * kStepBytes, steps, ahead);
-    if (slab.is_last && rows_.units % kTileUnits != 0) {
-      const int64_t bytes = steps * rows_.tile_bytes;
-      multiply_steps<Tiles, GROUPS, NEAR>(
-          first + bytes, second + bytes, rows_, rest_[pair.panel].units, 1, ahead);
-    }
-    pair.sums[0].template store<0>();
-    if constexpr (GROUPS == 2) {
-      pair.sums[1].template store<2>();
+      multiply<1, READING>(slab, group, sums, ahead);
     }
   }
 
-  void finish_pair(
-      const auto& groups, const Pair& pair, int64_t first_panel, const auto& finish) const {
-    const int64_t panel = first_panel + pair.panel;
-    for (int64_t i = 0; i < pair.count; ++i) {
-      const int64_t row = groups.begin(pair.group + i), size = groups.size(pair.group + i);
-      for (int64_t r = 0; r < size; ++r) {
-        const auto* sums = pair.sums[i].sums[r];
-        finish(
-            row + r, panel, rows_.value(row + r, panel * kColumns, vector(sums)),
-            rows_.value(row + r, panel * kColumns + W, vector(sums + W)));
+  template <int GROUPS, Reading READING>
+  void multiply(const Slab& slab, int64_t group, Sums* sums, Ahead& ahead) {
+    if (slab.is_first) {
+      zero_sums<GROUPS>();
+    } else {
+      sums[0].template load<0>();
+      if constexpr (GROUPS == 2) {
+        sums[1].template load<2>();
       }
+    }
+    const char* first = rows_.group(groups_, group) + slab.begin * rows_.tile_bytes;
+    const char* second = first;
+    if constexpr (GROUPS == 2) {
+      second = rows_.group(groups_, group + 1) + slab.begin * rows_.tile_bytes;
+    }
+    const int64_t steps = slab.end - slab.begin;
+    const auto meanwhile = [&] { finish_rows(rows_per_step_); };
+    multiply_steps<Tiles, GROUPS, READING>(
+        first, second, rows_, slab.panel + slab.begin * kStepBytes, steps, ahead, meanwhile);
+    if (slab.rest != nullptr) {
+      const int64_t bytes = steps * rows_.tile_bytes;
+      multiply_steps<Tiles, GROUPS, READING>(
+          first + bytes, second + bytes, rows_, slab.rest, 1, ahead, meanwhile);
+    }
+    sums[0].template store<0>();
+    if constexpr (GROUPS == 2) {
+      sums[1].template store<2>();
+    }
+  }
+
+  // Makes results of so many rows of complete sums, or of all there are.
+  void finish_rows(int64_t most) {
+    for (Complete& c = complete_; most > 0 && c.rows > 0; --most, --c.rows) {
+      if (c.next == groups_.size(c.group)) {
+        ++c.group;
+        ++c.sums;
+        c.next = 0;
+      }
+      const auto* sums = c.sums->sums[c.next++];
+      const int64_t row = c.row++, column = c.panel * kColumns;
+      (*finish_)(
+          row, c.panel, rows_.value(row, column, vector(sums)),
+          rows_.value(row, column + W, vector(sums + W)));
     }
   }
   static Vec vector(const float* from) {
@@ -225,10 +286,15 @@ class TileWorker {
   }
 
   const Rows& rows_;
+  const Groups& groups_;
   const TileTasks& tasks_;
   TilesInUse use_;
-  std::unique_ptr<Sums[]> sums_;  // of each panel and group
+  std::unique_ptr<Sums[]> sums_;  // of each group, of a task's panels and the panel before
   std::unique_ptr<Rest[]> rest_;
+  int64_t turn_ = 0;  // where the next task's sums begin, in panels
+  Complete complete_{};
+  std::optional<Finish> finish_;  // of `complete_`
+  int64_t rows_per_step_ = 1;
 };
 
 }  // namespace
