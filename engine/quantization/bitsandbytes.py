@@ -1,7 +1,8 @@
 """LLM.int8 (Dettmers et al., 2022): 8-bit integers with the largest weight of each output channel.
 
-The layout of bitsandbytes with `load_in_8bit`. Activations are not quantised here: what the method
-does with the large ones among them, our products of 8-bit integers do not.
+The layout of bitsandbytes with `load_in_8bit`; 4 bits are in `bitsandbytes4.py`. Activations are
+not quantised here: what the method does with the large ones among them, our products of 8-bit
+integers do not.
 """
 
 from __future__ import annotations
@@ -41,9 +42,7 @@ class LlmInt8(Format):
 
 
 def parse_bitsandbytes(config: Fields) -> LlmInt8:
-    """Read a `quantization_config` whose method is bitsandbytes."""
-    if config.boolean("load_in_4bit", default=False):
-        raise config.unsupported("load_in_4bit", "true is not supported; only load_in_8bit")
+    """Read a `quantization_config` whose method is bitsandbytes, and which is not of 4 bits."""
     if not config.boolean("load_in_8bit", default=False):
-        raise config.error("load_in_8bit", "must be true")
+        raise config.error("load_in_8bit", "must be true, or load_in_4bit")
     return LlmInt8()

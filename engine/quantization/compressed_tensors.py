@@ -1,4 +1,4 @@
-"""compressed-tensors, the format of llm-compressor: FP8, 8-bit and packed 4-bit integers."""
+"""compressed-tensors, the format of llm-compressor: FP8, NVFP4, and integers of 8 and 4 bits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, Int8Weight
 from engine.quantization.format import Format, Stored, unpack
 from engine.quantization.fp8 import Fp8
+from engine.quantization.nvfp4 import Nvfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,10 @@ def parse_compressed_tensors(config: Fields) -> Format:
             return Fp8("weight_scale", (rows, columns))
         case "int-quantized" | "naive-quantized", "int", 8, "channel" | "tensor":
             return Int8Channels(per_channel, is_static)
+        case "nvfp4-pack-quantized", "float", 4, "tensor_group":
+            has_scale = inputs is not None and inputs.raw("dynamic") is not True
+            input_name = "input_global_scale" if has_scale else None
+            return Nvfp4("weight_packed", "weight_global_scale", input_name, divides=True)
         case "pack-quantized", "int", 4 | 8, "group" | "channel":
             size = weights.integer("group_size", default=None)
             has_index = weights.raw("actorder") == "group"

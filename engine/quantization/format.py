@@ -30,15 +30,25 @@ class Format(Protocol):
         """Whether the experts of mixtures alone are stored so."""
         return False
 
+    @property
+    def tables(self) -> frozenset[str]:
+        """The float32 tensors that are not scales, which alone must be finite and not 0."""
+        return frozenset()
+
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
-        """Return the tensors that a projection is stored in, by the last part of their names.
+        """Return the tensors that a projection is stored in, by the rest of their names.
 
         Raises:
             UnsupportedError: the format cannot hold a weight of this shape.
+            CheckpointError: the checkpoint says that it holds another.
         """
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the weight in float32 that `tensors` stand for."""
+        """Return the weight in float32 that `tensors` stand for.
+
+        Raises:
+            ValueError: a tensor, which the message names, holds what it must not.
+        """
 
     def integers(self, tensors: Mapping[str, Tensor]) -> IntegerWeight | None:
         """Return the weight as integers, for products of them; None: it is not stored so."""

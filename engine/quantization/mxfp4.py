@@ -14,11 +14,10 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
+from engine.quantization.e2m1 import unpack_e2m1
 from engine.quantization.format import Format, Stored
 
 _BLOCK = 32
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_VALUES = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
 _EXPONENT_BIAS = 127
 _NAN = 255
 
@@ -51,10 +50,9 @@ class Mxfp4(Format):
         blocks, scales = tensors["blocks"], tensors["scales"]
         if bool((scales == _NAN).any()):
             raise ValueError("scales: one is NaN")
-        values = torch.tensor(_VALUES, device=blocks.device)
-        steps = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
         exponents = scales.to(torch.int32) - _EXPONENT_BIAS
-        return torch.ldexp(values[steps.int()], exponents.repeat_interleave(_BLOCK, 1))
+        values = unpack_e2m1(blocks).flatten(1)
+        return torch.ldexp(values, exponents.repeat_interleave(_BLOCK, 1))
 
 
 def parse_mxfp4(_config: Fields) -> Mxfp4:

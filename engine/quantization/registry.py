@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,14 @@ from pathlib import Path
 from engine.fields import Fields, read_json_object
 from engine.quantization.awq import parse_awq
 from engine.quantization.bitsandbytes import parse_bitsandbytes
+from engine.quantization.bitsandbytes4 import is_4_bit, read_4_bit_checkpoint
 from engine.quantization.compressed_tensors import parse_compressed_tensors
 from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.fp8 import parse_fp8
 from engine.quantization.gguf import read_gguf_checkpoint
 from engine.quantization.gptq import parse_gptq
+from engine.quantization.ignored import is_ignored
+from engine.quantization.modelopt import parse_modelopt, read_quantization_file
 from engine.quantization.mxfp4 import parse_mxfp4
 
 _PARSERS: dict[str, Callable[[Fields], Format]] = {
@@ -23,6 +25,7 @@ _PARSERS: dict[str, Callable[[Fields], Format]] = {
     "compressed-tensors": parse_compressed_tensors,
     "fp8": parse_fp8,
     "gptq": parse_gptq,
+    "modelopt": parse_modelopt,
     "mxfp4": parse_mxfp4,
 }
 
@@ -35,8 +38,7 @@ class OneFormat:
     """A checkpoint with one format for all that is quantised.
 
     Attributes:
-        ignored: names of modules that are not, also as parts of longer names; `re:` begins a
-            regular expression.
+        ignored: patterns of the names of modules that are not.
     """
 
     format: Format
@@ -48,8 +50,7 @@ class OneFormat:
 
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         is_other = self.format.is_of_experts and not is_expert
-        is_ignored = any(_matches(pattern, module) for pattern in self.ignored)
-        return None if is_other or is_ignored else self.format
+        return None if is_other or is_ignored(module, self.ignored) else self.format
 
 
 def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
@@ -63,6 +64,7 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
     config = fields.child("quantization_config")
     if config is None and (text := fields.child("text_config")) is not None:
         config = text.child("quantization_config")
+    config = config or read_quantization_file(checkpoint)
     if config is None:
         return None
     method = config.text("quant_method")
@@ -74,10 +76,6 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
             "quant_method", f"{method!r} is not supported; supported: {supported}"
         )
     ignored = tuple(name for field in _IGNORED for name in config.texts(field) or ())
+    if is_4_bit(config):
+        return read_4_bit_checkpoint(checkpoint, config, ignored)
     return OneFormat(_PARSERS[method](config), ignored)
-
-
-def _matches(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), module) is not None
-    return f".{pattern}." in f".{module}."

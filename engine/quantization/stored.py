@@ -14,9 +14,6 @@ from engine.quantization.format import Format
 class StoredProjection(nn.Module):
     """The tensors of one projection [out_features, in_features], or of one in each expert.
 
-    Attributes:
-        tensors: by the last part of their names; with experts each has a first dimension for them.
-
     Args:
         path: the name of the projection, for errors.
         count: of experts; None: it is a projection of all tokens.
@@ -35,12 +32,20 @@ class StoredProjection(nn.Module):
         super().__init__()
         self._format, self._path = fmt, path
         leading = () if count is None else (count,)
-        self.tensors = nn.ParameterDict(
-            {
-                name: parameter(*leading, *shape, dtype=dtype, device=device)
-                for name, (shape, dtype) in fmt.tensors(out_features, in_features).items()
-            }
+        stored = fmt.tensors(out_features, in_features)
+        self._names = list(stored)
+        self._tensors = nn.ParameterList(
+            parameter(*leading, *shape, dtype=dtype, device=device)
+            for shape, dtype in stored.values()
         )
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors, by the rest of their names; those of experts begin with a dimension of them.
+
+        In a list of modules they could not have the dots that some names have.
+        """
+        return dict(zip(self._names, self._tensors, strict=True))
 
     def checked(self) -> dict[str, Tensor]:
         """Return the tensors.
@@ -48,10 +53,9 @@ class StoredProjection(nn.Module):
         Raises:
             CheckpointError: a scale is not finite, or 0.
         """
-        found: dict[str, Tensor] = dict(self.tensors.items())
+        found = self.tensors
         for name, tensor in found.items():
-            # What is stored as a float number, beside FP8 weights, is a scale.
-            if tensor.dtype != torch.float32:
+            if tensor.dtype != torch.float32 or name in self._format.tables:
                 continue
             if not bool((tensor.isfinite() & (tensor != 0)).all()):
                 raise CheckpointError(f"{self._path}.{name}: a scale is 0 or not finite")

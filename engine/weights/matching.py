@@ -26,7 +26,7 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Tensor]:
     """
     places: dict[str, Tensor] = {}
     for path, module in model.named_modules():
-        if isinstance(module, (StoredProjection, nn.ParameterDict)):
+        if isinstance(module, (StoredProjection, nn.ParameterList)):
             continue  # a part of a quantised module
         # The projections that a linear stacks are named beside it.
         parent, _, name = path.rpartition(".")

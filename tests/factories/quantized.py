@@ -14,11 +14,13 @@ from tests.factories.checkpoints import write_checkpoint
 from tests.factories.quantizers import (
     Quantizer,
     awq,
+    bitsandbytes_4,
     fp8,
     gptq,
     int8,
     llm_int8,
     mxfp4,
+    nvfp4,
     packed_groups,
 )
 
@@ -28,6 +30,9 @@ _PROJECTIONS = (
     *("w1", "w2", "w3"),  # Mixtral's
     *("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),  # Falcon's
 )
+
+
+_ACTIVATIONS = {"pack-quantized": None, "nvfp4-pack-quantized": {"dynamic": "local"}}
 
 
 def compressed(
@@ -48,7 +53,7 @@ def compressed(
                     "symmetric": True,
                     **weights,
                 },
-                "input_activations": {"dynamic": True} if layout != "pack-quantized" else None,
+                "input_activations": _ACTIVATIONS.get(layout, {"dynamic": True}),
             }
         },
     }
@@ -134,6 +139,33 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantizer]] = {
         ),
         packed_groups(4, 16, has_index=True),
     ),
+}
+_4_BIT = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+_NVFP4 = compressed(
+    "nvfp4-pack-quantized", kind="float", bits=4, strategy="tensor_group", group_size=16
+)
+FORMATS |= {
+    "bitsandbytes-nf4": (
+        {**_4_BIT, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
+        bitsandbytes_4("nf4", nested=False),
+    ),
+    "bitsandbytes-nf4-nested": (
+        {**_4_BIT, "bnb_4bit_quant_storage": "uint8", "bnb_4bit_use_double_quant": True},
+        bitsandbytes_4("nf4", nested=True),
+    ),
+    "bitsandbytes-fp4": (
+        {**_4_BIT, "bnb_4bit_quant_type": "fp4"},
+        bitsandbytes_4("fp4", nested=False),
+    ),
+    "modelopt-fp8": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        fp8("weight_scale", "tensor", has_input_scale=True),
+    ),
+    "modelopt-nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+        nvfp4(compressed=False),
+    ),
+    "compressed-nvfp4": (_NVFP4, nvfp4(compressed=True)),
 }
 MXFP4: tuple[dict[str, Any], Quantizer] = (
     {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},

@@ -6,6 +6,7 @@ packing, the float weights: who reads the packed tensors wrongly gets others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -161,17 +162,101 @@ def llm_int8(rows: int, columns: int, draw: torch.Generator) -> Quantized:
     return Quantized(tensors, weight.double().div(127).mul(largest.double()[:, None]))
 
 
+def bitsandbytes_4(kind: str, *, nested: bool) -> Quantizer:
+    """`kind`: nf4 or fp4; `nested`: the scales are quantised too."""
+    half = {"nf4": _NF4, "fp4": tuple(value / 12 for value in _FP4)}[kind]
+
+    def quantize(rows: int, columns: int, draw: torch.Generator) -> Quantized:
+        indices = torch.randint(0, 16, (rows * columns,), generator=draw)
+        table = torch.tensor(half)
+        state: dict[str, object] = {
+            "quant_type": kind,
+            "blocksize": 64,
+            "dtype": "bfloat16",
+            "shape": [rows, columns],
+        }
+        num_blocks = -(-rows * columns // 64)
+        tensors = {
+            "weight": (16 * indices[::2] + indices[1::2]).to(torch.uint8)[:, None],
+            "weight.quant_map": table,
+        }
+        usual = 1.6 * columns**-0.5
+        scales = (0.5 + torch.rand(num_blocks, generator=draw)) * usual
+        if nested:
+            steps = torch.randint(0, 256, (num_blocks,), generator=draw)
+            nested_table = torch.linspace(-0.98, 1, 256)
+            shared = (0.3 + 0.2 * torch.rand(-(-num_blocks // 256), generator=draw)) * usual
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": usual}
+            scales = nested_table[steps] * shared[torch.arange(num_blocks) // 256] + usual
+            tensors |= {
+                "weight.absmax": steps.to(torch.uint8),
+                "weight.nested_absmax": shared,
+                "weight.nested_quant_map": nested_table,
+            }
+        else:
+            tensors["weight.absmax"] = scales
+        packed = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+        tensors[f"weight.quant_state.bitsandbytes__{kind}"] = packed
+        weight = table[indices] * scales[torch.arange(rows * columns) // 64]
+        return Quantized(tensors, weight.view(rows, columns))
+
+    return quantize
+
+
+# QLoRA's table, and the values of 1 sign bit, 2 bits of exponent and 1 of fraction.
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_FP4 = (0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3)
+
+
+def nvfp4(*, compressed: bool) -> Quantizer:
+    """`compressed`: the layout of compressed-tensors; otherwise that of ModelOpt."""
+
+    def quantize(rows: int, columns: int, draw: torch.Generator) -> Quantized:
+        floats = torch.randint(0, 16, (rows, columns), generator=draw)
+        scale = (20 + 400 * torch.rand(rows, columns // 16, generator=draw)).to(torch.float8_e4m3fn)
+        shared = torch.tensor([columns**-0.5 / 800])
+        weight = _e2m1(floats) * scale.float().repeat_interleave(16, 1) * shared
+        packed = (floats[:, ::2] + 16 * floats[:, 1::2]).to(torch.uint8)
+        if compressed:
+            tensors = {
+                "weight_packed": packed,
+                "weight_scale": scale,
+                "weight_global_scale": 1 / shared,
+                "input_global_scale": torch.tensor([300.0]),
+            }
+        else:
+            tensors = {
+                "weight": packed,
+                "weight_scale": scale,
+                "weight_scale_2": shared[0],
+                "input_scale": torch.tensor(0.002),
+            }
+        return Quantized(tensors, weight)
+
+    return quantize
+
+
 def mxfp4(rows: int, columns: int, draw: torch.Generator) -> Quantized:
     floats = torch.randint(0, 16, (rows, columns), generator=draw)
     shape = (rows, columns // 32)
     powers = torch.randint(-5, -2, shape, generator=draw) - int(columns**0.5).bit_length()
-    sign, exponent, fraction = floats >> 3, (floats >> 1) & 3, floats & 1
-    magnitude = torch.where(
-        exponent == 0, fraction * 0.5, (1 + fraction * 0.5) * 2.0 ** (exponent - 1)
-    )
-    weight = (1 - 2 * sign) * magnitude * 2.0 ** powers.repeat_interleave(32, 1)
+    weight = _e2m1(floats) * 2.0 ** powers.repeat_interleave(32, 1)
     tensors = {
         "blocks": (floats[:, ::2] + 16 * floats[:, 1::2]).to(torch.uint8).view(rows, -1, 16),
         "scales": (powers + 127).to(torch.uint8),
     }
     return Quantized(tensors, weight)
+
+
+def _e2m1(floats: Tensor) -> Tensor:
+    """Return the values of 4 bits: a sign, 2 bits of exponent and 1 of fraction."""
+    sign, exponent, fraction = floats >> 3, (floats >> 1) & 3, floats & 1
+    magnitude = torch.where(
+        exponent == 0, fraction * 0.5, (1 + fraction * 0.5) * 2.0 ** (exponent - 1)
+    )
+    return (1 - 2 * sign) * magnitude

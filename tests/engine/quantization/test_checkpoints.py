@@ -180,10 +180,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "awq bits": ("awq", {"bits": 8}, "bits: 8 is not supported; only 4"),
     "awq layout": ("awq", {"version": "gemv"}, "version: 'gemv'"),
     "awq group": ("awq", {"group_size": 40}, "group_size 40 .* do not fit a weight of 64 x 64"),
-    "bitsandbytes bits": (
-        "bitsandbytes-8",
-        {"load_in_8bit": False, "load_in_4bit": True},
-        "load_in_4bit: true is not supported",
+    "bitsandbytes storage": (
+        "bitsandbytes-nf4",
+        {"bnb_4bit_quant_storage": "bfloat16"},
+        "bnb_4bit_quant_storage: 'bfloat16' is not supported",
+    ),
+    "modelopt": (
+        "modelopt-fp8",
+        {"quant_algo": "W4A8_AWQ"},
+        "quant_algo: 'W4A8_AWQ' is not supported; only FP8 and NVFP4",
     ),
     "gptq bits": ("gptq-4", {"bits": 3}, "bits: 3"),
     "gptq layout": ("gptq-4", {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),

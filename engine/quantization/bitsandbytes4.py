@@ -1,0 +1,178 @@
+"""NF4 and FP4 (QLoRA, Dettmers et al., 2023): 4 bits into a table of 16, with scales of blocks.
+
+The layout of bitsandbytes with `load_in_4bit`. What it says of a projection, it says in a tensor of
+JSON beside it: https://github.com/bitsandbytes-foundation/bitsandbytes (`QuantState.as_dict`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import CheckpointError, UnsupportedError
+from engine.fields import Fields
+from engine.quantization.format import Format, Stored
+from engine.quantization.ignored import is_ignored
+
+_TYPES = ("nf4", "fp4")
+_STATE = "weight.quant_state.bitsandbytes__"
+_TABLES = ("weight.quant_map", "weight.nested_quant_map")
+
+
+@dataclass(frozen=True, slots=True)
+class FourBit(Format):
+    """Indices of a table, the first of each byte in its high bits, in rows one after the other.
+
+    Attributes:
+        state_name, state_size: of the tensor of JSON.
+        shape: of the weight, as that says.
+        block: weights that share a scale; a block may begin in a row and end in the next.
+        nested_block: scales that share one of their own, which are bytes then, indices of a table
+            of 256; None: they are floats.
+        offset: added to such scales.
+    """
+
+    state_name: str
+    state_size: int
+    shape: tuple[int, ...]
+    block: int
+    nested_block: int | None
+    offset: float
+
+    @property
+    def label(self) -> str:
+        return f"bitsandbytes, {self.state_name.removeprefix(_STATE)}"
+
+    @property
+    def tables(self) -> frozenset[str]:
+        return frozenset(_TABLES)
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        if self.shape != (out_features, in_features):
+            raise CheckpointError(
+                f"{self.state_name}: shape: is {list(self.shape)}, but config.json asks for "
+                f"{[out_features, in_features]}"
+            )
+        num_blocks = -(-out_features * in_features // self.block)
+        scales = torch.float32 if self.nested_block is None else torch.uint8
+        stored = {
+            "weight": Stored((-(-out_features * in_features // 2), 1), torch.uint8),
+            "weight.absmax": Stored((num_blocks,), scales),
+            "weight.quant_map": Stored((16,), torch.float32),
+            self.state_name: Stored((self.state_size,), torch.uint8),
+        }
+        if self.nested_block is not None:
+            num_scales = -(-num_blocks // self.nested_block)
+            stored["weight.nested_absmax"] = Stored((num_scales,), torch.float32)
+            stored["weight.nested_quant_map"] = Stored((256,), torch.float32)
+        return stored
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        for name in self.tables & tensors.keys():
+            if not bool(tensors[name].isfinite().all()):
+                raise ValueError(f"{name}: a value is not finite")
+        scale = tensors["weight.absmax"]
+        if self.nested_block is not None:
+            shared = tensors["weight.nested_absmax"].repeat_interleave(self.nested_block)
+            table = tensors["weight.nested_quant_map"]
+            scale = table[scale.int()] * shared[: len(scale)] + self.offset
+        packed = tensors["weight"].flatten()
+        indices = torch.stack((packed >> 4, packed & 15), -1).flatten()
+        rows, columns = self.shape
+        weight = tensors["weight.quant_map"][indices[: rows * columns].int()]
+        weight *= scale.repeat_interleave(self.block)[: rows * columns]
+        return weight.view(rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class FourBitCheckpoint:
+    """A checkpoint whose projections are stored so, each with a state of its own.
+
+    Attributes:
+        formats: by the name of the projection.
+        ignored: patterns of the names of modules that are floats.
+    """
+
+    formats: Mapping[str, FourBit]
+    ignored: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return ", ".join(sorted({fmt.label for fmt in self.formats.values()}))
+
+    def format_of(self, module: str, *, is_expert: bool) -> Format | None:
+        if is_ignored(module, self.ignored):
+            return None
+        if is_expert:
+            raise UnsupportedError(
+                f"quantization_config: load_in_4bit: experts are not supported ({module})"
+            )
+        if module not in self.formats:
+            names = " or ".join(f"{module}.{_STATE}{kind}" for kind in _TYPES)
+            raise CheckpointError(f"{names}: missing from the checkpoint")
+        return self.formats[module]
+
+
+def is_4_bit(config: Fields) -> bool:
+    """Return whether a `quantization_config` is one of 4 bits of bitsandbytes."""
+    is_ours = config.raw("quant_method") == "bitsandbytes"
+    return is_ours and config.boolean("load_in_4bit", default=False)
+
+
+def read_4_bit_checkpoint(
+    folder: Path, config: Fields, ignored: tuple[str, ...]
+) -> FourBitCheckpoint:
+    """Read how the checkpoint in `folder` stores its projections.
+
+    Raises:
+        UnsupportedError: its bytes are stored as another type.
+        CheckpointError: a file is broken, or a state is.
+    """
+    storage = config.text("bnb_4bit_quant_storage", default="uint8")
+    if storage != "uint8":
+        raise config.unsupported("bnb_4bit_quant_storage", f"{storage!r} is not supported")
+    return FourBitCheckpoint(dict(_formats(folder)), ignored)
+
+
+def _formats(folder: Path) -> Iterator[tuple[str, FourBit]]:
+    """Yield the projections of all files, with their formats."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names = [name for name in tensors.keys() if _STATE in name]  # noqa: SIM118
+                states = {name: tensors.get_tensor(name) for name in names}
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{file}: corrupt or truncated safetensors file: {error}"
+            ) from None
+        for name, state in states.items():
+            yield name.partition(f".{_STATE}")[0], _format(name, state, file)
+
+
+def _format(name: str, state: Tensor, file: Path) -> FourBit:
+    where = f"{file.name}: {name}"
+    try:
+        found = json.loads(bytes(state.flatten().tolist()))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{where}: is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{where}: must hold one JSON object")
+    fields = Fields(found, name=where)
+    kind = fields.text("quant_type")
+    if kind not in _TYPES:
+        raise fields.unsupported("quant_type", f"{kind!r} is not supported; only nf4 and fp4")
+    nested = fields.integer("nested_blocksize", default=None)
+    return FourBit(
+        state_name=name[name.index(_STATE) :],
+        state_size=state.numel(),
+        shape=fields.integers("shape"),
+        block=fields.integer("blocksize"),
+        nested_block=nested,
+        offset=0.0 if nested is None else fields.number("nested_offset"),
+    )

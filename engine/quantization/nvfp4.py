@@ -1,0 +1,62 @@
+"""NVFP4: 4-bit floats (E2M1) in blocks of 16, each with a scale in E4M3, and one for all.
+
+The layouts of ModelOpt, and of compressed-tensors' `nvfp4-pack-quantized`. Activations stay wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedError
+from engine.quantization.e2m1 import unpack_e2m1
+from engine.quantization.format import Format, Stored
+
+_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4(Format):
+    """Rows of bytes, the first float of each in its low bits.
+
+    Attributes:
+        weight_name, global_name, input_name: of the bytes, of the scale for all, and of that of the
+            activations, which is not used here; None: there is none.
+        divides: what the scales of blocks stand for is to be divided by the one for all.
+    """
+
+    weight_name: str
+    global_name: str
+    input_name: str | None
+    divides: bool
+
+    @property
+    def label(self) -> str:
+        return "nvfp4"
+
+    def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
+        if in_features % _BLOCK:
+            raise UnsupportedError(
+                f"quantization_config: nvfp4 has blocks of {_BLOCK}, of which {in_features} inputs "
+                "are no multiple"
+            )
+        scales = (out_features, in_features // _BLOCK)
+        stored = {
+            self.weight_name: Stored((out_features, in_features // 2), torch.uint8),
+            "weight_scale": Stored(scales, torch.float8_e4m3fn),
+            self.global_name: Stored((1,), torch.float32),
+        }
+        if self.input_name is not None:
+            stored[self.input_name] = Stored((1,), torch.float32)
+        return stored
+
+    def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        # Scales of 0 are what becomes of those of blocks that are small beside the largest.
+        scale, shared = tensors["weight_scale"].float(), tensors[self.global_name]
+        if not bool((scale >= 0).all()):
+            raise ValueError("weight_scale: a scale is negative or NaN")
+        scale = scale / shared if self.divides else scale * shared
+        return unpack_e2m1(tensors[self.weight_name]) * scale.repeat_interleave(_BLOCK, 1)
