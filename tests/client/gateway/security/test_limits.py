@@ -25,10 +25,18 @@ class Quick(BoundedHttpProtocol):
     LINGER_S = QUICK_S
 
 
+# Set when a request for /left is told that its connection has ended.
+LEFT = threading.Event()
+
+
 async def _length(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the length of the body, late for the path /slow."""
+    """Answer with the length of the body, late for the path /slow, never for /left."""
     message = await receive()
     assert not message["more_body"]
+    if scope["path"] == "/left":
+        assert (await receive())["type"] == "http.disconnect"
+        LEFT.set()
+        return
     if scope["path"] == "/slow":
         await asyncio.sleep(1.5 * QUICK_S)
     body = str(len(message["body"])).encode()
@@ -185,3 +193,45 @@ class TestBody:
     def test_a_nonsensical_length_is_refused(self, peer: socket.socket) -> None:
         peer.sendall(HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n")
         assert _answer(peer).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 413 "))
+
+
+class TestOffersOfAnotherProtocol:
+    """Java's client offers HTTP/2 with its first request, and its answers are read all the same."""
+
+    OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEA\r\n"
+
+    def test_the_request_is_answered_and_the_next_one_too(self, peer: socket.socket) -> None:
+        for body in (b"{}", b"[1]"):
+            length = b"Content-Length: %d\r\n\r\n" % len(body)
+            peer.sendall(HEAD + self.OFFER + length + body)
+            assert _answer(peer).endswith(b"\r\n\r\n%d" % len(body))
+
+    def test_bodies_may_come_later_and_in_chunks(self, peer: socket.socket) -> None:
+        peer.sendall(HEAD + self.OFFER + b"Transfer-Encoding: chunked\r\n\r\n")
+        time.sleep(0.05)
+        peer.sendall(b"2\r\n{}\r\n0\r\n\r\n")
+        assert _answer(peer).endswith(b"\r\n\r\n2")
+
+    def test_many_at_once_are_read_one_after_another(self, peer: socket.socket) -> None:
+        number = 2000
+        peer.sendall((b"GET / HTTP/1.1\r\nHost: a\r\n" + self.OFFER + b"\r\n") * number)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200 ") < number:
+            answers += (more := peer.recv(65536))
+            assert more
+
+    def test_a_tunnel_is_none(self, peer: socket.socket) -> None:
+        peer.sendall(b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert _answer(peer).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("number", [0, 1, Quick.MAX_PIPELINED])
+def test_a_client_that_goes_is_noticed_with_others_of_its_requests_waiting(
+    peer: socket.socket, number: int
+) -> None:
+    LEFT.clear()
+    rest = b"Host: a\r\nContent-Length: 2\r\n\r\n{}"
+    peer.sendall(b"POST /left HTTP/1.1\r\n" + rest + (b"POST /x HTTP/1.1\r\n" + rest) * number)
+    assert not LEFT.wait(0.1)
+    peer.close()
+    assert LEFT.wait(5)
