@@ -152,6 +152,9 @@ def _http(request: Request, error: HTTPException) -> Response:
 
 def _wrong_body(request: Request, error: RequestValidationError) -> Response:
     """Name the first field that is wrong, in OpenAI's way: with status 400."""
+    if isinstance(error.body, bytes):  # was not read as JSON
+        told = "content-type: must be application/json"
+        return ApiError(400, told, param="content-type").response(request.scope)
     return fault_of(error.errors()).response(request.scope)
 
 
@@ -162,8 +165,6 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     place = [each for each in fault["loc"] if not str(each).startswith("<")]
     if place and place[0] in ("body", "query", "path"):
         del place[0]
-    if fault["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {fault['ctx']['error']}")
     if not place:
         return ApiError(400, "the body must be a JSON object")
     param = str(place[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place[1:])

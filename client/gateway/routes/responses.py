@@ -16,12 +16,18 @@ from client.gateway.gateway import Gateway, gateway_of
 from client.gateway.responses.call import ResponseCall
 from client.gateway.responses.items import page
 from client.gateway.responses.store import StoredResponse
+from client.gateway.routes.json_route import JsonRoute
 from client.gateway.schemas.response_request import InputItemsQuery, ResponseRequest, RetrieveQuery
 from client.gateway.schemas.response_resource import EVENTS, DeletedResponse, ItemList
 from client.gateway.schemas.response_resource import Response as Resource
 from client.gateway.sse import EventStream
 
-router = APIRouter(prefix="/v1/responses", tags=["generation"], default_response_class=Response)
+router = APIRouter(
+    prefix="/v1/responses",
+    tags=["generation"],
+    default_response_class=Response,
+    route_class=JsonRoute,
+)
 _Gateway = Annotated[Gateway, Depends(gateway_of)]
 
 

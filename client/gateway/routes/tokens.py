@@ -10,8 +10,9 @@ from starlette.responses import Response
 from client.errors import TridentClientError
 from client.gateway.answers import REFUSALS, JsonAnswer, documented
 from client.gateway.chat.request import chat_parameters, messages_of
-from client.gateway.errors import from_client
+from client.gateway.errors import ApiError, from_client
 from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.routes.json_route import JsonRoute
 from client.gateway.schemas.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -19,7 +20,7 @@ from client.gateway.schemas.tokens import (
     TokenizeRequest,
 )
 
-router = APIRouter(tags=["tokens"], default_response_class=Response)
+router = APIRouter(tags=["tokens"], default_response_class=Response, route_class=JsonRoute)
 
 
 @router.post("/tokenize", responses=documented(Tokenized, errors=REFUSALS))
@@ -30,6 +31,9 @@ async def tokenize(
     gateway.model_named(body.model)
     messages = None if body.messages is None else messages_of(body.messages)
     parameters = chat_parameters(body, body.tools)
+    if messages is None and parameters:
+        name = next(iter(parameters))
+        raise ApiError(400, f"{name}: needs messages", param=name)
     try:
         found = await gateway.pool.tokenize(
             body.prompt,

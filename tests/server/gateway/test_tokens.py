@@ -74,7 +74,7 @@ def test_more_than_the_model_takes_can_be_counted(gateway: str) -> None:
         (
             "/tokenize",
             {"prompt": "a", "add_generation_prompt": False},
-            "chat_parameters",
+            "add_generation_prompt",
             "needs messages",
         ),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model", "no model 'other'"),

@@ -1,0 +1,60 @@
+"""Bodies that are no JSON, or not sent as JSON, are refused with what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from client.gateway.settings import GatewaySettings
+from tests.client.fake_triton import FakeTriton
+from tests.client.gateway.asking import ask
+from tests.server.gateway.running import running
+
+NEEDED: dict[str, bytes] = {
+    "/v1/completions": b'"prompt": "a"',
+    "/v1/chat/completions": b'"messages": [{"role": "user", "content": "a"}]',
+    "/v1/responses": b'"input": "a"',
+    "/v1/messages": b'"max_tokens": 1, "messages": [{"role": "user", "content": "a"}]',
+    "/tokenize": b'"prompt": "a"',
+}
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: FakeTriton) -> Iterator[str]:
+    with running(GatewaySettings((triton.url,))) as address:
+        yield address
+
+
+@pytest.mark.parametrize("path", NEEDED)
+@pytest.mark.parametrize(
+    "member",
+    [b'"user": "\\ud800"', b'"stop": ["\\udc00"]', b'"\\ud800": 1', b'"a": ' + b"[" * 10**6],
+    ids=["text", "list", "name", "depth"],
+)
+def test_what_cannot_be_sent_on_is_refused(gateway: str, path: str, member: bytes) -> None:
+    reply = ask(gateway, "POST", path, b"{%b, %b}" % (NEEDED[path], member))
+    assert reply.status == 400
+    assert reply.error["message"].startswith("the body is not valid JSON: ")
+    assert " at line 1 column " in reply.error["message"]
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
+def test_another_type_is_refused_by_name(gateway: str, content_type: str) -> None:
+    body = b'{"prompt": "a"}'
+    for headers in ({"content_type": content_type}, {"content_type": ""}):
+        reply = ask(gateway, "POST", "/v1/completions", body, **headers)
+        assert (reply.status, reply.error["param"]) == (400, "content-type")
+        assert reply.error["message"] == "content-type: must be application/json"
+
+
+def test_a_mark_of_the_byte_order_is_skipped(gateway: str) -> None:
+    body: Any = b'\xef\xbb\xbf{"prompt": "a", "stop": "\\ud83d\\ude00"}'
+    assert ask(gateway, "POST", "/v1/completions", body).status == 200
+
+
+def test_a_field_of_chats_is_named_where_there_is_no_chat(gateway: str) -> None:
+    reply = ask(gateway, "POST", "/tokenize", {"prompt": "a", "add_generation_prompt": True})
+    assert reply.error["message"] == "add_generation_prompt: needs messages"
+    assert reply.error["param"] == "add_generation_prompt"
