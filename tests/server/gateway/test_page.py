@@ -57,6 +57,7 @@ def page(browser: Browser, gateway: str) -> Iterator[Page]:
 
 def say(page: Page, text: str) -> None:
     page.fill("#prompt", text)
+    expect(page.locator("#send")).to_be_enabled()  # an answer has its last token before its end
     page.keyboard.press("Enter")
 
 
