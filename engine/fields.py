@@ -22,16 +22,27 @@ def read_json_object(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, unreadable, not JSON or not an object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{path.name}: not found in {path.parent}") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_json_object(content, str(path))
+
+
+def parse_json_object(content: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object that `content` is, in UTF-8.
+
+    Raises:
+        CheckpointError: it is none; the text begins with `name`.
+    """
+    try:
+        found = json.loads(content.decode("utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: must hold one JSON object")
-    return content
+        raise CheckpointError(f"{name}: is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{name}: must hold one JSON object")
+    return found
 
 
 class Fields:

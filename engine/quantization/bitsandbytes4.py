@@ -6,7 +6,6 @@ JSON beside it: https://github.com/bitsandbytes-foundation/bitsandbytes (`QuantS
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError, UnsupportedError
-from engine.fields import Fields
+from engine.fields import Fields, parse_json_object
 from engine.quantization.format import Format, Stored
 from engine.quantization.ignored import is_ignored
 
@@ -158,12 +157,10 @@ def _formats(folder: Path) -> Iterator[tuple[str, FourBit]]:
 def _format(name: str, state: Tensor, file: Path) -> FourBit:
     where = f"{file.name}: {name}"
     try:
-        found = json.loads(bytes(state.flatten().tolist()))
-    except (ValueError, TypeError) as error:
+        content = bytes(state.flatten().tolist())
+    except (ValueError, TypeError) as error:  # another type than bytes
         raise CheckpointError(f"{where}: is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{where}: must hold one JSON object")
-    fields = Fields(found, name=where)
+    fields = Fields(parse_json_object(content, where), name=where)
     kind = fields.text("quant_type")
     if kind not in _TYPES:
         raise fields.unsupported("quant_type", f"{kind!r} is not supported; only nf4 and fp4")

@@ -115,7 +115,7 @@ void for_panels(
     return [&, multiply = make()](int64_t task) mutable {
       const auto& block = blocks[task / panels];
       const int64_t panel = task % panels;
-      multiply(block, block.expert * panels + panel, panel + 1 == panels);
+      multiply(block, block.expert * panels + panel);
     };
   });
 }
@@ -125,7 +125,8 @@ template <typename Rows>
 void multiply_rows(const auto& a, const ExpertOrder& order, const auto& finish_of) {
   const Rows rows(a, order);
   for_panels(a, order.blocks(most_groups(rows)), [&] {
-    return [&](const ExpertOrder::Block& block, int64_t panel, bool is_last) {
+    return [&](const ExpertOrder::Block& block, int64_t panel) {
+      const bool is_last = (panel + 1) % a.panels() == 0;
       multiply_block(
           rows, order, block.begin, block.end, a.weight, panel, is_last, finish_of(block.expert));
     };
@@ -140,9 +141,8 @@ void multiply_tiles(const auto& a, const ExpertOrder& order, const auto& finish_
   using Finish = decltype(finish_of(0));
   for_panels(a, order.blocks(most.groups), [&] {
     return [&, worker = TileWorker<Rows, ExpertOrder, Finish>(rows, order, most)](
-               const ExpertOrder::Block& block, int64_t panel, bool) mutable {
-      worker.run(
-          block.begin, block.end, a.weight, panel, panel + 1, finish_of(block.expert));
+               const ExpertOrder::Block& block, int64_t panel) mutable {
+      worker.run(block.begin, block.end, a.weight, panel, panel + 1, finish_of(block.expert));
     };
   });
 }

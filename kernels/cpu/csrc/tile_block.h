@@ -47,8 +47,8 @@ struct TileTasks {
   int64_t groups, panels, steps;
 };
 
-// One thread's tasks of a product. Results of a panel are made of its sums while the next one is
-// multiplied, in the next task too, and of the last one when the worker ends.
+// One thread's tasks of a product. Results are made of complete sums while others are summed, in the
+// next task too, and of the last ones when the worker ends.
 template <typename Rows, typename Groups, typename Finish>
 class TileWorker {
  public:
@@ -91,7 +91,6 @@ class TileWorker {
         Sums* const sums = sums_of(panel);
         for (int64_t i = 0; i < slabs; ++i) {
           Slab slab{weights, from + i * (to - from) / slabs, from + (i + 1) * (to - from) / slabs};
-          slab.is_first = slab.begin == 0;
           slab.rest = slab.end == steps && rows_.units % kTileUnits != 0 ? rest_[panel].units
                                                                          : nullptr;
           Ahead ahead{
@@ -132,7 +131,6 @@ class TileWorker {
   struct Slab {
     const char* panel;
     int64_t begin, end;  // steps
-    bool is_first;
     const char* rest;  // of the panel, if it follows
   };
   // Sums of a panel that are complete, without those that have been used.
@@ -159,7 +157,7 @@ class TileWorker {
 
   template <int GROUPS, Reading READING>
   void multiply(const Slab& slab, int64_t group, Sums* sums, Ahead& ahead) {
-    if (slab.is_first) {
+    if (slab.begin == 0) {
       zero_sums<GROUPS>();
     } else {
       sums[0].template load<0>();

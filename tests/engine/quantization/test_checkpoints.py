@@ -49,6 +49,11 @@ def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
         ("mxfp4", "gpt-oss"),
         ("fp8-blocks", "gemma2"),
         ("bitsandbytes-8", "mixtral"),
+        ("modelopt-nvfp4", "qwen3-moe"),
+        ("compressed-nvfp4", "phi3-fused"),
+        ("bitsandbytes-nf4-nested", "phi3-fused"),
+        ("bitsandbytes-fp4", "gemma2"),
+        ("bitsandbytes-nf4", "falcon"),
     ],
 )
 def test_families_that_store_their_projections_otherwise(

@@ -77,26 +77,6 @@ def test_what_writers_of_nvfp4_write(case: str, fmt: Format) -> None:
     assert torch.equal(_dequantized(fmt, tensors, expected), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("modelopt-nvfp4", "qwen3-moe"),
-        ("compressed-nvfp4", "phi3-fused"),
-        ("bitsandbytes-nf4-nested", "phi3-fused"),
-        ("bitsandbytes-fp4", "gemma2"),
-        ("bitsandbytes-nf4", "falcon"),
-    ],
-)
-def test_families_that_store_their_projections_otherwise(
-    name: str, family: str, tmp_path: Path
-) -> None:
-    architecture, fields = FAMILIES[family]
-    plain, quantized = write_quantized(name, tmp_path, architecture, **fields)
-    expected = PagedModel(plain).logits(TOKENS)
-    assert expected.std() > 0.1
-    torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
-
-
 def test_experts_in_nf4_are_refused(tmp_path: Path) -> None:
     architecture, fields = FAMILIES["qwen3-moe"]
     _, quantized = write_quantized("bitsandbytes-nf4", tmp_path, architecture, **fields)
