@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 Node = Mapping[str, Any]  # of the format of a structural tag; see `grammar.py`
+Notes = dict[Any, Any]  # what is known of a section's text, by place
 
 
 class ToolCall(NamedTuple):
@@ -72,7 +73,13 @@ class ToolCallFormat(Protocol):
     answer_begin: str = ""
 
     def parse(
-        self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
+        self,
+        text: str,
+        functions: Mapping[str, Function],
+        notes: Notes,
+        *,
+        tag: str,
+        is_closed: bool,
     ) -> Parsed:
         """Return the calls in a section, from all of its text so far.
 
@@ -81,6 +88,8 @@ class ToolCallFormat(Protocol):
 
         Args:
             functions: by name.
+            notes: taken while less of this section was there, and of no other; so that what has
+                been read of a long value is not read again with each piece.
             tag: what opened the section.
             is_closed: whether the text is the whole of a section that has been ended.
         """

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCallFormat
+from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls, rest_of
 
 
@@ -19,10 +19,16 @@ class Hermes(ToolCallFormat):
     new_id = staticmethod(grammar.openai_id)
 
     def parse(
-        self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
+        self,
+        text: str,
+        functions: Mapping[str, Function],
+        notes: Notes,
+        *,
+        tag: str,
+        is_closed: bool,
     ) -> Parsed:
         """See `ToolCallFormat`."""
-        calls, end = read_calls(text)
+        calls, end = read_calls(text, notes)
         if not is_closed:
             return Parsed(calls)
         return Parsed(calls, rest_of(text, end) if calls else text)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from client.gateway.tool_calls.format import ToolCall
+from client.gateway.tool_calls.format import Notes, ToolCall
 from client.gateway.tool_calls.partial_json import (
+    PartialObject,
     Value,
     decode_string,
-    read_object,
     skip_space,
 )
 
@@ -31,7 +31,7 @@ class JsonCalls(NamedTuple):
     end: int | None
 
 
-def read_calls(text: str) -> JsonCalls:
+def read_calls(text: str, notes: Notes) -> JsonCalls:
     """Read one object, several one after another, or a list of them."""
     calls: list[ToolCall] = []
     place = skip_space(text, 0)
@@ -40,7 +40,7 @@ def read_calls(text: str) -> JsonCalls:
     while place < len(text):
         if text[place] != "{":
             return JsonCalls(tuple(calls), place)
-        call, end = read_call(text, place)
+        call, end = read_call(text, place, notes)
         calls += [] if call is None else [call]
         if end is None or call is None or not call.is_complete:
             return JsonCalls(tuple(calls), end)
@@ -50,23 +50,23 @@ def read_calls(text: str) -> JsonCalls:
     return JsonCalls(tuple(calls), None)
 
 
-def read_call(text: str, start: int) -> tuple[ToolCall | None, int | None]:
+def read_call(text: str, start: int, notes: Notes) -> tuple[ToolCall | None, int | None]:
     """Read the object at `start`; return the call, if it is one, and the index after the object.
 
     A call is one as soon as its name and the start of its arguments are there; the index is None
     while more may come.
     """
-    found = read_object(text, start)
-    undecided = None if found.end is None else start
+    found = PartialObject()
     name: Value | None = None
     given: Value | None = None
-    for key, value in found.members.items():
-        if key == "name":
-            name = value
+    for key, value in found.members(text, start, notes):
+        if key == "name":  # of equal keys the first
+            name = name or value
         elif key in _ARGUMENTS:
             given = given or value
         elif key not in _OTHERS and (name is None or given is None):
             return None, start
+    undecided = None if found.end is None else start
     if name is None or (given is None and (found.end is None or found.is_malformed)):
         return None, undecided
     if name.text[0] != '"':

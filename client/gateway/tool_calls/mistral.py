@@ -8,7 +8,7 @@ import string
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls, rest_of
 from client.gateway.tool_calls.partial_json import skip_space, value_end
 
@@ -25,14 +25,20 @@ class Mistral(ToolCallFormat):
     trigger = "[TOOL_CALLS]"
 
     def parse(
-        self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
+        self,
+        text: str,
+        functions: Mapping[str, Function],
+        notes: Notes,
+        *,
+        tag: str,
+        is_closed: bool,
     ) -> Parsed:
         """See `ToolCallFormat`."""
         start = skip_space(text, 0)
         if text[start : start + 1] in ("[", "{"):
-            calls, end = read_calls(text)
+            calls, end = read_calls(text, notes)
         else:
-            calls, end = _named_calls(text)
+            calls, end = _named_calls(text, notes)
         if not is_closed:
             return Parsed(calls)
         return Parsed(calls, rest_of(text, end) if calls else text)
@@ -50,11 +56,11 @@ class Mistral(ToolCallFormat):
         return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
 
 
-def _named_calls(text: str) -> tuple[tuple[ToolCall, ...], int | None]:
+def _named_calls(text: str, notes: Notes) -> tuple[tuple[ToolCall, ...], int | None]:
     calls: list[ToolCall] = []
     place = 0
     while head := _HEAD.match(text, place):
-        end = value_end(text, head.end())
+        end = value_end(text, head.end(), notes)
         calls.append(ToolCall(head[1], text[head.end() : end], end is not None))
         if end is None:
             return tuple(calls), None

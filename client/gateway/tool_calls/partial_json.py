@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from client.gateway.tool_calls.format import Notes
+
 _SPACE = re.compile(r"[ \t\n\r]*")
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
-_NESTED = re.compile(r'"(?:[^"\\]++|\\.)*+("?)|[{}\[\]]', re.DOTALL)
+_IN_STRING = re.compile(r'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+_OUTSIDE = re.compile(r'[^"{}\[\]]*+(["{}\[\]]?)')
 _SCALAR = re.compile(r'[^\s,:{}\[\]"]*')
 # Whole escapes only; a wrong one stands for its character.
 _BODY = re.compile(
@@ -28,17 +31,45 @@ class Value(NamedTuple):
 
 @dataclass
 class PartialObject:
-    """The members of an object so far.
+    """An object of which the end may not have come yet.
 
     Attributes:
-        members: by key, in order; of equal keys the first. Only the last may be incomplete.
-        end: index after the closing brace, or of the character that cannot be there.
+        end: index after the closing brace, or of the character that cannot be there; known when
+            `members` have been read.
         is_malformed: whether there is such a character.
     """
 
-    members: dict[str, Value] = field(default_factory=dict)
     end: int | None = None
     is_malformed: bool = False
+
+    def members(self, text: str, start: int, notes: Notes) -> Iterator[tuple[str, Value]]:
+        """Yield key and value of what there is of the object whose opening brace is at `start`."""
+        place = skip_space(text, start + 1)
+        while place < len(text) and text[place] == '"':
+            end = value_end(text, place, notes)
+            if end is None:
+                return
+            key = decode_string(text[place:end])
+            colon = skip_space(text, end)
+            if text[colon : colon + 1] != ":":
+                place = colon
+                break
+            place = skip_space(text, colon + 1)
+            if place == len(text):
+                return
+            end = value_end(text, place, notes)
+            if end == place:
+                break
+            yield key, Value(text[place:end], end is not None)
+            if end is None:
+                return
+            place = skip_space(text, end)
+            if text[place : place + 1] != ",":
+                break
+            place = skip_space(text, place + 1)
+        if place < len(text):
+            self.is_malformed = text[place] != "}"
+            self.end = place + (not self.is_malformed)
 
 
 def skip_space(text: str, start: int) -> int:
@@ -48,65 +79,33 @@ def skip_space(text: str, start: int) -> int:
     return found.end()
 
 
-def value_end(text: str, start: int) -> int | None:
-    """Return the index after the value that starts at `start`; None if more of it may come."""
-    if text[start] in "{[":
-        return _nested_end(text, start)
-    if text[start] == '"':
-        string = _STRING.match(text, start)
-        assert string is not None
-        return string.end() if string[1] else None
+def value_end(text: str, start: int, notes: Notes) -> int | None:
+    """Return the index after the value that starts at `start`; None if more of it may come.
+
+    Args:
+        notes: how far it has been read, and how deep in brackets and in a string that was.
+    """
+    if text[start] in '{["':
+        return _nested_end(text, start, notes)
     scalar = _SCALAR.match(text, start)
     assert scalar is not None
     return scalar.end() if scalar.end() < len(text) else None
 
 
-def _nested_end(text: str, start: int) -> int | None:
-    depth = 0
-    for found in _NESTED.finditer(text, start):
-        first = found[0][0]
-        if first == '"':
-            if not found[1]:
-                return None
-        elif first in "{[":
-            depth += 1
+def _nested_end(text: str, start: int, notes: Notes) -> int | None:
+    place, depth, in_string = notes.get(start, (start, 0, False))
+    while place == start or depth or in_string:
+        found = (_IN_STRING if in_string else _OUTSIDE).match(text, place)
+        assert found is not None
+        place, mark = found.end(), found[1]
+        if not mark:
+            break
+        if mark == '"':
+            in_string = not in_string
         else:
-            depth -= 1
-            if depth == 0:
-                return found.end()
-    return None
-
-
-def read_object(text: str, start: int) -> PartialObject:
-    """Return the members of the object whose opening brace is at `start`."""
-    found = PartialObject()
-    place = skip_space(text, start + 1)
-    while place < len(text) and text[place] == '"':
-        end = value_end(text, place)
-        if end is None:
-            return found
-        key = decode_string(text[place:end])
-        colon = skip_space(text, end)
-        if text[colon : colon + 1] != ":":
-            place = colon
-            break
-        place = skip_space(text, colon + 1)
-        if place == len(text):
-            return found
-        end = value_end(text, place)
-        if end == place:
-            break
-        found.members.setdefault(key, Value(text[place:end], end is not None))
-        if end is None:
-            return found
-        place = skip_space(text, end)
-        if text[place : place + 1] != ",":
-            break
-        place = skip_space(text, place + 1)
-    if place < len(text):
-        found.is_malformed = text[place] != "}"
-        found.end = place + (not found.is_malformed)
-    return found
+            depth += 1 if mark in "{[" else -1
+    notes[start] = place, depth, in_string
+    return None if depth or in_string else place
 
 
 def decode_string(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.json_calls import rest_of
 from client.gateway.tool_calls.partial_json import skip_space
 
@@ -39,12 +39,18 @@ class Pythonic(ToolCallFormat):
         self.separator = "" if begin else ", "
 
     def parse(
-        self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
+        self,
+        text: str,
+        functions: Mapping[str, Function],
+        notes: Notes,
+        *,
+        tag: str,
+        is_closed: bool,
     ) -> Parsed:
         """See `ToolCallFormat`. Without tags, only a function that there is is called."""
         start = skip_space(text, 0)
         if start < len(text) and text[start] == "[":
-            calls, end = _calls(text, start + 1, None if self.is_tagged else functions)
+            calls, end = _calls(text, start + 1, notes, None if self.is_tagged else functions)
         else:
             calls, end = [], None if start == len(text) else start
         if calls:
@@ -74,7 +80,7 @@ class Pythonic(ToolCallFormat):
 
 
 def _calls(
-    text: str, start: int, functions: Mapping[str, Function] | None
+    text: str, start: int, notes: Notes, functions: Mapping[str, Function] | None
 ) -> tuple[list[ToolCall], int | None]:
     """Return the calls from `start`, and the index after them; None while more may come."""
     calls: list[ToolCall] = []
@@ -82,7 +88,7 @@ def _calls(
     while head := _HEAD.match(text, place):
         if functions is not None and head[1] not in functions:
             return calls, place
-        call, end = _call(text, head)
+        call, end = _call(text, head, notes)
         calls += [] if call is None else [call]
         if end is None or call is None or not call.is_complete:
             return calls, end
@@ -98,7 +104,7 @@ def _after_list(text: str, end: int) -> int | None:
     return None if place == len(text) else place + (text[place] == "]")
 
 
-def _call(text: str, head: re.Match[str]) -> tuple[ToolCall | None, int | None]:
+def _call(text: str, head: re.Match[str], notes: Notes) -> tuple[ToolCall | None, int | None]:
     """Return the call and the index after it; no call before the first name of an argument."""
     members: dict[str, str] = {}
     call: ToolCall | None = None
@@ -108,12 +114,13 @@ def _call(text: str, head: re.Match[str]) -> tuple[ToolCall | None, int | None]:
         if keyword is None:
             return call, None if _KEYWORD_BEGUN.match(text, place) else place
         call = _partial(head[1], members)
-        end = _value_end(text, keyword.end())
+        begin = keyword.end()
+        end = _value_end(text, begin, notes)
         if end is None:
             return call, None
-        try:
-            value = _json(text[keyword.end() : end])
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        if (begin, end) not in notes:
+            notes[begin, end] = _json(text[begin:end])
+        if (value := notes[begin, end]) is None:
             return call, place
         members.setdefault(keyword[1], value)
         call = _partial(head[1], members)
@@ -128,34 +135,35 @@ def _partial(name: str, members: Mapping[str, str]) -> ToolCall:
     return ToolCall(name, "{" + inner, False)
 
 
-def _value_end(text: str, start: int) -> int | None:
+def _value_end(text: str, start: int, notes: Notes) -> int | None:
     """Return the index of the comma or bracket after the expression from `start`."""
-    depth = 0
-    for found in _TOKEN.finditer(text, start):
+    place, depth = notes.get(start, (start, 0))
+    for found in _TOKEN.finditer(text, place):
         first = found[0][0]
         if first in "'\"":
             if not any(found.groups()) or found.end() == len(text):
-                return None
+                break
         elif first in "([{":
             depth += 1
         elif depth == 0:
             return found.start()
         elif first in ")]}":
             depth -= 1
+        place = found.end()
+    notes[start] = place, depth
     return None
 
 
-def _json(text: str) -> str:
-    """Return the JSON of a literal.
-
-    Raises:
-        ValueError, SyntaxError, RecursionError, MemoryError: it is none.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes that are none
-        parsed = ast.parse(text.strip(), mode="eval")
+def _json(text: str) -> str | None:
+    """Return the JSON of a literal; None if it is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that are none
+            parsed = ast.parse(text.strip(), mode="eval")
+        written = json.dumps(_value(parsed.body), ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
     # A pair of surrogates, as JSON escapes it, is one character.
-    written = json.dumps(_value(parsed.body), ensure_ascii=False, allow_nan=False)
     return written.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

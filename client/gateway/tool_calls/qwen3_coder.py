@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCall, ToolCallFormat
 from client.gateway.tool_calls.json_calls import rest_of
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
@@ -35,7 +35,13 @@ class Qwen3Coder(ToolCallFormat):
     new_id = staticmethod(grammar.openai_id)
 
     def parse(
-        self, text: str, functions: Mapping[str, Function], *, tag: str, is_closed: bool
+        self,
+        text: str,
+        functions: Mapping[str, Function],
+        notes: Notes,
+        *,
+        tag: str,
+        is_closed: bool,
     ) -> Parsed:
         """See `ToolCallFormat`."""
         calls: list[ToolCall] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from client.gateway.tool_calls.format import Function, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import Function, Notes, Parsed, ToolCall, ToolCallFormat
 from client.protocol import Section
 
 _NOTHING = Parsed()
@@ -87,6 +87,7 @@ class AnswerStream:
         self._functions = functions or {}
         self._section = Section("content", -1, "")
         self._parsed = _NOTHING  # of the section, and sent
+        self._notes: Notes = {}  # of its text
         self._num_earlier = 0  # calls in the sections before
         self._has_cut_call = False
         self._is_text = False  # a section of calls that are none: its tags are text
@@ -132,7 +133,7 @@ class AnswerStream:
         was_text = self._is_text
         if "reasoning" in (part.type, self._section.type):
             self._space = ""
-        self._num_earlier, self._parsed = self._num_calls, _NOTHING
+        self._num_earlier, self._parsed, self._notes = self._num_calls, _NOTHING, {}
         self._section = Section(part.type, part.index, "", part.tag)
         self._is_text = part.type == "tool_call" and self._form is None
         self._is_start = bool(part.tag) or part.type == "reasoning"
@@ -144,7 +145,13 @@ class AnswerStream:
         form, section = self._form_of_section, self._section
         if form is not None:
             self._send(
-                form.parse(section.text, self._functions, tag=section.tag, is_closed=is_closed)
+                form.parse(
+                    section.text,
+                    self._functions,
+                    self._notes,
+                    tag=section.tag,
+                    is_closed=is_closed,
+                )
             )
 
     def _end(self, *, is_closed: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,6 +98,18 @@ def test_calls_come_back_whatever_they_hold(
     assert [(called, json.loads(text)) for called, text in answer.calls] == calls
     assert answer.finish_reason == "tool_calls"
     assert answer.content == ("OK." if family == "hermes" else "")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_call_takes_no_longer_per_token(family: str) -> None:
+    """What has been read of it is not read again with each token: that would be 20 s here."""
+    name, written = FAMILIES[family]
+    calls = [("now", {"limit": [{"a": i, "b": "x"} for i in range(3_000)]})]
+    chunks = cut(written(calls), range(0, 100_000, 4))
+    started = time.process_time()
+    answer = read(FORMATS[name], chunks)
+    assert time.process_time() - started < 5
+    assert [(called, json.loads(text)) for called, text in answer.calls] == calls
 
 
 @settings(max_examples=25)
