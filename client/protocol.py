@@ -135,8 +135,7 @@ class Section(msgspec.Struct, frozen=True):
     num_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """The next piece of one sequence.
 
     Attributes:

@@ -7,8 +7,17 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-# Triton's names of types, and those of `struct`.
-_CODES = {"INT32": "i", "INT64": "q", "UINT32": "I", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
+_NUMBERS = {
+    name: struct.Struct(f"<{code}")
+    for name, code in (
+        ("INT32", "i"),
+        ("INT64", "q"),
+        ("UINT32", "I"),
+        ("UINT64", "Q"),
+        ("FP32", "f"),
+        ("BOOL", "?"),
+    )
+}
 _LENGTH = struct.Struct("<I")
 
 
@@ -20,11 +29,11 @@ def read_tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any
     """
     tensors: dict[str, list[Any]] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        if output.datatype == "BYTES":
+        datatype = output.datatype
+        if datatype == "BYTES":
             tensors[output.name] = _strings(raw)
-        elif code := _CODES.get(output.datatype):
-            size = struct.calcsize(f"<{code}")
-            tensors[output.name] = list(struct.unpack(f"<{len(raw) // size}{code}", raw))
+        elif number := _NUMBERS.get(datatype):
+            tensors[output.name] = [value for (value,) in number.iter_unpack(raw)]
     return tensors
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from client.gateway.chat.tools import with_calls
 from client.gateway.gateway import Gateway
