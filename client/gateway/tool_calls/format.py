@@ -25,6 +25,23 @@ class ToolCall(NamedTuple):
     is_complete: bool
 
 
+class SectionText(NamedTuple):
+    """A section of an answer as far as it goes.
+
+    Attributes:
+        text: all of it so far.
+        tag: what opened it.
+        is_closed: whether it has been ended, so that the text is whole.
+        notes: taken while less of it was there, so that what has been read of a long value is not
+            read again with each piece.
+    """
+
+    text: str
+    tag: str
+    is_closed: bool
+    notes: Notes
+
+
 class Parsed(NamedTuple):
     """What a text is known to be. What cannot be told yet is in neither.
 
@@ -72,26 +89,15 @@ class ToolCallFormat(Protocol):
     reasoning: Node | None = None
     answer_begin: str = ""
 
-    def parse(
-        self,
-        text: str,
-        functions: Mapping[str, Function],
-        notes: Notes,
-        *,
-        tag: str,
-        is_closed: bool,
-    ) -> Parsed:
-        """Return the calls in a section, from all of its text so far.
+    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
+        """Return the calls in a section.
 
         What is returned for a text is the beginning of what is returned for each longer one: the
         calls, the arguments of the last of them, the content.
 
         Args:
+            section: as far as it goes.
             functions: by name.
-            notes: taken while less of this section was there, and of no other; so that what has
-                been read of a long value is not read again with each piece.
-            tag: what opened the section.
-            is_closed: whether the text is the whole of a section that has been ended.
         """
 
     def call(self, function: Function) -> Node:

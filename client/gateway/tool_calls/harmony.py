@@ -6,7 +6,14 @@ import re
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import (
+    Function,
+    Node,
+    Parsed,
+    SectionText,
+    ToolCall,
+    ToolCallFormat,
+)
 from client.gateway.tool_calls.json_calls import rest_of
 from client.gateway.tool_calls.partial_json import skip_space, value_end
 
@@ -25,17 +32,10 @@ class Harmony(ToolCallFormat):
     answer_begin = "<|channel|>final<|message|>"
     new_id = staticmethod(grammar.openai_id)
 
-    def parse(
-        self,
-        text: str,
-        functions: Mapping[str, Function],
-        notes: Notes,
-        *,
-        tag: str,
-        is_closed: bool,
-    ) -> Parsed:
+    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
         """See `ToolCallFormat`."""
-        recipient = _RECIPIENT.search(tag)
+        text, is_closed = section.text, section.is_closed
+        recipient = _RECIPIENT.search(section.tag)
         if recipient is None:
             return Parsed(content=text)
         start = skip_space(text, 0)
@@ -43,7 +43,7 @@ class Harmony(ToolCallFormat):
             return Parsed((ToolCall(recipient[1], "{}", True),) if is_closed else ())
         if text[start] != "{":  # code for a tool of its own
             return Parsed((ToolCall(recipient[1], text[start:], is_closed),))
-        end = value_end(text, start, notes)
+        end = value_end(text, start, section.notes)
         call = ToolCall(recipient[1], text[start:end], end is not None)
         return Parsed((call,), rest_of(text, end) if is_closed else "")
 

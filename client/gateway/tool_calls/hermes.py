@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCallFormat
-from client.gateway.tool_calls.json_calls import read_calls, rest_of
+from client.gateway.tool_calls.format import Function, Node, Parsed, SectionText, ToolCallFormat
+from client.gateway.tool_calls.json_calls import read_calls, tagged
 
 
 class Hermes(ToolCallFormat):
@@ -18,20 +18,9 @@ class Hermes(ToolCallFormat):
     trigger = "<tool_call>"
     new_id = staticmethod(grammar.openai_id)
 
-    def parse(
-        self,
-        text: str,
-        functions: Mapping[str, Function],
-        notes: Notes,
-        *,
-        tag: str,
-        is_closed: bool,
-    ) -> Parsed:
+    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
         """See `ToolCallFormat`."""
-        calls, end = read_calls(text, notes)
-        if not is_closed:
-            return Parsed(calls)
-        return Parsed(calls, rest_of(text, end) if calls else text)
+        return tagged(section, *read_calls(section.text, section.notes))
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""

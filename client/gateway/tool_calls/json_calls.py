@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from client.gateway.tool_calls.format import Notes, ToolCall
+from client.gateway.tool_calls.format import Notes, Parsed, SectionText, ToolCall
 from client.gateway.tool_calls.partial_json import (
     PartialObject,
     Value,
@@ -92,6 +93,13 @@ def _arguments(given: Value) -> Value | None:
     if "null".startswith(given.text):
         return _EMPTY if given.text == "null" and given.is_complete else Value("", False)
     return None
+
+
+def tagged(section: SectionText, calls: Sequence[ToolCall], end: int | None) -> Parsed:
+    """Return what a section between tags is: calls up to `end`; without any it is content."""
+    text = section.text
+    rest = rest_of(text, end) if calls else text
+    return Parsed(tuple(calls), rest if section.is_closed else "")
 
 
 def rest_of(text: str, end: int | None) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCallFormat
+from client.gateway.tool_calls.format import Function, Node, Parsed, SectionText, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls, rest_of
 from client.gateway.tool_calls.partial_json import skip_space
 
@@ -19,21 +19,14 @@ class Llama3Json(ToolCallFormat):
     trigger = '{"name": "'
     new_id = staticmethod(grammar.openai_id)
 
-    def parse(
-        self,
-        text: str,
-        functions: Mapping[str, Function],
-        notes: Notes,
-        *,
-        tag: str,
-        is_closed: bool,
-    ) -> Parsed:
+    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
         """See `ToolCallFormat`. Without the tag, only what there is is called."""
+        text, is_closed = section.text, section.is_closed
         start = skip_space(text, 0)
         if start == len(text):
             return Parsed(content=text if is_closed else "")
-        calls, end = read_calls(text, notes)
-        known = tag or all(call.name in functions for call in calls[:1])
+        calls, end = read_calls(text, section.notes)
+        known = section.tag or all(call.name in functions for call in calls[:1])
         if not calls or not known:
             is_none = calls or end is not None or is_closed
             return Parsed(content=text if is_none else "")

@@ -8,8 +8,16 @@ import string
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCall, ToolCallFormat
-from client.gateway.tool_calls.json_calls import read_calls, rest_of
+from client.gateway.tool_calls.format import (
+    Function,
+    Node,
+    Notes,
+    Parsed,
+    SectionText,
+    ToolCall,
+    ToolCallFormat,
+)
+from client.gateway.tool_calls.json_calls import read_calls, tagged
 from client.gateway.tool_calls.partial_json import skip_space, value_end
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -24,24 +32,13 @@ class Mistral(ToolCallFormat):
     separator = ""
     trigger = "[TOOL_CALLS]"
 
-    def parse(
-        self,
-        text: str,
-        functions: Mapping[str, Function],
-        notes: Notes,
-        *,
-        tag: str,
-        is_closed: bool,
-    ) -> Parsed:
+    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
         """See `ToolCallFormat`."""
+        text = section.text
         start = skip_space(text, 0)
         if text[start : start + 1] in ("[", "{"):
-            calls, end = read_calls(text, notes)
-        else:
-            calls, end = _named_calls(text, notes)
-        if not is_closed:
-            return Parsed(calls)
-        return Parsed(calls, rest_of(text, end) if calls else text)
+            return tagged(section, *read_calls(text, section.notes))
+        return tagged(section, *_named_calls(text, section.notes))
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import (
+    Function,
+    Node,
+    Notes,
+    Parsed,
+    SectionText,
+    ToolCall,
+    ToolCallFormat,
+)
 from client.gateway.tool_calls.json_calls import rest_of
 from client.gateway.tool_calls.partial_json import skip_space
 
@@ -38,19 +46,14 @@ class Pythonic(ToolCallFormat):
         self.is_tagged, self.trigger = bool(begin), begin
         self.separator = "" if begin else ", "
 
-    def parse(
-        self,
-        text: str,
-        functions: Mapping[str, Function],
-        notes: Notes,
-        *,
-        tag: str,
-        is_closed: bool,
-    ) -> Parsed:
+    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
         """See `ToolCallFormat`. Without tags, only a function that there is is called."""
+        text, is_closed = section.text, section.is_closed
         start = skip_space(text, 0)
         if start < len(text) and text[start] == "[":
-            calls, end = _calls(text, start + 1, notes, None if self.is_tagged else functions)
+            calls, end = _calls(
+                text, start + 1, section.notes, None if self.is_tagged else functions
+            )
         else:
             calls, end = [], None if start == len(text) else start
         if calls:

@@ -8,8 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Notes, Parsed, ToolCall, ToolCallFormat
-from client.gateway.tool_calls.json_calls import rest_of
+from client.gateway.tool_calls.format import (
+    Function,
+    Node,
+    Parsed,
+    SectionText,
+    ToolCall,
+    ToolCallFormat,
+)
+from client.gateway.tool_calls.json_calls import tagged
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _NEXT = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
@@ -34,25 +41,16 @@ class Qwen3Coder(ToolCallFormat):
     trigger = "<tool_call>"
     new_id = staticmethod(grammar.openai_id)
 
-    def parse(
-        self,
-        text: str,
-        functions: Mapping[str, Function],
-        notes: Notes,
-        *,
-        tag: str,
-        is_closed: bool,
-    ) -> Parsed:
+    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
         """See `ToolCallFormat`."""
+        text = section.text
         calls: list[ToolCall] = []
         place: int | None = 0
         while place is not None and (head := _FUNCTION.match(text, place)):
             function = functions.get(head[1], Function(head[1]))
             call, place = _call(text, head.end(), function)
             calls.append(call)
-        if not is_closed:
-            return Parsed(tuple(calls))
-        return Parsed(tuple(calls), rest_of(text, place) if calls else text)
+        return tagged(section, calls, place)
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from client.gateway.tool_calls.format import Function, Notes, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import (
+    Function,
+    Notes,
+    Parsed,
+    SectionText,
+    ToolCall,
+    ToolCallFormat,
+)
 from client.protocol import Section
 
 _NOTHING = Parsed()
@@ -144,15 +151,8 @@ class AnswerStream:
     def _parse(self, *, is_closed: bool) -> None:
         form, section = self._form_of_section, self._section
         if form is not None:
-            self._send(
-                form.parse(
-                    section.text,
-                    self._functions,
-                    self._notes,
-                    tag=section.tag,
-                    is_closed=is_closed,
-                )
-            )
+            given = SectionText(section.text, section.tag, is_closed, self._notes)
+            self._send(form.parse(given, self._functions))
 
     def _end(self, *, is_closed: bool) -> None:
         self._parse(is_closed=is_closed)
