@@ -55,10 +55,12 @@ def parse_rope(
             f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_PARSERS)}"
         )
     theta = rope.number("rope_theta", default=config.number("rope_theta", default=theta))
+    if theta <= 1:
+        raise config.error("rope_theta", f"must exceed 1 (got {theta:g})")
     # Some checkpoints keep the length of the original training beside the rope settings.
+    name = "original_max_position_embeddings"
     original = config.integer(
-        "original_max_position_embeddings",
-        default=rope.integer("original_max_position_embeddings", default=max_positions),
+        name, default=rope.integer(name, default=max_positions, minimum=2), minimum=2
     )
     return _PARSERS[kind](rope, float(theta), original, max_positions)
 
@@ -79,6 +81,16 @@ def parse_rope_by_layer_type(config: Fields) -> dict[str, Rope]:
         }
     local = config.number("rope_local_base_freq", default=1e4)
     return {full: parse_rope(config, theta=1e6), sliding: DefaultRope(float(local))}
+
+
+def check_factors(config: Fields, rope: Rope | None, dim: int) -> None:
+    """Raise `CheckpointError` if a LongRoPE has not a factor for each frequency of `dim`."""
+    if isinstance(rope, LongRope):
+        for field in ("short_factor", "long_factor"):
+            count = len(getattr(rope, field))
+            if count != dim // 2:
+                problem = f"{field} must have {dim // 2} factors, for {dim} rotated dimensions"
+                raise config.error("rope_parameters", f"{problem} (got {count})")
 
 
 def rotary_dim(config: Fields, head_dim: int, *, factor: float = 1.0) -> int:

@@ -14,8 +14,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     size = parsing.window(fields, absent=4096)
     heads = parsing.heads(fields, num_kv_heads=8)
     mlp = Gated(fields.integer("intermediate_size"), parsing.gated_activation(fields))
-    if architecture == "MistralForCausalLM":
-        parsing.require_equal_layers(fields, size)
+    kinds = None if architecture == "MistralForCausalLM" else parsing.layer_types(fields)
     every_layer = [parsing.SLIDING] * parsing.num_layers(fields)
     layers = [
         LayerSpec(
@@ -23,7 +22,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
             mlp,
             norm,
         )
-        for kind in parsing.layer_types(fields) or every_layer
+        for kind in kinds or every_layer
     ]
     context_length = parsing.scaled_context_length(fields, rope)
     return parsing.model_spec(fields, architecture, layers, norm, context_length=context_length)
