@@ -27,7 +27,6 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 NO_WINDOWS = {"use_sliding_window": False}  # where the field switches them on
 
-_MOST_POSITIONS = 2**31 - 1
 _MOST_LAYERS = 4096  # more than the largest models have by far
 _MOST_EXPERTS = 4096  # that `kernels.experts.routing` takes
 
@@ -92,12 +91,19 @@ def model_spec(
     _check_layer_types(fields, spec.layers)
     for layer in spec.layers:
         check_factors(fields, layer.attention.rope, layer.attention.rotary_dim)
-    if spec.context_length > _MOST_POSITIONS:
-        problem = f"makes, with its scaling, a context of {spec.context_length:,} tokens"
-        raise fields.error("max_position_embeddings", problem)
     if any(not 0 <= token < spec.vocab_size for token in spec.eos_token_ids):
         raise fields.error("eos_token_id", f"must be below vocab_size {spec.vocab_size}")
     return spec
+
+
+def text_part(fields: Fields) -> Fields | None:
+    """Return the fields of the text part of a model that has others; None where it has none."""
+    text = fields.child("text_config")
+    if text is None:
+        return None
+    # The whole model's field says whether its head is tied, whatever the part's own says.
+    tied = "tie_word_embeddings"
+    return fields.under(text.without(tied) if tied in fields else text)
 
 
 def num_layers(fields: Fields) -> int:

@@ -18,6 +18,11 @@ from tests.factories.configurations import (
     read_configuration,
 )
 
+MINISTRAL3 = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "text_config": {**LLAMA, "model_type": "ministral3"},
+}
+
 
 @pytest.mark.parametrize(
     ("fields", "message"),
@@ -75,7 +80,7 @@ from tests.factories.configurations import (
         ),
         (
             {**LLAMA, "rope_scaling": {"type": "linear", "factor": 1e30}},
-            "max_position_embeddings: makes, with its scaling, a context of 5",
+            "rope_scaling: factor: must be at most 1048576",
         ),
     ],
 )
@@ -89,6 +94,7 @@ def test_broken_configurations(fields: Any, message: str, tmp_path: Path) -> Non
     [
         ({**LLAMA, "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM .* LlamaForCausalLM"),
         ({**LLAMA, "architectures": []}, "architectures: none is not supported"),
+        (MINISTRAL3, 'text_config: model_type: "ministral3" is not supported; only "mistral"'),
         ({**LLAMA, "hidden_act": "relu2"}, "hidden_act: 'relu2'"),
         ({**QWEN2, "dual_chunk_attention_config": {}}, "dual_chunk_attention_config"),
         ({**LLAMA, "dtype": "float8_e4m3fn"}, "dtype: 'float8_e4m3fn'"),
