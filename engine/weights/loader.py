@@ -61,7 +61,7 @@ def load_weights(
             wrong shape; the model is then unchanged, unless a file breaks while it is read.
     """
     placed, kv_scales = _match(model, path)
-    load_kv_scales(model, kv_scales)
+    load_kv_scales(model, kv_scales, model.spec.tensor_names)
     spans = list(split_into_spans(placed, _SPAN_BYTES))
     total = sum(span.num_bytes for span in spans)
     loaded = 0
@@ -90,8 +90,10 @@ def _match(
 ) -> tuple[list[tuple[StoredTensor, Tensor]], list[StoredTensor]]:
     """Return the tensors to load with their destinations, and the scales of a KV cache."""
     stored = read_headers(path)
-    kv_scales = [stored.pop(name) for name in [*stored] if is_kv_scale(name)]
     names = model.spec.tensor_names
+    kv_scales = [
+        stored.pop(name) for name in [*stored] if is_kv_scale(name) and not names.is_ignored(name)
+    ]
     tied = model.lm_head is None
     return match_tensors(stored, destinations(model, names), names, tied=tied), kv_scales
 
