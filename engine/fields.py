@@ -13,6 +13,7 @@ from engine.errors import CheckpointError, UnsupportedError
 T = TypeVar("T")
 
 _REQUIRED: Any = object()
+_MOST = 2**31 - 1  # of integers: what sizes and positions are on a device
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -100,7 +101,14 @@ class Fields:
     def message(self, field: str, problem: str) -> str:
         return f"{self._name}: {self._called.get(field, field)}: {problem}"
 
-    def integer(self, field: str, *, default: T | int = _REQUIRED, minimum: int = 1) -> T | int:
+    def integer(
+        self,
+        field: str,
+        *,
+        default: T | int = _REQUIRED,
+        minimum: int = 1,
+        maximum: int = _MOST,
+    ) -> T | int:
         value = self._get(field, default)
         if value is default:
             return value
@@ -109,6 +117,8 @@ class Fields:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self._wrong(field, value, f"an integer of at least {minimum}")
+        if value > maximum:
+            raise self._wrong(field, value, f"an integer of at most {maximum}")
         return value
 
     def number(self, field: str, *, default: T | float = _REQUIRED) -> T | float:

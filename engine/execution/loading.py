@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import CheckpointError, ConfigError
 from engine.execution.attention.backend import attention_backend
 from engine.execution.cpu_choices import our_products_serve, set_num_threads
 from engine.execution.devices import (
@@ -35,6 +35,7 @@ from engine.execution.memory.kv_cache_plan import (
     KVCachePlan,
     kv_cache_dtype,
     plan_kv_cache,
+    require_room_for_tables,
     require_room_for_weights,
     swap_space_bytes,
 )
@@ -53,7 +54,7 @@ from engine.models.conversion import (
 from engine.models.kv_groups import group_layers
 from engine.models.spec import ModelSpec
 from engine.quantization.registry import read_quantization
-from engine.weights import initialise_weights
+from engine.weights import check_weights, initialise_weights
 
 log = logging.getLogger("trident.engine")
 
@@ -187,7 +188,12 @@ class _Loader:
             dtype=self._dtype,
             quantization=stored,
         )
-        outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
+        try:
+            outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
+        except RuntimeError as error:
+            raise CheckpointError(f"config.json: sizes that no memory holds: {error}") from None
+        if config.load_format != "dummy":
+            check_weights(outline, checkpoint)
         if config.deterministic:
             check_deterministic(outline, device)
         num_bytes = sum(p.nbytes for p in outline.parameters())
@@ -195,6 +201,7 @@ class _Loader:
             outline, config.quantization, device, deterministic=config.deterministic
         )
         require_room_for_weights(num_bytes, device, config)
+        require_room_for_tables(outline, device, self._max_model_len)
         model = build(device=device)
         text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
         initialise_weights(

@@ -30,10 +30,12 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         """Make the table of `rope`; of a rotation by nothing, without one."""
         super().__init__()
-        if rope is None:
-            cos, sin = torch.ones(max_model_len, 1), torch.zeros(max_model_len, 1)
-        else:
-            cos, sin = rotary_table(rope, rotary_dim, max_model_len)
+        # The CPU's functions, so that the table is the same on every device.
+        with torch.device("meta" if device.type == "meta" else "cpu"):
+            if rope is None:
+                cos, sin = torch.ones(max_model_len, 1), torch.zeros(max_model_len, 1)
+            else:
+                cos, sin = rotary_table(rope, rotary_dim, max_model_len)
         self.cos = nn.Buffer(cos.to(device), persistent=False)
         self.sin = nn.Buffer(sin.to(device), persistent=False)
 
@@ -43,7 +45,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotary_table(rope: Rope, rotary_dim: int, length: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, each float32 [length, rotary_dim / 2], on the CPU.
+    """Return cos and sin, each float32 [length, rotary_dim / 2], on torch's default device.
 
     With dynamic scaling the base depends on the length of the sequence. Row p has the base of a
     sequence whose newest token is p, so that the keys of a position depend neither on the later

@@ -62,6 +62,8 @@ class CausalLM(nn.Module):
             logits = self.lm_head(hidden).float()
         if self.lm_head_bias is not None:
             logits = logits + self.lm_head_bias
+        if self.spec.logit_multiplier != 1.0:
+            logits = logits * self.spec.logit_multiplier
         if (cap := self.spec.logit_soft_cap) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits

@@ -119,12 +119,18 @@ class DecoderLayer(nn.Module):
         x, residual = _add_and_norm(self.attention_norm, x, residual)
         mixed = self.self_attn(x, rotary, slot_mapping, cache, attention)
         if self.spec.norms == "parallel":
-            return mixed + self._through_mlp(x, slot_mapping), residual
+            return self._scale(mixed + self._through_mlp(x, slot_mapping)), residual
         if self.attention_output_norm is not None:
             mixed = self.attention_output_norm(mixed)
-        x, residual = _add_and_norm(self.mlp_norm, mixed, residual)
+        x, residual = _add_and_norm(self.mlp_norm, self._scale(mixed), residual)
         x = self._through_mlp(x, slot_mapping)
-        return (x if self.mlp_output_norm is None else self.mlp_output_norm(x)), residual
+        if self.mlp_output_norm is not None:
+            x = self.mlp_output_norm(x)
+        return self._scale(x), residual
+
+    def _scale(self, x: Tensor) -> Tensor:
+        multiplier = self.spec.residual_multiplier
+        return x if multiplier == 1.0 else x * multiplier
 
     def _through_mlp(self, x: Tensor, slot_mapping: Tensor) -> Tensor:
         out: Tensor = self.mlp(x, slot_mapping) if isinstance(self.mlp, moe.MoE) else self.mlp(x)

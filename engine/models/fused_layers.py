@@ -82,6 +82,7 @@ def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
     attention = layer.attention
     return (
         layer.norms == "pre"
+        and layer.residual_multiplier == 1.0
         and layer.norm == first.norm == NormSpec("rms", layer.norm.eps)
         and attention.qk_norm in (None, layer.norm)
         and attention.rope == first.attention.rope

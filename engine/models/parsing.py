@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from engine.fields import Fields
 from engine.layers.rope import DynamicRope, LinearRope, Rope, YarnRope
+from engine.models.rope import check_factors
 from engine.models.spec import (
     AttentionSpec,
     GatedActivation,
@@ -24,6 +25,10 @@ from engine.models.tensor_names import LLAMA_NAMES, TensorNames
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+NO_WINDOWS = {"use_sliding_window": False}  # where the field switches them on
+
+_MOST_LAYERS = 4096  # more than the largest models have by far
+_MOST_EXPERTS = 4096  # that `kernels.experts.routing` takes
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _PLAIN_ACTIVATIONS: dict[str, PlainActivation] = {
@@ -83,13 +88,26 @@ def model_spec(
         tensor_names=tensor_names,
         **others,
     )
+    _check_layer_types(fields, spec.layers)
+    for layer in spec.layers:
+        check_factors(fields, layer.attention.rope, layer.attention.rotary_dim)
     if any(not 0 <= token < spec.vocab_size for token in spec.eos_token_ids):
         raise fields.error("eos_token_id", f"must be below vocab_size {spec.vocab_size}")
     return spec
 
 
+def text_part(fields: Fields) -> Fields | None:
+    """Return the fields of the text part of a model that has others; None where it has none."""
+    text = fields.child("text_config")
+    if text is None:
+        return None
+    # The whole model's field says whether its head is tied, whatever the part's own says.
+    tied = "tie_word_embeddings"
+    return fields.under(text.without(tied) if tied in fields else text)
+
+
 def num_layers(fields: Fields) -> int:
-    return fields.integer("num_hidden_layers")
+    return fields.integer("num_hidden_layers", maximum=_MOST_LAYERS)
 
 
 def max_positions(fields: Fields) -> int:
@@ -167,17 +185,18 @@ def _activation(fields: Fields, field: str, absent: str, supported: Mapping[str,
     return supported[name]
 
 
-def top_k(fields: Fields, num_experts: str, *, absent: int | None = None) -> int:
-    """Read how many experts a token goes through.
+def experts(fields: Fields, field: str, *, absent: int | None = None) -> tuple[int, int]:
+    """Return how many experts there are, which `field` says, and how many a token goes through.
 
     Args:
-        num_experts: the field that says how many there are; `absent` where it is.
+        absent: how many there are where the field is absent.
     """
-    count = fields.integer(num_experts, default=absent) if absent else fields.integer(num_experts)
+    fields = fields if absent is None else fields.over({field: absent})
+    count = fields.integer(field, maximum=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
-        raise fields.error("num_experts_per_tok", f"must be at most {num_experts} {count}")
-    return chosen
+        raise fields.error("num_experts_per_tok", f"must be at most {field} {count}")
+    return count, chosen
 
 
 def optional_number(fields: Fields, field: str, *, absent: float | None) -> float | None:
@@ -218,13 +237,6 @@ def window(fields: Fields, *, absent: int | None) -> int | None:
     return fields.integer("sliding_window", default=default)
 
 
-def require_equal_layers(fields: Fields, window: int | None) -> None:
-    """Raise `UnsupportedError` if `layer_types` says that not every layer has this window."""
-    types = layer_types(fields) or []
-    if any((window if kind == SLIDING else None) != window for kind in types):
-        raise fields.unsupported("layer_types", "is not supported for this architecture")
-
-
 def switched_windows(fields: Fields) -> list[int | None]:
     """Return the windows of Qwen's layers, which a field switches on, from some layer on."""
     is_used = fields.boolean("use_sliding_window", default=False)
@@ -234,6 +246,18 @@ def switched_windows(fields: Fields) -> list[int | None]:
     if types is None:
         return [size if i >= first else None for i in range(num_layers(fields))]
     return [size if kind == SLIDING else None for kind in types]
+
+
+def _check_layer_types(fields: Fields, layers: Iterable[LayerSpec]) -> None:
+    """Raise if `layer_types` does not say of each layer whether it has a window."""
+    types = layer_types(fields)
+    if types is None or not fields.boolean("use_sliding_window", default=True):
+        return
+    if any(
+        (kind == FULL) != (layer.attention.window is None)
+        for kind, layer in zip(types, layers, strict=True)
+    ):
+        raise fields.unsupported("layer_types", "is not supported for this architecture")
 
 
 def scaled_context_length(fields: Fields, rope: Rope) -> int:

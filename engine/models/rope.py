@@ -18,6 +18,7 @@ from engine.layers.rope import (
 )
 
 _DEFAULT_THETA = 10_000.0
+_MOST_FACTOR = 2**20  # beyond all models by far, and far from what float32 cannot express
 
 
 def parse_rope(
@@ -55,30 +56,47 @@ def parse_rope(
             f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_PARSERS)}"
         )
     theta = rope.number("rope_theta", default=config.number("rope_theta", default=theta))
+    if theta <= 1:
+        raise config.error("rope_theta", f"must exceed 1 (got {theta:g})")
     # Some checkpoints keep the length of the original training beside the rope settings.
+    name = "original_max_position_embeddings"
     original = config.integer(
-        "original_max_position_embeddings",
-        default=rope.integer("original_max_position_embeddings", default=max_positions),
+        name, default=rope.integer(name, default=max_positions, minimum=2), minimum=2
     )
     return _PARSERS[kind](rope, float(theta), original, max_positions)
 
 
-def parse_rope_by_layer_type(config: Fields) -> dict[str, Rope]:
-    """Read the rope settings of Gemma 3, which scales those of layers without a window alone.
+def parse_rope_by_layer_type(
+    config: Fields, *, theta: float, sliding_theta: float, sliding_field: str = "rope_theta"
+) -> dict[str, Rope]:
+    """Read the rope settings of a family that scales those of layers without a window alone.
 
-    Accepts `rope_parameters` by layer type, and the older `rope_theta`, `rope_scaling` and
-    `rope_local_base_freq`.
+    Accepts `rope_parameters` by layer type, and the older `rope_theta` and `rope_scaling`.
+
+    Args:
+        theta, sliding_theta: where they are absent.
+        sliding_field: of the layers with a window, in the older form.
     """
     full, sliding = "full_attention", "sliding_attention"
     if "rope_parameters" in config:
         # `rope_scaling` goes before it, where a family has one kind of layer.
         config = config.without("rope_scaling")
         return {
-            full: parse_rope(config, layer_type=full, theta=1e6),
-            sliding: parse_rope(config, layer_type=sliding, theta=1e4),
+            full: parse_rope(config, layer_type=full, theta=theta),
+            sliding: parse_rope(config, layer_type=sliding, theta=sliding_theta),
         }
-    local = config.number("rope_local_base_freq", default=1e4)
-    return {full: parse_rope(config, theta=1e6), sliding: DefaultRope(float(local))}
+    local = float(config.number(sliding_field, default=sliding_theta))
+    return {full: parse_rope(config, theta=theta), sliding: DefaultRope(local)}
+
+
+def check_factors(config: Fields, rope: Rope | None, dim: int) -> None:
+    """Raise `CheckpointError` if a LongRoPE has not a factor for each frequency of `dim`."""
+    if isinstance(rope, LongRope):
+        for field in ("short_factor", "long_factor"):
+            count = len(getattr(rope, field))
+            if count != dim // 2:
+                problem = f"{field} must have {dim // 2} factors, for {dim} rotated dimensions"
+                raise config.error("rope_parameters", f"{problem} (got {count})")
 
 
 def rotary_dim(config: Fields, head_dim: int, *, factor: float = 1.0) -> int:
@@ -105,22 +123,29 @@ def _partial_factor(config: Fields, rope: Fields, absent: float) -> float:
     return float(rope.number("partial_rotary_factor", default=own))
 
 
+def _factor(rope: Fields) -> float:
+    factor = rope.number("factor")
+    if factor > _MOST_FACTOR:
+        raise rope.error("factor", f"must be at most {_MOST_FACTOR} (got {factor:g})")
+    return factor
+
+
 def _default(_rope: Fields, theta: float, _original: int, _max_positions: int) -> Rope:
     return DefaultRope(theta)
 
 
 def _linear(rope: Fields, theta: float, _original: int, _max_positions: int) -> Rope:
-    return LinearRope(theta, rope.number("factor"))
+    return LinearRope(theta, _factor(rope))
 
 
 def _dynamic(rope: Fields, theta: float, _original: int, max_positions: int) -> Rope:
-    return DynamicRope(theta, rope.number("factor"), max_positions)
+    return DynamicRope(theta, _factor(rope), max_positions)
 
 
 def _yarn(rope: Fields, theta: float, original: int, max_positions: int) -> Rope:
     # A factor of null means the ratio of the lengths.
     ratio = max_positions / original
-    factor = ratio if rope.is_null("factor") else rope.number("factor")
+    factor = ratio if rope.is_null("factor") else _factor(rope)
     return YarnRope(
         theta=theta,
         factor=factor,
@@ -138,7 +163,7 @@ def _llama3(rope: Fields, theta: float, original: int, _max_positions: int) -> R
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if high <= low:
         raise rope.error("high_freq_factor", f"must exceed low_freq_factor ({high} <= {low})")
-    return Llama3Rope(theta, rope.number("factor"), low, high, original)
+    return Llama3Rope(theta, _factor(rope), low, high, original)
 
 
 def _long(rope: Fields, theta: float, original: int, max_positions: int) -> Rope:

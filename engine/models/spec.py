@@ -115,12 +115,17 @@ class MoE:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One decoder layer."""
+    """One decoder layer.
+
+    Attributes:
+        residual_multiplier: of what attention and MLP add to the residual stream.
+    """
 
     attention: AttentionSpec
     mlp: Gated | Plain | MoE
     norm: NormSpec
     norms: NormPlaces = "pre"
+    residual_multiplier: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,7 @@ class ModelSpec:
         learned_positions: None where the model has none.
         embedding_multiplier: of the embeddings; rounded to the model's dtype.
         head_bias: the head has a bias.
+        logit_multiplier: of the logits.
         logit_soft_cap: with c, logits l become c tanh(l / c); None: there is none.
     """
 
@@ -167,6 +173,7 @@ class ModelSpec:
     learned_positions: LearnedPositions | None = None
     embedding_multiplier: float = 1.0
     head_bias: bool = False
+    logit_multiplier: float = 1.0
     logit_soft_cap: float | None = None
 
     @property

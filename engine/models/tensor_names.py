@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -46,7 +46,18 @@ class TensorNames:
         pattern = "|".join(re.escape(ours) for ours, _ in self.renamed)
         theirs = dict(self.renamed)
         name = re.sub(rf"(?<![^.])(?:{pattern})(?![^.])", lambda found: theirs[found[0]], name)
-        return prefix + name.removeprefix("model.") if name.startswith("model.") else name
+        if name.startswith("model."):
+            return prefix + name.removeprefix("model.")
+        # A part that is a model of its own has its head beside its decoder.
+        return prefix.removesuffix("model.") + name if prefix.endswith(".model.") else name
+
+    def beside_vision(self) -> TensorNames:
+        """Return the names of the text part in a checkpoint that has a vision part."""
+        return replace(
+            self,
+            prefixes=("language_model.model.", "model.language_model."),
+            ignored=(*self.ignored, "*vision_tower.*", "*multi_modal_projector.*"),
+        )
 
     def is_ignored(self, name: str) -> bool:
         """Return whether the checkpoint's tensor `name` is not loaded."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from engine.errors import CheckpointError
 from engine.layers.attention import Attention
+from engine.models.tensor_names import TensorNames
 from engine.weights.headers import StoredTensor
 from engine.weights.matching import require_float
 from engine.weights.reading import read_tensor
@@ -42,17 +43,22 @@ def is_kv_scale(name: str) -> bool:
     return _ATTENTION in name and name.partition(_ATTENTION)[2] in _TARGETS
 
 
-def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor]) -> None:
+def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor], names: TensorNames) -> None:
     """Set the KV scales of the attention layers of `model` from its checkpoint.
 
     Args:
+        names: how the checkpoint names our modules.
         scales: each with one element, or with one per KV head of its layer.
 
     Raises:
         CheckpointError: a scale is not positive, has another size, belongs to no layer of the
             model, occurs twice or cannot be read; the model is then unchanged.
     """
-    modules = dict(model.named_modules())
+    modules = {
+        names.of(path, prefix): module
+        for path, module in model.named_modules()
+        for prefix in names.prefixes
+    }
     values: dict[str, tuple[Tensor, Tensor]] = {}
     for stored in scales:
         prefix, _, suffix = stored.name.partition(_ATTENTION)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine.config import LoadFormat
 from engine.models.causal_lm import CausalLM
 from engine.weights.dummy import fill_with_random_weights
-from engine.weights.headers import read_headers
+from engine.weights.headers import StoredTensor, read_headers
 from engine.weights.kv_scales import is_kv_scale, load_kv_scales
 from engine.weights.matching import destinations, match_tensors
 from engine.weights.reading import read_spans, split_into_spans
@@ -59,12 +60,8 @@ def load_weights(
         CheckpointError: a file is missing or corrupt, or a tensor is missing, unknown or of a
             wrong shape; the model is then unchanged, unless a file breaks while it is read.
     """
-    stored = read_headers(path)
-    kv_scales = [stored.pop(name) for name in [*stored] if is_kv_scale(name)]
-    names = model.spec.tensor_names
-    tied = model.lm_head is None
-    placed = match_tensors(stored, destinations(model, names), names, tied=tied)
-    load_kv_scales(model, kv_scales)
+    placed, kv_scales = _match(model, path)
+    load_kv_scales(model, kv_scales, model.spec.tensor_names)
     spans = list(split_into_spans(placed, _SPAN_BYTES))
     total = sum(span.num_bytes for span in spans)
     loaded = 0
@@ -78,6 +75,27 @@ def load_weights(
     device = model.model.embed_tokens.weight.device
     copier = CudaCopier(device) if device.type == "cuda" else None
     read_spans(spans, copier, num_threads=_num_threads(device), on_read=advance)
+
+
+def check_weights(model: CausalLM, path: Path) -> None:
+    """Raise `CheckpointError` if the headers of the checkpoint folder `path` do not fit `model`.
+
+    Its parameters may be on the meta device.
+    """
+    _match(model, path)
+
+
+def _match(
+    model: CausalLM, path: Path
+) -> tuple[list[tuple[StoredTensor, Tensor]], list[StoredTensor]]:
+    """Return the tensors to load with their destinations, and the scales of a KV cache."""
+    stored = read_headers(path)
+    names = model.spec.tensor_names
+    kv_scales = [
+        stored.pop(name) for name in [*stored] if is_kv_scale(name) and not names.is_ignored(name)
+    ]
+    tied = model.lm_head is None
+    return match_tensors(stored, destinations(model, names), names, tied=tied), kv_scales
 
 
 def _num_threads(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from engine.models.registry import read_model_spec
 from engine.models.spec import ModelSpec
 from engine.weights import SINGLE, load_weights
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.families import FAMILIES
 
 LAYER = "model.layers.1.self_attn"
 ONES = [1.0, 1.0]
@@ -116,3 +117,22 @@ def test_a_scale_of_a_layer_that_is_not_there_is_refused(
     beyond = {**tensors, "model.layers.3.self_attn.k_scale": torch.ones(1)}
     with pytest.raises(CheckpointError, match=r"^model\.layers\.3\.self_attn\.k_scale: is of a la"):
         load(tmp_path, config, beyond, {})
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_those_of_a_text_part_are_found_and_others_are_not(tmp_path: Path, prefix: str) -> None:
+    architecture, fields = FAMILIES["gemma3-vision"]
+    write_checkpoint(tmp_path, architecture, **fields)
+    tensors = {
+        name.replace("language_model.model.", prefix): tensor
+        for name, tensor in load_file(tmp_path / SINGLE).items()
+    }
+    tensors[f"{prefix}layers.1.self_attn.k_scale"] = torch.tensor(3.0)
+    tensors["vision_tower.encoder.layers.1.self_attn.k_scale"] = torch.tensor(5.0)
+    save_file(tensors, tmp_path / SINGLE)
+    model = build_model(
+        read_model_spec(tmp_path), max_model_len=16, dtype=torch.float32, device=torch.device("cpu")
+    )
+    load_weights(model, tmp_path)
+    scales = [layer.self_attn.get_buffer("k_scale").tolist() for layer in model.model.layers]
+    assert scales == [ONES, [3.0, 3.0], ONES]

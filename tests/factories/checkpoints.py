@@ -81,6 +81,10 @@ def write_checkpoint(
     if architecture == "MistralForCausalLM":
         fields.setdefault("sliding_window", None)
     fields = {name: value for name, value in fields.items() if value is not OMIT}
+    if "vision_config" in fields:  # beside which the text's fields are in a part of their own
+        vision = fields.pop("vision_config")
+        tied = fields.pop("tie_word_embeddings", architecture.startswith("Gemma"))
+        fields = {"text_config": fields, "vision_config": vision, "tie_word_embeddings": tied}
     model = random_model(architecture, dtype=dtype, seed=seed, fields=fields)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return model

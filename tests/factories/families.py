@@ -24,7 +24,15 @@ _GPT2 = {
     "head_dim": OMIT,
     "num_key_value_heads": OMIT,
 }
-
+# Of the part that is not served.
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 # Name of a case -> architecture, and what its configuration sets beside what all have.
@@ -57,6 +65,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3-vision": (
+        "Gemma3ForConditionalGeneration",
+        {"sliding_window": _WINDOW, "query_pre_attn_scalar": 24, "vision_config": _VISION},
+    ),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
     "gpt-oss": (
         "GptOssForCausalLM",
@@ -76,6 +88,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 1.7,
+        },
+    ),
     "llama": ("LlamaForCausalLM", {}),
     "ministral": (
         "MinistralForCausalLM",
@@ -85,8 +106,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral": ("MistralForCausalLM", {"sliding_window": _WINDOW}),
+    "mistral3-vision": (
+        "Mistral3ForConditionalGeneration",
+        {"model_type": "mistral", "vision_config": {**_VISION, "model_type": "pixtral"}},
+    ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            "sliding_window": _WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 100.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+        },
+    ),
     "opt": ("OPTForCausalLM", {"ffn_dim": 96, "head_dim": OMIT, "num_key_value_heads": OMIT}),
     "phi": ("PhiForCausalLM", {}),
     "phi3-fused": ("Phi3ForCausalLM", {"sliding_window": 30}),

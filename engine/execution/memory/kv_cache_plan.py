@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import nn
 
 from engine.core.kv.group_windows import GroupWindows, blocks_for
 from engine.errors import InsufficientMemoryError
@@ -141,6 +142,16 @@ def require_room_for_weights(num_bytes: int, device: torch.device, config: Resol
         total = torch.cuda.mem_get_info(device)[1]
         if num_bytes >= gpu_share(config, total):
             raise _model_too_large(config, num_bytes, total)
+
+
+def require_room_for_tables(model: nn.Module, device: torch.device, max_model_len: int) -> None:
+    """Raise `InsufficientMemoryError` if the rotary tables of `model` do not fit on `device`."""
+    num_bytes, free = sum(buffer.nbytes for buffer in model.buffers()), _free_bytes(device)
+    if num_bytes > free:
+        raise InsufficientMemoryError(
+            f"max_model_len: the rotary tables of {max_model_len} positions need {gib(num_bytes)}, "
+            f"but only {gib(free)} of memory is free on {device.type}; lower it"
+        )
 
 
 def swap_space_bytes(config: ResolvedConfig, plan: KVCachePlan, device: torch.device) -> int:

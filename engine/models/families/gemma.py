@@ -19,8 +19,10 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         qkv_bias=bias,
         output_bias=bias,
     )
+    activation = parsing.gated_activation(fields, absent="gelu_pytorch_tanh")
     # Old checkpoints say `gelu`, and mean its approximation.
-    mlp = Gated(fields.integer("intermediate_size"), "gelu_tanh")
+    activation = "gelu_tanh" if activation == "gelu" else activation
+    mlp = Gated(fields.integer("intermediate_size"), activation)
     return parsing.model_spec(
         fields,
         architecture,

@@ -10,7 +10,6 @@ from engine.models import parsing
 from engine.models.families import gemma2
 from engine.models.rope import parse_rope_by_layer_type
 from engine.models.spec import Gated, LayerSpec, ModelSpec
-from engine.models.tensor_names import TensorNames
 
 # What checkpoints with a vision part leave out.
 _DEFAULTS = {
@@ -19,19 +18,13 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131072,
 }
-_NAMES_WITH_VISION = TensorNames(
-    renamed=gemma2.NAMES.renamed,
-    prefixes=("language_model.model.", "model.language_model."),
-    ignored=("*vision_tower.*", "*multi_modal_projector.*"),
-)
 
 
 def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
-    names, text = gemma2.NAMES, fields.child("text_config")
-    if text is not None:
-        names, fields = _NAMES_WITH_VISION, fields.under(text)
-    fields = fields.over(_DEFAULTS)
+    text = parsing.text_part(fields)
+    names = gemma2.NAMES if text is None else gemma2.NAMES.beside_vision()
+    fields = (text or fields).over(_DEFAULTS)
     parsing.refuse(
         fields,
         use_bidirectional_attention=False,
@@ -43,7 +36,9 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     bias = fields.boolean("attention_bias", default=False)
     size = parsing.window(fields, absent=4096)
     every = fields.integer("sliding_window_pattern", default=6)
-    ropes = parse_rope_by_layer_type(fields)
+    ropes = parse_rope_by_layer_type(
+        fields, theta=1e6, sliding_theta=1e4, sliding_field="rope_local_base_freq"
+    )
     mlp = Gated(
         fields.integer("intermediate_size"),
         parsing.gated_activation(fields, "hidden_activation", absent="gelu_pytorch_tanh"),

@@ -30,8 +30,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     bias = fields.boolean("attention_bias", default=True)
     size = parsing.window(fields, absent=128)
     moe = MoE(
-        fields.integer("num_local_experts"),
-        parsing.top_k(fields, "num_local_experts"),
+        *parsing.experts(fields, "num_local_experts"),
         fields.integer("intermediate_size"),
         alpha=float(fields.number("swiglu_alpha", default=1.702)),
         limit=float(fields.number("swiglu_limit", default=7.0)),

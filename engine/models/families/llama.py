@@ -12,7 +12,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
     if "sliding_window" in fields:
         raise fields.unsupported("sliding_window", "is not supported for this architecture")
-    parsing.require_equal_layers(fields, None)
     rope, norm = parse_rope(fields), parsing.rms_norm(fields)
     bias = fields.boolean("attention_bias", default=False)
     attention = parsing.attention(parsing.heads(fields), rope, qkv_bias=bias, output_bias=bias)

@@ -29,8 +29,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         window=parsing.window(fields, absent=None),
     )
     moe = MoE(
-        fields.integer("num_local_experts", default=8),
-        parsing.top_k(fields, "num_local_experts", absent=8),
+        *parsing.experts(fields, "num_local_experts", absent=8),
         fields.integer("intermediate_size"),
         parsing.gated_activation(fields),
     )

@@ -10,6 +10,7 @@ from engine.models.spec import Gated, LayerSpec, ModelSpec
 
 def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
+    fields = fields.over(parsing.NO_WINDOWS)
     rope, norm = parse_rope(fields), parsing.rms_norm(fields)
     heads = parsing.heads(fields, num_kv_heads=32)
     mlp = Gated(fields.integer("intermediate_size"), parsing.gated_activation(fields))

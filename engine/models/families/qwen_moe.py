@@ -14,14 +14,14 @@ _NAMES = TensorNames(renamed=(*LLAMA_NAMES.renamed, ("mlp.router", "mlp.gate")))
 def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
     is_qwen2 = architecture == "Qwen2MoeForCausalLM"
+    fields = fields.over(parsing.NO_WINDOWS)
     rope, norm = parse_rope(fields), parsing.rms_norm(fields)
     heads = parsing.heads(fields, num_kv_heads=None if is_qwen2 else 4)
     bias = fields.boolean("attention_bias", default=False)
     activation = parsing.gated_activation(fields)
     count = "num_experts" if "num_experts" in fields else "num_local_experts"
     moe = MoE(
-        fields.integer(count),
-        parsing.top_k(fields, count),
+        *parsing.experts(fields, count),
         fields.integer("moe_intermediate_size"),
         activation,
         normalizes=fields.boolean("norm_topk_prob", default=False),

@@ -168,6 +168,19 @@ def test_a_missing_template() -> None:
         render(Tokenizer(word_piece_tokenizer()), [USER])
 
 
+def test_a_role_that_the_template_forbids() -> None:
+    """As Gemma 2's does."""
+    hf_tokenizer = byte_level_tokenizer()
+    hf_tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}{{ messages[0].content }}"
+    )
+    tokenizer = Tokenizer(hf_tokenizer)
+    assert render(tokenizer, [USER])
+    with pytest.raises(RequestError, match=r"^messages: .* refuses them: System role not supp"):
+        render(tokenizer, [{"role": "system", "content": "Be kind."}, USER])
+
+
 @pytest.mark.parametrize(
     ("template", "error", "text"),
     [

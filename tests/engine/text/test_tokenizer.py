@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import processors
+from transformers import AutoTokenizer
 
 from engine.errors import CheckpointError, RequestError, TridentError
+from engine.text.chat_template import render
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.other_decoders import panicking_tokenizer, word_piece_tokenizer
@@ -180,3 +183,26 @@ def test_code_in_the_checkpoint_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "evil.py").write_text("raise SystemExit('run')")
     assert Tokenizer.from_pretrained(tmp_path).eos_token_id == 0
+
+
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_text_starts_with_the_token_that_tokenizer_json_says(
+    starts: bool, config: dict[str, bool], tmp_path: Path
+) -> None:
+    """Llama's and Gemma's do, those of GPT-2 and Qwen do not; as transformers has it."""
+    hf_tokenizer = byte_fallback_tokenizer()
+    hf_tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A" if starts else "$A", special_tokens=[("<s>", 1)]
+    )
+    save_tokenizer(hf_tokenizer, tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({**saved, **config}))
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    plain = tokenizer.encode("the café", add_special_tokens=False)
+    assert 1 not in plain
+    assert tokenizer.encode("the café") == [1] * starts + plain
+    assert AutoTokenizer.from_pretrained(tmp_path)("the café")["input_ids"] == [1] * starts + plain
+    # A chat template writes its own.
+    assert 1 not in render(tokenizer, [{"role": "user", "content": "the"}])
