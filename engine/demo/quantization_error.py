@@ -33,7 +33,7 @@ from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.batch import Batch
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.conversion import check_quantization, convert_weights
+from engine.models.conversion import Conversion, check_quantization
 from engine.models.kv_groups import KVGroups
 from engine.models.registry import read_model_spec
 from engine.weights import load_weights
@@ -140,7 +140,7 @@ def _load(checkpoint: Path, quantization: Quantization | None) -> CausalLM:
     length = config.context_length
     model = build_model(config, max_model_len=length, dtype=dtype, device=_CPU)
     load_weights(model, checkpoint)
-    convert_weights(model, quantization)
+    Conversion(model, quantization).finish()
     return model
 
 

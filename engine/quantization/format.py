@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.layers.integer_weight import IntegerWeight
+from engine.layers.integer_weight import IntegerKind, IntegerWeight
 
 
 class Stored(NamedTuple):
@@ -49,6 +49,10 @@ class Format(Protocol):
         Raises:
             ValueError: a tensor, which the message names, holds what it must not.
         """
+
+    def integer_kind(self, in_features: int) -> IntegerKind | None:
+        """Return what `integers` returns, known before a weight is read; None: nothing."""
+        return None
 
     def integers(self, tensors: Mapping[str, Tensor]) -> IntegerWeight | None:
         """Return the weight as integers, for products of them; None: it is not stored so."""

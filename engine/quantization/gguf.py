@@ -17,9 +17,9 @@ from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.gguf.names import GGUF
 from engine.gguf.reader import GgufFile, block_size, read_gguf
-from engine.layers.integer_weight import GroupedWeight
+from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.quantization.format import Format, Stored
-from engine.quantization.gguf_integers import grouped_weight
+from engine.quantization.gguf_integers import grouped_weight, integer_kind
 
 _BYTES = torch.uint8
 # Architectures whose queries and keys are rotated in pairs of neighbours: their rows alternate
@@ -51,6 +51,9 @@ class GgufBlocks(Format):
                 f"({self.type_name})"
             )
         return {"weight": Stored((out_features, in_features // num_elements * num_bytes), _BYTES)}
+
+    def integer_kind(self, in_features: int) -> IntegerKind | None:
+        return integer_kind(self.type_name)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         weight = dequantize_blocks(tensors["weight"], self.type_name)

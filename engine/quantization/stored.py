@@ -14,6 +14,9 @@ from engine.quantization.format import Format
 class StoredProjection(nn.Module):
     """The tensors of one projection [out_features, in_features], or of one in each expert.
 
+    Attributes:
+        integer_kind: of what `integers` returns, as far as it is known before they are read.
+
     Args:
         path: the name of the projection, for errors.
         count: of experts; None: it is a projection of all tokens.
@@ -31,6 +34,7 @@ class StoredProjection(nn.Module):
     ) -> None:
         super().__init__()
         self._format, self._path = fmt, path
+        self.integer_kind = fmt.integer_kind(in_features)
         leading = () if count is None else (count,)
         stored = fmt.tensors(out_features, in_features)
         self._names = list(stored)
