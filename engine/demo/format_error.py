@@ -6,7 +6,7 @@ Llama's names and floating point; ``engine.demo.random_checkpoint`` creates some
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -65,6 +65,9 @@ class _Checkpoint:
 
     encoded: Mapping[str, Encoded]
     label: str = ""
+
+    def tensor_names(self) -> Collection[str]:
+        return self.encoded
 
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         return self.encoded[module].format if module in self.encoded else None

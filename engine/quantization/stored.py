@@ -55,14 +55,16 @@ class StoredProjection(nn.Module):
         """Return the tensors.
 
         Raises:
-            CheckpointError: a scale is not finite, or 0.
+            CheckpointError: a value is not finite, or 0 where it must not be.
         """
         found = self.tensors
         for name, tensor in found.items():
-            if tensor.dtype != torch.float32 or name in self._format.tables:
+            if tensor.dtype != torch.float32:
                 continue
-            if not bool((tensor.isfinite() & (tensor != 0)).all()):
-                raise CheckpointError(f"{self._path}.{name}: a scale is 0 or not finite")
+            if not bool(tensor.isfinite().all()):
+                raise CheckpointError(f"{self._path}.{name}: a value is not finite")
+            if name not in self._format.may_be_zero and not bool(tensor.all()):
+                raise CheckpointError(f"{self._path}.{name}: a scale is 0")
         return found
 
     def integers(self) -> IntegerWeight | None:

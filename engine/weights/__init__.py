@@ -6,8 +6,8 @@ are stacked, or into a few buffers from which the data is cast or copied to the 
 are never opened, since they can execute code.
 """
 
+from engine.tensor_files.headers import INDEX, SINGLE
 from engine.weights.dummy import fill_with_random_weights
-from engine.weights.headers import INDEX, SINGLE
 from engine.weights.loader import initialise_weights, load_weights
 
 __all__ = ["INDEX", "SINGLE", "fill_with_random_weights", "initialise_weights", "load_weights"]

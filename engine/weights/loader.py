@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from engine.config import LoadFormat
 from engine.models.causal_lm import CausalLM
+from engine.tensor_files.headers import StoredTensor, read_headers
 from engine.weights.dummy import fill_with_random_weights
-from engine.weights.headers import StoredTensor, read_headers
 from engine.weights.kv_scales import is_kv_scale, load_kv_scales
 from engine.weights.matching import destinations, match_tensors
 from engine.weights.reading import read_spans, split_into_spans
