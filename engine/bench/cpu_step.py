@@ -33,7 +33,7 @@ _STEPS = 20
 _PROMPTS = 3
 _BUDGET = 2048  # tokens per step
 # Of a weight in a layer; in 4 bits each 32 have a scale and an offset.
-_WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4": 0.75}
+_WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4": 0.625}
 
 
 class CpuStep:

@@ -14,7 +14,12 @@ from engine.config import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.int8_linear import Int8Linear, multiplies_int8, quantize_channels
-from engine.layers.integer_weight import IntegerKind, IntegerWeight, quantize_groups
+from engine.layers.integer_weight import (
+    GroupedWeight,
+    IntegerKind,
+    IntegerWeight,
+    quantize_groups,
+)
 from engine.layers.linear import Gated, GatedLinear, Linear
 from engine.layers.moe import Router
 from engine.layers.packed_linear import PackedLinear, can_pack
@@ -73,6 +78,8 @@ class Forms:
         """Return a product of the integers that the checkpoint has, if it has such."""
         weight = linear.integers() if self._multiplies_stored(linear) else None
         if weight is None or not self._keeps(weight.kind):
+            return None
+        if isinstance(weight, GroupedWeight) and not weight.fits:
             return None
         plain = linear.plain
         activation = plain.activation if isinstance(plain, GatedLinear) else None
