@@ -109,7 +109,8 @@ def _nf4(weight: Tensor) -> Encoded:
     largest = groups.abs().amax(-1, keepdim=True)
     indices = _nearest(groups / largest, _NF4).flatten()
     name = "weight.quant_state.bitsandbytes__nf4"
-    state = torch.tensor(list(json.dumps({"quant_type": "nf4"}).encode()), dtype=torch.uint8)
+    fields = {"quant_type": "nf4", "blocksize": 64, "shape": list(weight.shape)}
+    state = torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
     fmt = FourBit(name, len(state), tuple(weight.shape), block=64, nested_block=None, offset=0.0)
     tensors = {
         "weight": (indices[::2] << 4 | indices[1::2])[:, None],
@@ -128,11 +129,11 @@ def _nvfp4(weight: Tensor) -> Encoded:
     floats = groups / (scale.float() * shared)
     indices = (_nearest(floats.abs(), _E2M1) | (floats < 0).to(torch.uint8) << 3).flatten(1)
     tensors = {
-        "weight": indices[:, ::2] | indices[:, 1::2] << 4,
+        "weight_packed": indices[:, ::2] | indices[:, 1::2] << 4,
         "weight_scale": scale.squeeze(-1),
-        "weight_scale_2": shared.view(1),
+        "weight_global_scale": 1 / shared.view(1),
     }
-    return Encoded(Nvfp4("weight", "weight_scale_2", None, divides=False), tensors)
+    return Encoded(Nvfp4("weight_packed", "weight_global_scale", None, divides=True), tensors)
 
 
 def _in_groups(weight: Tensor, size: int) -> Tensor:
@@ -156,15 +157,47 @@ def _words(values: Tensor, bits: int) -> Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
-ENCODERS: dict[str, Encoder] = {
-    "int8 per channel (compressed-tensors)": _channels,
-    "LLM.int8": _llm_int8,
-    "8 bits in groups of 128 (GPTQ, pack-quantized)": partial(_groups, 8, 128, False),
-    "4 bits in groups of 128 (pack-quantized)": partial(_groups, 4, 128, False),
-    "4 bits in groups of 128, zeros (AWQ, GPTQ)": partial(_groups, 4, 128, True),
-    "FP8 per channel": partial(_fp8, None),
-    "FP8 per block of 128": partial(_fp8, 128),
-    "NF4": _nf4,
-    "NVFP4": _nvfp4,
-    **{name: partial(_blocks, name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")},
+def _compressed(layout: str, **weights: object) -> dict[str, object]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
+
+
+class Named(NamedTuple):
+    """An encoder, and the `quantization_config` of checkpoints of its format; None: GGUF."""
+
+    encode: Encoder
+    config: dict[str, object] | None
+
+
+_INTS = {"type": "int", "strategy": "group", "group_size": 128}
+_GGUF = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+
+ENCODERS: dict[str, Named] = {
+    "int8 per channel (compressed-tensors)": Named(
+        _channels, _compressed("int-quantized", type="int", num_bits=8, strategy="channel")
+    ),
+    "LLM.int8": Named(_llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "8 bits in groups of 128 (GPTQ, pack-quantized)": Named(
+        partial(_groups, 8, 128, False), _compressed("pack-quantized", num_bits=8, **_INTS)
+    ),
+    "4 bits in groups of 128 (pack-quantized)": Named(
+        partial(_groups, 4, 128, False), _compressed("pack-quantized", num_bits=4, **_INTS)
+    ),
+    "4 bits in groups of 128, zeros (AWQ, GPTQ)": Named(
+        partial(_groups, 4, 128, True),
+        _compressed("pack-quantized", num_bits=4, symmetric=False, **_INTS),
+    ),
+    "FP8 per channel": Named(
+        partial(_fp8, None),
+        _compressed("float-quantized", type="float", num_bits=8, strategy="channel"),
+    ),
+    "FP8 per block of 128": Named(
+        partial(_fp8, 128), {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    ),
+    "NF4": Named(_nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "NVFP4": Named(
+        _nvfp4,
+        _compressed("nvfp4-pack-quantized", type="float", num_bits=4, strategy="tensor_group"),
+    ),
+    **{name: Named(partial(_blocks, name), None) for name in _GGUF},
 }

@@ -176,8 +176,8 @@ def main(
     for quantization in get_args(Quantization):
         name = f"`--quantization {quantization}`"
         errors[name] = loading_error(checkpoint, quantization, text)
-    for name, encode in ENCODERS.items():
-        errors[name] = format_error(checkpoint, encode, text)
+    for name, named in ENCODERS.items():
+        errors[name] = format_error(checkpoint, named.encode, text)
     show(errors)
 
 

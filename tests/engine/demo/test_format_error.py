@@ -30,7 +30,7 @@ def _kind(name: str) -> str:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_weights_are_rounded_to_the_nearest(name: str) -> None:
     weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0))
-    fmt, tensors = encoded = ENCODERS[name](weight)
+    fmt, tensors = encoded = ENCODERS[name].encode(weight)
     for key, (shape, dtype) in fmt.tensors(96, 256).items():
         if key.startswith("weight.quant_state"):
             continue
@@ -51,7 +51,7 @@ def text() -> Text:
     "name", ["NF4", "FP8 per block of 128", "Q4_0", "int8 per channel (compressed-tensors)"]
 )
 def test_formats(name: str, text: Text, capsys: pytest.CaptureFixture[str]) -> None:
-    error = format_error(CHECKPOINT_DIR, ENCODERS[name], text)
+    error = format_error(CHECKPOINT_DIR, ENCODERS[name].encode, text)
     # Activations and sums in bfloat16, or integers with the activations in 8 bits.
     assert 0.001 < error.added.relative_error < (0.008 if error.product == "floats" else 0.04)
     assert error.added.agreement > 0.98
