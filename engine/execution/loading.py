@@ -23,6 +23,7 @@ from engine.execution.devices import (
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import CudaCapturer
 from engine.execution.loaded_model import LoadedModel
+from engine.execution.memory.freed_memory import return_freed_memory
 from engine.execution.memory.gpu_memory_profile import (
     MemoryProfile,
     cache_fills_share,
@@ -214,6 +215,7 @@ class _Loader:
             on_layer=conversion.convert if on_cpu else None,
         )
         conversion.finish()
+        return_freed_memory()
         taken = conversion.num_bytes_dequantized
         if stored is not None and taken:
             target = config.quantization or f"{taken / 2**20:,.0f} MiB of {self._dtype}"
