@@ -121,11 +121,15 @@ class Fields:
             raise self._wrong(field, value, f"an integer of at most {maximum}")
         return value
 
-    def number(self, field: str, *, default: T | float = _REQUIRED) -> T | float:
+    def number(
+        self, field: str, *, default: T | float = _REQUIRED, or_zero: bool = False
+    ) -> T | float:
         value = self._get(field, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong(field, value, "a number above 0")
+        if not (value > 0 or (or_zero and value == 0)):
             raise self._wrong(field, value, "a number above 0")
         if not math.isfinite(value):
             raise self._wrong(field, value, "a finite number")

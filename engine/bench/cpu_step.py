@@ -32,6 +32,8 @@ _WARM_UP_STEPS = 3
 _STEPS = 20
 _PROMPTS = 3
 _BUDGET = 2048  # tokens per step
+# Of a weight in a layer; in 4 bits each 32 have a scale and an offset.
+_WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4": 0.625}
 
 
 class CpuStep:
@@ -67,7 +69,8 @@ class CpuStep:
                 }
             )
         )
-        self._int8 = quantization is not None
+        self._is_quantized = quantization is not None
+        self._weight_bytes = _WEIGHT_BYTES[quantization]
         self._uid = 0
         fused = self._model.model.fused
         if not isinstance(fused, FusedLayers):
@@ -163,19 +166,20 @@ class CpuStep:
         config = self._model.spec
         hidden, inner, dim = config.hidden_size, config.layers[0].mlp.size, config.head_dim
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
-        read, rate = ceilings["read"], ceilings["int8" if self._int8 else "bf16"]
-        weight_bytes = 1 if self._int8 else 2
+        read, rate = ceilings["read"], ceilings["int8" if self._is_quantized else "bf16"]
         sizes = {
             "qkv_proj": layers * hidden * (heads + 2 * kv_heads) * dim,
             "o_proj": layers * hidden * heads * dim,
             "gate_up_proj": layers * 2 * hidden * inner,
             "down_proj": layers * hidden * inner,
-            "lm_head": hidden * config.vocab_size,
         }
-        return {
-            name: max(weight_bytes * size / read, 2 * rows * size / rate)
+        floors = {
+            name: max(self._weight_bytes * size / read, 2 * rows * size / rate)
             for name, size in sizes.items()
         }
+        head = hidden * config.vocab_size
+        head_bytes = 1 if self._is_quantized else 2
+        return {**floors, "lm_head": max(head_bytes * head / read, 2 * rows * head / rate)}
 
 
 def _print(step: float, parts: dict[str, float], floors: dict[str, float]) -> None:
@@ -204,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table for each batch."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.cpu_step", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--quantization", choices=("int8",))
+    parser.add_argument("--quantization", choices=("int8", "int4"))
     parser.add_argument(
         "--batches", type=_batches, default="1,16,64", help="sequences in a step, several in turns"
     )

@@ -2,7 +2,8 @@
 
 Importing this package imports no machine-learning library. Scripts: ``python -m
 engine.demo.train`` trains the checkpoint, ``python -m engine.demo.evaluate`` measures one, and
-``python -m engine.demo.quantization_error`` measures the loss in accuracy due to int8.
+``python -m engine.demo.quantization_error`` measures the loss in accuracy due to a quantisation
+while loading, ``python -m engine.demo.format_error`` that due to each format of checkpoints.
 """
 
 from pathlib import Path

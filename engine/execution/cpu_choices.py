@@ -45,9 +45,9 @@ def our_products_serve(
         model: before the conversion of its weights, which may be on any device.
         on_progress: called with the measurements, if there is something to choose.
     """
-    int8 = quantization is not None
+    int8 = quantization == "int8"
     shapes = projection_shapes(model)
-    if not can_choose(shapes, dtype, int8=int8):
+    if quantization == "int4" or not can_choose(shapes, dtype, int8=int8):
         return True
     subject = ("products", sorted(shapes.items(), key=repr), dtype, int8, torch.get_num_threads())
     measure = partial(measure_products, shapes, dtype, int8=int8)

@@ -23,6 +23,7 @@ from engine.execution.devices import (
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import CudaCapturer
 from engine.execution.loaded_model import LoadedModel
+from engine.execution.memory.freed_memory import return_freed_memory
 from engine.execution.memory.gpu_memory_profile import (
     MemoryProfile,
     cache_fills_share,
@@ -46,10 +47,10 @@ from engine.execution.progress import in_tenths
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import (
+    Conversion,
     check_deterministic,
     check_quantization,
-    convert_weights,
-    num_copied_bytes,
+    num_bytes_while_loading,
 )
 from engine.models.kv_groups import group_layers
 from engine.models.spec import ModelSpec
@@ -196,13 +197,21 @@ class _Loader:
             check_weights(outline, checkpoint)
         if config.deterministic:
             check_deterministic(outline, device)
-        num_bytes = sum(p.nbytes for p in outline.parameters())
-        num_bytes += num_copied_bytes(
+        num_bytes = num_bytes_while_loading(
             outline, config.quantization, device, deterministic=config.deterministic
         )
         require_room_for_weights(num_bytes, device, config)
         require_room_for_tables(outline, device, self._max_model_len)
+        on_cpu = device.type == "cpu"
+        ours = (
+            config.deterministic
+            or not on_cpu
+            or our_products_serve(outline, self._dtype, config.quantization, self._on_progress)
+        )
         model = build(device=device)
+        conversion = Conversion(
+            model, config.quantization, deterministic=config.deterministic, ours=ours
+        )
         text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
         initialise_weights(
             model,
@@ -210,17 +219,11 @@ class _Loader:
             load_format=config.load_format,
             seed=config.seed,
             on_progress=in_tenths(self._on_progress, text),
+            on_layer=conversion.convert if on_cpu else None,
         )
-        ours = config.deterministic or device.type != "cpu"
-        ours = ours or our_products_serve(
-            outline, self._dtype, config.quantization, self._on_progress
-        )
-        taken = convert_weights(
-            model,
-            config.quantization,
-            deterministic=config.deterministic,
-            ours=ours,
-        )
+        conversion.finish()
+        return_freed_memory()
+        taken = conversion.num_bytes_dequantized
         if stored is not None and taken:
             target = config.quantization or f"{taken / 2**20:,.0f} MiB of {self._dtype}"
             self._on_progress(f"converted weights ({stored.label}) to {target}")

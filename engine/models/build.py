@@ -28,6 +28,7 @@ def build_model(
         quantization: of the checkpoint; None: its weights are floats.
 
     Raises:
+        CheckpointError: a file of a quantised checkpoint is missing or broken.
         UnsupportedError: a model of this family, or shape, is not read from quantised checkpoints.
     """
     scheme: Scheme = Unquantized(dtype, device)
@@ -37,5 +38,8 @@ def build_model(
             raise UnsupportedError(
                 f"config.json: quantization_config is not supported for {spec.architecture}"
             )
-        scheme = Quantized(quantization, names, dtype, device)
+        prefix = names.prefixes[0]
+        if len(names.prefixes) > 1:
+            prefix = names.find_prefix(quantization.tensor_names())
+        scheme = Quantized(quantization, names, prefix, dtype, device)
     return CausalLM(spec, scheme, max_model_len=max_model_len).eval()

@@ -1,33 +1,23 @@
-"""Conversion of loaded projections: to the fastest form on their device, to int8, or to one form
-for every batch.
-
-A form is a module that replaces a `Linear`: it has the same `forward`, and is made of its weight
-and bias.
+"""Conversion of loaded projections: to the fastest form on their device, to integers of fewer bits,
+or to one form for every batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from engine.config import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
-from engine.layers.int8_linear import Int8Linear, multiplies_int8
-from engine.layers.integer_weight import GroupedWeight
-from engine.layers.linear import Gated, GatedLinear, Linear
-from engine.layers.moe import Router
-from engine.layers.packed_linear import PackedLinear, can_pack
-from engine.layers.panel_experts import PanelExperts
-from engine.layers.panel_linear import PanelLinear
-from engine.layers.tiled_linear import TiledLinear
+from engine.layers.int8_linear import multiplies_int8
+from engine.layers.linear import GatedLinear, Linear
 from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer
+from engine.models.forms import Forms
 from engine.models.fused_layers import FusedLayers, can_fuse
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
@@ -45,11 +35,18 @@ def check_quantization(
         raise UnsupportedError(
             f"quantization: {quantization} is for CPUs only; leave it out, or set device to cpu"
         )
-    if not (multiplies_int8() or panels.serves(torch.empty(0, 0, dtype=dtype), device)):
+    if panels.serves(torch.empty(0, 0, dtype=dtype), device):
+        return
+    if quantization == "int4":
         raise UnsupportedError(
-            f"quantization: {quantization} needs a CPU that multiplies 8-bit integers exactly "
-            "(x86: VNNI), or AVX2, a dtype other than float32 and the kernels that "
-            "`python -m kernels.cpu` builds; leave it out"
+            "quantization: int4 needs a dtype other than float32, a CPU with AVX2, and the kernels "
+            "that `python -m kernels.cpu` builds; leave it out"
+        )
+    if not multiplies_int8():
+        raise UnsupportedError(
+            "quantization: int8 needs a CPU that multiplies 8-bit integers exactly (x86: VNNI), or "
+            "AVX2, a dtype other than float32 and the kernels that `python -m kernels.cpu` builds; "
+            "leave it out"
         )
 
 
@@ -85,161 +82,122 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
         )
 
 
-def convert_weights(
-    model: CausalLM,
-    quantization: Quantization | None,
-    *,
-    deterministic: bool = False,
-    ours: bool = True,
-) -> int:
-    """Replace the loaded projections of `model` by their form for this device, if there is one.
+class Conversion:
+    """Replaces the loaded projections of a model by their form for its device, if there is one.
 
     Those of quantised checkpoints stay integers if they are, and the products are ours and not in
     float32; the others get the weights that they stand for, in the model's dtype, first.
 
-    The weight of each is freed before the next is converted. With `quantization` all are
-    quantised, including the head: it adds little to the error of the layers, and is a large part
-    of what a step of few sequences reads. A tied head is a converted copy: the embedding needs
-    plain rows. If all layers can be fused, `model` runs them in one operation afterwards.
+    With `quantization` all are quantised, including the head: in 8 bits it adds little to the error
+    of the layers, and is a large part of what a step of few sequences reads.
 
     Without `ours`, oneDNN's products serve in place of ours where it has some.
 
     With `deterministic`, which `check_deterministic` must allow, a token's logits depend on its own
     sequence alone, to the last bit: our own products serve, and on a CPU the layers are fused.
 
-    Returns:
-        The bytes of weights that have been dequantised.
-
-    Raises:
-        UnsupportedError: this machine cannot quantise a projection of this shape.
-        CheckpointError: a tensor of a quantised projection is broken.
+    Attributes:
+        num_bytes_dequantized: of weights that have been dequantised so far.
     """
-    forms = _Forms(
-        int8=quantization is not None, deterministic=deterministic, ours=ours or deterministic
-    )
-    num_bytes = _convert(model.model, forms)
-    # Logits are float32: without rounding to bfloat16 in between, fewer of them are equal.
-    head_form = partial(forms.of_weight, bias=None, wide=True)
-    if isinstance(model.lm_head, LMHead):
-        model.lm_head = head_form(model.lm_head.rows) or model.lm_head
-    else:
-        model.model.embed_tokens.head = head_form(model.model.embed_tokens.rows)
-    layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
-    if can_fuse(layers):
-        model.model.fused = FusedLayers(layers, split_keys=not deterministic)
-    return num_bytes
+
+    def __init__(
+        self,
+        model: CausalLM,
+        quantization: Quantization | None,
+        *,
+        deterministic: bool = False,
+        ours: bool = True,
+    ) -> None:
+        device = model.model.embed_tokens.weight.device
+        self._model = model
+        self._forms = Forms(device, quantization, deterministic, ours)
+        self.num_bytes_dequantized = 0
+
+    def convert(self, module: nn.Module) -> None:
+        """Convert the projections below `module`, a layer of the model, which must be loaded.
+
+        The weight of each is freed before the next is converted.
+
+        Raises:
+            UnsupportedError: this machine cannot quantise a projection of this shape.
+            CheckpointError: a tensor of a quantised projection is broken.
+        """
+        for name in [name for name, _ in module.named_children()]:
+            child = module.get_submodule(name)
+            if isinstance(child, QuantizedLinear):
+                form = self._forms.of_integers(child)
+                if form is not None:
+                    setattr(module, name, form)
+                    continue
+            if isinstance(child, (QuantizedLinear, QuantizedExperts)):
+                self.num_bytes_dequantized += child.num_bytes_dequantized
+                child = child.dequantized()
+                setattr(module, name, child)
+            if not isinstance(child, (Linear, Experts)):
+                self.convert(child)
+            elif (form := self._forms.of_layer(child)) is not None:
+                setattr(module, name, form)
+
+    def finish(self) -> None:
+        """Convert the layers that have not been, and the head.
+
+        A tied head is a converted copy: the embedding needs plain rows. If all layers can be fused,
+        the model runs them in one operation afterwards.
+
+        Raises:
+            UnsupportedError, CheckpointError: as `convert`.
+        """
+        model = self._model
+        self.convert(model.model)
+        if isinstance(model.lm_head, LMHead):
+            model.lm_head = self._forms.of_head(model.lm_head.rows) or model.lm_head
+        else:
+            model.model.embed_tokens.head = self._forms.of_head(model.model.embed_tokens.rows)
+        layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
+        if can_fuse(layers):
+            model.model.fused = FusedLayers(layers, split_keys=not self._forms.deterministic)
 
 
-def num_copied_bytes(
+def num_bytes_while_loading(
     model: CausalLM,
     quantization: Quantization | None,
     device: torch.device,
     *,
     deterministic: bool = False,
 ) -> int:
-    """Return the bytes that `convert_weights` adds to `model` on `device`, at most."""
-    weight = model.model.embed_tokens.rows
-    is_copied = device.type == "cpu" and (
-        quantization is not None
-        or deterministic
-        or panels.serves(weight, device)
-        or can_pack(weight.dtype)
-    )
-    dequantized = sum(
-        module.num_bytes_dequantized - sum(stored.nbytes for stored in module.parameters())
+    """Return the most bytes that the weights of `model` take on `device` until it is converted.
+
+    On a CPU each layer is converted when it has been loaded, and takes memory only from then on. On
+    a GPU quantised weights and what they stand for may both be there.
+
+    Args:
+        model: may be on the meta device.
+    """
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    quantized = [
+        module
         for module in model.modules()
         if isinstance(module, (QuantizedLinear, QuantizedExperts))
-    )
-    return dequantized + (weight.nbytes if is_copied and model.lm_head is None else 0)
+    ]
+    if device.type != "cpu":
+        stored = sum(_num_bytes(module) for module in quantized)
+        return num_bytes - stored + sum(module.num_bytes_dequantized for module in quantized)
+    forms = Forms(device, quantization, deterministic, ours=True)
+    largest = 0
+    for layer in model.model.layers:
+        projections = [
+            module
+            for module in layer.modules()
+            if isinstance(module, (Linear, Experts, QuantizedLinear, QuantizedExperts))
+        ]
+        loaded = sum(map(_num_bytes, projections))
+        largest = max(largest, loaded)
+        num_bytes += sum(map(forms.num_bytes, projections)) - loaded
+    # What a projection stands for is computed in float32.
+    largest += 2 * max((module.num_bytes_dequantized for module in quantized), default=0)
+    head = model.lm_head if isinstance(model.lm_head, LMHead) else model.model.embed_tokens
+    return num_bytes + max(largest, forms.num_bytes_of_head(head.rows))
 
 
-@dataclass(frozen=True, slots=True)
-class _Forms:
-    """Chooses the form of each projection; None for one that stays."""
-
-    int8: bool
-    deterministic: bool
-    ours: bool
-
-    def of_layer(self, linear: Linear | Experts) -> nn.Module | None:
-        if isinstance(linear, Experts):
-            return self._of_experts(linear)
-        if isinstance(linear, Router):
-            return replace(self, int8=False).of_weight(linear.weight, linear.bias)
-        weight, bias = linear.weight, linear.bias
-        if not isinstance(linear, GatedLinear):
-            return self.of_weight(weight, bias)
-        if self.ours and self._are_panels(weight) and panels.can_gate(len(weight) // 2):
-            return PanelLinear(weight, bias, int8=self.int8, activation=linear.activation)
-        form = self.of_weight(weight, bias)
-        return None if form is None else Gated(form, linear.activation)
-
-    def of_integers(self, linear: QuantizedLinear) -> nn.Module | None:
-        """Return a product of the integers that the checkpoint has, if it has such."""
-        plain, activation = linear.plain, None
-        if isinstance(plain, GatedLinear):
-            activation = plain.activation
-            if not panels.can_gate(len(plain.weight) // 2):
-                return None
-        is_rounded = plain.weight.dtype != torch.float32  # in which activations are exact
-        weight = None
-        if is_rounded and self._are_panels(plain.weight, linear.device):
-            weight = linear.integers()
-        if isinstance(weight, GroupedWeight) and (self.int8 or weight.group_size % panels.GROUP):
-            return None
-        return None if weight is None else PanelLinear(weight, linear.bias, activation=activation)
-
-    def of_weight(
-        self, weight: Tensor, bias: Tensor | None, *, wide: bool = False
-    ) -> nn.Module | None:
-        if self.ours and self._are_panels(weight):
-            return PanelLinear(weight, bias, int8=self.int8, wide=wide)
-        if self.deterministic:
-            return TiledLinear(weight, bias, wide=wide)
-        if self.int8:
-            if not multiplies_int8():
-                raise UnsupportedError(
-                    "quantization: int8 needs projections of a multiple of 4 inputs on this CPU "
-                    f"(got {weight.shape[1]}); leave it out"
-                )
-            return Int8Linear(weight, bias)
-        is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
-        return PackedLinear(weight, bias) if is_packed else None
-
-    def _of_experts(self, experts: Experts) -> nn.Module | None:
-        # Also where oneDNN's products are faster: it has none of several experts at once.
-        weight = experts.gate_up[0]
-        is_packed = not has_triton(weight.device) and panels.runs(weight, weight.device)
-        if is_packed and panels.can_gate(experts.down.shape[2]):
-            return PanelExperts(experts, int8=self.int8)
-        if self.int8:
-            raise UnsupportedError(
-                "quantization: int8 is not for a mixture of experts on this CPU; leave it out"
-            )
-        experts.invariant = self.deterministic
-        return None
-
-    def _are_panels(self, weight: Tensor, device: torch.device | None = None) -> bool:
-        device = device or weight.device
-        if has_triton(device):
-            return False
-        return self.deterministic or panels.serves(weight, device)
-
-
-def _convert(module: nn.Module, forms: _Forms) -> int:
-    """Convert the projections below `module`; return the bytes of those that were dequantised."""
-    num_bytes = 0
-    for name in [name for name, _ in module.named_children()]:
-        child = module.get_submodule(name)
-        if isinstance(child, QuantizedLinear) and (form := forms.of_integers(child)) is not None:
-            setattr(module, name, form)
-            continue
-        if isinstance(child, (QuantizedLinear, QuantizedExperts)):
-            num_bytes += child.num_bytes_dequantized
-            child = child.dequantized()
-            setattr(module, name, child)
-        if not isinstance(child, (Linear, Experts)):
-            num_bytes += _convert(child, forms)
-        elif (form := forms.of_layer(child)) is not None:
-            setattr(module, name, form)
-    return num_bytes
+def _num_bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
-from engine.layers.integer_weight import GroupedWeight
+from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.quantization.format import Format, Stored, unpack
 
 _BITS = 4
@@ -41,6 +41,9 @@ class Awq(Format):
             "qzeros": Stored((groups, words), torch.int32),
             "scales": Stored((groups, out_features), torch.float32),
         }
+
+    def integer_kind(self, in_features: int) -> IntegerKind:
+        return IntegerKind(_BITS, self.group_size)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         steps, zeros = (_channels(tensors[name]) for name in ("qweight", "qzeros"))

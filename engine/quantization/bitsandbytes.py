@@ -28,6 +28,10 @@ class LlmInt8(Format):
     def label(self) -> str:
         return "bitsandbytes, int8"
 
+    @property
+    def may_be_zero(self) -> frozenset[str]:
+        return frozenset({"SCB"})  # of channels of zeros
+
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         return {
             "weight": Stored((out_features, in_features), torch.int8),

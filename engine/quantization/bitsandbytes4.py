@@ -6,22 +6,27 @@ JSON beside it: https://github.com/bitsandbytes-foundation/bitsandbytes (`QuantS
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields, parse_json_object
 from engine.quantization.format import Format, Stored
 from engine.quantization.ignored import is_ignored
+from engine.tensor_files.elements import read_tensor
+from engine.tensor_files.headers import StoredTensor, read_headers, where_missing
 
 _TYPES = ("nf4", "fp4")
 _STATE = "weight.quant_state.bitsandbytes__"
-_TABLES = ("weight.quant_map", "weight.nested_quant_map")
+# Scales are 0 of blocks of zeros.
+_MAY_BE_ZERO = (
+    *("weight.quant_map", "weight.nested_quant_map"),
+    *("weight.absmax", "weight.nested_absmax"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,8 @@ class FourBit(Format):
         return f"bitsandbytes, {self.state_name.removeprefix(_STATE)}"
 
     @property
-    def tables(self) -> frozenset[str]:
-        return frozenset(_TABLES)
+    def may_be_zero(self) -> frozenset[str]:
+        return frozenset(_MAY_BE_ZERO)
 
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         if self.shape != (out_features, in_features):
@@ -73,9 +78,6 @@ class FourBit(Format):
         return stored
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        for name in self.tables & tensors.keys():
-            if not bool(tensors[name].isfinite().all()):
-                raise ValueError(f"{name}: a value is not finite")
         scale = tensors["weight.absmax"]
         if self.nested_block is not None:
             shared = tensors["weight.nested_absmax"].repeat_interleave(self.nested_block)
@@ -94,16 +96,21 @@ class FourBitCheckpoint:
     """A checkpoint whose projections are stored so, each with a state of its own.
 
     Attributes:
+        stored: all its tensors.
         formats: by the name of the projection.
         ignored: patterns of the names of modules that are floats.
     """
 
+    stored: Mapping[str, StoredTensor]
     formats: Mapping[str, FourBit]
     ignored: tuple[str, ...]
 
     @property
     def label(self) -> str:
         return ", ".join(sorted({fmt.label for fmt in self.formats.values()}))
+
+    def tensor_names(self) -> Collection[str]:
+        return self.stored
 
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         if is_ignored(module, self.ignored):
@@ -114,7 +121,7 @@ class FourBitCheckpoint:
             )
         if module not in self.formats:
             names = " or ".join(f"{module}.{_STATE}{kind}" for kind in _TYPES)
-            raise CheckpointError(f"{names}: missing from the checkpoint")
+            raise CheckpointError(f"{names}: missing from {where_missing(self.stored)}")
         return self.formats[module]
 
 
@@ -136,30 +143,21 @@ def read_4_bit_checkpoint(
     storage = config.text("bnb_4bit_quant_storage", default="uint8")
     if storage != "uint8":
         raise config.unsupported("bnb_4bit_quant_storage", f"{storage!r} is not supported")
-    return FourBitCheckpoint(dict(_formats(folder)), ignored)
+    stored = read_headers(folder)
+    formats = {
+        name.partition(f".{_STATE}")[0]: _format(tensor)
+        for name, tensor in stored.items()
+        if _STATE in name
+    }
+    return FourBitCheckpoint(stored, formats, ignored)
 
 
-def _formats(folder: Path) -> Iterator[tuple[str, FourBit]]:
-    """Yield the projections of all files, with their formats."""
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                names = [name for name in tensors.keys() if _STATE in name]  # noqa: SIM118
-                states = {name: tensors.get_tensor(name) for name in names}
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{file}: corrupt or truncated safetensors file: {error}"
-            ) from None
-        for name, state in states.items():
-            yield name.partition(f".{_STATE}")[0], _format(name, state, file)
-
-
-def _format(name: str, state: Tensor, file: Path) -> FourBit:
-    where = f"{file.name}: {name}"
-    try:
-        content = bytes(state.flatten().tolist())
-    except (ValueError, TypeError) as error:  # another type than bytes
-        raise CheckpointError(f"{where}: is not valid JSON: {error}") from None
+def _format(tensor: StoredTensor) -> FourBit:
+    """Return what a tensor of JSON says."""
+    name, where = tensor.name, f"{tensor.file.name}: {tensor.name}"
+    if tensor.type_name != "U8":
+        raise CheckpointError(f"{where}: has dtype {tensor.type_name}, but must be uint8")
+    content = bytes(read_tensor(tensor).tolist())
     fields = Fields(parse_json_object(content, where), name=where)
     kind = fields.text("quant_type")
     if kind not in _TYPES:
@@ -167,9 +165,9 @@ def _format(name: str, state: Tensor, file: Path) -> FourBit:
     nested = fields.integer("nested_blocksize", default=None)
     return FourBit(
         state_name=name[name.index(_STATE) :],
-        state_size=state.numel(),
+        state_size=tensor.num_elements,
         shape=fields.integers("shape"),
         block=fields.integer("blocksize"),
         nested_block=nested,
-        offset=0.0 if nested is None else fields.number("nested_offset"),
+        offset=0.0 if nested is None else fields.number("nested_offset", or_zero=True),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
-from engine.layers.integer_weight import GroupedWeight, Int8Weight
+from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerKind
 from engine.quantization.format import Format, Stored, unpack
 from engine.quantization.fp8 import Fp8
 from engine.quantization.nvfp4 import Nvfp4
@@ -36,6 +36,9 @@ class Int8Channels(Format):
         if self.has_input_scale:
             stored["input_scale"] = Stored((1,), torch.float32)
         return stored
+
+    def integer_kind(self, in_features: int) -> IntegerKind:
+        return IntegerKind(8, None)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return tensors["weight"].float() * tensors["weight_scale"]
@@ -82,6 +85,11 @@ class PackedGroups(Format):
         if self.has_group_index:
             stored["weight_g_idx"] = Stored((in_features,), torch.int32)
         return stored
+
+    def integer_kind(self, in_features: int) -> IntegerKind | None:
+        if self.has_group_index:
+            return None
+        return IntegerKind(self.bits, self.group_size or in_features)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         steps = unpack(tensors["weight_packed"], self.bits, 1)

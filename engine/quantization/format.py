@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from engine.layers.integer_weight import IntegerWeight
+from engine.layers.integer_weight import IntegerKind, IntegerWeight
 
 
 class Stored(NamedTuple):
@@ -31,8 +31,8 @@ class Format(Protocol):
         return False
 
     @property
-    def tables(self) -> frozenset[str]:
-        """The float32 tensors that are not scales, which alone must be finite and not 0."""
+    def may_be_zero(self) -> frozenset[str]:
+        """The float32 tensors whose values may be 0, as scales may not; all must be finite."""
         return frozenset()
 
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
@@ -50,6 +50,10 @@ class Format(Protocol):
             ValueError: a tensor, which the message names, holds what it must not.
         """
 
+    def integer_kind(self, in_features: int) -> IntegerKind | None:
+        """Return what `integers` returns, known before a weight is read; None: nothing."""
+        return None
+
     def integers(self, tensors: Mapping[str, Tensor]) -> IntegerWeight | None:
         """Return the weight as integers, for products of them; None: it is not stored so."""
         return None
@@ -61,6 +65,13 @@ class QuantizedCheckpoint(Protocol):
     @property
     def label(self) -> str:
         """The name of its format, for the log."""
+
+    def tensor_names(self) -> Collection[str]:
+        """Return the names of all its tensors.
+
+        Raises:
+            CheckpointError: a file is missing or broken.
+        """
 
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         """Return how the projection `module` is stored; None: in floating point.

@@ -5,21 +5,21 @@ The package `gguf` knows the types: https://github.com/ggml-org/llama.cpp/tree/m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
+from engine.gguf.blocks import dequantize_blocks
 from engine.gguf.names import GGUF
 from engine.gguf.reader import GgufFile, block_size, read_gguf
-from engine.layers.integer_weight import GroupedWeight
+from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.quantization.format import Format, Stored
-from engine.quantization.gguf_integers import grouped_weight
+from engine.quantization.gguf_integers import grouped_weight, integer_kind
 
 _BYTES = torch.uint8
 # Architectures whose queries and keys are rotated in pairs of neighbours: their rows alternate
@@ -52,6 +52,9 @@ class GgufBlocks(Format):
             )
         return {"weight": Stored((out_features, in_features // num_elements * num_bytes), _BYTES)}
 
+    def integer_kind(self, in_features: int) -> IntegerKind | None:
+        return integer_kind(self.type_name)
+
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         weight = dequantize_blocks(tensors["weight"], self.type_name)
         return self._in_order(_finite(weight))
@@ -78,20 +81,6 @@ def _finite(values: Tensor) -> Tensor:
     return values
 
 
-def dequantize_blocks(blocks: Tensor, type_name: str) -> Tensor:
-    """Return the values of rows of blocks, in float32.
-
-    Args:
-        blocks: uint8 [..., bytes]
-    """
-    import gguf  # here: few checkpoints need it
-
-    kind = gguf.GGMLQuantizationType[type_name]
-    with np.errstate(invalid="ignore", over="ignore"):  # of scales, which are checked
-        values = gguf.quants.dequantize(blocks.cpu().numpy(), kind)
-    return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(blocks.device)
-
-
 @dataclass(frozen=True, slots=True)
 class GgufCheckpoint:
     """The projections of a GGUF file."""
@@ -105,10 +94,13 @@ class GgufCheckpoint:
         types = {tensor.type_name for tensor in self.file.tensors.values() if len(tensor.shape) > 1}
         return f"gguf, {', '.join(sorted(types))}"
 
+    def tensor_names(self) -> Collection[str]:
+        return self.file.tensors
+
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         name = f"{module}.weight"
         if name not in self.file.tensors:
-            raise CheckpointError(f"{self.file.path.name}: {name}: missing from the file")
+            raise CheckpointError(f"{name}: missing from {self.file.path.name}")
         num_heads = None
         if self.file.metadata["general.architecture"] in _IN_PAIRS:
             heads = {"attn_q": self.num_heads, "attn_k": self.num_kv_heads}

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.layers.integer_weight import GroupedWeight
+from engine.layers.integer_weight import GroupedWeight, IntegerKind
+
+_GROUP = 32  # inputs
 
 
 class _Groups(NamedTuple):
@@ -20,6 +22,11 @@ class _Groups(NamedTuple):
     steps: Tensor
     scale: Tensor
     offset: Tensor
+
+
+def integer_kind(type_name: str) -> IntegerKind | None:
+    """Return what `grouped_weight` makes of blocks of a type."""
+    return IntegerKind(_READERS[type_name][0], _GROUP) if type_name in _READERS else None
 
 
 def grouped_weight(blocks: Tensor, type_name: str, num_bytes: int) -> GroupedWeight | None:

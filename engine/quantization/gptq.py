@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
-from engine.layers.integer_weight import GroupedWeight
+from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.quantization.format import Format, Stored, unpack
 
 
@@ -18,16 +18,18 @@ from engine.quantization.format import Format, Stored, unpack
 class Gptq(Format):
     """Weights stored transposed, [in_features, out_features], consecutive inputs in a word.
 
-    The group of an input is in `g_idx`, so that groups may be of any inputs (`desc_act`).
+    The group of an input is in `g_idx`.
 
     Attributes:
         group_size: inputs of a group; -1: all.
         zero_offset: what is to be added to stored zeros: 1 in the first version of the layout.
+        desc_act: the groups may be of any inputs.
     """
 
     bits: int
     group_size: int
     zero_offset: int
+    desc_act: bool
 
     @property
     def label(self) -> str:
@@ -48,6 +50,11 @@ class Gptq(Format):
             "scales": Stored((groups, out_features), torch.float32),
             "g_idx": Stored((in_features,), torch.int32),
         }
+
+    def integer_kind(self, in_features: int) -> IntegerKind | None:
+        if self.desc_act:
+            return None
+        return IntegerKind(self.bits, in_features if self.group_size == -1 else self.group_size)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         group, scales = tensors["g_idx"].long(), tensors["scales"]
@@ -88,4 +95,9 @@ def parse_gptq(config: Fields) -> Gptq:
     group_size = config.integer("group_size", default=128, minimum=-1)
     if group_size == 0:
         raise config.error("group_size", "must be -1, or an integer above 0 (got 0)")
-    return Gptq(bits, group_size, zero_offset=int(layout == "gptq"))
+    return Gptq(
+        bits,
+        group_size,
+        zero_offset=int(layout == "gptq"),
+        desc_act=config.boolean("desc_act", default=False),
+    )

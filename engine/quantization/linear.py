@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from engine.layers.integer_weight import IntegerWeight, stack
+from engine.layers.integer_weight import IntegerKind, IntegerWeight, stack
 from engine.layers.linear import Linear, parameter
 from engine.quantization.format import Format
 from engine.quantization.stored import StoredProjection
@@ -99,6 +99,12 @@ class QuantizedLinear(nn.Module):
             assert plain.bias is not None
             plain.bias.copy_(self.bias)
         return plain
+
+    @property
+    def integer_kind(self) -> IntegerKind | None:
+        """What `integers` returns, as far as it is known before the weights are read."""
+        kinds = {part.integer_kind for part in self._parts().values()}
+        return kinds.pop() if len(kinds) == 1 else None
 
     def integers(self) -> IntegerWeight | None:
         """Return the weight as integers, where all of it is stored so.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from engine.quantization.gptq import parse_gptq
 from engine.quantization.ignored import is_ignored
 from engine.quantization.modelopt import parse_modelopt, read_quantization_file
 from engine.quantization.mxfp4 import parse_mxfp4
+from engine.tensor_files.headers import read_headers
 
 _PARSERS: dict[str, Callable[[Fields], Format]] = {
     "awq": parse_awq,
@@ -38,15 +39,20 @@ class OneFormat:
     """A checkpoint with one format for all that is quantised.
 
     Attributes:
+        folder: of the checkpoint.
         ignored: patterns of the names of modules that are not.
     """
 
+    folder: Path
     format: Format
     ignored: tuple[str, ...]
 
     @property
     def label(self) -> str:
         return self.format.label
+
+    def tensor_names(self) -> Collection[str]:
+        return read_headers(self.folder)
 
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         is_other = self.format.is_of_experts and not is_expert
@@ -78,4 +84,4 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
     ignored = tuple(name for field in _IGNORED for name in config.texts(field) or ())
     if is_4_bit(config):
         return read_4_bit_checkpoint(checkpoint, config, ignored)
-    return OneFormat(_PARSERS[method](config), ignored)
+    return OneFormat(checkpoint, _PARSERS[method](config), ignored)

@@ -27,11 +27,13 @@ class Quantized:
 
     Attributes:
         names: how the checkpoint names our modules.
+        prefix: which of the prefixes of `names` it uses.
         path: our name of the module for which it makes them.
     """
 
     checkpoint: QuantizedCheckpoint
     names: TensorNames
+    prefix: str
     dtype: torch.dtype
     device: torch.device
     path: str = "model"
@@ -107,10 +109,9 @@ class Quantized:
 
     def _formats(self, parts: Iterable[str], *, is_expert: bool) -> dict[str, Format]:
         """Return the format of each projection; nothing, if they are not quantised."""
-        prefix = self.names.prefixes[0]
         found = {
             part: self.checkpoint.format_of(
-                self.names.of(f"{self._parent}.{part}", prefix), is_expert=is_expert
+                self.names.of(f"{self._parent}.{part}", self.prefix), is_expert=is_expert
             )
             for part in parts
         }

@@ -14,6 +14,9 @@ from engine.quantization.format import Format
 class StoredProjection(nn.Module):
     """The tensors of one projection [out_features, in_features], or of one in each expert.
 
+    Attributes:
+        integer_kind: of what `integers` returns, as far as it is known before they are read.
+
     Args:
         path: the name of the projection, for errors.
         count: of experts; None: it is a projection of all tokens.
@@ -31,6 +34,7 @@ class StoredProjection(nn.Module):
     ) -> None:
         super().__init__()
         self._format, self._path = fmt, path
+        self.integer_kind = fmt.integer_kind(in_features)
         leading = () if count is None else (count,)
         stored = fmt.tensors(out_features, in_features)
         self._names = list(stored)
@@ -51,14 +55,16 @@ class StoredProjection(nn.Module):
         """Return the tensors.
 
         Raises:
-            CheckpointError: a scale is not finite, or 0.
+            CheckpointError: a value is not finite, or 0 where it must not be.
         """
         found = self.tensors
         for name, tensor in found.items():
-            if tensor.dtype != torch.float32 or name in self._format.tables:
+            if tensor.dtype != torch.float32:
                 continue
-            if not bool((tensor.isfinite() & (tensor != 0)).all()):
-                raise CheckpointError(f"{self._path}.{name}: a scale is 0 or not finite")
+            if not bool(tensor.isfinite().all()):
+                raise CheckpointError(f"{self._path}.{name}: a value is not finite")
+            if name not in self._format.may_be_zero and not bool(tensor.all()):
+                raise CheckpointError(f"{self._path}.{name}: a scale is 0")
         return found
 
     def integers(self) -> IntegerWeight | None:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from engine.errors import CheckpointError
 from engine.layers.attention import Attention
 from engine.models.tensor_names import TensorNames
-from engine.weights.headers import StoredTensor
+from engine.tensor_files.elements import read_tensor
+from engine.tensor_files.headers import StoredTensor
 from engine.weights.matching import require_float
-from engine.weights.reading import read_tensor
 
 # Tensor name relative to a layer's attention -> the `Attention` buffers that it fills.
 _TARGETS: dict[str, tuple[str, ...]] = {

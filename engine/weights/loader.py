@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.config import LoadFormat
 from engine.models.causal_lm import CausalLM
+from engine.tensor_files.headers import StoredTensor, read_headers
 from engine.weights.dummy import fill_with_random_weights
-from engine.weights.headers import StoredTensor, read_headers
 from engine.weights.kv_scales import is_kv_scale, load_kv_scales
 from engine.weights.matching import destinations, match_tensors
 from engine.weights.reading import read_spans, split_into_spans
@@ -28,6 +28,7 @@ def initialise_weights(
     load_format: LoadFormat,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
+    on_layer: Callable[[nn.Module], None] | None = None,
 ) -> None:
     """Fill the parameters of `model` on their device.
 
@@ -36,25 +37,33 @@ def initialise_weights(
         load_format: `auto`: `load_weights`; `dummy`: `fill_with_random_weights`.
         seed: of dummy weights.
         on_progress: called in this thread with (bytes done, total bytes), finally with both equal.
+        on_layer: called in this thread with each decoder layer as soon as it is filled, before the
+            next one is, and may replace what is in it. For a CPU, where what is not filled takes no
+            memory yet.
 
     Raises:
         CheckpointError: as `load_weights`.
     """
     if load_format == "dummy":
-        fill_with_random_weights(model, seed, on_progress=on_progress)
+        fill_with_random_weights(model, seed, on_progress=on_progress, on_layer=on_layer)
     else:
-        load_weights(model, checkpoint, on_progress=on_progress)
+        load_weights(model, checkpoint, on_progress=on_progress, on_layer=on_layer)
 
 
 def load_weights(
-    model: CausalLM, path: Path, *, on_progress: Callable[[int, int], None] | None = None
+    model: CausalLM,
+    path: Path,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_layer: Callable[[nn.Module], None] | None = None,
 ) -> None:
     """Fill the parameters of `model` from the checkpoint folder `path`, cast to their dtype.
 
     Scales of an fp8 KV cache, if the checkpoint has them, are stored in the attention layers.
 
-    `on_progress` is called in this thread with (bytes read, total bytes), finally with both equal.
-    All reader threads have ended on return, also after an error.
+    `on_progress` is called in this thread with (bytes read, total bytes), finally with both equal;
+    `on_layer` is as in `initialise_weights`. All reader threads have ended on return, also after an
+    error.
 
     Raises:
         CheckpointError: a file is missing or corrupt, or a tensor is missing, unknown or of a
@@ -62,8 +71,7 @@ def load_weights(
     """
     placed, kv_scales = _match(model, path)
     load_kv_scales(model, kv_scales, model.spec.tensor_names)
-    spans = list(split_into_spans(placed, _SPAN_BYTES))
-    total = sum(span.num_bytes for span in spans)
+    total = sum(tensor.num_bytes for tensor, _ in placed)
     loaded = 0
 
     def advance(num_bytes: int) -> None:
@@ -74,7 +82,35 @@ def load_weights(
 
     device = model.model.embed_tokens.weight.device
     copier = CudaCopier(device) if device.type == "cuda" else None
-    read_spans(spans, copier, num_threads=_num_threads(device), on_read=advance)
+    parts = _by_layer(model, placed) if on_layer is not None else [(None, placed)]
+    del placed  # a part's destinations live no longer than it takes to fill them
+    while parts:
+        layer, part = parts.pop(0)
+        spans = list(split_into_spans(part, _SPAN_BYTES))
+        del part
+        read_spans(spans, copier, num_threads=_num_threads(device), on_read=advance)
+        del spans
+        if layer is not None and on_layer is not None:
+            on_layer(layer)
+
+
+def _by_layer(
+    model: CausalLM, placed: list[tuple[StoredTensor, Tensor]]
+) -> list[tuple[nn.Module | None, list[tuple[StoredTensor, Tensor]]]]:
+    """Return the tensors of each decoder layer in turn, then all others, with their destinations.
+
+    A destination is a part of a parameter: they have the same memory.
+    """
+    owners = {
+        parameter.untyped_storage().data_ptr(): i
+        for i, layer in enumerate(model.model.layers)
+        for parameter in layer.parameters()
+    }
+    others = len(model.model.layers)
+    parts: list[list[tuple[StoredTensor, Tensor]]] = [[] for _ in range(others + 1)]
+    for tensor, place in placed:
+        parts[owners.get(place.untyped_storage().data_ptr(), others)].append((tensor, place))
+    return list(zip([*model.model.layers, None], parts, strict=True))
 
 
 def check_weights(model: CausalLM, path: Path) -> None:

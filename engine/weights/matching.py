@@ -15,8 +15,8 @@ from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.stored import StoredProjection
-from engine.weights.headers import DTYPES, FLOATS, StoredTensor
-from engine.weights.reading import hold_equal_values
+from engine.tensor_files.elements import hold_equal_values
+from engine.tensor_files.headers import DTYPES, FLOATS, StoredTensor, where_missing
 
 
 def destinations(model: nn.Module, names: TensorNames) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def match_tensors(
             places = {head if name == embedding else name: to for name, to in places.items()}
     for name in places:
         if name not in stored:
-            raise CheckpointError(f"{name}: missing from the checkpoint")
+            raise CheckpointError(f"{name}: missing from {where_missing(stored)}")
     found: list[tuple[StoredTensor, Tensor]] = []
     for name, tensor in stored.items():
         if name not in places:

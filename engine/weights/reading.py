@@ -1,13 +1,8 @@
-"""Parallel reading of tensors from files.
-
-Files are read with pread rather than mapped: a file that is truncated meanwhile is then an error
-and not a SIGBUS, offsets need no alignment, and file pages do not count as our memory.
-"""
+"""Parallel reading of tensors from files."""
 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -18,9 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.errors import CheckpointError
-from engine.quantization.gguf import dequantize_blocks
-from engine.weights.headers import StoredTensor
+from engine.tensor_files.elements import open_file, read_elements, read_into
+from engine.tensor_files.headers import StoredTensor
 from engine.weights.staging import Buffer, Copier, Staging
 
 # A piece that is cast on the host stays in the CPU cache between reading and casting.
@@ -28,7 +22,6 @@ _CAST_ELEMENTS = 2**19
 # Up to this size PyTorch casts in the calling thread. Larger casts go to its own thread pool, whose
 # threads wait for each other while our readers occupy the cores.
 _SERIAL_ELEMENTS = 2**15
-_COMPARED_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,7 @@ def read_spans(
         files: dict[Path, io.FileIO] = {}
         for span in spans:
             if span.tensor.file not in files:
-                files[span.tensor.file] = stack.enter_context(_open(span.tensor.file))
+                files[span.tensor.file] = stack.enter_context(open_file(span.tensor.file))
         staging = None
         if copier is not None:
             staging = Staging(copier, max((span.num_staged_bytes for span in spans), default=0))
@@ -117,34 +110,6 @@ def read_spans(
                 on_read(span.num_bytes)
 
 
-def read_tensor(tensor: StoredTensor) -> Tensor:
-    """Return a small stored tensor, of any float dtype, on the host.
-
-    Raises:
-        CheckpointError: the file cannot be opened or read, or is too short.
-    """
-    with _open(tensor.file) as file:
-        return _read_elements(file, tensor, 0, tensor.num_elements).view(tensor.shape)
-
-
-def hold_equal_values(left: StoredTensor, right: StoredTensor) -> bool:
-    """Return whether two stored tensors of any float dtypes have equal shapes and values.
-
-    Raises:
-        CheckpointError: a file cannot be opened or read, or is too short.
-    """
-    if left.shape != right.shape:
-        return False
-    with _open(left.file) as left_file, _open(right.file) as right_file:
-        for start in range(0, left.num_elements, _COMPARED_ELEMENTS):
-            count = min(_COMPARED_ELEMENTS, left.num_elements - start)
-            ours = _read_elements(left_file, left, start, count)
-            theirs = _read_elements(right_file, right, start, count)
-            if not bool((ours == theirs).all()):
-                return False
-    return True
-
-
 def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
     """Read a span into `buffer` unchanged or, without a buffer, into its destination."""
     if buffer is not None:
@@ -152,19 +117,19 @@ def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
             buffer.pending.synchronize()
         memory = buffer.memory[: span.num_staged_bytes]
         if span.tensor.is_in_blocks:
-            elements = _read_elements(file, span.tensor, span.start, span.destination.numel())
+            elements = read_elements(file, span.tensor, span.start, span.destination.numel())
             memory.copy_(elements.view(torch.uint8))
         else:
-            _read_into(memory, file, span.tensor, span.start)
+            read_into(memory, file, span.tensor, span.start)
     elif not span.destination.is_contiguous():
-        elements = _read_elements(file, span.tensor, span.start, span.destination.numel())
+        elements = read_elements(file, span.tensor, span.start, span.destination.numel())
         span.destination.copy_(elements.view(span.destination.shape))
     elif span.destination.dtype == span.tensor.dtype and not span.tensor.is_in_blocks:
-        _read_into(span.destination.view(torch.uint8), file, span.tensor, span.start)
+        read_into(span.destination.view(torch.uint8), file, span.tensor, span.start)
     else:
         start = span.start
         for part in torch.split(span.destination, _CAST_ELEMENTS):
-            elements = _read_elements(file, span.tensor, start, part.numel())
+            elements = read_elements(file, span.tensor, start, part.numel())
             start += part.numel()
             for to, source in zip(
                 torch.split(part, _SERIAL_ELEMENTS),
@@ -172,37 +137,3 @@ def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
                 strict=True,
             ):
                 to.copy_(source)
-
-
-def _read_elements(file: io.FileIO, tensor: StoredTensor, start: int, count: int) -> Tensor:
-    if tensor.is_in_blocks:
-        blocks = torch.empty(tensor.bytes_of(count), dtype=torch.uint8)
-        _read_into(blocks, file, tensor, start)
-        return dequantize_blocks(blocks, tensor.type_name)
-    elements = torch.empty(count, dtype=tensor.dtype)
-    _read_into(elements.view(torch.uint8), file, tensor, start)
-    return elements
-
-
-def _read_into(memory: Tensor, file: io.FileIO, tensor: StoredTensor, start: int) -> None:
-    """Fill `memory`, uint8 [n] on the host, starting at element `start` of `tensor`."""
-    rest = memory.numpy().data
-    offset = tensor.offset + tensor.bytes_of(start)
-    try:
-        while rest:
-            count = os.preadv(file.fileno(), [rest], offset)
-            if count == 0:
-                raise OSError("it has become shorter than its header says")
-            rest = rest[count:]
-            offset += count
-    except OSError as error:
-        raise CheckpointError(
-            f"{tensor.name}: cannot be read from {tensor.file}: {error}"
-        ) from None
-
-
-def _open(file: Path) -> io.FileIO:
-    try:
-        return file.open("rb", buffering=0)
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be opened: {error.strerror}") from None

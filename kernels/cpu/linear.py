@@ -89,8 +89,8 @@ def pack_uint8(steps: Tensor) -> Tensor:
 
 
 def pad_groups(values: Tensor) -> Tensor:
-    """Return [N, groups] values as [P, groups, C], padded with zeros."""
-    padded = F.pad(values, (0, 0, 0, -len(values) % panel_columns()))
+    """Return [N, groups] values as float16 [P, groups, C], padded with zeros."""
+    padded = F.pad(values.to(torch.float16), (0, 0, 0, -len(values) % panel_columns()))
     panels: Tensor = padded.unflatten(0, (-1, panel_columns())).transpose(1, 2).contiguous()
     return panels
 
@@ -122,10 +122,10 @@ def linear(
         weight: W, of the dtype of `x`, as `pack` returns it, or as one of the others does.
         bias: [N] of the dtype of `x`, or None.
         out_features: N.
-        scale: float32 [P * C], the per-channel scales of int8 weights; or [P, groups, C], of which
-            each is for K / groups inputs, a multiple of `GROUP`, of what `pack_int4` or
+        scale: float32 [P * C], the per-channel scales of int8 weights; or float16 [P, groups, C],
+            of which each is for K / groups inputs, a multiple of `GROUP`, of what `pack_int4` or
             `pack_uint8` has packed.
-        offset: float32 [P, groups, C], added to the weights of a group; without it 8 stands for 0
+        offset: float16 [P, groups, C], added to the weights of a group; without it 8 stands for 0
             in 4 bits, 128 in 8.
         wide: return float32.
 
@@ -223,13 +223,13 @@ def _operations(
                     f"in all (got {num_groups})"
                 )
             shape = (num_panels, num_groups, columns)
-        check_dtype("scale", scale, torch.float32)
+        check_dtype("scale", scale, torch.float32 if scale.dim() == 1 else torch.float16)
         check_shape("scale", scale, shape)
         check_contiguous("scale", scale)
     if offset is not None:
         if scale is None or scale.dim() != 3:
             raise ValueError("offset: is for scales of groups")
-        check_dtype("offset", offset, torch.float32)
+        check_dtype("offset", offset, torch.float16)
         check_shape("offset", offset, tuple(scale.shape))
         check_contiguous("offset", offset)
     if bias is not None:

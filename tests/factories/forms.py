@@ -2,6 +2,7 @@
 
 import torch
 
+from engine.config import Quantization
 from engine.errors import UnsupportedError
 from engine.models.conversion import check_quantization
 from kernels.cpu import linear as panels
@@ -23,10 +24,10 @@ def runs_panels(dtype: torch.dtype) -> bool:
     return panels.runs(torch.zeros(4, 4, dtype=dtype), _CPU)
 
 
-def quantizes(dtype: torch.dtype) -> bool:
+def quantizes(dtype: torch.dtype, quantization: Quantization = "int8") -> bool:
     """Return whether weights of `dtype` can be quantised."""
     try:
-        check_quantization("int8", _CPU, dtype)
+        check_quantization(quantization, _CPU, dtype)
     except UnsupportedError:
         return False
     return True

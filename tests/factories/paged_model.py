@@ -13,7 +13,7 @@ from engine.config import Quantization
 from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.build import build_model
-from engine.models.conversion import check_deterministic, convert_weights
+from engine.models.conversion import Conversion, check_deterministic
 from engine.models.kv_groups import KVGroups
 from engine.models.registry import read_model_spec
 from engine.quantization.registry import read_quantization
@@ -64,9 +64,9 @@ class PagedModel:
         load_weights(self.model, path)
         if deterministic:
             check_deterministic(self.model, CPU)
-            convert_weights(self.model, quantization, deterministic=True)
+            Conversion(self.model, quantization, deterministic=True).finish()
         elif stored is not None:
-            convert_weights(self.model, quantization)
+            Conversion(self.model, quantization).finish()
         self.is_quantized = quantization is not None
         self._block_size = block_size
         self._cache = allocate_kv_cache(

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 from transformers import PreTrainedTokenizerFast
 
+from client import cli
 from engine import LLM, SamplingParams
 from engine.demo import CHECKPOINT_DIR
 from engine.launch.errors import ServerStartError
@@ -61,6 +69,34 @@ def test_answers_to_chats(plain: Path) -> None:
         ]
     assert found == expected
     assert released_all(server)
+
+
+def test_trident_serve(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = plain.with_name("bundled.gguf")
+    changes = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.eos_token_id": 2}
+    write_gguf(path, plain, ("Q8_0",), **changes)
+    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics", "openai")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "client.cli", "serve", str(path), "--dtype=float32", *ports],
+        cwd=Path(cli.__file__).parents[1],
+        env={**os.environ, "XDG_STATE_HOME": str(plain.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = list(takewhile(lambda line: "Ctrl-C stops" not in line, process.stdout))
+            (address,) = re.findall(r"OpenAI +(http://\S+)", "".join(lines))
+            with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+                model = next(iter(client.models.list())).id
+                answer = client.chat.completions.create(
+                    model=model, messages=[{"role": "user", "content": QUESTIONS[0]}], temperature=0
+                )
+            assert "5" in (answer.choices[0].message.content or "")
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
 
 
 def test_a_broken_file_is_named(plain: Path) -> None:

@@ -146,8 +146,10 @@ Tensor multiply(
   const int64_t groups = scale && scale->dim() == 3 ? scale->size(1) : 0;
   const int64_t bits = 32 * weight.size(1) / in_features;  // a unit has 32
   run(Linear<In, Out>{
-      flat.const_data_ptr<In>(), weight.const_data_ptr(), pointer<float>(scale),
-      pointer<float>(offset), pointer<In>(bias), out.mutable_data_ptr<Out>(), flat.size(0),
+      flat.const_data_ptr<In>(), weight.const_data_ptr(),
+      groups > 0 ? nullptr : pointer<float>(scale),
+      groups > 0 ? pointer<at::Half>(scale) : nullptr, pointer<at::Half>(offset),
+      pointer<In>(bias), out.mutable_data_ptr<Out>(), flat.size(0),
       in_features, out_features, flat.stride(0), groups, bits});
   return out;
 }

@@ -112,14 +112,14 @@ void run(const Linear<In, Out>& a, const Finish& finish) {
     }
   }
 #endif
-  if (a.scale == nullptr) {
-    run_panels<FloatRows<ProductOf<In>>>(a, finish);
-  } else if (a.groups > 0 && a.bits == 4) {
+  if (a.groups > 0 && a.bits == 4) {
     run_panels<ScaledRows<Int4Product>>(a, finish);
   } else if (a.groups > 0) {
     run_panels<ScaledRows<Int8Product>>(a, finish);
-  } else {
+  } else if (a.scale != nullptr) {
     run_panels<Int8Rows>(a, finish);
+  } else {
+    run_panels<FloatRows<ProductOf<In>>>(a, finish);
   }
 }
 

@@ -18,10 +18,10 @@ template <typename In, typename Out>
 struct Linear {
   const In* x;               // [rows, in_features], strided by row
   const void* weight;        // [panels, units, columns, bytes per unit], contiguous
-  const float* scale;        // [panels * columns] of int8 weights, [panels, groups, columns] of
-                             // integers in groups, otherwise null
-  const float* offset;       // [panels, groups, columns] of groups, added to all their weights; or
-                             // null: the middle of the integers stands for 0
+  const float* scale;        // [panels * columns] of int8 weights, otherwise null
+  const at::Half* group_scale;   // [panels, groups, columns] of integers in groups, otherwise null
+  const at::Half* group_offset;  // likewise, added to all weights of a group; or null: the middle of
+                                 // the integers stands for 0
   const In* bias;            // [out_features] or null
   Out* out;                  // [rows, out_features], contiguous
   int64_t rows, in_features, out_features, x_stride;

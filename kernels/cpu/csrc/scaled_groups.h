@@ -22,8 +22,8 @@ class ScaledRows {
         steps(units * Product::kSteps),
         groups(a.in_features / kGroup),
         scale_groups(a.groups),
-        weight_scale(a.scale),
-        weight_offset(a.offset),
+        weight_scale(a.group_scale),
+        weight_offset(a.group_offset),
         packed_(std::make_unique_for_overwrite<int32_t[]>(a.rows * steps)),
         scales_(std::make_unique_for_overwrite<float[]>(2 * a.rows * this->groups)) {
     pack_groups(groups, steps, packed_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
@@ -57,7 +57,7 @@ class ScaledRows {
 
   const int64_t units, steps, groups;
   const int64_t scale_groups;  // of the weights; each is some of `groups`
-  const float *weight_scale, *weight_offset;
+  const at::Half *weight_scale, *weight_offset;
 
  private:
   std::unique_ptr<int32_t[]> packed_;
@@ -99,10 +99,10 @@ template <int64_t ROWS, typename Product>
       const int64_t at = first + g / per_scale * kColumns;
 #pragma GCC unroll 2
       for (int64_t v = 0; v < kVectors; ++v) {
-        scale[v] = Vec::loadu(rows.weight_scale + at + v * W);
+        scale[v] = widen(rows.weight_scale + at + v * W);
         offset[v] = rows.weight_offset == nullptr
                         ? scale[v] * Vec(-Product::kZero)
-                        : Vec::loadu(rows.weight_offset + at + v * W);
+                        : widen(rows.weight_offset + at + v * W);
       }
     }
 #pragma GCC unroll 12

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.demo import CHECKPOINT_DIR
 from engine.demo.batches import batches
 from engine.demo.corpus import held_out_questions
-from engine.demo.quantization_error import answer_error, logit_error, show
+from engine.demo.quantization_error import answer_error, quantization_error, show
 from tests.factories.forms import quantizes
 
 pytestmark = pytest.mark.skipif(
@@ -28,13 +28,13 @@ def text() -> list[tuple[Tensor, Tensor]]:
 
 @torch.inference_mode()
 def test_logits_of_the_demo_model(text: list[tuple[Tensor, Tensor]]) -> None:
-    found = logit_error(CHECKPOINT_DIR, "int8", text)
+    found = quantization_error(CHECKPOINT_DIR, "int8", text)
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINT_DIR, dtype=torch.float32).eval()
     ids, labels = (torch.cat(tensors) for tensors in zip(*text, strict=True))
     perplexity = model(input_ids=ids, labels=labels).loss.exp().item()
     assert found.perplexity == pytest.approx(perplexity, rel=0.005)
-    assert found.quantized_perplexity == pytest.approx(perplexity, rel=0.02)
-    assert found.quantized_perplexity != found.perplexity
+    assert found.found_perplexity == pytest.approx(perplexity, rel=0.02)
+    assert found.found_perplexity != found.perplexity
     assert 0.99 <= found.agreement <= 1
     # 1.3 % of each of the products (see the tests of int8 projections), in a residual stream.
     assert 0.005 < found.relative_error < 0.05
@@ -53,11 +53,11 @@ def test_answers_of_the_demo_model() -> None:
 def test_the_table(text: list[tuple[Tensor, Tensor]]) -> None:
     questions = next(iter(held_out_questions(4, 1).values()))
     console = Console(record=True, width=100)
-    logits = logit_error(CHECKPOINT_DIR, "int8", text[:1])
-    show(logits, answer_error(CHECKPOINT_DIR, "int8", questions), console)
+    logits = quantization_error(CHECKPOINT_DIR, "int8", text[:1])
+    show("int8", logits, answer_error(CHECKPOINT_DIR, "int8", questions), console)
     printed = console.export_text()
-    assert f"{logits.quantized_perplexity:.4f}" in printed
+    assert f"{logits.found_perplexity:.4f}" in printed
     assert f"{logits.agreement:.2%}" in printed
     assert "right answers of 1" in printed
-    show(logits, None, console)
+    show("int8", logits, None, console)
     assert "answers" not in console.export_text()

@@ -36,8 +36,8 @@ def operands(
     draw = torch.Generator().manual_seed(sum(shape) + num_rows)
     groups = (out_features, in_features // group_size)
     steps = torch.randint(0, 2**bits, (out_features, in_features), generator=draw)
-    scale = torch.rand(groups, generator=draw) + 0.1
-    offset = -scale * torch.randint(0, 2**bits, groups, generator=draw)
+    scale = (torch.rand(groups, generator=draw) + 0.1).half().float()
+    offset = (-scale * torch.randint(0, 2**bits, groups, generator=draw)).half().float()
     x = torch.randn(num_rows, in_features, generator=draw).to(dtype)
     bias = torch.randn(out_features, generator=draw).to(dtype)
     return x, GroupedWeight(steps.to(torch.uint8), scale, offset, bits), bias
@@ -159,13 +159,22 @@ def test_wrong_arguments_are_named() -> None:
         multiply(scale=torch.cat((scale, scale), 1))
     with pytest.raises(ValueError, match=r"^offset: must have shape"):
         multiply(offset=scale[:, :1])
-    with pytest.raises(ValueError, match=r"^offset: must be torch.float32"):
+    with pytest.raises(ValueError, match=r"^offset: must be torch.float16"):
         multiply(offset=scale.double())
     with pytest.raises(ValueError, match=r"^weight: must have shape"):
         multiply(weight=packed[:, :4])
     channels = torch.ones(kernels.panel_columns())
     with pytest.raises(ValueError, match=r"^offset: is for scales of groups"):
         multiply(weight=kernels.pack_uint8(weight.steps), scale=channels)
+
+
+def test_scales_out_of_the_range_of_float16_do_not_fit() -> None:
+    _, weight, _ = operands((64, 16, 32), 1, 4, torch.bfloat16)
+    assert weight.fits
+    for name in ("scale", "offset"):
+        changed = getattr(weight, name).clone()
+        changed[3, 1] = -65600
+        assert not weight._replace(**{name: changed}).fits
 
 
 def test_weights_of_different_kinds_are_not_stacked() -> None:

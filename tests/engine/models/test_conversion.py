@@ -9,14 +9,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine import LLM, SamplingParams
+from engine.config import Quantization
 from engine.errors import InsufficientMemoryError, UnsupportedError
 from engine.execution.memory import kv_cache_plan
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
 from engine.layers.linear import Linear
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
-from engine.models import conversion
-from engine.models.conversion import check_quantization, convert_weights, num_copied_bytes
+from engine.models import conversion, forms
+from engine.models.conversion import Conversion, check_quantization, num_bytes_while_loading
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import FLOATS, in_panels, quantizes, rounding, runs_panels
@@ -57,7 +58,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def logits(path: Path, dtype: torch.dtype, *, convert: bool, **settings: Any) -> Tensor:
     model = PagedModel(path, dtype=dtype)
     if convert:
-        convert_weights(model.model, settings.get("quantization"))
+        Conversion(model.model, settings.get("quantization")).finish()
     return model.logits(TOKENS, chunks=[40, 1, 3, 46])
 
 
@@ -102,7 +103,7 @@ def test_the_head_is_quantised_too(
     model = PagedModel(path, dtype=dtype).model
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     wanted = model.compute_logits(hidden)
-    convert_weights(model, "int8")
+    Conversion(model, "int8").finish()
     expected = 2**0.5 * (4 / 127 / 12**0.5)  # of one product, as above
     assert expected / 4 < relative_error(model.compute_logits(hidden), wanted) < expected
 
@@ -128,8 +129,8 @@ def test_the_originals_are_freed_one_after_the_other(
             num_alive.append(sum(not storage.expired() for storage in originals))
             super().__init__(weight, bias, **settings)
 
-    monkeypatch.setattr(conversion, form.__name__, Recording)
-    convert_weights(model, None)
+    monkeypatch.setattr(forms, form.__name__, Recording)
+    Conversion(model, None).finish()
     assert num_alive[: len(originals)] == list(range(len(originals), 0, -1))
     assert all(storage.expired() for storage in originals)
     assert len(num_alive) == len(originals) + is_tied
@@ -137,36 +138,60 @@ def test_the_originals_are_freed_one_after_the_other(
 
 
 @each_kernels
-def test_a_tied_head_is_a_copy_and_counted(
-    path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
-) -> None:
+def test_a_tied_head_is_a_copy(path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
     _choose(monkeypatch, ours, torch.bfloat16)
     model = PagedModel(path, dtype=torch.bfloat16).model
     embedding = model.model.embed_tokens
     rows = embedding.weight.clone()
     hidden = torch.randn(3, 64).bfloat16()
     wanted = model.compute_logits(hidden)
-    convert_weights(model, None)
+    Conversion(model, None).finish()
     assert torch.equal(embedding.weight, rows)
     assert torch.equal(embedding(torch.tensor([5, 159])), rows[[5, 159]])
     torch.testing.assert_close(model.compute_logits(hidden), wanted, rtol=2**-7, atol=1e-5)
     is_tied = model.lm_head is None
     assert (embedding.head is not None) == is_tied
-    assert num_copied_bytes(model, None, CPU) == is_tied * 160 * 64 * 2
-    assert num_copied_bytes(model, None, torch.device("cuda")) == 0
 
 
 def test_weights_of_a_type_without_packed_products_stay(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(forms, "can_pack", lambda dtype: False)
     model = PagedModel(path).model
     before = dict(model.named_modules())
-    convert_weights(model, None)
+    Conversion(model, None).finish()
     assert dict(model.named_modules()) == before
-    assert num_copied_bytes(model, None, CPU) == 0
-    is_tied = model.lm_head is None
-    assert num_copied_bytes(model, "int8", CPU) == is_tied * 160 * 64 * 4  # that is a copy
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_the_memory_that_loading_takes_is_known_before(
+    path: Path, quantization: Quantization | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _choose(monkeypatch, True, torch.bfloat16)
+    model = PagedModel(path, dtype=torch.bfloat16).model
+    layers = model.model.layers
+    loaded = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
+    expected = num_bytes_while_loading(model, quantization, CPU)
+    plain = sum(p.nbytes for p in model.parameters())
+    assert num_bytes_while_loading(model, quantization, torch.device("cuda")) == plain
+    Conversion(model, quantization).finish()
+    converted = [
+        tensor.nbytes
+        for module in layers.modules()
+        if isinstance(module, PanelLinear)
+        for name, tensor in module.tensors().items()
+        if name != "bias"
+    ]
+    assert len(converted) == {None: 12, "int8": 24, "int4": 36}[quantization]
+    others = plain - sum(loaded) + sum(p.nbytes for p in layers.parameters())
+    biases = sum(
+        module.tensors()["bias"].nbytes
+        for module in layers.modules()
+        if isinstance(module, PanelLinear) and "bias" in module.tensors()
+    )
+    # The head is not as large as a layer here.
+    assert expected <= others + biases + sum(converted) + max(loaded)
+    assert expected >= others + biases + sum(converted) + 0.95 * max(loaded)
 
 
 def test_the_copy_of_a_tied_head_needs_room(
@@ -180,27 +205,30 @@ def test_the_copy_of_a_tied_head_needs_room(
         LLM(str(tmp_path))
 
 
-def test_int8_is_refused_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedError, match=r"^quantization: int8 is for CPUs only"):
-        check_quantization("int8", torch.device("cuda"), torch.bfloat16)
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_quantisation_is_refused_where_there_are_no_kernels(
+    name: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"^quantization: {name} is for CPUs only"):
+        check_quantization(name, torch.device("cuda"), torch.bfloat16)
     check_quantization(None, torch.device("cuda"), torch.bfloat16)
     monkeypatch.setattr(conversion, "multiplies_int8", lambda: False)
-    with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* VNNI"):
-        check_quantization("int8", CPU, torch.float32)
+    with pytest.raises(UnsupportedError, match=f"^quantization: {name} needs .*float32"):
+        check_quantization(name, CPU, torch.float32)
     check_quantization(None, CPU, torch.float16)
     monkeypatch.setattr(panels, "serves", lambda weight, device: False)
-    with pytest.raises(UnsupportedError, match=r"^quantization: int8 needs .* kernels\.cpu"):
-        check_quantization("int8", CPU, torch.bfloat16)
+    with pytest.raises(UnsupportedError, match=rf"^quantization: {name} needs .*kernels\.cpu"):
+        check_quantization(name, CPU, torch.bfloat16)
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_the_engine_serves(
-    checkpoint: Path, quantization: str | None, dtype: str, load_format: str
+    checkpoint: Path, quantization: Quantization | None, dtype: str, load_format: str
 ) -> None:
-    if quantization is not None and not quantizes(getattr(torch, dtype)):
-        pytest.skip(f"this CPU has no exact int8 products for weights of {dtype}")
+    if quantization is not None and not quantizes(getattr(torch, dtype), quantization):
+        pytest.skip(f"this CPU has no {quantization} products for weights of {dtype}")
     llm = LLM(
         str(checkpoint),
         device="cpu",
@@ -213,14 +241,14 @@ def test_the_engine_serves(
     )
     layers = list(llm._core._runner.model.model.modules())
     is_converted = getattr(torch, dtype) in PACKABLE or in_panels(getattr(torch, dtype))
-    is_int8 = [
+    is_integer = [
         isinstance(each, Int8Linear)
         or (isinstance(each, PanelLinear) and "scale" in each.tensors())
         for each in layers
         if isinstance(each, Int8Linear | PanelLinear | PackedLinear)
     ]
-    assert any(is_int8) == (quantization == "int8")
-    assert all(is_int8) or quantization is None
+    assert any(is_integer) == (quantization is not None)
+    assert all(is_integer) or quantization is None
     if quantization is not None or is_converted:
         assert not any(isinstance(layer, Linear) for layer in layers)
     params = SamplingParams(temperature=0, max_tokens=9, logprobs=0, ignore_eos=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.models import conversion
-from engine.models.conversion import convert_weights
+from engine.models import conversion, forms
+from engine.models.conversion import Conversion
 from engine.models.fused_layers import FusedLayers
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
@@ -33,12 +33,12 @@ TOKENS = [(7 * i + i // 3) % 160 for i in range(90)]
 
 def logits(path: Path, quantization: Any, *, fused: bool) -> Tensor:
     model = PagedModel(path, dtype=torch.bfloat16)
-    convert_weights(model.model, quantization)
+    Conversion(model.model, quantization).finish()
     assert isinstance(model.model.model.fused, FusedLayers) == fused
     return model.logits(TOKENS, chunks=[40, 1, 3, 46])
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [
@@ -76,7 +76,7 @@ def test_layers_with_other_forms_stay(tmp_path: Path) -> None:
 def test_projections_that_cannot_be_quantised_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion, "multiplies_int8", lambda: False)
+    monkeypatch.setattr(forms, "multiplies_int8", lambda: False)
     write_checkpoint(tmp_path, intermediate_size=34)
     with pytest.raises(UnsupportedError, match=r"^quantization: int8 .* multiple of 4 .*got 34"):
         logits(tmp_path, "int8", fused=False)

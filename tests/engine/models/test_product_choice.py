@@ -12,7 +12,7 @@ from engine.layers.linear import Gated
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
 from engine.models import product_choice
-from engine.models.conversion import convert_weights
+from engine.models.conversion import Conversion
 from engine.models.product_choice import (
     Shape,
     can_choose,
@@ -74,7 +74,7 @@ def test_without_ours_onednns_are_put_in(tmp_path: Path) -> None:
     model = PagedModel(tmp_path, dtype=torch.bfloat16).model
     shapes = projection_shapes(model)
     assert sum(shapes.values()) == 4 * len(model.model.layers) + 1
-    convert_weights(model, None, ours=False)
+    Conversion(model, None, ours=False).finish()
     assert model.model.fused is None
     forms = [type(module) for module in model.modules()]
     assert forms.count(PackedLinear) == sum(shapes.values())

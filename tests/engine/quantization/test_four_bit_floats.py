@@ -169,7 +169,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Tensor], Tensor] | None, str]] = {
         "bitsandbytes-nf4",
         "weight.absmax",
         None,
-        f"{PLACE}.weight.absmax: missing from the checkpoint",
+        f"{PLACE}.weight.absmax: missing from model.safetensors",
     ),
     "bytes for floats": (
         "bitsandbytes-nf4",
@@ -177,17 +177,23 @@ BROKEN: dict[str, tuple[str, str, Callable[[Tensor], Tensor] | None, str]] = {
         lambda tensor: tensor.to(torch.uint8),
         "weight.absmax: has dtype U8 in model.safetensors",
     ),
-    "scale of 0": (
+    "infinite scale": (
         "bitsandbytes-nf4",
         "weight.absmax",
-        _set_to(0),
-        f"{PLACE}.weight.absmax: a scale is 0 or not finite",
+        _set_to(torch.inf),
+        f"{PLACE}.weight.absmax: a value is not finite",
+    ),
+    "state of floats": (
+        "bitsandbytes-nf4",
+        STATE,
+        lambda tensor: tensor.float(),
+        f"{PLACE}.{STATE}: has dtype F32, but must be uint8",
     ),
     "nested nan": (
         "bitsandbytes-nf4-nested",
         "weight.nested_absmax",
         _set_to(torch.nan),
-        f"{PLACE}.weight.nested_absmax: a scale is 0 or not finite",
+        f"{PLACE}.weight.nested_absmax: a value is not finite",
     ),
     "table of infinity": (
         "bitsandbytes-nf4",
@@ -199,7 +205,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Tensor], Tensor] | None, str]] = {
         "modelopt-nvfp4",
         "weight_scale",
         None,
-        f"{PLACE}.weight_scale: missing from the checkpoint",
+        f"{PLACE}.weight_scale: missing from model.safetensors",
     ),
     "scales of blocks": (
         "modelopt-nvfp4",
@@ -217,7 +223,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Tensor], Tensor] | None, str]] = {
         "compressed-nvfp4",
         "weight_global_scale",
         _set_to(0),
-        f"{PLACE}.weight_global_scale: a scale is 0 or not finite",
+        f"{PLACE}.weight_global_scale: a scale is 0",
     ),
     "floats for bytes": (
         "compressed-nvfp4",

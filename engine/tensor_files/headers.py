@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,6 +110,18 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
                 )
             stored[name] = tensor
     return stored
+
+
+def where_missing(stored: Mapping[str, StoredTensor]) -> str:
+    """Return the file that would hold, or name, a tensor that is not among `stored`, all there are.
+
+    Of several files that is their index.
+    """
+    files = {
+        tensor.file.resolve().name if tensor._is_gguf else tensor.file.name
+        for tensor in stored.values()
+    }
+    return files.pop() if len(files) == 1 else INDEX
 
 
 def _tensors(file: Path) -> Iterator[StoredTensor]:

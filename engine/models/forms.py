@@ -1,0 +1,175 @@
+"""Forms: which module replaces a loaded projection.
+
+A form has the same `forward` as a `Linear`, and is made of its weight and bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from engine.config import Quantization
+from engine.errors import UnsupportedError
+from engine.layers.experts import Experts
+from engine.layers.int8_linear import Int8Linear, multiplies_int8, quantize_channels
+from engine.layers.integer_weight import (
+    GroupedWeight,
+    IntegerKind,
+    IntegerWeight,
+    quantize_groups,
+)
+from engine.layers.linear import Gated, GatedLinear, Linear
+from engine.layers.moe import Router
+from engine.layers.packed_linear import PackedLinear, can_pack
+from engine.layers.panel_experts import PanelExperts
+from engine.layers.panel_linear import PanelLinear
+from engine.layers.tiled_linear import TiledLinear
+from engine.quantization.experts import QuantizedExperts
+from engine.quantization.linear import QuantizedLinear
+from kernels.cpu import linear as panels
+from kernels.device import has_triton
+
+_CHANNELS = IntegerKind(8, None)
+_GROUPS = IntegerKind(4, panels.GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """Chooses the form of each projection; None for one that stays.
+
+    Attributes:
+        device: of the weights, which may be outlines on the meta device.
+        quantization: what becomes of weights, but for those of routers. What 4 bits are not for,
+            experts and rows that are no multiple of a group, gets 8.
+        deterministic: only forms with which a row does not depend on others.
+        ours: our products serve where there are oneDNN's too; always with int4.
+    """
+
+    device: torch.device
+    quantization: Quantization | None
+    deterministic: bool
+    ours: bool
+
+    def of_layer(self, linear: Linear | Experts) -> nn.Module | None:
+        if isinstance(linear, Experts):
+            return self._of_experts(linear)
+        weight, bias = linear.weight, linear.bias
+        if isinstance(linear, Router):
+            return replace(self, quantization=None).of_weight(weight, bias)
+        if not isinstance(linear, GatedLinear):
+            return self.of_weight(weight, bias)
+        if self._in_panels(weight) and panels.can_gate(len(weight) // 2):
+            return PanelLinear(self._quantized(weight), bias, activation=linear.activation)
+        form = self.of_weight(weight, bias)
+        return None if form is None else Gated(form, linear.activation)
+
+    def of_head(self, rows: Tensor) -> nn.Module | None:
+        """Return the form of the head, which computes logits in float32.
+
+        Without rounding to bfloat16 in between, fewer of them are equal. It is never of 4 bits,
+        whose error would be that of the logits.
+        """
+        in_8_bits = self.quantization and "int8"
+        return replace(self, quantization=in_8_bits).of_weight(rows, None, wide=True)
+
+    def of_integers(self, linear: QuantizedLinear) -> nn.Module | None:
+        """Return a product of the integers that the checkpoint has, if it has such."""
+        weight = linear.integers() if self._multiplies_stored(linear) else None
+        if weight is None or not self._keeps(weight.kind):
+            return None
+        if isinstance(weight, GroupedWeight) and not weight.fits:
+            return None
+        plain = linear.plain
+        activation = plain.activation if isinstance(plain, GatedLinear) else None
+        return PanelLinear(weight, linear.bias, activation=activation)
+
+    def of_weight(
+        self, weight: Tensor, bias: Tensor | None, *, wide: bool = False
+    ) -> nn.Module | None:
+        if self._in_panels(weight):
+            return PanelLinear(self._quantized(weight), bias, wide=wide)
+        if self.deterministic:
+            return TiledLinear(weight, bias, wide=wide)
+        if self.quantization is not None:
+            if not multiplies_int8():
+                raise UnsupportedError(
+                    f"quantization: {self.quantization} needs projections of a multiple of 4 "
+                    f"inputs on this CPU (got {weight.shape[1]}); leave it out"
+                )
+            return Int8Linear(weight, bias)
+        is_packed = self.device.type == "cpu" and can_pack(weight.dtype)
+        return PackedLinear(weight, bias) if is_packed else None
+
+    def num_bytes(self, module: nn.Module) -> int:
+        """Return the bytes of the form of a projection on a CPU, its bias left out, at most."""
+        if isinstance(module, QuantizedLinear):
+            kind = module.integer_kind
+            if kind is not None and self._multiplies_stored(module) and self._keeps(kind):
+                return kind.num_bytes(*module.plain.weight.shape)
+        if isinstance(module, (QuantizedLinear, QuantizedExperts)):
+            module = module.plain
+        if isinstance(module, Experts):
+            weights = (module.gate_up, module.down)
+            return sum(w.numel() if self.quantization else w.nbytes for w in weights)
+        assert isinstance(module, Linear)
+        if self.quantization is None or isinstance(module, Router):
+            return module.weight.nbytes
+        return self._kind(module.weight).num_bytes(*module.weight.shape)
+
+    def num_bytes_of_head(self, rows: Tensor) -> int:
+        """Return the bytes of the head's form on a CPU, at most."""
+        return rows.nbytes if self.quantization is None else _CHANNELS.num_bytes(*rows.shape)
+
+    def _of_experts(self, experts: Experts) -> nn.Module | None:
+        # Also where oneDNN's products are faster: it has none of several experts at once.
+        weight = experts.gate_up[0]
+        is_packed = not has_triton(self.device) and panels.runs(weight, self.device)
+        if is_packed and panels.can_gate(experts.down.shape[2]):
+            return PanelExperts(experts, int8=self.quantization is not None)
+        if self.quantization is not None:
+            raise UnsupportedError(
+                f"quantization: {self.quantization} is not for a mixture of experts on this CPU; "
+                "leave it out"
+            )
+        experts.invariant = self.deterministic
+        return None
+
+    def _kind(self, weight: Tensor) -> IntegerKind:
+        is_in_groups = self.quantization == "int4" and weight.shape[1] % panels.GROUP == 0
+        return _GROUPS if is_in_groups else _CHANNELS
+
+    def _quantized(self, weight: Tensor) -> Tensor | IntegerWeight:
+        if self.quantization is None:
+            return weight
+        if self._kind(weight) == _GROUPS:
+            return quantize_groups(weight, panels.GROUP)
+        return quantize_channels(weight)
+
+    def _keeps(self, kind: IntegerKind) -> bool:
+        """Return whether integers of a checkpoint stay what they are."""
+        if kind.group_size is None:
+            return self.quantization != "int4"
+        if kind.group_size % panels.GROUP or self.quantization == "int8":
+            return False
+        return self.quantization is None or kind.bits == _GROUPS.bits
+
+    def _multiplies_stored(self, linear: QuantizedLinear) -> bool:
+        """Return whether there are products of integers for a projection of such a shape."""
+        plain = linear.plain
+        if isinstance(plain, GatedLinear) and not panels.can_gate(len(plain.weight) // 2):
+            return False
+        # In float32 activations are exact.
+        return plain.weight.dtype != torch.float32 and self._are_panels(plain.weight)
+
+    def _in_panels(self, weight: Tensor) -> bool:
+        is_ours = self.ours or self.deterministic or self.quantization == "int4"
+        return is_ours and self._are_panels(weight)
+
+    def _are_panels(self, weight: Tensor) -> bool:
+        if has_triton(self.device):
+            return False
+        if self.deterministic:
+            return panels.runs(weight, self.device)
+        return panels.serves(weight, self.device)

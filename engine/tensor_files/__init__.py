@@ -1,0 +1,1 @@
+"""The files of a checkpoint, safetensors or GGUF: where each tensor is, and its elements."""
