@@ -135,7 +135,7 @@ def load(
         *(trident or [], peer or [], peer_url or [], (baseline or "").split(",")),
     )
     if not run(
-        *(workload, free, servers, "demo" if tiny else model, random_model),
+        *(workload, free, servers, (model or "demo") if tiny else model, random_model),
         rounds=rounds,
         processes=processes,
         goodput=goodput,
