@@ -141,8 +141,9 @@ class ContinuousBatching(Batching):
             for output in self._manager.request_id_iter(request):
                 if output.error:
                     raise RuntimeError(output.error)
-                job.say(output.generated_tokens[said:])
-                said = len(output.generated_tokens)
+                tokens = output.generated_tokens[: job.max_tokens]  # a copy: the list grows
+                job.say(tokens[said:])
+                said = len(tokens)
                 if said >= job.max_tokens:
                     break
             job.say(None)
