@@ -142,8 +142,9 @@ class ContinuousBatching(Batching):
                 if output.error:
                     raise RuntimeError(output.error)
                 tokens = output.generated_tokens[: job.max_tokens]  # a copy: the list grows
-                job.say(tokens[said:])
-                said = len(tokens)
+                if len(tokens) > said:  # outputs may overtake each other
+                    job.say(tokens[said:])
+                    said = len(tokens)
                 if said >= job.max_tokens:
                     break
             job.say(None)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from client.bench.compare.measurement import Measurement, measurement
 from client.bench.compare.memory import tree_memory
 from client.bench.compare.server import Server
-from client.bench.cpu import CpuMeter
+from client.bench.cpu import OTHERS, CpuMeter
 from client.bench.errors import BenchError
 from client.bench.load.generators import Generators
 from client.bench.load.plan import Turn, draw
@@ -86,6 +86,8 @@ def _run_once(
             began = time.monotonic()
             ran = generators.run(scraper.start)
             cpu_seconds = meter.stop()
+            if not server.pids:  # it may be among the other programs, or on another machine
+                cpu_seconds[OTHERS] = 0.0
             seconds = time.monotonic() - began
     except BenchError:
         time.sleep(_POLL_S)  # a process ends shortly after its connections

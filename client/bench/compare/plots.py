@@ -51,7 +51,7 @@ def _bars(rows: list[dict[str, Any]]) -> Figure:
     """Throughput of each server on each workload: of one workload, the ladder."""
     names = list(dict.fromkeys(row["workload"] for row in rows))
     height = 1.5 + 0.45 * len(rows)
-    title = "Output tokens per second, the machine's cores shared by nobody else"
+    title = "Output tokens per second"
     figure, axes = _axes(title, "tokens per second (median, lowest and highest round)", "")
     figure.set_size_inches(8, height)
     labels = []
