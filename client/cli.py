@@ -31,7 +31,7 @@ COMMANDS = {
     ),
     "bench": (
         "client.bench.cli",
-        "Measure a server: its own overhead, other servers, NVIDIA's tools.",
+        "Measure servers under load, beside each other, and what the stages cost.",
     ),
 }
 

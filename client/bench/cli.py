@@ -1,27 +1,150 @@
 """The `trident bench` commands."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from client.commands.connection_options import Url
-from client.connection import address
-
 app = typer.Typer(
-    help="Measure a server: its own overhead, other servers, NVIDIA's tools.",
+    help="Measure servers under load, beside each other, and what the stages cost.",
     rich_markup_mode=None,
 )
 
-# Unknown options are passed on to the tool.
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-Streams = Annotated[int, typer.Option("--streams", min=1, help="Concurrent requests.")]
-Requests = Annotated[int, typer.Option("--requests", min=1, help="Total number of requests.")]
-MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=1, help="Tokens of each answer, exactly.")
-]
+@app.callback(invoke_without_command=True)
+def load(
+    context: typer.Context,
+    workload: Annotated[
+        str,
+        typer.Option(help="Names between commas, or standard (W1 to W5), published, growth."),
+    ] = "standard",
+    concurrency: Annotated[
+        str | None, typer.Option(help="Numbers of streams, a workload each: 1,16,64.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Requests or sessions per second, a workload each: 0.5,2.")
+    ] = None,
+    evenly: Annotated[
+        bool, typer.Option("--evenly", help="With --rate: equally far apart, not at random.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="A file of requests with their times, in Mooncake's form.")
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests, or sessions; default: 4 per stream, or 100."),
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds after which no request is sent.")
+    ] = None,
+    prompt_tokens: Annotated[
+        str, typer.Option(help="Of each prompt: N, LOW-HIGH or lognormal:MEDIAN:SIGMA.")
+    ] = "128",
+    max_tokens: Annotated[str, typer.Option(help="Of each answer, exactly; the same.")] = "64",
+    shared_tokens: Annotated[
+        int, typer.Option(min=0, help="Of the prompt, the same for all requests.")
+    ] = 0,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Of each session; a turn repeats all before it.")
+    ] = 1,
+    n: Annotated[int, typer.Option("--n", min=1, help="Answers per request.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL",
+            help="A server that runs: http://HOST:PORT/v1 of OpenAI's API, or of Trident "
+            "grpc://HOST:PORT or http://HOST:PORT/v2. Trident is not started then.",
+        ),
+    ] = None,
+    metrics_url: Annotated[
+        str, typer.Option(help="With --url: where the server's metrics are read.")
+    ] = "",
+    model_name: Annotated[
+        str, typer.Option(help="With --url: its model; default: the first that it lists.")
+    ] = "",
+    chat: Annotated[bool, typer.Option("--chat", help="With --url: ask for chats.")] = False,
+    through: Annotated[
+        str, typer.Option(help="Ways to Trident: grpc, http, completions, chat, between commas.")
+    ] = "grpc",
+    trident: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SETTING=VALUE",
+            help="Also measure Trident with other settings; separate several by spaces.",
+        ),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COMMAND",
+            help="Another server: {model} is the checkpoint's folder, {port} a free port. "
+            "May be given several times.",
+        ),
+    ] = None,
+    peer_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL",
+            help="Base URL of that server's API, up to /v1; default: {port} on this machine.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="Also transformers: none (one at a time), static, continuous batching."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint folder, hub id, or demo, instead of a random one."),
+    ] = None,
+    random_model: Annotated[
+        str,
+        typer.Option(help="The random checkpoint: a size of engine.demo.random_checkpoint."),
+    ] = "0.4b-tied",
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements per server, in turns.")] = 3,
+    processes: Annotated[
+        int, typer.Option(min=0, help="Of the load generator; 0: as many as it needs.")
+    ] = 0,
+    goodput: Annotated[
+        str, typer.Option(help="Bounds of goodput: seconds to the first token, and per token.")
+    ] = "2,0.2",
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Check the setup, on the bundled model and a few tokens.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report to this folder: HTML, PNG plots, JSON.")
+    ] = None,
+) -> None:
+    """Measure servers under load, one at a time on the same cores.
+
+    Without --url Trident is started on a seeded random checkpoint, with the settings of engine.json
+    and TRIDENT_* variables, and all peers beside it on the same one.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from client.bench.chosen import Free, Servers, run
+
+    free = Free(
+        *(concurrency, rate, evenly, trace, requests, duration),
+        *(prompt_tokens, max_tokens, shared_tokens, turns, n, temperature),
+    )
+    servers = Servers(
+        *(url or [], metrics_url, model_name, chat, through.split(",")),
+        *(trident or [], peer or [], peer_url or [], (baseline or "").split(",")),
+    )
+    if not run(
+        *(workload, free, servers, (model or "demo") if tiny else model, random_model),
+        rounds=rounds,
+        processes=processes,
+        goodput=goodput,
+        tiny=tiny,
+        json_file=json,
+        folder=report,
+        console=Console(),
+    ):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -102,132 +225,14 @@ def gateway(
 
 
 @app.command()
-def compare(
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=COMMAND",
-            help="Another server: {model} is the checkpoint's folder, {port} a free port. "
-            "May be given several times.",
-        ),
-    ] = None,
-    peer_url: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=URL",
-            help="Base URL of that server's API, up to /v1; default: {port} on this machine.",
-        ),
-    ] = None,
-    trident: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SETTING=VALUE",
-            help="Also measure Trident with other settings; separate several by spaces.",
-        ),
-    ] = None,
-    workloads: Annotated[
-        str | None, typer.Option(help="Workloads to run, of W1,W2,W3,W4,W5; default: all.")
-    ] = None,
-    growth: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run 1 to 128 streams, and prompts of 256 to 8192 tokens, instead; plot to "
-            "this PNG file."
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements per server.")] = 3,
-    random_model: Annotated[
-        str,
-        typer.Option(help="The random checkpoint: a size of engine.demo.random_checkpoint."),
-    ] = "0.4b-tied",
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Check the setup, on the bundled model and a few tokens.")
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+def diff(
+    before: Annotated[Path, typer.Argument(help="What --json wrote.")],
+    after: Annotated[Path, typer.Argument(help="What it wrote of another run.")],
 ) -> None:
-    """Compare Trident with OpenAI-compatible servers, one at a time on the same cores.
+    """Compare two saved runs, and say which differences are more than noise."""
+    from client.bench.compare.diff import table
 
-    All serve one seeded random checkpoint (bf16; cached) and get the same prompts. Trident's
-    settings are those of engine.json and TRIDENT_* variables.
-    """
-    from client.bench.compare.comparison import run
-    from client.bench.compare.peer import parse_peers
-    from client.bench.compare.plot import GrowthPlot
-    from client.bench.compare.trident import TRIDENT, parse_variants
-    from client.bench.compare.workload import GROWTH, STANDARD, TINY, TINY_GROWTH
-    from client.bench.random_checkpoint import random_checkpoint
-    from engine.demo import CHECKPOINT_DIR
-
-    console = Console()
-    variants = parse_variants(trident or [])
-    peers = parse_peers(peer or [], peer_url or [], taken=[TRIDENT, *variants])
-    plot = None
-    by_name = {workload.name: workload for workload in (TINY if tiny else STANDARD)}
-    names = list(by_name)
-    if workloads is not None:
-        if growth is not None:
-            raise typer.BadParameter("workloads: --growth has its own")
-        names = [name.strip().upper() for name in workloads.split(",")]
-    if unknown := [name for name in names if name not in by_name]:
-        raise typer.BadParameter(f"workloads: there is no {', '.join(unknown)}")
-    chosen = [by_name[name] for name in dict.fromkeys(names)]
-    if growth is not None:
-        grown = TINY_GROWTH if tiny else GROWTH
-        plot = GrowthPlot(growth, grown)
-        chosen = list(grown.workloads)
-    model = CHECKPOINT_DIR if tiny else random_checkpoint(random_model, console)
-    if not run(model, peers, chosen, rounds, console, variants=variants, json_file=json, plot=plot):
-        raise typer.Exit(1)
-
-
-@app.command("perf-analyzer", context_settings=_PASS_ON)
-def perf_analyzer(
-    context: typer.Context,
-    url: Url = "localhost:8001",
-    streams: Streams = 16,
-    requests: Requests = 128,
-    max_tokens: MaxTokens = 64,
-) -> None:
-    """Run NVIDIA's perf_analyzer against a running server.
-
-    Uses the one on PATH, or installs one below $XDG_CACHE_HOME/trident/tools. Flags that are not
-    listed here are passed on: --concurrency-range 1:64:8, --percentile 99,
-    -H triton-grpc-protocol-admin-key:KEY ...
-    """
-    from client.bench.perf_analyzer import run
-    from client.bench.tools import Load
-
-    load = Load(streams, requests, max_tokens)
-    raise typer.Exit(run(address(url)[0], load, context.args, Console()))
-
-
-@app.command("genai-perf", context_settings=_PASS_ON)
-def genai_perf(
-    context: typer.Context,
-    url: Url = "localhost:8001",
-    backend: Annotated[
-        Literal["tensorrtllm", "vllm"],
-        typer.Option(help="Request format: that of this Triton backend."),
-    ] = "tensorrtllm",
-    streams: Streams = 16,
-    requests: Requests = 128,
-    max_tokens: MaxTokens = 64,
-    tokenizer: Annotated[
-        str, typer.Option(help="Of the served model: folder, hub id, or demo.")
-    ] = "demo",
-) -> None:
-    """Run NVIDIA's genai-perf against a running server.
-
-    Installs it below $XDG_CACHE_HOME/trident/tools first (about 1 GB). Flags that are not listed
-    here are passed on: --request-rate 5,
-    --synthetic-input-tokens-mean 512, --artifact-dir FOLDER,
-    --header triton-grpc-protocol-admin-key:KEY ...
-    """
-    from client.bench.genai_perf import run
-    from client.bench.tools import Load
-
-    load = Load(streams, requests, max_tokens)
-    raise typer.Exit(run(address(url)[0], backend, load, tokenizer, context.args, Console()))
+    Console().print(table(before, after))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -24,10 +25,10 @@ class CpuMeter:
     separate. The resolution is that of the kernel's counters, usually 10 ms.
     """
 
-    def __init__(self, *servers: int, client: int | None = None) -> None:
-        """Measure the servers of these pids, and as the client this process, or another one."""
+    def __init__(self, *servers: int, clients: Sequence[int] = ()) -> None:
+        """Measure the servers of these pids, and as the client this process, or others."""
         self._servers = [psutil.Process(pid) for pid in servers]
-        self._client = psutil.Process(client)
+        self._clients = [psutil.Process(pid) for pid in clients or (os.getpid(),)]
         self._before: dict[str, float] = {}
 
     def start(self) -> None:
@@ -51,8 +52,9 @@ class CpuMeter:
                     used = process.cpu_times()
                     name = process_name(process.name(), process.cmdline())
                     seconds[name] += used.user + used.system
-        own = self._client.cpu_times()
-        seconds[CLIENT] += own.user + own.system
+        for client in self._clients:
+            own = client.cpu_times()
+            seconds[CLIENT] += own.user + own.system
         cores = os.sched_getaffinity(0)
         for core, times in enumerate(psutil.cpu_times(percpu=True)):
             if core in cores:

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from client import SamplingOptions
 from client.bench.errors import BenchError
+from client.bench.load.prompts import Prompt
 from client.bench.measurement import Wave
-from client.bench.workload import Prompt
 from engine.config import EngineConfig
 from engine.launch.environment import interpreter_folder, server_environment
 from engine.launch.installation import find_tritonserver

@@ -88,7 +88,7 @@ class PacedBenchmark:
         with Generator(host, int(port), self._requests(streams)) as generator:
             generator.wait_until_answered()
             time.sleep(_SETTLE_S)
-            meter = CpuMeter(server.pid, client=generator.pid)
+            meter = CpuMeter(server.pid, clients=[generator.pid])
             meter.start()
             begin, waited = time.monotonic(), run_wait_s(generator.pid)
             time.sleep(self._seconds)

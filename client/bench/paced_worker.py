@@ -17,7 +17,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from client.bench.errors import BenchError
-from client.bench.http2 import Http2Connection
+from client.bench.load.http2 import Http2Connection
 from client.errors import TridentClientError
 from client.response import read_chunks
 

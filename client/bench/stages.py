@@ -17,10 +17,11 @@ from client.bench.cpu import CpuMeter
 from client.bench.engine_alone import EngineAlone
 from client.bench.errors import BenchError
 from client.bench.files import require_writable
-from client.bench.load import run_wave
+from client.bench.load.prompts import Prompt
 from client.bench.measurement import Wave
 from client.bench.report import Round, Row, as_json, cpu_table, row, throughput_table
-from client.bench.workload import Prompt, PromptSource, Workload
+from client.bench.waves import run_wave
+from client.bench.workload import PromptSource, Workload
 from client.commands.server_display import stopped_by_signals
 from engine.errors import CheckpointError
 from engine.hub import resolve_checkpoint, resolve_tokenizer

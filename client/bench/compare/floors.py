@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.bench.compare.ceilings import Ceilings
-from client.bench.compare.workload import Workload
+from client.bench.load.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,12 @@ class Floor:
     int8: float
 
 
-def floor(shape: Shape, workload: Workload, ceilings: Ceilings) -> Floor:
-    """Return the upper bounds for `workload`."""
-    tokens = workload.requests * workload.output_tokens
+def floor(shape: Shape, workload: Workload, ceilings: Ceilings) -> Floor | None:
+    """Return the upper bounds for `workload`; None unless streams of equal requests are sent."""
+    constant = workload.prompt.is_constant and workload.output.is_constant
+    if workload.concurrency is None or not constant or workload.turns > 1 or workload.n > 1:
+        return None
+    tokens = workload.sessions * workload.output.low
     return Floor(
         bf16=tokens / _seconds(shape, workload, ceilings, ceilings.bf16, 2),
         int8=tokens / _seconds(shape, workload, ceilings, ceilings.int8, 1),
@@ -84,17 +87,19 @@ def _seconds(
         return max(shape.kv_bytes * read / ceilings.read, flops / ceilings.bf16)
 
     seconds = 0.0
-    shared, left = workload.shared_tokens, workload.requests
-    own = workload.prompt_tokens - shared
+    assert workload.concurrency is not None
+    shared, left = workload.shared, workload.sessions
+    prompt = workload.prompt.low
+    own = prompt - shared
     new_shared = shared  # computed once, in the first turn
     while left > 0:
-        batch = min(workload.streams, left)
+        batch = min(workload.concurrency, left)
         left -= batch
         rows = batch * own + new_shared
         pairs = batch * (own * shared + own * (own + 1) // 2) + new_shared * (new_shared + 1) // 2
-        seconds += products(rows, batch) + attention(batch * workload.prompt_tokens, pairs)
+        seconds += products(rows, batch) + attention(batch * prompt, pairs)
         new_shared = 0
-        for step in range(1, workload.output_tokens):  # prefill gives the first token
-            context = batch * (workload.prompt_tokens + step)
+        for step in range(1, workload.output.low):  # prefill gives the first token
+            context = batch * (prompt + step)
             seconds += products(batch, batch) + attention(context, context)
     return seconds

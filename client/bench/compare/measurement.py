@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from client.bench.compare.answer import Answer
 from client.bench.cpu import OTHERS, STOLEN
+from client.bench.load.generators import Ran
+from client.bench.load.record import Record
+from client.bench.load.scrape import Metrics
+from client.bench.load.workload import Workload
 
 DISTURBED = 0.02  # share of the cores' time used by other programs
+
+
+class Request(NamedTuple):
+    """One answered request; seconds since the run's beginning.
+
+    Attributes:
+        intended: when it should have been sent; latencies count from then.
+        first, last: when its first and last tokens came.
+        prompt_tokens, cached_tokens, output_tokens: as the server counts them.
+        token_time: mean seconds per token after the first response.
+    """
+
+    intended: float
+    first: float
+    last: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    token_time: float
 
 
 @dataclass(frozen=True)
@@ -17,26 +40,36 @@ class Measurement:
 
     Attributes:
         num_tokens: output tokens received.
-        seconds: from the first request sent to the last token received.
-        ttfts: time to first token per request, in seconds.
+        seconds: from the first request intended to the last token received.
+        requests: those that were answered in full, or until the run was cut.
         gaps: seconds between consecutive responses of a request, over all requests.
         num_responses: responses with tokens.
+        failed, refused: requests without an answer, and those of them of which the server said
+            that it has too much to do.
+        error: what the first of them was told, or "".
         memory: bytes of the server's processes after the run, shared pages divided (PSS).
         cpu_seconds: by process; other programs as one.
         others: share of the cores' time used by other programs.
         stolen: share of it taken by the host of this virtual machine.
+        limit: why the figures may be the load generator's, or "".
+        metrics: what the server said of itself.
         attempts: number of runs; the least disturbed one counts.
     """
 
     num_tokens: int
     seconds: float
-    ttfts: list[float]
+    requests: list[Request]
     gaps: list[float]
     num_responses: int
+    failed: int
+    refused: int
+    error: str
     memory: int
     cpu_seconds: dict[str, float]
     others: float
     stolen: float
+    limit: str
+    metrics: Metrics
     attempts: int = 1
 
     @property
@@ -45,32 +78,97 @@ class Measurement:
         return self.num_tokens / self.seconds
 
     @property
+    def ttfts(self) -> list[float]:
+        """Time to first token per request, in seconds."""
+        return [each.first - each.intended for each in self.requests]
+
+    @property
+    def latencies(self) -> list[float]:
+        """Time to the complete answer per request, in seconds."""
+        return [each.last - each.intended for each in self.requests]
+
+    @property
+    def user_speeds(self) -> list[float]:
+        """Tokens per second that each user saw, from the question to the end of the answer."""
+        return [each.output_tokens / (each.last - each.intended) for each in self.requests]
+
+    @property
     def is_disturbed(self) -> bool:
         """Whether other programs used more than `DISTURBED`."""
         return self.others > DISTURBED
 
+    def goodput(self, ttft: float, token_time: float) -> float:
+        """Return requests per second that met both bounds, in seconds."""
+        met = (
+            each.first - each.intended <= ttft and each.token_time <= token_time
+            for each in self.requests
+        )
+        return sum(met) / self.seconds
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether latencies grow while requests keep coming: the load is above the capacity."""
+        half = len(self.requests) // 2
+        if half < 10:
+            return False
+        early, late = (sum(part) / half for part in (self.ttfts[:half], self.ttfts[-half:]))
+        return late > 2 * early and late - early > 1.0
+
 
 def measurement(
-    answers: Sequence[Answer],
+    ran: Ran,
+    workload: Workload,
     *,
     cpu_seconds: dict[str, float],
     core_seconds: float,
     memory: int,
+    metrics: Metrics,
 ) -> Measurement:
-    """Return the measurement of a run with at least one answer.
+    """Return the measurement of a run.
 
     Args:
         core_seconds: elapsed seconds times the number of cores.
     """
-    started = min(answer.started for answer in answers)
+    cut = [each for each in ran.records if workload.cut and each.error == "cut"]
+    answered = [each for each in ran.records if each.arrivals and (not each.error or each in cut)]
+    failed = [each for each in ran.records if each.error and each not in cut]
+    started = min((each.intended for each in ran.records), default=ran.start)
+    ended = max((each.arrivals[-1][0] for each in ran.records if each.arrivals), default=started)
     return Measurement(
-        num_tokens=sum(answer.num_tokens for answer in answers),
-        seconds=max(answer.arrivals[-1] for answer in answers) - started,
-        ttfts=[answer.ttft for answer in answers],
-        gaps=[gap for answer in answers for gap in answer.gaps],
-        num_responses=sum(len(answer.arrivals) for answer in answers),
+        num_tokens=sum(each.num_tokens for each in ran.records),
+        seconds=max(ended - started, 1e-9),
+        requests=[_request(each, started) for each in answered],
+        gaps=[gap for each in answered for gap in each.gaps],
+        num_responses=sum(len(each.arrivals) for each in answered),
+        failed=len(failed),
+        refused=sum(each.refused for each in failed),
+        error=failed[0].error if failed else "",
         memory=memory,
         cpu_seconds=cpu_seconds,
         others=cpu_seconds[OTHERS] / core_seconds,
         stolen=cpu_seconds[STOLEN] / core_seconds,
+        limit=ran.effort.was_the_limit,
+        metrics=metrics.since(started),
     )
+
+
+def _request(record: Record, started: float) -> Request:
+    return Request(
+        record.intended - started,
+        record.arrivals[0][0] - started,
+        record.arrivals[-1][0] - started,
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.num_tokens,
+        record.token_time,
+    )
+
+
+def held_tokens(requests: Sequence[Request], at: float) -> float:
+    """Return the tokens that running requests hold at a time, if tokens come evenly."""
+    held = 0.0
+    for each in requests:
+        if each.first <= at < each.last:
+            share = (at - each.first) / (each.last - each.first)
+            held += each.prompt_tokens + each.output_tokens * share
+    return held

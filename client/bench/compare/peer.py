@@ -11,8 +11,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Container, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +23,9 @@ import aiohttp
 import psutil
 
 from client.bench.compare.arguments import all_named
-from client.bench.compare.completions import CompletionsConnection, PromptForm
-from client.bench.compare.server import Connection, Server
+from client.bench.compare.server import Server
 from client.bench.errors import BenchError
+from client.bench.load.record import Target
 from engine.launch.ports import pick_free
 from engine.launch.processes import uninterrupted
 
@@ -87,14 +87,18 @@ class Peer(Server):
         self._command = command
         self._checkpoint = model
         self._model = ""
-        self._form = PromptForm()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def pid(self) -> int:
-        """As `Server.pid`."""
+    def pids(self) -> list[int]:
+        """As `Server.pids`."""
         assert self._process is not None
-        return self._process.pid
+        return [self._process.pid]
+
+    @property
+    def target(self) -> Target:
+        """As `Server.target`."""
+        return Target("completions", self._url, self._model)
 
     async def wait_until_ready(self) -> None:
         """Return when `/models` lists a model, and completions are not answered with 503.
@@ -104,22 +108,11 @@ class Peer(Server):
         try:
             async with asyncio.timeout(_START_TIMEOUT_S), _session() as session:
                 while not (self._model and await _is_loaded(session, self._url, self._model)):
-                    self._require_alive()
+                    self.require_alive()
                     await asyncio.sleep(_POLL_S)
                     self._model = self._model or await _first_model(session, self._url)
         except TimeoutError:
             raise self._failure(f"was not ready after {_START_TIMEOUT_S:g} s") from None
-
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Connection]:
-        """As `Server.connect`."""
-        async with _session() as session:
-            try:
-                yield CompletionsConnection(session, self._url, self._model, self._form)
-            except BenchError:
-                await asyncio.sleep(_POLL_S)  # a process ends shortly after its connections
-                self._require_alive()  # its exit is the better error
-                raise
 
     def __enter__(self) -> Self:
         (port,) = pick_free(1)
@@ -136,8 +129,9 @@ class Peer(Server):
         if self._command.url and _is_taken(self._url):
             raise BenchError(f"{self.name}: another server is at {self._url} already")
         self._model = ""
+        self.metrics_url = f"{self._url.removesuffix('/v1')}/metrics"
         self._log: IO[bytes] = tempfile.TemporaryFile()
-        self.launched = time.perf_counter()
+        self.launched = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 words,
@@ -162,7 +156,8 @@ class Peer(Server):
             _end(self._process)
             self._log.close()
 
-    def _require_alive(self) -> None:
+    def require_alive(self) -> None:
+        """As `Server.require_alive`."""
         assert self._process is not None
         if (status := self._process.poll()) is not None:
             raise self._failure(f"ended with status {status}")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
 from client.bench.compare.ceilings import Ceilings
 from client.bench.compare.floors import Floor
+from client.bench.compare.kv import kv_figures
 from client.bench.compare.measurement import Measurement
-from client.bench.compare.workload import Workload
-from client.bench.report import Spread, milliseconds, p50_p99
+from client.bench.load.workload import Workload
+from client.bench.report import Spread, percentile
+
+Percentiles = tuple[float, float, float]  # p50, p90, p99
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What goodput demands of a request: seconds to the first token, and per token after it."""
+
+    ttft: float = 2.0
+    token_time: float = 0.2
 
 
 @dataclass
@@ -37,27 +45,47 @@ class Row:
 
     Attributes:
         speed: output tokens per second, over the rounds.
+        rounds: by metric, its value in each round.
         ratios: tokens per second of each Trident relative to this server's, over the rounds that
             both completed. Each ratio is within one round, so that machine load cancels.
-        of_floor: `speed` as a share of the bf16 upper bound.
-        ttft, gap: p50 and p99 over all requests, and over all pairs of consecutive responses.
+        of_floor: `speed` as a share of the bf16 upper bound; None where there is none.
+        ttft, gap, latency: over all requests, and over all pairs of consecutive responses.
+        user_speed: tokens per second that a user sees, over all requests: p50, p10, p1.
+        goodput: requests per second within the bounds; the median.
+        failed, refused: requests, of all rounds.
+        queue, prefix_hits, preemptions, kv_waste, kv_saved: of the server's own metrics, or None.
         memory: the median.
         start: the median; the same for all workloads of a server.
         others: share of the cores' time used by other programs: the largest of the rounds.
         is_disturbed: whether that is too much to trust the figures.
+        falls_behind: whether latencies grew while requests kept coming.
+        limit: why the figures may be the load generator's, or "".
     """
 
     workload: str
     server: str
     speed: Spread
+    rounds: dict[str, list[float]]
     ratios: dict[str, float]
-    of_floor: float
-    ttft: tuple[float, float]
-    gap: tuple[float, float]
+    of_floor: float | None
+    ttft: Percentiles
+    gap: Percentiles
+    latency: Percentiles
+    user_speed: Percentiles
+    goodput: float
+    failed: int
+    refused: int
+    queue: float | None
+    prefix_hits: float | None
+    preemptions: float | None
+    kv_waste: float | None
+    kv_saved: float | None
     memory: float
     start: float
     others: float
     is_disturbed: bool
+    falls_behind: bool
+    limit: str
 
 
 @dataclass
@@ -66,6 +94,7 @@ class Results:
 
     Attributes:
         tridents: the servers that ratios are relative to.
+        ceilings, floors: of this machine; none if the servers are not on it.
         sessions: by server and round; None if it failed, fewer if interrupted.
         failures: by server, why figures are missing.
         interrupted: whether the run ended before all rounds were measured.
@@ -73,36 +102,22 @@ class Results:
 
     workloads: Sequence[Workload]
     tridents: Sequence[str]
-    ceilings: Ceilings
-    floors: Mapping[str, Floor]
+    ceilings: Ceilings | None
+    floors: Mapping[str, Floor | None]
     sessions: dict[str, list[Session | None]]
     failures: dict[str, str]
     interrupted: bool = False
 
-    def rows(self) -> list[Row]:
+    def rows(self, bounds: Bounds) -> list[Row]:
         """Return one row per workload and server measured together."""
         rows = (
-            self._row(workload.name, server)
+            self._row(workload.name, server, bounds)
             for workload in self.workloads
             for server in self.sessions
         )
         return [row for row in rows if row is not None]
 
-    @property
-    def stolen(self) -> float:
-        """The largest share of the cores' time taken by the host in a run."""
-        return max(
-            (
-                one.stolen
-                for sessions in self.sessions.values()
-                for session in sessions
-                if session is not None
-                for one in session.measurements.values()
-            ),
-            default=0.0,
-        )
-
-    def _measured(self, workload: str, server: str) -> dict[int, Measurement]:
+    def measured(self, workload: str, server: str) -> dict[int, Measurement]:
         """Return the measurements by round."""
         return {
             number: session.measurements[workload]
@@ -110,30 +125,61 @@ class Results:
             if session is not None and workload in session.measurements
         }
 
-    def _row(self, workload: str, server: str) -> Row | None:
-        by_round = self._measured(workload, server)
+    def all_measured(self) -> list[Measurement]:
+        """Return all measurements."""
+        return [
+            one
+            for server in self.sessions
+            for workload in self.workloads
+            for one in self.measured(workload.name, server).values()
+        ]
+
+    def _row(self, workload: str, server: str, bounds: Bounds) -> Row | None:
+        by_round = self.measured(workload, server)
         measured = list(by_round.values())
         if not measured:
             return None
+
+        def over(values: Callable[[Measurement], list[float]], *percents: float) -> Percentiles:
+            together = [value for one in measured for value in values(one)]
+            first, second, third = (percentile(together, each) for each in percents)
+            return first, second, third
+
         speed = Spread.of([one.tokens_per_second for one in measured])
+        floor = self.floors.get(workload)
+        told = [one for one in measured if one.metrics.samples]
+        kv = [found for one in told if (found := kv_figures(one)) is not None]
         return Row(
             workload=workload,
             server=server,
             speed=speed,
+            rounds={name: [of(one) for one in measured] for name, of in _METRICS.items()},
             ratios=self._ratios(workload, by_round),
-            of_floor=speed.median / self.floors[workload].bf16,
-            ttft=p50_p99([ttft for one in measured for ttft in one.ttfts]),
-            gap=p50_p99([gap for one in measured for gap in one.gaps]),
+            of_floor=None if floor is None else speed.median / floor.bf16,
+            ttft=over(lambda one: one.ttfts, 50, 90, 99),
+            gap=over(lambda one: one.gaps, 50, 90, 99),
+            latency=over(lambda one: one.latencies, 50, 90, 99),
+            user_speed=over(lambda one: one.user_speeds, 50, 10, 1),
+            goodput=median(one.goodput(bounds.ttft, bounds.token_time) for one in measured),
+            failed=sum(one.failed for one in measured),
+            refused=sum(one.refused for one in measured),
+            queue=_median(one.metrics.queue_s for one in told),
+            prefix_hits=_median(one.metrics.prefix_hits for one in told),
+            preemptions=_median(one.metrics.preemptions for one in told),
+            kv_waste=_median(each.waste for each in kv),
+            kv_saved=_median(each.saved for each in kv),
             memory=median(one.memory for one in measured),
             start=median(each.start_seconds for each in self.sessions[server] if each is not None),
             others=max(one.others for one in measured),
             is_disturbed=any(one.is_disturbed for one in measured),
+            falls_behind=any(one.falls_behind for one in measured),
+            limit=next((one.limit for one in measured if one.limit), ""),
         )
 
     def _ratios(self, workload: str, by_round: Mapping[int, Measurement]) -> dict[str, float]:
         ratios = {}
         for trident in self.tridents:
-            theirs = self._measured(workload, trident)
+            theirs = self.measured(workload, trident)
             both = [
                 theirs[number].tokens_per_second / one.tokens_per_second
                 for number, one in by_round.items()
@@ -143,66 +189,41 @@ class Results:
                 ratios[trident] = median(both)
         return ratios
 
-    def as_json(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        return {
-            "summary": [asdict(row) for row in self.rows()],
-            "workloads": [asdict(workload) for workload in self.workloads],
-            "ceilings": asdict(self.ceilings),
-            "floors": {name: asdict(floor) for name, floor in self.floors.items()},
-            "rounds": {
-                server: [None if each is None else asdict(each) for each in sessions]
-                for server, sessions in self.sessions.items()
-            },
-            "failures": self.failures,
-            "interrupted": self.interrupted,
-        }
+
+# What `trident bench diff` compares, by round.
+_METRICS: dict[str, Callable[[Measurement], float]] = {
+    "tok/s": lambda one: one.tokens_per_second,
+    "TTFT p50, s": lambda one: percentile(one.ttfts, 50),
+    "TTFT p99, s": lambda one: percentile(one.ttfts, 99),
+    "inter-token p50, s": lambda one: percentile(one.gaps, 50),
+    "inter-token p99, s": lambda one: percentile(one.gaps, 99),
+    "latency p50, s": lambda one: percentile(one.latencies, 50),
+    "latency p99, s": lambda one: percentile(one.latencies, 99),
+    "tok/s of a user, p50": lambda one: percentile(one.user_speeds, 50),
+}
 
 
-def table(results: Results) -> Table:
-    """Return the table of all workloads and servers; it fits 80 columns."""
-    ratio = escape(f"{', '.join(results.tridents)} to it")
-    shown = Table(
-        title="Servers on the same cores, one after the other",
-        caption=(
-            f"tok/s: median, min-max; ratio: {ratio}; TTFT and inter-token: ms, p50 and p99; "
-            "others: CPU time of other programs, * is too much"
-        ),
-        box=box.SIMPLE,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    shown.add_column("", max_width=14)
-    for name in (
-        "tok/s",
-        "ratio",
-        "of\nfloor",
-        "TTFT",
-        "inter-\ntoken",
-        "mem.\nGB",
-        "start\ns",
-        "others\n%",
-    ):
-        shown.add_column(name, justify="right", no_wrap=True)
-    rows = results.rows()
-    for workload in results.workloads:
-        floor = results.floors[workload.name]
-        shown.add_section()
-        shown.add_row(f"{workload.name} floor bf16", f"{floor.bf16:.0f}")
-        shown.add_row("   floor int8", f"{floor.int8:.0f}")
-        for row in (row for row in rows if row.workload == workload.name):
-            shown.add_row(f" {escape(row.server)}", *_cells(row, results.tridents))
-    return shown
+def _median(values: Any) -> float | None:
+    found = list(values)
+    return median(found) if found else None
 
 
-def _cells(row: Row, tridents: Sequence[str]) -> list[str]:
-    return [
-        f"{row.speed:.1f}",
-        "\n".join(f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in tridents),
-        f"{row.of_floor:.2f}",
-        milliseconds(row.ttft),
-        milliseconds(row.gap),
-        f"{row.memory / 1e9:.2f}",
-        f"{row.start:.1f}",
-        f"{100 * row.others:.1f}{'*' if row.is_disturbed else ''}",
-    ]
+def as_json(results: Results, bounds: Bounds) -> dict[str, Any]:
+    """Return everything as plain data."""
+    return {
+        "summary": [asdict(row) for row in results.rows(bounds)],
+        "workloads": [
+            {**asdict(each), "trace": each.trace and str(each.trace), "text": each.description}
+            for each in results.workloads
+        ],
+        "bounds": asdict(bounds),
+        "cores": len(os.sched_getaffinity(0)),
+        "ceilings": None if results.ceilings is None else asdict(results.ceilings),
+        "floors": {name: each and asdict(each) for name, each in results.floors.items()},
+        "rounds": {
+            server: [None if each is None else asdict(each) for each in sessions]
+            for server, sessions in results.sessions.items()
+        },
+        "failures": results.failures,
+        "interrupted": results.interrupted,
+    }

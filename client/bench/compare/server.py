@@ -1,26 +1,12 @@
-"""The load generator's interface to a server."""
+"""A server to be measured."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
-from client.bench.compare.answer import Answer
-from client.bench.workload import Prompt
-
-
-class Connection(ABC):
-    """One connection to a server, for one request at a time."""
-
-    @abstractmethod
-    async def ask(self, prompt: Prompt, output_tokens: int) -> Answer:
-        """Stream the greedy completion of `prompt`, of exactly `output_tokens` tokens.
-
-        Raises:
-            TridentClientError: the request failed.
-        """
+from client.bench.load.record import Target
 
 
 class Server(ABC):
@@ -28,16 +14,23 @@ class Server(ABC):
 
     Attributes:
         name: shown in tables.
-        launched: start time by `time.perf_counter`; set inside the block.
+        launched: start time by `time.monotonic`; set inside the block.
+        metrics_url: where its metrics are read; empty: nowhere. Set inside the block.
     """
 
     name: str
     launched: float
+    metrics_url: str = ""
 
     @property
     @abstractmethod
-    def pid(self) -> int:
-        """The process that all others of the server descend from."""
+    def pids(self) -> list[int]:
+        """The processes that all others of the server descend from; none: it is not ours."""
+
+    @property
+    @abstractmethod
+    def target(self) -> Target:
+        """Where requests go, when it is ready."""
 
     @abstractmethod
     async def wait_until_ready(self) -> None:
@@ -48,8 +41,8 @@ class Server(ABC):
         """
 
     @abstractmethod
-    def connect(self) -> AbstractAsyncContextManager[Connection]:
-        """Return a dedicated connection to the server, open inside the block."""
+    def require_alive(self) -> None:
+        """Raise `BenchError` with its last words if its process has ended."""
 
     @abstractmethod
     def __enter__(self) -> Self:

@@ -1,43 +1,28 @@
-"""Trident as a measured server: the whole ensemble over gRPC, streaming."""
+"""Trident as a measured server: the whole ensemble, by one of the ways to it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from client import AsyncTridentClient
-from client.bench.compare.answer import Answer
 from client.bench.compare.arguments import all_named
-from client.bench.compare.server import Connection, Server
-from client.bench.compare.workload import greedy
+from client.bench.compare.server import Server
 from client.bench.errors import BenchError
-from client.bench.workload import Prompt
+from client.bench.load.record import Form, Target
+from client.commands.gateway_process import GatewayOptions, GatewayProcess, gateway_endpoint
 from engine.launch.server import TritonServer
 
 TRIDENT = "trident"
-
-
-class GrpcConnection(Connection):
-    """A gRPC connection to an ensemble."""
-
-    def __init__(self, client: AsyncTridentClient) -> None:
-        self._client = client
-
-    async def ask(self, prompt: Prompt, output_tokens: int) -> Answer:
-        """As `Connection.ask`."""
-        answer = Answer(time.perf_counter())
-        async with aclosing(self._client.stream(prompt.text, **greedy(output_tokens))) as chunks:
-            async for chunk in chunks:
-                if chunk.num_output_tokens:
-                    answer.arrivals.append(time.perf_counter())
-                    answer.num_tokens += chunk.num_output_tokens
-                if chunk.num_input_tokens:
-                    answer.num_prompt_tokens = chunk.num_input_tokens
-        return answer
+WAYS: dict[str, Form] = {
+    "grpc": "grpc",
+    "http": "triton-http",
+    "completions": "completions",
+    "chat": "chat",
+}
 
 
 class Trident(Server):
@@ -45,42 +30,64 @@ class Trident(Server):
 
     Args:
         settings: override those of `engine.json` and the `TRIDENT_*` variables.
+        way: how it is asked, of `WAYS`; the last two go through the gateway.
 
     Raises:
         ServerStartError: a setting is invalid.
     """
 
     def __init__(
-        self, model: Path, settings: Mapping[str, str] = {}, *, name: str = TRIDENT
+        self,
+        model: Path,
+        settings: Mapping[str, str] = {},
+        *,
+        name: str = TRIDENT,
+        way: str = "grpc",
     ) -> None:
         self.name = name
         self._settings = {**settings, "model": str(model)}
+        self._form = WAYS[way]
         self._make_server()
         self._server: TritonServer | None = None
+        self._gateway: GatewayProcess | None = None
+        self._stack = ExitStack()
 
     @property
-    def pid(self) -> int:
-        """As `Server.pid`."""
+    def pids(self) -> list[int]:
+        """As `Server.pids`."""
         assert self._server is not None
-        return self._server.pid
+        return [self._server.pid, *([] if self._gateway is None else [self._gateway.pid])]
+
+    @property
+    def target(self) -> Target:
+        """As `Server.target`."""
+        assert self._server is not None
+        if self._form == "grpc":
+            return Target("grpc", self._server.grpc_url, self._server.model)
+        if self._form == "triton-http":
+            return Target("triton-http", f"http://{self._server.http_url}", self._server.model)
+        return Target(self._form, self._url, self._server.model)
 
     async def wait_until_ready(self) -> None:
         """Return at once: `__enter__` has waited."""
 
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Connection]:
-        """As `Server.connect`."""
-        assert self._server is not None
-        # No retries: a retried request would be measured as a slow one.
-        async with AsyncTridentClient(
-            self._server.grpc_url, model=self._server.model, retry=None
-        ) as client:
-            yield GrpcConnection(client)
+    def require_alive(self) -> None:
+        """As `Server.require_alive`: tritonserver tells its clients itself."""
 
     def __enter__(self) -> Self:
-        self._server = self._make_server()
-        self.launched = time.perf_counter()
-        self._server.start()
+        with ExitStack() as stack:
+            self._server = server = self._make_server()
+            self.launched = time.monotonic()
+            stack.enter_context(server)
+            self.metrics_url = f"http://{server.metrics_url}/metrics"
+            if self._form in ("completions", "chat"):
+                endpoint = gateway_endpoint(server, GatewayOptions("0", "127.0.0.1", 1))
+                assert endpoint is not None
+                self._url = f"http://{endpoint.url}/v1"
+                self._gateway = stack.enter_context(
+                    GatewayProcess(server, endpoint, 1, server.log_path)
+                )
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -89,9 +96,8 @@ class Trident(Server):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._server is not None
-        self._server.stop()
-        self._server = None
+        self._stack.close()
+        self._server = self._gateway = None
 
     def _make_server(self) -> TritonServer:
         return TritonServer(self._settings, ports=0)

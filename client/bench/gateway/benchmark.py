@@ -19,10 +19,11 @@ from client.bench.errors import BenchError
 from client.bench.files import require_writable
 from client.bench.gateway.fronts import Front, GatewayFront, GrpcFront
 from client.bench.gateway.stream_reader import read_streams
-from client.bench.load import summary
+from client.bench.load.prompts import Prompt
 from client.bench.measurement import Wave
 from client.bench.report import Spread, cpu_per_1000_tokens, throughput
-from client.bench.workload import Prompt, PromptSource, Workload
+from client.bench.waves import summary
+from client.bench.workload import PromptSource, Workload
 from client.commands.gateway_process import GatewayOptions, GatewayProcess, gateway_endpoint
 from client.commands.server_display import stopped_by_signals
 from engine.errors import CheckpointError

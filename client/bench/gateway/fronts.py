@@ -15,10 +15,10 @@ from client import SamplingOptions
 from client.bench.errors import BenchError
 from client.bench.gateway.sse import DONE, SseConnection
 from client.bench.gateway.stream_reader import Arrival, Connection
-from client.bench.http2 import Http2Connection
-from client.bench.load import Trace
+from client.bench.load.http2 import Http2Connection
+from client.bench.load.prompts import Prompt
 from client.bench.paced_worker import METHOD
-from client.bench.workload import Prompt
+from client.bench.waves import Trace
 from client.request import completion
 from client.response import read_chunks
 

@@ -3,16 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-
-from client.bench import genai_perf, perf_analyzer
-from client.bench.errors import BenchError
-from client.bench.tools import ToolEnvironment
-from engine.launch.server import TritonServer
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -25,12 +18,6 @@ def _trident(*arguments: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[TritonServer]:
-    with TritonServer({"model": "demo"}, ports=0, start_timeout_s=120) as server:
-        yield server
 
 
 def test_stages(tmp_path: Path) -> None:
@@ -90,53 +77,33 @@ def test_stages_at_a_set_rate(tmp_path: Path) -> None:
     assert "no model is computed" in output
 
 
-def test_compare(tmp_path: Path) -> None:
+def test_servers_under_load(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     script = Path(__file__).parent / "openai_server.py"
     peers = [
         f"--peer=fake={sys.executable} {script} {{model}} --port {{port}}",
         "--peer=missing=/nonexistent/server {port}",
     ]
-    shape = ["--tiny", "--rounds=1", "--workloads=W2,W5"]
+    shape = ["--tiny", "--rounds=1", "--workload=W2,W5", "--through=grpc,http,completions"]
     variant = "--trident=small=max_num_seqs=2"
-    output = _trident("compare", *shape, variant, *peers, f"--json={file}")
+    output = _trident(*shape, variant, *peers, f"--json={file}", f"--report={tmp_path / 'report'}")
     figures = json.loads(file.read_text())
+    ours = ["trident", "trident-http", "trident-completions", "small"]
     measured = [(row["workload"], row["server"]) for row in figures["summary"]]
-    assert measured == [(w, s) for w in ("W2", "W5") for s in ("trident", "small", "fake")]
+    assert measured == [(w, s) for w in ("W2", "W5") for s in (*ours, "fake")]
     for row in figures["summary"]:
         assert row["start"] > 0
-        assert row["ttft"][1] >= row["ttft"][0] > 0
+        assert row["latency"][0] >= row["ttft"][0] > 0
         assert row["memory"] > (1e6 if row["server"] == "fake" else 1e8)
-        assert set(row["ratios"]) == {"trident", "small"}
-    for server in ("trident", "small", "fake"):
+        assert set(row["ratios"]) == set(ours)
+        assert row["failed"] == 0
+    for server in (*ours, "fake"):
         measurements = figures["rounds"][server][0]["measurements"]
         assert measurements["W2"]["num_tokens"] == 4 * 8
-        assert measurements["W5"]["num_tokens"] == 4 * 4
+        assert measurements["W5"]["num_tokens"] == 4 * 8
     assert set(measurements["W2"]["cpu_seconds"]) >= {"client"}
-    assert set(figures["rounds"]["trident"][0]["measurements"]["W2"]["cpu_seconds"]) >= STAGES
+    through_gateway = figures["rounds"]["trident-completions"][0]["measurements"]["W2"]
+    assert set(through_gateway["cpu_seconds"]) >= STAGES | {"gateway"}
     assert figures["failures"] == {"missing": "missing: /nonexistent/server is not installed"}
     assert "missing has not all its figures" in output
-
-
-def test_perf_analyzer(server: TritonServer) -> None:
-    try:
-        perf_analyzer.find_or_install(Console())
-    except BenchError as error:
-        pytest.skip(str(error))
-    arguments = ["--streams", "4", "--requests", "12", "--max-tokens", "8"]
-    output = _trident("perf-analyzer", "--url", server.grpc_url, *arguments)
-    assert "Request count: 12" in output
-    for model in ("tokenizer", "engine", "detokenizer"):
-        assert f"{model}, version: 1" in output
-    assert "Concurrency: 4, throughput: " in output
-
-
-@pytest.mark.parametrize("backend", ["tensorrtllm", "vllm"])
-def test_genai_perf(server: TritonServer, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not ToolEnvironment(genai_perf.NAME_AND_VERSION, Console()).is_installed:
-        pytest.skip("genai-perf is not installed; trident bench genai-perf does it (1 GB)")
-    monkeypatch.setenv("COLUMNS", "120")
-    arguments = f"--backend {backend} --streams 2 --requests 4 --max-tokens 8".split()
-    output = _trident("genai-perf", "--url", server.grpc_url, *arguments)
-    assert "NVIDIA GenAI-Perf | LLM Metrics" in output
-    assert "Output Sequence Length" in output
+    assert "data:image/png" in (tmp_path / "report" / "index.html").read_text()

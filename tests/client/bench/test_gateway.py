@@ -15,10 +15,11 @@ from client.bench.gateway.benchmark import Round, row, table
 from client.bench.gateway.fronts import Front, GatewayFront, GrpcFront
 from client.bench.gateway.sse import SseConnection
 from client.bench.gateway.stream_reader import read_streams
-from client.bench.load import Trace
+from client.bench.load.prompts import Prompt
 from client.bench.measurement import Wave
 from client.bench.report import Spread
-from client.bench.workload import Prompt, Workload
+from client.bench.waves import Trace
+from client.bench.workload import Workload
 from client.gateway.settings import GatewaySettings
 from tests.client.fake_triton import FakeTriton, Piece
 from tests.server.gateway.running import running

@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 from client import AsyncTridentClient, cli
 from client.bench.cpu import CLIENT, OTHERS, STOLEN, CpuMeter, process_name
 from client.bench.errors import BenchError
-from client.bench.load import Trace, run_wave, summary
+from client.bench.load import prompts
+from client.bench.load.prompts import Prompt
 from client.bench.measurement import Wave
 from client.bench.report import Round, Spread, cpu_table, percentile, row, throughput_table
 from client.bench.stages import StageBenchmark
-from client.bench.workload import Prompt, PromptSource, Workload
+from client.bench.waves import Trace, run_wave, summary
+from client.bench.workload import PromptSource, Workload
 from engine.demo import CHECKPOINT_DIR
 from engine.text.tokenizer import Tokenizer
 from tests.client.fake_triton import FakeTriton, Piece
@@ -35,8 +37,7 @@ class TestPrompts:
     @pytest.mark.parametrize("num_tokens", [1, 2, 128, 700])
     def test_have_the_length_that_was_asked_for(self, num_tokens: int) -> None:
         tokenizer = Tokenizer.from_pretrained(CHECKPOINT_DIR)
-        prompts = PromptSource(CHECKPOINT_DIR, num_tokens).draw("seed", 5)
-        for prompt in prompts:
+        for prompt in PromptSource(CHECKPOINT_DIR, num_tokens).draw("seed", 5):
             assert prompt.token_ids == tokenizer.encode(prompt.text)
             assert len(prompt.token_ids) == num_tokens
 
@@ -48,10 +49,12 @@ class TestPrompts:
         assert len({tuple(prompt.token_ids[:16]) for prompt in both}) == 8  # one KV block
 
     def test_may_begin_with_the_same_tokens(self) -> None:
-        prompts = PromptSource(CHECKPOINT_DIR, 48).draw("seed", 4, shared=32)
-        assert {len(prompt.token_ids) for prompt in prompts} == {48}
-        assert len({tuple(prompt.token_ids[:32]) for prompt in prompts}) == 1
-        assert len({tuple(prompt.token_ids[32:]) for prompt in prompts}) == 4
+        source = prompts.PromptSource(CHECKPOINT_DIR)
+        beginning = source.words("seed", 32)
+        made = [source.prompt(str(number), 48, beginning) for number in range(4)]
+        assert {len(prompt.token_ids) for prompt in made} == {48}
+        assert len({tuple(prompt.token_ids[:32]) for prompt in made}) == 1
+        assert len({tuple(prompt.token_ids[32:]) for prompt in made}) == 4
 
     @pytest.mark.parametrize("make", [byte_level_tokenizer, byte_fallback_tokenizer])
     def test_other_tokenizers(self, tmp_path: Path, make: Any) -> None:

@@ -7,13 +7,13 @@ import pytest
 
 from client.bench.compare import load
 from client.bench.cpu import OTHERS, STOLEN
-from client.bench.workload import PromptSource
+from client.bench.load.prompts import PromptSource
 from engine.demo import CHECKPOINT_DIR
 
 
 @pytest.fixture(scope="module")
 def source() -> PromptSource:
-    return PromptSource(CHECKPOINT_DIR, 24)
+    return PromptSource(CHECKPOINT_DIR)
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     others: list[float] = []
 
     class Meter:
-        def __init__(self, pid: int) -> None:
-            assert psutil.pid_exists(pid)
+        def __init__(self, *pids: int, clients: list[int]) -> None:
+            assert all(psutil.pid_exists(pid) for pid in (*pids, *clients))
 
         def start(self) -> None: ...
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from client.bench.compare.ceilings import Ceilings
 from client.bench.compare.load import first_token, run_workload
-from client.bench.compare.measurement import Measurement
+from client.bench.compare.measurement import Measurement, Request
 from client.bench.compare.peer import Peer, PeerCommand
-from client.bench.compare.workload import Workload
 from client.bench.cpu import OTHERS, STOLEN
-from client.bench.workload import PromptSource
+from client.bench.load.prompts import PromptSource
+from client.bench.load.scrape import Metrics
+from client.bench.load.workload import Workload
 from engine.demo import CHECKPOINT_DIR
 
 SCRIPT = Path(__file__).parents[1] / "openai_server.py"
@@ -23,15 +24,17 @@ def fake_peer(*flags: str, name: str = "fake") -> Peer:
 
 
 def measure(peer: Peer, workload: Workload, source: PromptSource) -> tuple[float, Measurement]:
-    async def run() -> tuple[float, Measurement]:
-        (prompt,) = source.draw("first", 1)
-        start = await first_token(peer, prompt)
-        return start, await run_workload(peer, workload, source, "seed")
-
     with peer:
-        return asyncio.run(run())
+        start = asyncio.run(first_token(peer, source, "first"))
+        return start, run_workload(peer, workload, source, "seed")
 
 
 def fake_measurement(seconds: float, others: float = 0.0) -> Measurement:
     used = {OTHERS: 0.0, STOLEN: 0.0}
-    return Measurement(100, seconds, [0.1, 0.3], [0.02], 50, 2 * 10**9, used, others, stolen=0.04)
+    requests = [Request(0, first, first + 0.5, 8, 0, 10, 0.05) for first in (0.1, 0.3)]
+    return Measurement(
+        *(100, seconds, requests, [0.02], 50, 0, 0, "", 2 * 10**9, used, others),
+        stolen=0.04,
+        limit="",
+        metrics=Metrics(),
+    )

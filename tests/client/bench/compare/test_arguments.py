@@ -1,5 +1,7 @@
-"""The flags of `trident bench compare`."""
+"""The options of `trident bench`."""
 
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,11 @@ from typer.testing import CliRunner
 from client import cli
 from client.bench.compare.peer import PeerCommand, parse_peers
 from client.bench.compare.trident import Trident, parse_variants
-from client.bench.compare.workload import GROWTH
 from client.bench.errors import BenchError
+from client.bench.load.lengths import Lengths
+from client.bench.load.plan import read_trace
+from client.bench.load.prompts import PromptSource
+from client.bench.load.workload import named
 from engine.demo import CHECKPOINT_DIR
 from engine.launch.errors import ServerStartError
 
@@ -70,19 +75,62 @@ class TestVariants:
             Trident(CHECKPOINT_DIR, {"max_num_seqs": "none"})
 
 
-def test_growth_has_its_own_workloads(tmp_path: Path) -> None:
-    arguments = ["bench", "compare", "--tiny", "--workloads=W1", f"--growth={tmp_path / 'g.png'}"]
-    result = CliRunner().invoke(cli.app, arguments)
-    assert result.exit_code == 2
-    assert "--growth has its own" in result.output
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--workload=W1,W9"], "--workload: there is no W9"),
+        (["--rate=1", "--concurrency=2"], "give one of them"),
+        (["--rate=1,-2"], "--rate: must be numbers such as"),
+        (["--rate=0"], "--rate: must be numbers above 0"),
+        (["--concurrency=1.5"], "--concurrency: must be whole numbers"),
+        (["--concurrency=1", "--prompt-tokens=9-3"], "--prompt-tokens: must be N, LOW-HIGH"),
+        (["--concurrency=1", "--max-tokens=lognormal:5"], "--max-tokens: must be N"),
+        (["--concurrency=1", "--shared-tokens=128"], "shared: 128 tokens must be fewer"),
+        (["--trace=/nonexistent", "--url=a=http://localhost:1/v1"], "localhost:1/v1/models lists"),
+        (["--url=a=localhost:1"], "--url: must be http://HOST:PORT/v1"),
+        (["--through=smoke"], "--through: 'smoke' is none of grpc"),
+        (["--baseline=dynamic"], "--baseline: 'dynamic' is none of none, static"),
+        (["--report=/proc/none"], "--report: cannot write"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: list[str], error: str) -> None:
+    result = CliRunner().invoke(cli.app, ["bench", "--tiny", "--rounds=1", *arguments])
+    said = str(result.exception) + result.output
+    assert result.exit_code == 1
+    assert error in said
 
 
-def test_no_workload_of_growth_is_measured_twice() -> None:
-    shapes = [(each.streams, each.prompt_tokens) for each in GROWTH.workloads]
-    assert len(set(shapes)) == len(shapes) == 13
+class TestWorkloads:
+    def test_lengths(self) -> None:
+        generator = random.Random(0)
+        for text, low, high in (("7", 7, 7), ("3-5", 3, 5), ("lognormal:100:0.5", 5, 2000)):
+            lengths = Lengths.parse("--x", text)
+            assert str(lengths) == text
+            drawn = [lengths.draw(generator) for _ in range(300)]
+            assert low <= min(drawn) <= max(drawn) <= high
+            assert lengths.is_constant == (min(drawn) == max(drawn))
 
+    def test_a_trace_is_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "trace.jsonl"
+        line = {"timestamp": 500, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
+        other = {**line, "timestamp": 1500, "hash_ids": [1, 3]}
+        path.write_text(f"{json.dumps(line)}\n{json.dumps(other)}\n")
+        first, second = read_trace(path, PromptSource(CHECKPOINT_DIR))
+        assert (first.start, second.start) == (0.5, 1.5)
+        ids, others = first.turns[0].token_ids, second.turns[0].token_ids
+        assert len(ids) == len(others) == 600
+        assert ids[:500] == others[:500]
+        assert ids != others
+        assert first.turns[0].output_tokens == 5
 
-def test_an_unknown_workload_is_named() -> None:
-    result = CliRunner().invoke(cli.app, ["bench", "compare", "--tiny", "--workloads=W1,W9"])
-    assert result.exit_code == 2
-    assert "there is no W9" in result.output
+    @pytest.mark.parametrize("text", ["{}", '{"timestamp": 0, "input_length": 0}', "", "words"])
+    def test_a_trace_that_is_none_is_named(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "trace.jsonl"
+        path.write_text(text)
+        with pytest.raises(BenchError, match=r"--trace: .*trace\.jsonl"):
+            read_trace(path, PromptSource(CHECKPOINT_DIR))
+
+    def test_all_that_were_published_can_be_named(self) -> None:
+        names = {each.name for each in named("published")}
+        assert names >= {"single", "threads-100", "staggered-128", "sessions-9", "batching-ladder"}
+        assert [each.name for each in named("W1,growth,W1")].count("W1") == 1

@@ -1,9 +1,9 @@
 """Servers in turns, over rounds: failures and interrupts keep what was measured."""
 
-import asyncio
 import io
 import os
 import signal
+import time
 from typing import Any
 
 import psutil
@@ -15,10 +15,13 @@ from client.bench.compare import comparison as comparing
 from client.bench.compare.ceilings import Ceilings
 from client.bench.compare.comparison import Comparison
 from client.bench.compare.measurement import Measurement
-from client.bench.compare.workload import TINY, Workload
+from client.bench.compare.report import Bounds
 from client.bench.errors import BenchError
+from client.bench.load.workload import STANDARD, Workload, tiny
 from engine.demo import CHECKPOINT_DIR
 from tests.client.bench.compare.fakes import CEILINGS, fake_measurement, fake_peer
+
+TINY = [tiny(each) for each in STANDARD]
 
 
 def test_servers_take_turns_and_one_that_fails_is_left_out(
@@ -78,12 +81,12 @@ def test_an_interrupt_leaves_what_was_measured(
     asked: list[str] = []
     pids: set[int] = set()
 
-    async def measure(server: Any, workload: Workload, *_: Any) -> Measurement:
+    def measure(server: Any, workload: Workload, *_: Any, **__: Any) -> Measurement:
         asked.append(f"{server.name} {workload.name}")
-        pids.add(server.pid)
+        pids.update(server.pids)
         if len(asked) == 6:
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(60)
+            time.sleep(60)
         return fake_measurement(1.0)
 
     monkeypatch.setattr(comparing, "run_workload", measure)
@@ -96,7 +99,7 @@ def test_an_interrupt_leaves_what_was_measured(
     assert complete is not None
     assert partial is not None
     assert list(partial.measurements) == ["W1"]
-    assert [row.server for row in results.rows()] == ["a", "b"] * 2
+    assert [row.server for row in results.rows(Bounds())] == ["a", "b"] * 2
     assert "interrupted: this is what was measured" in console.file.getvalue()  # type: ignore[attr-defined]
     assert not any(psutil.pid_exists(pid) for pid in pids)
 

@@ -8,9 +8,15 @@ import pytest
 
 from client.bench.compare import ceilings
 from client.bench.compare.ceilings import Ceilings
-from client.bench.compare.floors import Shape, floor
-from client.bench.compare.workload import Workload
+from client.bench.compare.floors import Floor, Shape, floor
+from client.bench.load.workload import PUBLISHED, Workload, closed
 from engine.demo.random_checkpoint import SIZES
+
+
+def _floor(shape: Shape, workload: Workload, ceilings: Ceilings) -> Floor:
+    found = floor(shape, workload, ceilings)
+    assert found is not None
+    return found
 
 
 class TestFloors:
@@ -37,21 +43,26 @@ class TestFloors:
         reads_only = Ceilings(read=1e3, bf16=1e12, int8=1e12)
         # Two turns of three steps each read the weights: 2 s in bf16, 1 s in int8. Attention reads
         # 2 sequences of 4, 5 and 6 tokens: 0.3 s per turn.
-        both = floor(shape, Workload("W", 2, 4, 4, 3), reads_only)
+        both = _floor(shape, closed("W", 2, 4, 4, 3), reads_only)
         assert both.bf16 == pytest.approx(12 / (2 * (3 * 2 + 0.3)))
         assert both.int8 == pytest.approx(12 / (2 * (3 * 1 + 0.3)))
         computes_only = Ceilings(read=1e12, bf16=1e3, int8=2e3)
         # One request, 4 tokens in and 1 out: the layers for 4 rows, the head for 1, 10 pairs.
-        both = floor(shape, Workload("W", 1, 1, 4, 1), computes_only)
+        both = _floor(shape, closed("W", 1, 1, 4, 1), computes_only)
         assert both.bf16 == pytest.approx(1 / (2 * (4 * 0.9 + 0.1) + 0.1))
         assert both.int8 == pytest.approx(1 / ((4 * 0.9 + 0.1) + 0.1))
 
     def test_what_is_shared_is_computed_once(self) -> None:
         shape = Shape(900, 100, 10, 10)
         computes_only = Ceilings(read=1e12, bf16=1e3, int8=1e3)
-        both = floor(shape, Workload("W", 1, 2, 4, 1, shared_tokens=3), computes_only)
+        both = _floor(shape, closed("W", 1, 2, 4, 1, shared=3), computes_only)
         # 4 rows and 10 pairs in prefill, then one row over 4 tokens.
         assert both.bf16 == pytest.approx(2 / ((7.4 + 0.1) + (2.0 + 0.04)))
+
+    def test_only_streams_of_equal_requests_have_one(self) -> None:
+        shape, bounds = Shape(900, 100, 10, 10), Ceilings(1e3, 1e3, 1e3)
+        found = [each.name for each in PUBLISHED if floor(shape, each, bounds) is not None]
+        assert found == []
 
     def test_the_ceilings_of_this_machine(self) -> None:
         one = ceilings.measure()

@@ -2,18 +2,21 @@
 
 import io
 import json
-import struct
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from client.bench.compare.diff import table as diff_table
+from client.bench.compare.diff import verdict
 from client.bench.compare.floors import Shape, floor
-from client.bench.compare.plot import GrowthPlot
-from client.bench.compare.report import Results, Session, table
-from client.bench.compare.workload import STANDARD, TINY_GROWTH
+from client.bench.compare.html import prepare, write_report
+from client.bench.compare.plots import draw
+from client.bench.compare.report import Bounds, Results, Session, as_json
+from client.bench.compare.tables import table
 from client.bench.errors import BenchError
+from client.bench.load.workload import STANDARD
 from tests.client.bench.compare.fakes import CEILINGS, fake_measurement
 
 
@@ -38,7 +41,7 @@ class TestReport:
     )
 
     def test_rows(self) -> None:
-        rows = self.RESULTS.rows()
+        rows = self.RESULTS.rows(Bounds())
         assert [(row.workload, row.server) for row in rows] == [
             ("W1", "trident"),
             ("W1", "int8"),
@@ -47,36 +50,35 @@ class TestReport:
         ]
         trident, _, peer, last = rows
         assert (trident.speed.median, trident.speed.min, trident.speed.max) == (75, 50, 100)
-        assert trident.of_floor == pytest.approx(75 / self.RESULTS.floors["W1"].bf16)
+        bound = self.RESULTS.floors["W1"]
+        assert bound is not None
+        assert trident.of_floor == pytest.approx(75 / bound.bf16)
         assert trident.ratios == {"trident": 1.0, "int8": 2.0}
         assert not trident.is_disturbed
         assert trident.start == 3.0
         assert peer.ratios == {"trident": 4.0, "int8": 8.0}  # of the one round that both completed
         assert last.ratios == {"trident": 1.0}
-        assert peer.ttft == (pytest.approx(0.2), pytest.approx(0.298))
+        assert peer.ttft == pytest.approx((0.2, 0.28, 0.298))
         assert peer.is_disturbed
-        assert self.RESULTS.stolen == 0.04
 
     def test_the_table_fits_80_columns(self) -> None:
         console = Console(width=80, record=True, file=io.StringIO())
-        console.print(table(self.RESULTS))
+        console.print(table(self.RESULTS, Bounds()))
         text = console.export_text()
         assert "…" not in text
         for cell in (
-            "W1 floor bf16",
+            "W1 floor",
             "75.0",
             "50.0-100.0",
             "4.00",
             "8.00",
-            "200.0",
-            "60.0",
-            "30.0*",
+            " 200",
         ):
             assert cell in text
         assert max(map(len, text.splitlines())) <= 80
 
     def test_json_has_everything(self) -> None:
-        data = json.loads(json.dumps(self.RESULTS.as_json()))
+        data = json.loads(json.dumps(as_json(self.RESULTS, Bounds())))
         assert [row["server"] for row in data["summary"]].count("trident") == 2
         assert data["rounds"]["trident"][0]["measurements"]["W2"]["num_tokens"] == 100
         assert data["rounds"]["a peer with a long name"][1] is None
@@ -85,40 +87,57 @@ class TestReport:
         assert data["failures"] == {"a peer with a long name": "ended"}
 
 
-class TestPlot:
-    def _results(self) -> Results:
-        peer = Session(1.0, {"S1": fake_measurement(2.0), "C16": fake_measurement(3.0)})
-        every = {each.name: fake_measurement(1.0) for each in TINY_GROWTH.workloads}
-        shape = Shape(900, 100, 10, 10)
-        return Results(
-            TINY_GROWTH.workloads,
-            ["trident"],
-            CEILINGS,
-            {each.name: floor(shape, each, CEILINGS) for each in TINY_GROWTH.workloads},
-            {"trident": [Session(1.0, every)], "peer": [peer], "gone": [None]},
-            {"gone": "not installed"},
-        )
-
-    def test_is_a_picture_with_all_that_was_measured(self, tmp_path: Path) -> None:
-        path = tmp_path / "growth.png"
-        GrowthPlot(path, TINY_GROWTH).draw(self._results())
-        content = path.read_bytes()
-        assert content.startswith(b"\x89PNG")
-        width, height = struct.unpack(">II", content[16:24])
-        assert (width, height) == (1320, 960)
+class TestFiles:
+    def test_report_has_the_table_and_pictures(self, tmp_path: Path) -> None:
+        prepare(tmp_path / "report")
+        write_report(as_json(TestReport.RESULTS, Bounds()), tmp_path / "report")
+        page = (tmp_path / "report" / "index.html").read_text()
+        assert "<td>a peer with a long name<td>25.0" in page
+        images = sorted(path.name for path in (tmp_path / "report").glob("*.png"))
+        assert images == ["load.png", "throughput.png", "users.png"]
+        assert page.count("data:image/png;base64,") == 3
+        for name in images:
+            assert (tmp_path / "report" / name).read_bytes().startswith(b"\x89PNG")
 
     def test_lines(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         drawn: list[Figure] = []
         monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-        results = self._results()
-        GrowthPlot(tmp_path / "growth.png", TINY_GROWTH).draw(results)
-        by_streams, by_context, _, first_by_context = drawn[0].axes
-        lines = {line.get_label(): line.get_xydata().tolist() for line in by_streams.lines}
-        floors = [[n, results.floors[f"S{n}"].bf16] for n in (1, 4)]
-        assert lines == {"trident": [[1, 100], [4, 100]], "peer": [[1, 50]], "floor, bf16": floors}
-        assert by_context.lines[0].get_xydata().tolist() == [[16, 100], [64, 100]]
-        assert first_by_context.lines[1].get_xydata().tolist() == [[16, 0.2]]
+        draw(as_json(TestReport.RESULTS, Bounds()), tmp_path)
+        bars, load, _ = (figure.axes[0] for figure in drawn)
+        widths = [bar.get_width() for bar in bars.patches]
+        assert widths == [100, 25, 200, 75]  # from below
+        assert load.lines[0].get_xydata().tolist() == [[75, pytest.approx(0.7)], [100, 0.7]]
 
-    def test_a_file_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(BenchError, match="--growth: cannot write"):
-            GrowthPlot(tmp_path / "missing" / "growth.png", TINY_GROWTH)
+    def test_a_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(BenchError, match="--report: cannot write"):
+            prepare(tmp_path / "file")
+
+
+class TestDiff:
+    def test_only_rounds_apart_differ(self) -> None:
+        assert verdict([1.0, 2.0], [3.0, 4.0]) == "differs"
+        assert verdict([3.0, 4.0], [1.0, 2.0]) == "differs"
+        assert verdict([1.0, 3.0], [2.0, 4.0]) == "noise"
+        assert "unknown" in verdict([1.0], [3.0, 4.0])
+
+    def test_table(self, tmp_path: Path) -> None:
+        before, after = tmp_path / "a.json", tmp_path / "b.json"
+        found = as_json(TestReport.RESULTS, Bounds())
+        before.write_text(json.dumps(found))
+        for row in found["summary"]:
+            row["rounds"]["tok/s"] = [3 * value for value in row["rounds"]["tok/s"]]
+        after.write_text(json.dumps(found))
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(diff_table(before, after))
+        lines = [line.split() for line in console.export_text().splitlines()]
+        assert ["tok/s", "75", "225", "3.00", "differs"] in lines
+        assert ["TTFT", "p50,", "s", "0.2", "0.2", "1.00", "noise"] in lines
+
+    def test_another_file_is_named(self, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        other.write_text("[]")
+        with pytest.raises(BenchError, match="is not what --json"):
+            diff_table(other, other)
+        with pytest.raises(BenchError, match="cannot read"):
+            diff_table(tmp_path / "missing", other)

@@ -12,8 +12,8 @@ from itertools import pairwise
 from client import AsyncTridentClient, SamplingOptions
 from client.bench.cpu import CpuMeter
 from client.bench.errors import BenchError
+from client.bench.load.prompts import Prompt
 from client.bench.measurement import Wave
-from client.bench.workload import Prompt
 
 
 @dataclass

@@ -1,0 +1,63 @@
+"""What the generator needs of a way to a server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from client.bench.errors import BenchError
+from client.bench.load.plan import Turn
+
+Piece = tuple[float, bytes]  # `time.monotonic()` second, what arrived
+
+
+class RequestFailedError(BenchError):
+    """The server has not answered as asked; `refused`: because it has too much to do."""
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+
+class Answer(NamedTuple):
+    """An answer, decoded: tokens by arrival, and the server's counts."""
+
+    arrivals: list[tuple[float, int]]
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def sampling(output_tokens: int, n: int, temperature: float) -> dict[str, Any]:
+    """Return the parameters of an answer of exactly `output_tokens`; sets all a model's could."""
+    found: dict[str, Any] = {
+        "max_tokens": output_tokens,
+        "temperature": temperature,
+        "repetition_penalty": 1.0,
+        "ignore_eos": True,
+    }
+    return found if n == 1 else {**found, "n": n}
+
+
+class Connector(ABC):
+    """Sends requests from one event loop; bytes are decoded apart, when there is time."""
+
+    @abstractmethod
+    async def ask(self, turn: Turn, parameters: dict[str, Any], pieces: list[Piece]) -> None:
+        """Send a request and append what arrives to `pieces`, until its end.
+
+        Raises:
+            RequestFailedError, OSError: the server does not answer.
+        """
+
+    @abstractmethod
+    def decode(self, pieces: list[Piece]) -> Answer:
+        """Read what has arrived, whether complete or not.
+
+        Raises:
+            RequestFailedError: it is an error.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End all connections."""

@@ -1,0 +1,174 @@
+"""Generators: processes that send a plan's requests, and what they cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import psutil
+
+from client.bench.errors import BenchError
+from client.bench.load.plan import Plan, Turn
+from client.bench.load.record import Record, Target
+from client.bench.load.worker import Result, Task
+
+BUSY = 0.8  # share of the time from which a load generator may be the limit
+LATE_S = 0.02  # sending later than this is the generator's doing
+_START_S = 0.2  # from the word to the plan's beginning, so that all have heard it
+_PER_PROCESS = 256  # users or sessions at once that one process is given
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What sending and reading took.
+
+    Attributes:
+        busy: share of a core that the busiest generator used, or waited for in vain.
+        late: seconds by which the latest percent of requests missed their time.
+    """
+
+    busy: float
+    late: float
+
+    @property
+    def was_the_limit(self) -> str:
+        """Why the figures may be those of the generator, or ""."""
+        if self.busy > BUSY:
+            return (
+                f"a load generator was busy, or waiting for a core, {self.busy:.0%} of the time: "
+                "the figures are those of the machine with it, not of the server alone"
+            )
+        if self.late > LATE_S:
+            return f"requests were sent up to {1000 * self.late:.0f} ms late: latencies include it"
+        return ""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A plan that was run from `start` on, a second of `time.monotonic`."""
+
+    start: float
+    records: list[Record]
+    effort: Effort
+
+
+class Generators:
+    """A context manager: inside, the processes have warmed the server up and wait for `run`.
+
+    Args:
+        warm_up: asked by each before.
+        processes: their number; by default as many as the plan needs.
+
+    Raises:
+        BenchError: the server does not answer as asked.
+    """
+
+    def __init__(
+        self, target: Target, plan: Plan, *, warm_up: Sequence[Turn] = (), processes: int = 0
+    ) -> None:
+        users = len(plan.sessions) if plan.concurrency is None else plan.concurrency
+        self._count = processes or -(-users // _PER_PROCESS)
+        self._count = min(self._count, users, len(plan.sessions))
+        assert self._count > 0
+        self._tasks = [Task(target, part, list(warm_up)) for part in plan.parts(self._count)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes' ids."""
+        return [each.pid for each in self._processes]
+
+    def run(self, on_start: Callable[[float], None] = lambda start: None) -> Ran:
+        """Send the plan; `on_start` is told the second of its beginning just before it.
+
+        Raises:
+            BenchError: a generator died.
+        """
+        start = time.monotonic() + _START_S
+        on_start(start)
+        before = [_used(pid) for pid in self.pids]
+        for each in self._processes:
+            self._tell(each, f"{start!r}\n".encode())
+        records: list[Record] = []
+        busy = 0.0
+        for each, used in zip(self._processes, before, strict=True):
+            line = self._hear(each)
+            busy = max(busy, _used(each.pid) - used)
+            records += _result(line).records
+        seconds = time.monotonic() - start
+        late = sorted(each.sent - each.intended for each in records)
+        effort = Effort(
+            busy / (seconds + _START_S), late[int(0.99 * (len(late) - 1))] if late else 0.0
+        )
+        records.sort(key=lambda each: each.intended)
+        return Ran(start, records, effort)
+
+    def __enter__(self) -> Self:
+        try:
+            for task in self._tasks:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "client.bench.load.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C goes to this process, which ends the other
+                )
+                self._processes.append(process)
+                self._tell(process, msgspec.json.encode(task) + b"\n")
+                # One after the other: warming up must not be the largest load of all.
+                line = self._hear(process)
+                if line.strip() != b"ready":
+                    raise BenchError(_result(line).error)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for each in self._processes:
+            each.kill()
+            each.communicate()
+
+    def _tell(self, process: subprocess.Popen[bytes], line: bytes) -> None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the missing answer is reported
+
+    def _hear(self, process: subprocess.Popen[bytes]) -> bytes:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise BenchError("a load generator died; see above")
+        return line
+
+
+def _result(line: bytes) -> Result:
+    found: Any = msgspec.json.decode(line, type=Result)
+    if found.error:
+        raise BenchError(found.error)
+    result: Result = found
+    return result
+
+
+def _used(pid: int) -> float:
+    """Return the seconds that `pid` has used cores, and that it was ready to without one."""
+    used = psutil.Process(pid).cpu_times()
+    waited = int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return used.user + used.system + waited

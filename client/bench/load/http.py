@@ -1,0 +1,212 @@
+"""Server-sent events over HTTP: OpenAI's completions and chats, and Triton's `generate_stream`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
+from client.bench.load.plan import Turn
+from client.bench.load.record import Target
+
+_WORDS = 300  # characters shown of an error's body
+_BUSY = (429, 503)
+_OUTPUTS = ("return_num_input_tokens", "return_num_output_tokens", "return_num_cached_tokens")
+
+
+class HttpConnector(Connector):
+    """One connection per request: some servers close theirs after a stream."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._takes_ids = target.form == "completions" and target.takes_ids
+        headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=headers,
+        )
+        paths = {
+            "completions": "/completions",
+            "chat": "/chat/completions",
+            "triton-http": f"/v2/models/{target.model}/generate_stream",
+        }
+        self._url = target.url + paths[target.form]
+
+    async def ask(self, turn: Turn, parameters: dict[str, Any], pieces: list[Piece]) -> None:
+        """As `Connector.ask`; a server that refuses token ids is asked with text from then on."""
+        with_ids = self._takes_ids and bool(turn.token_ids)
+        try:
+            await self._ask(self._body(turn, parameters, with_ids=with_ids), pieces)
+        except _InvalidError:
+            if not with_ids:
+                raise
+            await self._ask(self._body(turn, parameters, with_ids=False), pieces)
+            self._takes_ids = False
+
+    def _body(self, turn: Turn, parameters: dict[str, Any], *, with_ids: bool) -> dict[str, Any]:
+        if self._target.form == "triton-http":
+            wanted = dict.fromkeys(_OUTPUTS, True)
+            asked = {"text_input": turn.text, "stream": True, "exclude_input_in_output": True}
+            return {**asked, **wanted, "sampling_parameters": json.dumps(parameters)}
+        body = {
+            "model": self._target.model,
+            "stream": True,
+            # The second is vLLM's: the number of tokens so far, in each chunk.
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            **parameters,
+        }
+        if self._target.form == "chat":
+            return {**body, "messages": [{"role": "user", "content": turn.text}]}
+        return {**body, "prompt": turn.token_ids if with_ids else turn.text}
+
+    async def _ask(self, body: dict[str, Any], pieces: list[Piece]) -> None:
+        try:
+            async with self._session.post(self._url, json=body) as response:
+                if response.status != 200:
+                    text = f"{self._url} answers {response.status}: "
+                    text += (await response.text())[:_WORDS]
+                    if response.status in (400, 422):
+                        raise _InvalidError(text)
+                    raise RequestFailedError(text, refused=response.status in _BUSY)
+                async for data in response.content.iter_any():
+                    now = time.monotonic()
+                    pieces.append((now, data))  # one by one: the request may be cut
+        except aiohttp.ClientError as error:
+            raise RequestFailedError(f"{self._url}: {error}") from None
+
+    def decode(self, pieces: list[Piece]) -> Answer:
+        """As `Connector.decode`.
+
+        A chunk's own count of tokens so far takes precedence; otherwise each chunk with text counts
+        as one token, which the final usage may correct.
+        """
+        read = _triton_event if self._target.form == "triton-http" else _openai_event
+        answer = Answer([], "", 0, 0)
+        counted = 0
+        for at, data in events(pieces):
+            try:
+                event = read(data)
+            except msgspec.MsgspecError as error:
+                raise RequestFailedError(f"an event cannot be read: {error}") from None
+            if event.error:
+                raise RequestFailedError(
+                    f"the stream ends with an error: {event.error[:_WORDS]}",
+                    refused="queue" in event.error,
+                )
+            count = event.count
+            if event.total is not None:
+                count = event.total - counted
+            counted += count
+            if count and event.has_text:
+                answer.arrivals.append((at, count))
+            elif count and answer.arrivals:  # the last count corrects those before
+                last = answer.arrivals[-1]
+                answer.arrivals[-1] = (last[0], last[1] + count)
+            answer = answer._replace(
+                text=answer.text + event.text,
+                prompt_tokens=event.prompt_tokens or answer.prompt_tokens,
+                cached_tokens=event.cached_tokens or answer.cached_tokens,
+            )
+        return answer
+
+    async def close(self) -> None:
+        """As `Connector.close`."""
+        await self._session.close()
+
+
+class _InvalidError(RequestFailedError):
+    """The server rejects this form of the request."""
+
+
+def events(pieces: list[Piece]) -> Iterator[Piece]:
+    """Yield the data of each event, when its last byte arrived, without OpenAI's `[DONE]`."""
+    rest = b""
+    for at, data in pieces:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            content = line[5:].strip() if line.startswith(b"data:") else b""
+            if content and content != b"[DONE]":
+                yield at, content
+
+
+class _Event(msgspec.Struct):
+    """What an event says: `count` new tokens, or `total` so far."""
+
+    text: str = ""
+    has_text: bool = False
+    count: int = 0
+    total: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    error: str = ""
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    delta: _Delta | None = None
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Response(msgspec.Struct):
+    text_output: str = ""
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    error: str = ""
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+_RESPONSE = msgspec.json.Decoder(_Response)
+
+
+def _openai_event(data: bytes) -> _Event:
+    chunk = _CHUNK.decode(data)
+    text = ""
+    for choice in chunk.choices:
+        delta = choice.delta or _Delta()
+        text += choice.text or delta.content or delta.reasoning_content or ""
+    event = _Event(text, bool(chunk.choices), int(bool(text)))
+    if chunk.error is not None:
+        event.error = str(chunk.error)
+    if (usage := chunk.usage) is not None:
+        event.total, event.prompt_tokens = usage.completion_tokens, usage.prompt_tokens
+        event.cached_tokens = (usage.prompt_tokens_details or _Cached()).cached_tokens or 0
+    return event
+
+
+def _triton_event(data: bytes) -> _Event:
+    said = _RESPONSE.decode(data)
+    return _Event(
+        said.text_output,
+        said.num_output_tokens > 0,
+        said.num_output_tokens,
+        prompt_tokens=said.num_input_tokens,
+        cached_tokens=said.num_cached_tokens,
+        error=said.error,
+    )

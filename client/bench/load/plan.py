@@ -1,0 +1,163 @@
+"""Plan: a workload's requests, drawn; what a generator process is given."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from client.bench.errors import BenchError
+from client.bench.load.prompts import Prompt, PromptSource
+from client.bench.load.workload import Workload
+
+_HASHED = 512  # tokens of a prompt that one of a trace's `hash_ids` stands for
+
+
+class Turn(msgspec.Struct):
+    """One request: its prompt as text and as tokens, and the exact length of each answer."""
+
+    text: str
+    token_ids: list[int]
+    output_tokens: int
+
+
+class Session(msgspec.Struct):
+    """Requests that follow each other, the first at `start` seconds; None: when a user is free."""
+
+    number: int
+    turns: list[Turn]
+    start: float | None = None
+
+
+class Plan(msgspec.Struct):
+    """All requests of a run, and how they are sent.
+
+    Attributes:
+        concurrency: users of a closed loop; None if the sessions have their times.
+        history, n, temperature, duration, cut: as of `Workload`.
+    """
+
+    sessions: list[Session]
+    concurrency: int | None = None
+    history: bool = False
+    n: int = 1
+    temperature: float = 0.0
+    duration: float | None = None
+    cut: bool = False
+
+    def parts(self, count: int) -> list[Plan]:
+        """Deal the sessions, and the users, out to `count` generators."""
+
+        def share(index: int) -> int | None:
+            return None if self.concurrency is None else len(range(self.concurrency)[index::count])
+
+        return [
+            msgspec.structs.replace(
+                self, sessions=self.sessions[index::count], concurrency=share(index)
+            )
+            for index in range(count)
+        ]
+
+
+def draw(workload: Workload, source: PromptSource, seed: str) -> Plan:
+    """Return the plan of `workload` that `seed` determines.
+
+    Raises:
+        BenchError: the trace cannot be read, or a prompt cannot be made.
+    """
+    if workload.trace is not None:
+        sessions = read_trace(workload.trace, source)
+        if workload.duration is not None:
+            sessions = [each for each in sessions if (each.start or 0.0) < workload.duration]
+    else:
+        generator = random.Random(seed)
+        beginning = source.words(f"{seed}/shared", workload.shared)
+        sessions = [
+            Session(
+                number,
+                [
+                    _turn(workload, source, generator, f"{seed}/{number}/{turn}", number, beginning)
+                    for turn in range(workload.turns)
+                ],
+                start,
+            )
+            for number, start in enumerate(_starts(workload, generator))
+        ]
+    return Plan(
+        sessions,
+        concurrency=workload.concurrency,
+        history=workload.history,
+        n=workload.n,
+        temperature=workload.temperature,
+        duration=workload.duration,
+        cut=workload.cut,
+    )
+
+
+def _starts(workload: Workload, generator: random.Random) -> list[float | None]:
+    if workload.concurrency is not None:
+        return [None] * workload.sessions
+    if workload.rate is None:
+        return [workload.gap * number for number in range(workload.sessions)]
+    starts: list[float | None] = []
+    at = 0.0
+    while len(starts) < workload.sessions if workload.duration is None else at < workload.duration:
+        starts.append(at)
+        at += generator.expovariate(workload.rate) if workload.poisson else 1 / workload.rate
+    return starts
+
+
+def _turn(
+    workload: Workload,
+    source: PromptSource,
+    generator: random.Random,
+    seed: str,
+    number: int,
+    beginning: list[str],
+) -> Turn:
+    if workload.question:
+        prompt = source.encode(workload.question.replace("{n}", str(number)))
+    else:
+        prompt = source.prompt(seed, workload.prompt.draw(generator), beginning)
+    return _of(prompt, workload.output.draw(generator))
+
+
+def _of(prompt: Prompt, output_tokens: int) -> Turn:
+    return Turn(prompt.text, prompt.token_ids, output_tokens)
+
+
+class _Line(msgspec.Struct):
+    """A line of a trace: milliseconds, tokens, and the ids of the prompt's blocks of 512."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+
+
+def read_trace(path: Path, source: PromptSource) -> list[Session]:
+    """Return the requests of a trace: prompts with equal `hash_ids` have equal beginnings.
+
+    Raises:
+        BenchError: it cannot be read; names the line.
+    """
+    decoder = msgspec.json.Decoder(_Line)
+    sessions = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise BenchError(f"--trace: cannot read {path}: {error.strerror}") from None
+    for number, text in enumerate(lines):
+        try:
+            line = decoder.decode(text)
+        except msgspec.MsgspecError as error:
+            raise BenchError(f"--trace: {path}, line {number + 1}: {error}") from None
+        if line.input_length < 1 or line.output_length < 1 or line.timestamp < 0:
+            raise BenchError(f"--trace: {path}, line {number + 1}: lengths must be at least 1")
+        beginning = [word for each in line.hash_ids for word in source.words(str(each), _HASHED)]
+        prompt = source.prompt(f"{path.name}/{number}", line.input_length, beginning)
+        sessions.append(Session(number, [_of(prompt, line.output_length)], line.timestamp / 1000))
+    if not sessions:
+        raise BenchError(f"--trace: {path} has no requests")
+    return sessions

@@ -1,0 +1,147 @@
+"""What a server says of itself while it is measured: its metrics in Prometheus' form."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_INTERVAL_S = 0.5
+_TIMEOUT_S = 5.0
+# In vLLM's names, which are Trident's too; without their prefix.
+_COUNTERS = ("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
+_QUEUE = ("request_queue_time_seconds_sum", "request_queue_time_seconds_count")
+_ENERGY = "nv_energy_consumption"  # joules of all GPUs
+
+
+class Sample(NamedTuple):
+    """The server at one moment: seconds, sequences, and the share of the KV blocks in use."""
+
+    at: float
+    running: float
+    waiting: float
+    kv_usage: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What was read.
+
+    Attributes:
+        samples: over time.
+        kv_slots: tokens that the KV cache has room for; 0: unknown.
+        preemptions: during the run.
+        prefix_hits: share of the looked-up prompt tokens that were in the prefix cache.
+        queue_s: mean seconds from arrival to the first step.
+        gpu_joules: energy of the GPUs; 0: unknown.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    kv_slots: int = 0
+    preemptions: float = 0.0
+    prefix_hits: float = 0.0
+    queue_s: float = 0.0
+    gpu_joules: float = 0.0
+
+    def since(self, start: float) -> Metrics:
+        """Return the same with times relative to `start`."""
+        moved = [each._replace(at=each.at - start) for each in self.samples]
+        return replace(self, samples=moved)
+
+
+class Scraper:
+    """A context manager that reads a server's metrics in a thread, from `start` on.
+
+    Args:
+        url: of the metrics; empty: there are none.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._samples: list[Sample] = []
+        self._first: Mapping[str, float] = {}
+        self._last: Mapping[str, float] = {}
+        self._kv_slots = 0
+
+    @property
+    def taken(self) -> Metrics:
+        """What was read, after the block."""
+
+        def grown(name: str) -> float:
+            return self._last.get(name, 0.0) - self._first.get(name, 0.0)
+
+        preemptions, queries, hits = (grown(name) for name in _COUNTERS)
+        waited, started = (grown(name) for name in _QUEUE)
+        return Metrics(
+            samples=self._samples,
+            kv_slots=self._kv_slots,
+            preemptions=preemptions,
+            prefix_hits=hits / queries if queries else 0.0,
+            queue_s=waited / started if started else 0.0,
+            gpu_joules=grown(_ENERGY),
+        )
+
+    def start(self, at: float) -> None:
+        """Read for the first time, and begin to read regularly."""
+        if not self._url:
+            return
+        self._first = self._read() or {}
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._last = self._read() or self._last
+
+    def _follow(self) -> None:
+        while not self._stop.wait(_INTERVAL_S):
+            at = time.monotonic()
+            if (found := self._read()) is None:
+                continue
+            self._last = found
+            self._samples.append(
+                Sample(
+                    at,
+                    found.get("num_requests_running", 0.0),
+                    found.get("num_requests_waiting", 0.0),
+                    found.get("kv_cache_usage_perc", 0.0),
+                )
+            )
+
+    def _read(self) -> dict[str, float] | None:
+        """Return the sums of all samples by name, without prefix; None if there are none now."""
+        try:
+            with urllib.request.urlopen(self._url, timeout=_TIMEOUT_S) as response:
+                text = response.read().decode()
+            found: dict[str, float] = {}
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    name = sample.name.rpartition(":")[2]
+                    found[name] = found.get(name, 0.0) + sample.value
+                    if name == "cache_config_info":
+                        blocks, size = (
+                            sample.labels.get(each, "") for each in ("num_gpu_blocks", "block_size")
+                        )
+                        if blocks.isdigit() and size.isdigit():
+                            self._kv_slots = int(blocks) * int(size)
+        except (OSError, ValueError):
+            return None
+        return found

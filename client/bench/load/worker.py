@@ -1,0 +1,202 @@
+"""`python -m client.bench.load.worker`: one load generator, started by `Generators`.
+
+Reads its task as a line of JSON from stdin, warms the server up, and says that it is ready. The
+next line is the second of `time.monotonic` at which the plan begins. Writes the records at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from client.bench.load.connector import Connector, Piece, RequestFailedError, sampling
+from client.bench.load.plan import Plan, Session, Turn
+from client.bench.load.record import Record, Target
+from client.errors import TridentClientError
+
+_WARM_UP_TOKENS = 4
+_ANSWER_TIMEOUT_S = 3600.0  # no answer takes this long: the server hangs
+_DRAIN_S = 60.0  # that answers may take after the last request of a run with a duration
+
+
+class Task(msgspec.Struct):
+    """What a generator has to do; `warm_up` is asked before the plan."""
+
+    target: Target
+    plan: Plan
+    warm_up: list[Turn] = []
+
+
+class Result(msgspec.Struct):
+    """What a generator reports; `error`: why it has not run."""
+
+    records: list[Record] = []
+    error: str = ""
+
+
+def connector_to(target: Target) -> Connector:
+    """Return the way to a target; in a running event loop."""
+    if target.form == "grpc":
+        from client.bench.load.grpc import GrpcConnector
+
+        return GrpcConnector(target)
+    from client.bench.load.http import HttpConnector
+
+    return HttpConnector(target)
+
+
+class Runner:
+    """Runs a plan against a target, from `start`, a second of `time.monotonic`."""
+
+    def __init__(self, connector: Connector, plan: Plan, start: float) -> None:
+        self._connector = connector
+        self._plan = plan
+        self._start = start
+        self._end = None if plan.duration is None else start + plan.duration
+        self._found: list[tuple[Record, list[Piece]]] = []
+
+    async def run(self) -> list[Record]:
+        """Return the records of all requests that were sent."""
+        plan = self._plan
+        if plan.concurrency is None:
+            tasks = [asyncio.create_task(self._at_its_time(each)) for each in plan.sessions]
+        else:
+            waiting = iter(plan.sessions)
+            users = range(plan.concurrency)
+            tasks = [asyncio.create_task(self._user(waiting)) for _ in users]
+        if tasks:
+            await self._wait(tasks)
+        for record, pieces in self._found:
+            self._read(record, pieces)
+        return [record for record, _ in self._found]
+
+    async def _wait(self, tasks: list[asyncio.Task[None]]) -> None:
+        timeout = None
+        if self._end is not None:
+            grace = 0.0 if self._plan.cut else _DRAIN_S
+            timeout = self._end + grace - time.monotonic()
+        done, left = await asyncio.wait(tasks, timeout=timeout)
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        for each in done:
+            each.result()  # a defect of the generator's
+
+    async def _at_its_time(self, session: Session) -> None:
+        assert session.start is not None
+        intended = self._start + session.start
+        await asyncio.sleep(max(0.0, intended - time.monotonic()))
+        await self._ask_all(session, intended)
+
+    async def _user(self, waiting: Iterator[Session]) -> None:
+        await asyncio.sleep(max(0.0, self._start - time.monotonic()))
+        for session in waiting:
+            await self._ask_all(session, None)
+
+    async def _ask_all(self, session: Session, intended: float | None) -> None:
+        """Ask a session's turns; the first was intended at a time, others when one has ended."""
+        before = ""
+        for number, turn in enumerate(session.turns):
+            if self._end is not None and time.monotonic() >= self._end and number > 0:
+                return
+            now = time.monotonic()
+            if self._end is not None and intended is None and now >= self._end:
+                return
+            asked = Turn(before + turn.text, [] if before else turn.token_ids, turn.output_tokens)
+            record = Record(session.number, number, now if intended is None else intended, now, 0)
+            record.asked = turn.output_tokens * self._plan.n
+            intended = None
+            pieces = await self._ask(asked, record)
+            if self._plan.history:
+                before = asked.text + self._read(record, pieces)
+
+    async def _ask(self, turn: Turn, record: Record) -> list[Piece]:
+        pieces: list[Piece] = []
+        self._found.append((record, pieces))
+        plan = self._plan
+        try:
+            parameters = sampling(turn.output_tokens, plan.n, plan.temperature)
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                await self._connector.ask(turn, parameters, pieces)
+        except TimeoutError:
+            record.error = f"has not answered in {_ANSWER_TIMEOUT_S:g} s"
+        except asyncio.CancelledError:
+            record.error = "cut" if plan.cut else "not answered when the run ended"
+            raise
+        except RequestFailedError as error:
+            record.error, record.refused = str(error), error.refused
+        except OSError as error:
+            record.error = str(error)
+        return pieces
+
+    def _read(self, record: Record, pieces: list[Piece]) -> str:
+        """Decode an answer into its record; return its text."""
+        try:
+            answer = self._connector.decode(pieces)
+        except RequestFailedError as error:
+            record.error, record.refused = str(error), error.refused
+            return ""
+        record.arrivals = answer.arrivals
+        record.prompt_tokens, record.cached_tokens = answer.prompt_tokens, answer.cached_tokens
+        if not record.error and record.num_tokens != record.asked:
+            record.error = (
+                f"answered with {record.num_tokens} tokens where {record.asked} were asked"
+            )
+        return answer.text
+
+
+async def ask_once(target: Target, turn: Turn) -> Record:
+    """Send one request; its record may have an error."""
+    connector = connector_to(target)
+    try:
+        plan = Plan([Session(0, [turn], 0.0)])
+        (record,) = await Runner(connector, plan, time.monotonic()).run()
+        return record
+    finally:
+        await connector.close()
+
+
+async def _work(task: Task) -> Result:
+    connector = connector_to(task.target)
+    try:
+        short = [
+            msgspec.structs.replace(each, output_tokens=min(_WARM_UP_TOKENS, each.output_tokens))
+            for each in task.warm_up
+        ]
+        plan = Plan([Session(n, [turn], 0.0) for n, turn in enumerate(short)], n=task.plan.n)
+        warmed = await Runner(connector, plan, time.monotonic()).run()
+        for each in warmed:
+            if each.error:
+                return Result(error=f"the server {each.error}")
+        _say(b"ready")
+        start = float(await asyncio.to_thread(sys.stdin.readline))
+        gc.collect()
+        gc.freeze()  # what lives for the whole run need not be looked through in it
+        return Result(await Runner(connector, task.plan, start).run())
+    finally:
+        await connector.close()
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    """Run one task."""
+    task: Any = msgspec.json.decode(sys.stdin.readline(), type=Task)
+    try:
+        result = asyncio.run(_work(task))
+    except (TridentClientError, OSError) as error:
+        result = Result(error=str(error))
+    _say(msgspec.json.encode(result))
+
+
+if __name__ == "__main__":
+    main()
