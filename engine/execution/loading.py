@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import ConfigError
 from engine.execution.attention.backend import attention_backend
-from engine.execution.cpu_choices import our_products_serve, set_num_threads
+from engine.execution.cpu_choices import set_num_threads
 from engine.execution.devices import (
     choose_device,
     require_full_precision,
@@ -23,7 +23,6 @@ from engine.execution.devices import (
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import CudaCapturer
 from engine.execution.loaded_model import LoadedModel
-from engine.execution.memory.freed_memory import return_freed_memory
 from engine.execution.memory.gpu_memory_profile import (
     MemoryProfile,
     cache_fills_share,
@@ -36,26 +35,15 @@ from engine.execution.memory.kv_cache_plan import (
     KVCachePlan,
     kv_cache_dtype,
     plan_kv_cache,
-    require_room_for_tables,
-    require_room_for_weights,
     swap_space_bytes,
 )
 from engine.execution.model_runner import ModelRunner
+from engine.execution.model_weights import load_weights
 from engine.execution.null_device import NullRunner
 from engine.execution.pending_step import Runner
 from engine.execution.progress import in_tenths
-from engine.models.build import build_model
-from engine.models.causal_lm import CausalLM
-from engine.models.conversion import (
-    Conversion,
-    check_deterministic,
-    check_quantization,
-    num_bytes_while_loading,
-)
 from engine.models.kv_groups import group_layers
 from engine.models.spec import ModelSpec
-from engine.quantization.registry import read_quantization
-from engine.weights import check_weights, initialise_weights
 
 log = logging.getLogger("trident.engine")
 
@@ -131,7 +119,15 @@ class _Loader:
         )
         report(f"loading the weights of {config.model}")
         runner = ModelRunner(
-            self._load_weights(checkpoint),
+            load_weights(
+                config,
+                self._model_spec,
+                checkpoint,
+                max_model_len=self._max_model_len,
+                dtype=self._dtype,
+                device=device,
+                on_progress=report,
+            ),
             attention,
             config,
             groups=self._groups,
@@ -177,57 +173,6 @@ class _Loader:
             runner.warm_up()
         memory = f"{plan.num_bytes / 2**20:,.0f} MiB of {kv_cache_dtype(config, self._dtype)}"
         return self._loaded(runner, plan, num_host_blocks, f"{self._dtype}, {where}", memory)
-
-    def _load_weights(self, checkpoint: Path) -> CausalLM:
-        config, device = self._config, self.device
-        check_quantization(config.quantization, device, self._dtype)
-        stored = None if config.load_format == "dummy" else read_quantization(checkpoint)
-        build = partial(
-            build_model,
-            self._model_spec,
-            max_model_len=self._max_model_len,
-            dtype=self._dtype,
-            quantization=stored,
-        )
-        try:
-            outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
-        except RuntimeError as error:
-            raise CheckpointError(f"config.json: sizes that no memory holds: {error}") from None
-        if config.load_format != "dummy":
-            check_weights(outline, checkpoint)
-        if config.deterministic:
-            check_deterministic(outline, device)
-        num_bytes = num_bytes_while_loading(
-            outline, config.quantization, device, deterministic=config.deterministic
-        )
-        require_room_for_weights(num_bytes, device, config)
-        require_room_for_tables(outline, device, self._max_model_len)
-        on_cpu = device.type == "cpu"
-        ours = (
-            config.deterministic
-            or not on_cpu
-            or our_products_serve(outline, self._dtype, config.quantization, self._on_progress)
-        )
-        model = build(device=device)
-        conversion = Conversion(
-            model, config.quantization, deterministic=config.deterministic, ours=ours
-        )
-        text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
-        initialise_weights(
-            model,
-            checkpoint,
-            load_format=config.load_format,
-            seed=config.seed,
-            on_progress=in_tenths(self._on_progress, text),
-            on_layer=conversion.convert if on_cpu else None,
-        )
-        conversion.finish()
-        return_freed_memory()
-        taken = conversion.num_bytes_dequantized
-        if stored is not None and taken:
-            target = config.quantization or f"{taken / 2**20:,.0f} MiB of {self._dtype}"
-            self._on_progress(f"converted weights ({stored.label}) to {target}")
-        return model
 
     def load_null_device(self, token_ids: Sequence[int]) -> LoadedModel:
         """Prepare the null device to make up tokens of `token_ids`.

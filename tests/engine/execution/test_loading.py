@@ -92,7 +92,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(loading, "require_full_precision", lambda: None)
     monkeypatch.setattr(loading, "CudaCapturer", lambda: None)
-    monkeypatch.setattr(loading._Loader, "_load_weights", lambda *_: None)
+    monkeypatch.setattr(loading, "load_weights", lambda *_, **__: None)
     monkeypatch.setattr(loading, "ModelRunner", lambda *_, **__: Model(gpu))
     return gpu
 

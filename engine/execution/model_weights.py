@@ -1,0 +1,95 @@
+"""Loads the weights of a checkpoint into a model, in the form in which they are multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.execution.cpu_choices import our_products_serve
+from engine.execution.devices import ResolvedConfig
+from engine.execution.memory.freed_memory import return_freed_memory
+from engine.execution.memory.kv_cache_plan import (
+    require_room_for_tables,
+    require_room_for_weights,
+)
+from engine.execution.progress import in_tenths
+from engine.models.build import build_model
+from engine.models.causal_lm import CausalLM
+from engine.models.conversion import (
+    Conversion,
+    check_deterministic,
+    check_quantization,
+    num_bytes_while_loading,
+)
+from engine.models.spec import ModelSpec
+from engine.quantization.registry import read_quantization
+from engine.weights import check_weights, initialise_weights
+
+
+def load_weights(
+    config: ResolvedConfig,
+    spec: ModelSpec,
+    checkpoint: Path,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Callable[[str], None],
+) -> CausalLM:
+    """Return the model of `checkpoint` on `device`; all that can be refused is, before it is read.
+
+    Raises:
+        CheckpointError, InsufficientMemoryError, UnsupportedError: with what to do about it.
+    """
+    check_quantization(config.quantization, device, dtype)
+    stored = None if config.load_format == "dummy" else read_quantization(checkpoint)
+    build = partial(
+        build_model,
+        spec,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        quantization=stored,
+    )
+    try:
+        outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
+    except RuntimeError as error:
+        raise CheckpointError(f"config.json: sizes that no memory holds: {error}") from None
+    if config.load_format != "dummy":
+        check_weights(outline, checkpoint)
+    if config.deterministic:
+        check_deterministic(outline, device)
+    num_bytes = num_bytes_while_loading(
+        outline, config.quantization, device, deterministic=config.deterministic
+    )
+    require_room_for_weights(num_bytes, device, config)
+    require_room_for_tables(outline, device, max_model_len)
+    on_cpu = device.type == "cpu"
+    ours = (
+        config.deterministic
+        or not on_cpu
+        or our_products_serve(outline, dtype, config.quantization, on_progress)
+    )
+    model = build(device=device)
+    conversion = Conversion(
+        model, config.quantization, deterministic=config.deterministic, ours=ours
+    )
+    text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
+    initialise_weights(
+        model,
+        checkpoint,
+        load_format=config.load_format,
+        seed=config.seed,
+        on_progress=in_tenths(on_progress, text),
+        on_layer=conversion.convert if on_cpu else None,
+    )
+    conversion.finish()
+    return_freed_memory()
+    taken = conversion.num_bytes_dequantized
+    if stored is not None and taken:
+        target = config.quantization or f"{taken / 2**20:,.0f} MiB of {dtype}"
+        on_progress(f"converted weights ({stored.label}) to {target}")
+    return model
