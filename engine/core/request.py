@@ -243,6 +243,15 @@ class Request:
             and not self.processors
         )
 
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that its grammar forces next; an error of the grammar ends it."""
+        assert self.grammar is not None
+        try:
+            return self.grammar.forced()
+        except Exception as error:
+            self.finish = Finish("error", error=error)
+            return []
+
     def force(self, token_id: int) -> None:
         """Append a token while the sequence runs, as if a step had sampled it."""
         self.tokens[self.num_tokens] = token_id

@@ -146,6 +146,14 @@ def test_a_token_that_the_request_forbids_is_not_forced(llm: LLM) -> None:
         run(llm, fields)
 
 
+def test_too_many_that_the_trial_does_not_reach_end_their_request_alone(llm: LLM) -> None:
+    later = {"structured_outputs": {"regex": "[a-z]{40}[0-9](b ){20000}"}}
+    with pytest.raises(RequestError, match=r"cannot be followed: leaves no choice about \d+"):
+        run(llm, later)
+    [result] = run(llm, DOCUMENT)
+    assert result.outputs[0].finish_reason == "stop"
+
+
 def test_the_device_is_told_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = steps_of(llm, monkeypatch)
     run(llm, *[DOCUMENT] * 6)

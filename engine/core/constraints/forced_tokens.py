@@ -33,10 +33,9 @@ class TokenForcer:
         The sequence may end with it, or with an error of the grammar.
         """
         start, slot = request.num_tokens, request.slot
-        assert request.grammar is not None
         assert slot is not None
         if request.finish is None:
-            for token_id in request.grammar.forced()[:_MAX_AT_ONCE]:
+            for token_id in request.forced_tokens()[:_MAX_AT_ONCE]:
                 if token_id >= self._vocab_size:
                     break  # the model cannot go on: that is found when it should
                 request.force(token_id)

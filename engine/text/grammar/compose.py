@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -12,8 +13,10 @@ from engine.text.grammar.ebnf import is_ebnf, lark_of
 from engine.text.grammar.json_schema import prepare_schema
 from engine.text.grammar.lark_writer import LarkWriter, literal
 from engine.text.grammar.regexes import portable
-from engine.text.grammar.spec import GrammarSpec, GrammarTextError
+from engine.text.grammar.spec import GrammarSpec, GrammarTextError, check_literal
 from engine.text.grammar.structural_tags import StructuralTags
+
+_LARK_LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 
 
 def llguidance_texts(
@@ -64,7 +67,11 @@ def _grammars(spec: GrammarSpec, writer: LarkWriter) -> list[dict[str, Any]]:
         case "choice":
             return [_lark(_choice(json.loads(spec.text)))]
         case "grammar":
-            return [_lark(lark_of(spec.text) if is_ebnf(spec.text) else spec.text)]
+            if is_ebnf(spec.text):
+                return [_lark(lark_of(spec.text))]
+            for literal_text in _LARK_LITERAL.findall(spec.text):
+                check_literal(literal_text)
+            return [_lark(spec.text)]
     start = StructuralTags(writer, strict=spec.strict).read(spec.text)
     return [_lark(writer.grammar(start)), *writer.schemas]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engine.text.grammar.spec import GrammarTextError
+from engine.text.grammar.spec import GrammarTextError, check_literal
 
 _CHARACTER = re.compile(r"\\x..|\\[uU][0-9a-fA-F]+|\\.|.", re.DOTALL)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
@@ -16,7 +16,12 @@ ANY = 2 * OTHERS - 1
 
 
 def characters(literal: str) -> list[str]:
-    """Return the characters of what stands between the quotes of a literal."""
+    """Return the characters of what stands between the quotes of a literal.
+
+    Raises:
+        GrammarTextError: they are too many.
+    """
+    check_literal(literal)
     return [_character(written) for written in _CHARACTER.findall(literal)]
 
 

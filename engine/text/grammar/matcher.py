@@ -10,7 +10,8 @@ from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 from engine.errors import RequestError
-from engine.text.grammar.trial import described
+from engine.text.grammar.spec import GrammarTextError
+from engine.text.grammar.trial import described, forced_tokens
 
 _WORD_BITS = 32
 
@@ -41,8 +42,15 @@ class SequenceGrammar:
         return bool(self.matcher.is_stopped())
 
     def forced(self) -> list[int]:
-        """Return the only tokens that can follow, as many as are known; they are not taken yet."""
-        return self.matcher.compute_ff_tokens()
+        """Return the only tokens that can follow, as many as are known; they are not taken yet.
+
+        Raises:
+            RequestError: they are too many.
+        """
+        try:
+            return forced_tokens(self.matcher)
+        except GrammarTextError as error:
+            raise _cannot_follow(str(error)) from None
 
 
 def _cannot_follow(reason: str) -> RequestError:

@@ -11,8 +11,10 @@ from engine.errors import RequestError
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
 
 # Where a text must follow, llguidance finds all its tokens at once: 3 us per character, in the
-# engine's loop. JSON is bounded by its strings, which free white space separates.
+# engine's loop. JSON is bounded by its strings, which free white space separates. What other
+# grammars force with many strings, or by repetition, is counted where it is found.
 MAX_LITERAL_CHARACTERS = 2**14
+MAX_FORCED_TOKENS = 2**14
 MAX_CHARACTERS: dict[GrammarKind, int] = {
     "json_schema": 2**19,
     "regex": 2**15,
@@ -61,6 +63,11 @@ class GrammarSpec(BaseModel):
     reasoning_start: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = ""
     opening: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = ""
     field: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = "structured_outputs"
+
+    @property
+    def body(self) -> GrammarSpec:
+        """The grammar that begins at once."""
+        return self.model_copy(update={"begin_after": "", "reasoning_start": "", "opening": ""})
 
     @property
     def key(self) -> tuple[str, str, bool, str, str, str]:

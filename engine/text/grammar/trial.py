@@ -23,7 +23,7 @@ import psutil
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.text.grammar.compose import llguidance_texts
-from engine.text.grammar.spec import GrammarSpec, GrammarTextError
+from engine.text.grammar.spec import MAX_FORCED_TOKENS, GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 
 # Wide objects have some thousand items; the other limits, by default, allow 30 ms for a mask.
@@ -62,8 +62,11 @@ def _answer(
 ) -> None:
     try:
         spec = GrammarSpec.model_validate_json(line)
-        texts = llguidance_texts(spec, special, vocabulary.eos_token_ids)
-        reply = {"text": _usable(texts, vocabulary, tokenizer)}
+        reply = {}
+        # The steps of a trial may not reach what begins later.
+        for each in (spec.body, spec) if spec.begin_after else (spec,):
+            texts = llguidance_texts(each, special, vocabulary.eos_token_ids)
+            reply = {"text": _usable(texts, vocabulary, tokenizer)}
     except GrammarTextError as error:
         reply = {"error": str(error)}
     except (MemoryError, RecursionError):
@@ -97,6 +100,7 @@ def _walk(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():
             raise GrammarTextError(described(matcher.get_error()))
+        forced_tokens(matcher)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
         going_on = [token for token in allowed.tolist() if token not in vocabulary.eos_token_ids]
         if step == 0 and not len(allowed):
@@ -105,6 +109,21 @@ def _walk(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
             break
     if matcher.is_error():
         raise GrammarTextError(described(matcher.get_error()))
+
+
+def forced_tokens(matcher: LLMatcher) -> list[int]:
+    """Return the only tokens that can follow, as many as are known; they are not taken yet.
+
+    Raises:
+        GrammarTextError: they are too many.
+    """
+    token_ids = matcher.compute_ff_tokens()
+    if len(token_ids) > MAX_FORCED_TOKENS:
+        raise GrammarTextError(
+            f"leaves no choice about {len(token_ids)} tokens, one after the other; at most "
+            f"{MAX_FORCED_TOKENS} are allowed"
+        )
+    return token_ids
 
 
 def described(error: str) -> str:

@@ -62,6 +62,8 @@ def test_the_process_that_a_grammar_ends_is_replaced(
         {"json": {"anyOf": [{"pattern": _LONG}]}},
         {"choice": ["", _LONG]},
         {"structural_tag": {"format": {"type": "const_string", "value": _LONG}}},
+        {"grammar": f'root ::= [a-z]+ "{_LONG}"'},
+        {"grammar": f'start: /[a-z]+/ "{_LONG}"'},
     ],
 )
 def test_texts_are_bounded_that_must_follow_as_they_are(
@@ -70,6 +72,35 @@ def test_texts_are_bounded_that_must_follow_as_they_are(
     """All tokens of one are found at once, which the other sequences wait for."""
     with pytest.raises(GrammarTextError, match=f"has {len(_LONG)} characters; at most"):
         compiler.compile(spec(**asked)).result(timeout=60)
+
+
+_HALF = "b " * (MAX_LITERAL_CHARACTERS // 2)
+_DOUBLED = "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(8))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {
+            "structural_tag": {
+                "format": {
+                    "type": "sequence",
+                    "elements": [{"type": "const_string", "value": _HALF}] * 30,
+                }
+            }
+        },
+        {"grammar": f'start: a0\n{_DOUBLED}a8: "{_HALF[:1000]}"'},
+        {"grammar": f'root ::= ("{_HALF[:1000]}"){{300}}'},
+        {"regex": r"(b ){100}" * 400},
+    ],
+)
+def test_what_many_texts_force_is_bounded_together(
+    asked: dict[str, Any], compiler: GrammarCompiler
+) -> None:
+    for begin_after in ("", "</think>"):
+        later = spec(**asked).model_copy(update={"begin_after": begin_after})
+        with pytest.raises(GrammarTextError, match=r"leaves no choice about .* at most 16384 are"):
+            compiler.compile(later).result(timeout=60)
 
 
 def test_this_process_goes_on_while_a_large_grammar_compiles(compiler: GrammarCompiler) -> None:
