@@ -1,1 +1,1 @@
-"""`trident bench compare`: Trident beside OpenAI-compatible servers, one after the other."""
+"""Trident beside other servers, one after the other: servers, rounds, and what is reported."""

@@ -1,4 +1,4 @@
-"""Parsing shared by the arguments of `trident bench compare`."""
+"""Parsing shared by the arguments of `trident bench`."""
 
 from collections.abc import Container, Iterable
 
