@@ -117,7 +117,7 @@ class TestOptions:
             (["run", "a", "--raw", "--system", "b"], "--system: needs the chat template"),
             (["run", "a", "--sed", "1"], "No such option: --sed"),
             (["nonsense"], "No such command 'nonsense'"),
-            (["bench"], "Missing command"),
+            (["bench", "diff"], "Missing argument"),
         ],
     )
     def test_usage_errors_are_one_line_and_status_2(
