@@ -6,7 +6,7 @@ import torch
 from engine import LLM
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError, UnsupportedError
-from engine.execution import loading
+from engine.execution import model_weights
 from engine.execution.devices import resolve
 from engine.execution.memory import kv_cache_plan
 from engine.models.registry import read_model_spec
@@ -112,7 +112,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     byte_level_tokenizer().save_pretrained(checkpoint)
-    monkeypatch.delattr(loading, "initialise_weights")
+    monkeypatch.delattr(model_weights, "initialise_weights")
     monkeypatch.setattr(kv_cache_plan, "_free_bytes", lambda device: 1000)
     with pytest.raises(InsufficientMemoryError, match=r"weights need .* is free on cpu"):
         LLM(str(checkpoint))
