@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, aclosing
 from itertools import count
 from pathlib import Path
@@ -33,9 +33,12 @@ MAX_TOKENS = 400  # enough that no answer has ended when a server is killed, on 
 def servers(checkpoint: Path) -> Iterator[list[TritonServer]]:
     settings = {"model": str(checkpoint), "dtype": "float32", "num_gpu_blocks_override": 150}
     made = [TritonServer(settings, ports=0, start_timeout_s=120) for _ in range(2)]
-    with ExitStack() as stack, ThreadPoolExecutor() as threads:
-        for server in threads.map(lambda each: each.__enter__(), made):
-            stack.push(server)
+    # A server ends with the thread that started it, so the threads outlast the servers.
+    with ThreadPoolExecutor() as threads, ExitStack() as stack:
+        starts = [threads.submit(stack.enter_context, server) for server in made]
+        wait(starts)  # where one fails, the other is stopped
+        for start in starts:
+            start.result()
         yield made
 
 
@@ -102,6 +105,7 @@ def test_killing_one_does_not_disturb_the_other(servers: list[TritonServer]) -> 
             base_url=f"http://{address}/v1", api_key="none", max_retries=0
         ) as openai:
             got = [""] * len(prompts)
+            begun = [asyncio.Event() for _ in prompts]
             errors: list[APIError] = []
 
             async def follow(number: int) -> None:
@@ -109,17 +113,22 @@ def test_killing_one_does_not_disturb_the_other(servers: list[TritonServer]) -> 
                     stream = await _ask(openai, prompts[number])
                     async for chunk in stream:
                         got[number] += chunk.choices[0].text
+                        begun[number].set()
                 except APIError as error:
                     errors.append(error)
                     assert expected[number].startswith(got[number])
                 else:
                     assert got[number] == expected[number]
 
-            streams = [asyncio.create_task(follow(i)) for i in range(len(prompts))]
+            streams: list[asyncio.Task[None]] = []
             async with asyncio.timeout(120), AsyncTridentClient(urls[1]) as direct:
-                # It is answering more of them than have not begun: some of its have.
-                while (await direct.health()).num_in_flight <= got.count(""):
-                    await asyncio.sleep(0.005)
+                # One that has begun is with the server that is killed, and others have not begun.
+                while not (await direct.health()).num_in_flight:
+                    streams.append(asyncio.create_task(follow(len(streams))))
+                    await begun[len(streams) - 1].wait()
+            rest = range(len(streams), len(prompts))
+            streams += [asyncio.create_task(follow(number)) for number in rest]
+            await asyncio.sleep(0.01)
             os.kill(servers[1].pid, signal.SIGKILL)
             # From the first moment on no new request hears of it.
             later = [asyncio.create_task(_text(openai, each)) for each in prompts[:8]]
