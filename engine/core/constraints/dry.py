@@ -6,7 +6,9 @@ The sampler is p-e-w's (text-generation-webui, pull request 5677), with the para
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -16,9 +18,8 @@ from numpy.typing import NDArray
 from engine.logits_processors import ProcessorRow
 
 _LARGEST = float(np.finfo(np.float32).max)
-_MAX_LOG = math.log(_LARGEST)
-_GROWS = 1.000001  # a smaller base never overflows
 _BITS = 32  # of a length
+_MAX_KEPT = 32  # lists of breakers, and prompts
 
 Penalties = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -44,7 +45,12 @@ class Dry:
 
     def __init__(self, text_of: Callable[[int], str]) -> None:
         """`text_of` returns the text of a token alone."""
-        self._text_of = text_of
+
+        @lru_cache(_MAX_KEPT)
+        def breakers(texts: tuple[str, ...]) -> Breakers:
+            return Breakers(texts, text_of)
+
+        self._breakers = breakers
 
     def validate(self, args: object) -> None:
         """The fields have been checked with all others of the request."""
@@ -56,62 +62,63 @@ class Dry:
     def _adjust(self, row: ProcessorRow) -> Penalties | None:
         args: DryArgs = row.args
         if row.state is None:
-            row.state = Repetitions(args.last_n, Breakers(args.breakers, self._text_of))
+            row.state = Repetitions(args.last_n, self._breakers(args.breakers))
         state: Repetitions = row.state
-        token_ids, lengths = state.continuations(row.token_ids, args.allowed_length)
+        # Beyond this exponent every penalty is the largest; with base 1 it makes no difference.
+        grows = math.log(args.base)
+        most = int(min(math.log(_LARGEST) / grows, args.last_n)) + 1 if grows else 0
+        token_ids, lengths = state.continuations(
+            row.token_ids, args.allowed_length, args.allowed_length + most
+        )
         if not len(token_ids):
             return None
-        exponents = lengths - args.allowed_length
-        if args.base > _GROWS and (most := int(_MAX_LOG / math.log(args.base))):
-            exponents = np.minimum(exponents, most)
+        exponents = (lengths - args.allowed_length).astype(np.float64)
         with np.errstate(over="ignore"):
-            penalties = args.multiplier * np.power(args.base, exponents.astype(np.float64))
+            penalties = args.multiplier * np.power(args.base, exponents)
         return token_ids, -np.minimum(penalties, _LARGEST)
 
 
 class Breakers:
-    """Finds the tokens of a growing sequence with which a breaker ends.
-
-    Attributes:
-        reach: characters before a token that may belong to a breaker that ends with it.
-    """
+    """Finds sequence breakers in tokens; sequences with the same ones share it."""
 
     def __init__(self, breakers: tuple[str, ...], text_of: Callable[[int], str]) -> None:
         self._breakers = breakers
         self._text_of = text_of
-        self.reach = max(map(len, breakers), default=1) - 1
-        self._tail = ""
-        self._found: dict[int, bool] = {}  # by token
+        self._pattern = re.compile("|".join(map(re.escape, breakers)) or "(?!)")
+        # Characters before a token that may belong to a breaker that ends with it.
+        self._reach = max(map(len, breakers), default=1) - 1
+        self._contains = np.zeros(0, dtype=np.int8)  # by token; -1: not known
 
-    def contains(self, token_id: int) -> bool:
-        """Whether a breaker is in the text of the token."""
-        if token_id not in self._found:
-            text = self._text_of(token_id)
-            self._found[token_id] = any(breaker in text for breaker in self._breakers)
-        return self._found[token_id]
+    def contained(self, token_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell for each token whether a breaker is in its text."""
+        if (missing := int(token_ids.max(initial=-1)) + 1 - len(self._contains)) > 0:
+            self._contains = np.pad(self._contains, (0, missing), constant_values=-1)
+        for token_id in token_ids[self._contains[token_ids] < 0].tolist():
+            self._contains[token_id] = self._pattern.search(self._text_of(token_id)) is not None
+        return self._contains[token_ids] > 0
 
-    def last(self, token_ids: NDArray[np.int32]) -> int:
-        """Return the place of the last token with which a breaker ends, -1 if there is none."""
-        texts = [self._text_of(token_id) for token_id in token_ids.tolist()]
-        text = "".join(texts)
-        self._tail = text[max(0, len(text) - self.reach) :]
-        found = [place + len(b) for b in self._breakers if (place := text.rfind(b)) >= 0]
-        if not found:
+    def last(self, token_ids: NDArray[np.int32], start: int) -> int:
+        """Return the place of the last token with which a breaker ends.
+
+        Only from `start` on; -1 if there is none, or it is an earlier one.
+        """
+        texts = [self._text_of(token_id) for token_id in token_ids[start:].tolist()]
+        before, place = "", start
+        while len(before) < self._reach and place > 0:
+            place -= 1
+            before = self._text_of(int(token_ids[place])) + before
+        text = before + "".join(texts)
+        end = max((at + len(b) for b in self._breakers if (at := text.rfind(b)) >= 0), default=0)
+        if end <= len(before):
             return -1
-        return int(np.searchsorted([*accumulate(map(len, texts))], max(found)))
-
-    def ends_with(self, token_id: int) -> bool:
-        """Whether a breaker ends with the next token."""
-        before = len(self._tail)
-        text = self._tail + self._text_of(token_id)
-        self._tail = text[max(0, len(text) - self.reach) :]
-        return any(text.find(b, max(0, before - len(b) + 1)) >= 0 for b in self._breakers)
+        return start + int(np.searchsorted([*accumulate(map(len, texts))], end - len(before)))
 
 
 class Repetitions:
     """Where the end of a sequence has been in it before, followed token by token.
 
-    A token costs a few operations on arrays of the length of the window.
+    A token costs a few operations on arrays of the length of the window. Texts are looked at only
+    where a repetition is.
     """
 
     def __init__(self, last_n: int, breakers: Breakers) -> None:
@@ -121,16 +128,18 @@ class Repetitions:
         self._num_tokens = 0
         # How many of the last tokens are also those up to place p: at p + 1.
         self._lengths = np.zeros(1, dtype=np.int32)
-        self._break = -1  # place of the last token with which a breaker ends
+        # The last token with which a breaker ends, of those from one place to before another.
+        self._break, self._searched, self._searched_to = -1, 0, 0
 
     def continuations(
-        self, token_ids: NDArray[np.int32], shortest: int
+        self, token_ids: NDArray[np.int32], shortest: int, longest: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the tokens that would continue a repetition of `shortest` tokens or more.
 
         Args:
             token_ids: of the sequence, which has grown since the last call.
             shortest: at least 0.
+            longest: longer repetitions count as this.
 
         Returns:
             The tokens, each once and without a breaker in it, and the longest repetition that each
@@ -138,25 +147,39 @@ class Repetitions:
         """
         self._follow(token_ids)
         num_tokens, start = len(token_ids), self._start(len(token_ids))
-        limit = min(num_tokens - start, num_tokens - 1 - self._break)
-        if num_tokens - start <= shortest or limit < shortest:
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         lengths = self._lengths[start + 1 : num_tokens]
         places = np.flatnonzero(lengths >= shortest)
-        lengths = np.minimum(lengths[places], np.minimum(places + 1, limit))  # within the window
+        lengths = np.minimum(lengths[places], np.minimum(places + 1, longest))  # in the window
+        limit = self._since_break(token_ids, int(lengths.max(initial=0)))
+        lengths = np.minimum(lengths, limit)
         places, lengths = places[lengths >= shortest], lengths[lengths >= shortest]
         # The last of each token, when sorted by token and length.
         pairs = token_ids[start + 1 + places].astype(np.int64) << _BITS | lengths
         pairs.sort()
         found = pairs >> _BITS
         is_last = np.append(found[1:] != found[:-1], True)[: len(found)]
-        found, longest = found[is_last], pairs[is_last] & (1 << _BITS) - 1
-        kept = [i for i, token in enumerate(found.tolist()) if not self._breakers.contains(token)]
-        return found[kept], longest[kept]
+        found, longest_of = found[is_last], pairs[is_last] & (1 << _BITS) - 1
+        kept = ~self._breakers.contained(found)
+        return found[kept], longest_of[kept]
 
     def _start(self, num_tokens: int) -> int:
         """Return where the window of so many tokens begins."""
         return max(0, num_tokens - self._last_n)
+
+    def _since_break(self, token_ids: NDArray[np.int32], most: int) -> int:
+        """Return the number of tokens after the last break, if it is less than `most`."""
+        num_tokens = len(token_ids)
+        first = num_tokens - most
+        if first > self._searched_to:
+            self._searched = self._searched_to = first
+        last = self._breakers.last
+        self._break = max(self._break, last(token_ids, self._searched_to))
+        if first < self._searched:
+            if self._break < self._searched:
+                self._break = max(self._break, last(token_ids[: self._searched], first))
+            self._searched = first
+        self._searched_to = num_tokens
+        return num_tokens - 1 - self._break
 
     def _follow(self, token_ids: NDArray[np.int32]) -> None:
         """Take in the new tokens."""
@@ -165,25 +188,21 @@ class Repetitions:
             longer[: len(self._lengths)] = self._lengths
             self._lengths = longer
         if not self._num_tokens:
-            self._begin(token_ids)
+            start, self._num_tokens = self._start(len(token_ids)), len(token_ids)
+            self._lengths[start + 1 : len(token_ids) + 1] = _of_prompt(token_ids[start:].tobytes())
         for count in range(self._num_tokens + 1, len(token_ids) + 1):
             self._append(token_ids[:count])
-        self._num_tokens = len(token_ids)
-
-    def _begin(self, token_ids: NDArray[np.int32]) -> None:
-        start = self._start(len(token_ids))
-        self._lengths[start + 1 : len(token_ids) + 1] = common_suffixes(token_ids[start:])
-        start = max(0, start - self._breakers.reach)
-        if (last := self._breakers.last(token_ids[start:])) >= 0:
-            self._break = start + last
         self._num_tokens = len(token_ids)
 
     def _append(self, token_ids: NDArray[np.int32]) -> None:
         start, last = self._start(len(token_ids)), len(token_ids) - 1
         is_same = token_ids[start:last] == token_ids[last]
         self._lengths[start + 1 : last + 1] = (self._lengths[start:last] + 1) * is_same
-        if self._breakers.ends_with(int(token_ids[last])):
-            self._break = last
+
+
+@lru_cache(_MAX_KEPT)  # the sequences of a request begin alike
+def _of_prompt(prompt: bytes) -> NDArray[np.int32]:
+    return common_suffixes(np.frombuffer(prompt, dtype=np.int32))
 
 
 def common_suffixes(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:

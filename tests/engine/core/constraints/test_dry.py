@@ -116,20 +116,25 @@ def test_common_suffixes(tokens: list[int]) -> None:
         assert lengths[place] == length
 
 
-def test_a_token_costs_little_after_any_prompt() -> None:
-    """The worst that there is: one token, over and over; the prompt is read in linear time."""
-    calls = 0
+def test_texts_are_looked_at_only_as_far_as_they_matter() -> None:
+    """One token over and over, the longest repetition there is; and a prompt with a short one."""
+    looked_at: list[int] = []
 
     def text_of(token: int) -> str:
-        nonlocal calls
-        calls += 1
+        looked_at.append(token)
         return "t"
 
-    dry, row = Dry(text_of), ProcessorRow(DryArgs(1.0, 1.75, 2, 2**15, ("\n",)))
-    tokens = [7] * 20_000
-    found(dry, row, tokens)
-    calls = 0
+    dry = Dry(text_of)
+    args = DryArgs(1.0, 1.75, 2, 2**15, ("\n",))
+    row, tokens = ProcessorRow(args), [7] * 20_000
+    assert found(dry, row, tokens)
+    assert len(looked_at) < 200  # a longer repetition has no larger penalty
+    looked_at.clear()
     for _ in range(10):
         tokens.append(7)
         assert found(dry, row, tokens)
-    assert calls == 10
+    assert len(looked_at) == 10
+    looked_at.clear()
+    prompt = [1, 2, 3, *range(10, 20_000), 1, 2, 3]
+    assert [*found(dry, ProcessorRow(args), prompt)] == [10]
+    assert sorted(looked_at) == [1, 2, 3, 10]
