@@ -7,12 +7,14 @@ bytes of the answers.
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
-from client.bench.buffered_socket import BufferedSocket
 from client.bench.errors import BenchError
+from client.bench.load.connector import RequestFailedError
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -21,9 +23,10 @@ _HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW_SIZE = 1, 2, 4
 _DEFAULT_WINDOW = 65_535
 _LARGEST_WINDOW = 2**31 - 1  # of all that is received: no updates are sent
 _MAX_FRAME = 16_384
+_READ = 2**18
 
 
-class Http2Connection(BufferedSocket):
+class Http2Connection:
     """One connection, non-blocking.
 
     Streams are numbered from 0, in the order of `send`.
@@ -31,7 +34,10 @@ class Http2Connection(BufferedSocket):
 
     def __init__(self, host: str, port: int, path: str) -> None:
         """Connect; every stream calls the gRPC method `path`."""
-        super().__init__(host, port)
+        self.socket = socket.create_connection((host, port))
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._outgoing = bytearray()
         authority = f"{host}:{port}".encode()
         self._headers = b"".join(
             [
@@ -54,15 +60,29 @@ class Http2Connection(BufferedSocket):
         self._outgoing += _PREFACE
         self._outgoing += _frame(_SETTINGS, 0, 0, content) + _frame(_WINDOW_UPDATE, 0, 0, update)
 
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether `write` has something to do."""
+        return bool(self._outgoing)
+
+    def write(self) -> None:
+        """Write what fits into the socket's buffer."""
+        with suppress(BlockingIOError):
+            del self._outgoing[: self.socket.send(self._outgoing)]
+
+    def close(self) -> None:
+        """Close the connection: the server cancels what it asked for."""
+        self.socket.close()
+
     def send(self, message: bytes) -> int:
         """Queue a stream with one message, held open for the answers; return its number.
 
         Raises:
-            BenchError: the message is too large.
+            RequestFailedError: the message is too large.
         """
         body = b"\x00" + struct.pack(">I", len(message)) + message
         if len(body) > min(_DEFAULT_WINDOW, self._stream_window):
-            raise BenchError(f"a request of {len(message)} bytes is too large for this generator")
+            raise RequestFailedError(f"{len(message)} bytes are too large for this generator")
         self._messages.append(bytearray())
         self._waiting.append(body)
         self._open_streams()
@@ -76,8 +96,9 @@ class Http2Connection(BufferedSocket):
         Raises:
             BenchError: the server has closed the connection.
         """
-        data = self._receive()
-        if data is None:
+        try:
+            data = self.socket.recv(_READ)
+        except BlockingIOError:
             return
         if not data:
             raise BenchError("the server closed the connection")

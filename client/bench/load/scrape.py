@@ -17,16 +17,25 @@ _TIMEOUT_S = 5.0
 # In vLLM's names, which are Trident's too; without their prefix.
 _COUNTERS = ("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
 _QUEUE = ("request_queue_time_seconds_sum", "request_queue_time_seconds_count")
-_ENERGY = "nv_energy_consumption"  # joules of all GPUs
+# Of tritonserver: joules of all GPUs, and the share of the time in which one was busy.
+_ENERGY, _GPU_USE = "nv_energy_consumption", "nv_gpu_utilization"
 
 
 class Sample(NamedTuple):
-    """The server at one moment: seconds, sequences, and the share of the KV blocks in use."""
+    """The server at one moment: seconds, sequences, and the share of the KV blocks in use.
+
+    Attributes:
+        kv_waste, kv_saved: as of `kv_figures`, where they are counted; servers do not tell.
+        gpu_use: share of the time in which GPUs were busy, summed over them.
+    """
 
     at: float
     running: float
     waiting: float
     kv_usage: float
+    kv_waste: float | None = None
+    kv_saved: float | None = None
+    gpu_use: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,7 @@ class Scraper:
                     found.get("num_requests_running", 0.0),
                     found.get("num_requests_waiting", 0.0),
                     found.get("kv_cache_usage_perc", 0.0),
+                    gpu_use=found.get(_GPU_USE),
                 )
             )
 
