@@ -20,11 +20,11 @@ def load(
         typer.Option(help="Names or groups, between commas; without options all are listed."),
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option(help="Numbers of streams, a workload each: 1,16,64.")
-    ] = None,
+        str, typer.Option(help="Numbers of streams, a workload each: 1,16,64.")
+    ] = "",
     rate: Annotated[
-        str | None, typer.Option(help="Requests or sessions per second, a workload each: 0.5,2.")
-    ] = None,
+        str, typer.Option(help="Requests or sessions per second, a workload each: 0.5,2.")
+    ] = "",
     evenly: Annotated[
         bool, typer.Option("--evenly", help="With --rate: equally far apart, not at random.")
     ] = False,
@@ -87,9 +87,9 @@ def load(
         ),
     ] = None,
     baseline: Annotated[
-        str | None,
+        str,
         typer.Option(help="Also transformers: none (one at a time), static, continuous batching."),
-    ] = None,
+    ] = "",
     model: Annotated[
         str | None,
         typer.Option(help="Checkpoint folder, hub id, or demo, instead of a random one."),
@@ -118,32 +118,15 @@ def load(
     Without --url Trident is started on a seeded random checkpoint, with the settings of engine.json
     and TRIDENT_* variables, and all peers beside it on the same one.
     """
+    given = {name: value for name, value in locals().items() if name != "context"}
     if context.invoked_subcommand is not None:
         return
-    from client.bench.options import Free, Servers, list_workloads, run
+    from client.bench.options import Options, list_workloads, run
 
     sources = (context.get_parameter_source(each) for each in context.params)
     if all(each is not None and each.name == "DEFAULT" for each in sources):
         typer.echo(f"{context.get_help()}\n\n{list_workloads()}")
-        return
-    free = Free(
-        *(concurrency, rate, evenly, trace, requests, duration),
-        *(prompt_tokens, max_tokens, shared_tokens, turns, n, temperature),
-    )
-    servers = Servers(
-        *(url or [], metrics_url, model_name, through.split(",")),
-        *(trident or [], peer or [], (baseline or "").split(",")),
-    )
-    if not run(
-        *(workload, free, servers, (model or "demo") if tiny else model, random_model),
-        rounds=rounds,
-        processes=processes,
-        goodput=goodput,
-        tiny=tiny,
-        json_file=json,
-        folder=report,
-        console=Console(),
-    ):
+    elif not run(Options(**given), Console()):
         raise typer.Exit(1)
 
 

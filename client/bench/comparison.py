@@ -1,24 +1,19 @@
-"""`trident bench`: starts the servers in turn and applies the same load to each."""
+"""Starts the servers in turn and applies the same load to each."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from client.bench.errors import BenchError
 from client.bench.load.prompts import PromptSource
 from client.bench.load.workload import Workload
 from client.bench.measure.measurement import Measurement
 from client.bench.measure.run import first_token, run_workload
-from client.bench.report.html import prepare, write_report
-from client.bench.report.results import Bounds, Results, Session, as_json
-from client.bench.report.tables import cpu_table, notes, server_table, table
+from client.bench.report.results import Results, Session
 from client.bench.servers.server import Server
-from client.commands.server_display import stopped_by_signals
 from client.errors import TridentClientError
 from engine.errors import TridentError
 
@@ -124,60 +119,3 @@ class Comparison:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def run(
-    model: Path,
-    tridents: Sequence[Server],
-    peers: Sequence[Server],
-    workloads: Sequence[Workload],
-    rounds: int,
-    console: Console,
-    *,
-    bounds: Bounds,
-    processes: int = 0,
-    json_file: Path | None = None,
-    folder: Path | None = None,
-) -> bool:
-    """Measure, print the table, and write the given files.
-
-    Args:
-        model: the checkpoint that all serve, and whose tokenizer makes the prompts.
-        folder: where the report goes, as HTML with its plots.
-
-    Returns:
-        whether all figures of `tridents` were measured; peers are optional, unless alone.
-
-    Raises:
-        BenchError: the message says what to do.
-        KeyboardInterrupt: after printing what was measured.
-    """
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    if json_file is not None:  # now, as a measurement of minutes must not be lost
-        try:
-            json_file.touch()
-        except OSError as error:
-            raise BenchError(f"--json: cannot write {json_file}: {error.strerror}") from None
-    if folder is not None:
-        prepare(folder)
-    say(f"The checkpoint is {model}")
-    with stopped_by_signals():
-        results = Comparison(
-            tridents, peers, model, workloads, rounds, console, processes=processes
-        ).run()
-    console.print(table(results, bounds))
-    console.print(server_table(results, bounds))
-    console.print(cpu_table(results, bounds))
-    say(notes(results, rounds))
-    found = as_json(results, bounds)
-    if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    if folder is not None:
-        write_report(found, folder)
-        say(f"The report is {folder / 'index.html'}")
-    if results.interrupted:
-        raise KeyboardInterrupt
-    return not any(server.name in results.failures for server in tridents or peers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,12 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from client.bench.comparison import run as compare
+from client.bench.comparison import Comparison
 from client.bench.errors import BenchError
 from client.bench.load.lengths import Lengths, numbers
 from client.bench.load.workload import BY_NAME, GROUPS, Workload, named
 from client.bench.load.workload import tiny as in_small
-from client.bench.report.results import Bounds
+from client.bench.report.html import prepare, write_report
+from client.bench.report.results import Bounds, as_json
+from client.bench.report.tables import cpu_table, notes, server_table, table
 from client.bench.servers.arguments import all_named
 from client.bench.servers.engine_alone import EngineAlone
 from client.bench.servers.external import External
@@ -22,19 +25,22 @@ from client.bench.servers.peer import Peer, PeerCommand, parse_peers
 from client.bench.servers.random_checkpoint import random_checkpoint
 from client.bench.servers.server import Server
 from client.bench.servers.trident import ENGINE, TRIDENT, WAYS, Trident, parse_variants
+from client.commands.server_display import stopped_by_signals
 from engine.hub import resolve_checkpoint
 
 _BASELINES = ("none", "static", "continuous")
 _PER_STREAM = 4  # requests of a stream, unless told
 _REQUESTS = 100  # of an open loop, unless told
+_FASTEST = 500  # requests that are answered per second at most
 
 
 @dataclass(frozen=True)
-class Free:
-    """A workload of one's own; the options of `trident bench`."""
+class Options:
+    """The options of `trident bench`, as they are given."""
 
-    concurrency: str | None
-    rate: str | None
+    workload: str | None
+    concurrency: str
+    rate: str
     evenly: bool
     trace: Path | None
     requests: int | None
@@ -45,15 +51,28 @@ class Free:
     turns: int
     n: int
     temperature: float
+    url: list[str] | None
+    metrics_url: str
+    model_name: str
+    through: str
+    trident: list[str] | None
+    peer: list[str] | None
+    baseline: str
+    model: str | None
+    random_model: str
+    rounds: int
+    processes: int
+    goodput: str
+    tiny: bool
+    json: Path | None
+    report: Path | None
 
     def workloads(self) -> list[Workload]:
-        """Return one for each rate or number of streams; none if neither is given.
+        """Return those that are named, and one for each rate or number of streams.
 
         Raises:
             BenchError: an option is wrong; names it.
         """
-        if [self.concurrency, self.rate, self.trace].count(None) < 2:
-            raise BenchError("--concurrency, --rate and --trace: give one of them")
         base = Workload(
             "trace" if self.trace is not None else "",
             self.requests or _REQUESTS,
@@ -68,61 +87,60 @@ class Free:
             trace=self.trace,
             duration=self.duration,
         )
+        found = [] if self.workload is None else named(self.workload)
         if self.trace is not None:
-            return [base]
-        if self.rate is not None:
-            rates = numbers("--rate", self.rate)
-            return [replace(base, name=f"{each:g}/s", rate=each) for each in rates]
-        if self.concurrency is None:
-            return []
-        found = []
+            found.append(base)
+        for each in numbers("--rate", self.rate):
+            found.append(replace(base, name=f"{each:g}/s", rate=each))
         for each in numbers("--concurrency", self.concurrency):
             if each != int(each):
                 raise BenchError(f"--concurrency: must be whole numbers (got {each:g})")
-            # With a duration it ends by time: more sessions than can be asked.
-            most = 1000 if self.duration is not None else _PER_STREAM
-            count = self.requests or int(each) * most
+            # With a duration it ends by time: more sessions than are answered until then.
+            more = _PER_STREAM * each if self.duration is None else each + _FASTEST * self.duration
+            count = self.requests or int(more)
             found.append(
                 replace(base, name=f"{each:g} streams", concurrency=int(each), sessions=count)
             )
-        return found
+        if not found:
+            raise BenchError("--workload, --concurrency, --rate or --trace: give one of them")
+        return [in_small(each) for each in found] if self.tiny else found
 
+    def checkpoint(self, console: Console) -> Path:
+        """Return the folder of the checkpoint that all serve, or whose tokenizer makes prompts."""
+        if self.model is None and not self.url and not self.tiny:
+            return random_checkpoint(self.random_model, console)
+        return resolve_checkpoint(self.model or "demo", weights=False)
 
-@dataclass(frozen=True)
-class Servers:
-    """The servers; the options of `trident bench`."""
-
-    urls: list[str]
-    metrics_url: str
-    model_name: str
-    through: list[str]
-    tridents: list[str]
-    peers: list[str]
-    baselines: list[str]
-
-    def made(self, model: Path) -> tuple[list[Server], list[Server]]:
+    def servers(self, model: Path) -> tuple[list[Server], list[Server]]:
         """Return Tridents and their peers on a checkpoint.
 
         Raises:
             BenchError, ServerStartError: an option is wrong; names it.
         """
-        if self.urls:
+        if self.url:
             return [], [
                 External(name, url, model=self.model_name, metrics_url=self.metrics_url)
-                for name, url in all_named("--url", self.urls).items()
+                for name, url in all_named("--url", self.url).items()
             ]
-        if unknown := [way for way in self.through if way not in (ENGINE, *WAYS)]:
+        ways = self.through.split(",")
+        if unknown := [way for way in ways if way not in (ENGINE, *WAYS)]:
             raise BenchError(f"--through: {unknown[0]!r} is none of {', '.join((ENGINE, *WAYS))}")
-        variants = parse_variants(self.tridents)
-        is_one = len(self.through) == 1
-        names = [TRIDENT if is_one else f"{TRIDENT}-{way}" for way in self.through]
+        variants = parse_variants(self.trident or [])
+        names = [TRIDENT if len(ways) == 1 else f"{TRIDENT}-{way}" for way in ways]
         tridents = [
-            *(_trident(model, {}, *each) for each in zip(names, self.through, strict=True)),
-            *(_trident(model, each, name, self.through[0]) for name, each in variants.items()),
+            *(_trident(model, {}, *each) for each in zip(names, ways, strict=True)),
+            *(_trident(model, each, name, ways[0]) for name, each in variants.items()),
         ]
-        peers = parse_peers(self.peers, taken=[*names, *variants])
-        peers += [_baseline(each) for each in self.baselines if each]
+        peers = parse_peers(self.peer or [], taken=[*names, *variants])
+        peers += [_baseline(each) for each in self.baseline.split(",") if each]
         return tridents, [Peer(peer, model) for peer in peers]
+
+    def bounds(self) -> Bounds:
+        """Return what goodput demands."""
+        found = numbers("--goodput", self.goodput)
+        if len(found) != 2:
+            raise BenchError(f"--goodput: must be two numbers (got {self.goodput!r})")
+        return Bounds(*found)
 
 
 def _trident(model: Path, settings: Mapping[str, str], name: str, way: str) -> Server:
@@ -148,43 +166,40 @@ def list_workloads() -> str:
     return "\n".join(("Workloads:", *lines, "", "Groups:", *groups))
 
 
-def run(
-    names: str | None,
-    free: Free,
-    servers: Servers,
-    model: str | None,
-    random_model: str,
-    *,
-    rounds: int,
-    processes: int,
-    goodput: str,
-    tiny: bool,
-    json_file: Path | None,
-    folder: Path | None,
-    console: Console,
-) -> bool:
-    """Measure what the options choose; return as `comparison.run`.
+def run(options: Options, console: Console) -> bool:
+    """Measure, print the tables, and write the files.
+
+    Returns:
+        whether all figures of Trident were measured; peers are optional, unless alone.
 
     Raises:
         BenchError, ServerStartError: the message says what to do.
+        KeyboardInterrupt: after printing what was measured.
     """
-    bounds = numbers("--goodput", goodput)
-    if len(bounds) == 1:
-        bounds = (bounds[0], bounds[0])
-    workloads = [*free.workloads(), *([] if names is None else named(names))]
-    if not workloads:
-        raise BenchError("--workload, --concurrency, --rate or --trace: give one of them")
-    if tiny:
-        workloads = [in_small(each) for each in workloads]
-    if model is None and not servers.urls:
-        folder_of_model = random_checkpoint(random_model, console)
-    else:
-        folder_of_model = resolve_checkpoint(model or "demo", weights=False)
-    tridents, others = servers.made(folder_of_model)
-    return compare(
-        *(folder_of_model, tridents, others, workloads, rounds, console),
-        bounds=Bounds(*bounds[:2]),
-        processes=processes,
-        json_file=json_file,
-        folder=folder,
-    )
+    workloads, bounds = options.workloads(), options.bounds()
+    model = options.checkpoint(console)
+    tridents, others = options.servers(model)
+    if options.json is not None:  # now, as a measurement of minutes must not be lost
+        try:
+            options.json.touch()
+        except OSError as error:
+            raise BenchError(f"--json: cannot write {options.json}: {error.strerror}") from None
+    if options.report is not None:
+        prepare(options.report)
+    with stopped_by_signals():
+        results = Comparison(
+            *(tridents, others, model, workloads, options.rounds, console),
+            processes=options.processes,
+        ).run()
+    shown = [each(results, bounds) for each in (table, server_table, cpu_table)]
+    text = f"The checkpoint is {model}\n{notes(results, options.rounds)}"
+    for each in (*shown, text):
+        console.print(each, highlight=False, markup=False, soft_wrap=each is text)
+    found = as_json(results, bounds)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    if options.report is not None:
+        write_report(found, [*shown, text], options.report)
+    if results.interrupted:
+        raise KeyboardInterrupt
+    return not any(server.name in results.failures for server in tridents or others)

@@ -183,12 +183,16 @@ class EngineConnector(Connector):
 
     def decode(self, pieces: list[Piece]) -> Answer:
         """As `Connector.decode`."""
-        arrivals, token_ids, prompt_tokens, cached_tokens = [], list[int](), 0, 0
+        arrivals: list[tuple[float, int]] = []
+        token_ids: list[int] = []
+        prompt_tokens = cached_tokens = 0
         for at, data in pieces:
             said = msgspec.msgpack.decode(data, type=_Said)
             if said.error:
                 raise RequestFailedError(said.error, refused="queue" in said.error)
-            if said.token_ids:
+            if arrivals and arrivals[-1][0] == at:  # another sequence in the same step
+                arrivals[-1] = at, arrivals[-1][1] + len(said.token_ids)
+            elif said.token_ids:
                 arrivals.append((at, len(said.token_ids)))
                 token_ids += said.token_ids
             if said.stats is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from client.bench.load.generators import Ran
 from client.bench.load.record import CUT, Record
@@ -11,27 +10,6 @@ from client.bench.load.scrape import Metrics
 from client.bench.measure.cpu import NOT_OURS, OTHERS, STOLEN
 
 DISTURBED = 0.02  # share of the cores' time used by other programs
-
-
-class Request(NamedTuple):
-    """One answered request; seconds since the run's beginning.
-
-    Attributes:
-        intended: when it should have been sent; latencies count from then.
-        first, last: when its first and last tokens came.
-        prompt_tokens, cached_tokens, output_tokens: as the server counts them.
-        token_time: mean seconds per token after the first response.
-        is_whole: whether it was answered in full; else until the run was cut.
-    """
-
-    intended: float
-    first: float
-    last: float
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    token_time: float
-    is_whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -42,8 +20,6 @@ class Measurement:
         num_tokens: output tokens received.
         seconds: from the first request intended to the last token received.
         requests: those that were answered in full, or until the run was cut.
-        gaps: seconds between consecutive responses of a request, over all requests.
-        num_responses: responses with tokens.
         failed, refused: requests without an answer, and those of them of which the server said
             that it has too much to do.
         error: what the first of them was told, or "".
@@ -58,9 +34,7 @@ class Measurement:
 
     num_tokens: int
     seconds: float
-    requests: list[Request]
-    gaps: list[float]
-    num_responses: int
+    requests: list[Record]
     failed: int
     refused: int
     error: str
@@ -78,6 +52,12 @@ class Measurement:
         return self.num_tokens / self.seconds
 
     @property
+    def tokens_per_response(self) -> float:
+        """Mean tokens of a response that has some."""
+        responses = sum(len(each.arrivals) for each in self.requests)
+        return sum(each.num_tokens for each in self.requests) / max(1, responses)
+
+    @property
     def cpu_per_1000_tokens(self) -> dict[str, float]:
         """CPU seconds by process of the server's and of the load generator's."""
         own = {name: used for name, used in self.cpu_seconds.items() if name not in NOT_OURS}
@@ -86,17 +66,22 @@ class Measurement:
     @property
     def ttfts(self) -> list[float]:
         """Time to first token per request, in seconds."""
-        return [each.first - each.intended for each in self.requests]
+        return [each.ttft for each in self.requests]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between consecutive responses of a request, over all requests."""
+        return [gap for each in self.requests for gap in each.gaps]
 
     @property
     def latencies(self) -> list[float]:
         """Time to the complete answer per request, in seconds."""
-        return [each.last - each.intended for each in self.requests if each.is_whole]
+        return [each.latency for each in self.requests if not each.error]
 
     @property
     def user_speeds(self) -> list[float]:
         """Tokens per second that each user saw, from the question to the end of the answer."""
-        return [each.output_tokens / (each.last - each.intended) for each in self.requests]
+        return [each.num_tokens / each.latency for each in self.requests]
 
     @property
     def is_disturbed(self) -> bool:
@@ -105,10 +90,7 @@ class Measurement:
 
     def goodput(self, ttft: float, token_time: float) -> float:
         """Return requests per second that met both bounds, in seconds."""
-        met = (
-            each.first - each.intended <= ttft and each.token_time <= token_time
-            for each in self.requests
-        )
+        met = (each.ttft <= ttft and each.token_time <= token_time for each in self.requests)
         return sum(met) / self.seconds
 
     @property
@@ -134,16 +116,13 @@ def measurement(
     Args:
         core_seconds: elapsed seconds times the number of cores.
     """
-    answered = [each for each in ran.records if each.arrivals and each.error in ("", CUT)]
     failed = [each for each in ran.records if each.error not in ("", CUT)]
     started = min((each.intended for each in ran.records), default=ran.start)
     ended = max((each.arrivals[-1][0] for each in ran.records if each.arrivals), default=started)
     return Measurement(
         num_tokens=sum(each.num_tokens for each in ran.records),
         seconds=max(ended - started, 1e-9),
-        requests=[_request(each, started) for each in answered],
-        gaps=[gap for each in answered for gap in each.gaps],
-        num_responses=sum(len(each.arrivals) for each in answered),
+        requests=[r for r in ran.records if r.arrivals and r.error in ("", CUT)],
         failed=len(failed),
         refused=sum(each.refused for each in failed),
         error=failed[0].error if failed else "",
@@ -153,17 +132,4 @@ def measurement(
         stolen=cpu_seconds[STOLEN] / core_seconds,
         limit=ran.effort.was_the_limit,
         metrics=metrics.since(started),
-    )
-
-
-def _request(record: Record, started: float) -> Request:
-    return Request(
-        record.intended - started,
-        record.arrivals[0][0] - started,
-        record.arrivals[-1][0] - started,
-        record.prompt_tokens,
-        record.cached_tokens,
-        record.num_tokens,
-        record.token_time,
-        not record.error,
     )

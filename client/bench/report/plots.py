@@ -99,8 +99,13 @@ def _users(runs: list[tuple[str, str, dict[str, Any]]]) -> Figure:
     title = "Tokens per second of each user, by when the user came"
     figure, axes = _axes(title, "seconds since the first user", "tokens per second")
     for server, workload, run in runs:
-        came = [request[0] for request in run["requests"]]
-        speeds = [request[5] / (request[2] - request[0]) for request in run["requests"]]
+        intended = [request["intended"] for request in run["requests"]]
+        speeds = [
+            sum(count for _, count in request["arrivals"])
+            / (request["arrivals"][-1][0] - request["intended"])
+            for request in run["requests"]
+        ]
+        came = [at - min(intended) for at in intended]
         axes.plot(came, speeds, ".", label=f"{workload}, {server}")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=7)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from client.bench.load.workload import Workload
 from client.bench.measure.measurement import Measurement
@@ -199,7 +200,7 @@ class Results:
             gpu_use=_mean(each.gpu_use for each in seen),
             joules=_median(1000 * one.metrics.gpu_joules / one.num_tokens for one in told),
             cpu={name: median(each.get(name, 0.0) for each in cpu) for name in names},
-            tokens_per_response=median(one.num_tokens / one.num_responses for one in measured),
+            tokens_per_response=median(one.tokens_per_response for one in measured),
             memory=median(one.memory for one in measured),
             start=median(each.start_seconds for each in self.sessions[server] if each is not None),
             others=max(one.others for one in measured),
@@ -247,18 +248,18 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def as_json(results: Results, bounds: Bounds) -> dict[str, Any]:
     """Return everything as plain data."""
-    return {
-        "summary": [asdict(row) for row in results.rows(bounds)],
-        "workloads": [
-            {**asdict(each), "trace": each.trace and str(each.trace), "text": each.description}
-            for each in results.workloads
-        ],
-        "bounds": asdict(bounds),
-        "cores": len(os.sched_getaffinity(0)),
-        "rounds": {
-            server: [None if each is None else asdict(each) for each in sessions]
-            for server, sessions in results.sessions.items()
-        },
-        "failures": results.failures,
-        "interrupted": results.interrupted,
-    }
+    found: dict[str, Any] = to_builtins(
+        {
+            "summary": results.rows(bounds),
+            "workloads": [
+                {"text": each.description, **to_builtins(each, enc_hook=str)}
+                for each in results.workloads
+            ],
+            "bounds": bounds,
+            "cores": len(os.sched_getaffinity(0)),
+            "rounds": results.sessions,
+            "failures": results.failures,
+            "interrupted": results.interrupted,
+        }
+    )
+    return found

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 from client.bench.load.prompts import PromptSource
+from client.bench.load.record import Record
 from client.bench.load.scrape import Metrics, Sample
 from client.bench.load.workload import Workload
 from client.bench.measure.cpu import OTHERS, STOLEN
-from client.bench.measure.measurement import Measurement, Request
+from client.bench.measure.measurement import Measurement
 from client.bench.measure.run import first_token, run_workload
 from client.bench.servers.peer import Peer, PeerCommand
 from engine.demo import CHECKPOINT_DIR
@@ -30,9 +31,9 @@ def measure(peer: Peer, workload: Workload, source: PromptSource) -> tuple[float
 def fake_measurement(seconds: float, others: float = 0.0) -> Measurement:
     used = {"server": 0.5, OTHERS: 0.0, STOLEN: 0.0}
     samples = [Sample(0.0, 1, 0, 0.3), Sample(0.5, 1, 0, 0.3, kv_waste=0.02)]
-    requests = [Request(0, first, first + 0.5, 8, 0, 10, 0.05) for first in (0.1, 0.3)]
+    requests = [Record(0, 0, 0.0, 0.0, 10, [(first, 1), (first + 0.5, 9)]) for first in (0.1, 0.3)]
     return Measurement(
-        *(100, seconds, requests, [0.02], 50, 0, 0, "", 2 * 10**9, used, others),
+        *(100, seconds, requests, 0, 0, "", 2 * 10**9, used, others),
         stolen=0.04,
         limit="",
         metrics=Metrics(samples),

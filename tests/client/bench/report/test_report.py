@@ -48,7 +48,7 @@ class TestReport:
         trident, _, peer, last = rows
         assert (trident.speed.median, trident.speed.min, trident.speed.max) == (75, 50, 100)
         assert trident.cpu == {"server": 5.0}
-        assert trident.tokens_per_response == 2
+        assert trident.tokens_per_response == 5
         assert trident.kv_waste == pytest.approx(0.02)  # servers that count nothing do not count
         assert trident.ratios == {"trident": 1.0, "int8": 2.0}
         assert not trident.is_disturbed
@@ -88,9 +88,12 @@ class TestReport:
 class TestFiles:
     def test_report_has_the_table_and_pictures(self, tmp_path: Path) -> None:
         prepare(tmp_path / "report")
-        write_report(as_json(TestReport.RESULTS, Bounds()), tmp_path / "report")
+        results = TestReport.RESULTS
+        shown = [table(results, Bounds()), "a <note> [with] marks"]
+        write_report(as_json(results, Bounds()), shown, tmp_path / "report")
         page = (tmp_path / "report" / "index.html").read_text()
-        assert "<td>a peer with a long name<td>25.0" in page
+        assert "a peer with a" in page
+        assert "a &lt;note&gt; [with] marks" in page
         images = sorted(path.name for path in (tmp_path / "report").glob("*.png"))
         assert images == ["kv.png", "load.png", "throughput.png", "users.png"]
         assert page.count("data:image/png;base64,") == 4

@@ -28,7 +28,7 @@ class TestPeer:
         peer = fake_peer(f"--requests={log}", "--loads=0.4", "--delay=0.01")
         start, one = measure(peer, self.WORKLOAD, source)
         assert start > 0.4
-        assert (one.num_tokens, one.num_responses, one.attempts) == (30, 30, 1)
+        assert (one.num_tokens, one.tokens_per_response, one.attempts) == (30, 1, 1)
         assert one.seconds > 3 * 6 * 0.01  # one of the two streams has three requests
         assert len(one.ttfts) == 5
         assert len(one.gaps) == 25
