@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,7 +89,7 @@ class Comparison:
         title = f"round {number + 1} of {self._rounds}, {server.name}: "
         try:
             with self._console.status(f"{title}starting") as status, server:
-                start = asyncio.run(first_token(server, self._source, f"{number}/first"))
+                start = first_token(server, self._source, f"{number}/first")
                 session = Session(start)
                 sessions.append(session)
                 for workload in self._workloads:

@@ -7,7 +7,6 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +24,8 @@ class Sample(NamedTuple):
     """The server at one moment: seconds, sequences, and the share of the KV blocks in use.
 
     Attributes:
-        kv_waste, kv_saved: as of `kv_figures`, where they are counted; servers do not tell.
+        kv_waste: share of the slots of these blocks that hold no token; None: servers do not tell.
+        kv_saved: share of the blocks that sequences would hold more if they shared none; or None.
         gpu_use: share of the time in which GPUs were busy, summed over them.
     """
 
@@ -44,7 +44,6 @@ class Metrics:
 
     Attributes:
         samples: over time.
-        kv_slots: tokens that the KV cache has room for; 0: unknown.
         preemptions: during the run.
         prefix_hits: share of the looked-up prompt tokens that were in the prefix cache.
         queue_s: mean seconds from arrival to the first step.
@@ -52,7 +51,6 @@ class Metrics:
     """
 
     samples: list[Sample] = field(default_factory=list)
-    kv_slots: int = 0
     preemptions: float = 0.0
     prefix_hits: float = 0.0
     queue_s: float = 0.0
@@ -78,7 +76,6 @@ class Scraper:
         self._samples: list[Sample] = []
         self._first: Mapping[str, float] = {}
         self._last: Mapping[str, float] = {}
-        self._kv_slots = 0
 
     @property
     def taken(self) -> Metrics:
@@ -91,7 +88,6 @@ class Scraper:
         waited, started = (grown(name) for name in _QUEUE)
         return Metrics(
             samples=self._samples,
-            kv_slots=self._kv_slots,
             preemptions=preemptions,
             prefix_hits=hits / queries if queries else 0.0,
             queue_s=waited / started if started else 0.0,
@@ -109,12 +105,7 @@ class Scraper:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -146,12 +137,6 @@ class Scraper:
                 for sample in family.samples:
                     name = sample.name.rpartition(":")[2]
                     found[name] = found.get(name, 0.0) + sample.value
-                    if name == "cache_config_info":
-                        blocks, size = (
-                            sample.labels.get(each, "") for each in ("num_gpu_blocks", "block_size")
-                        )
-                        if blocks.isdigit() and size.isdigit():
-                            self._kv_slots = int(blocks) * int(size)
         except (OSError, ValueError):
             return None
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from dataclasses import replace
@@ -23,17 +24,17 @@ _WARM_UP_REQUESTS = 2  # so that one-time work of the server is not measured
 _POLL_S = 0.1
 
 
-async def first_token(server: Server, source: PromptSource, seed: str) -> float:
+def first_token(server: Server, source: PromptSource, seed: str) -> float:
     """Return the seconds from the launch of `server` to its first token.
 
     Raises:
         TridentClientError: the server does not start, or does not answer.
     """
-    await server.wait_until_ready()
+    server.wait_until_ready()
     prompt = source.prompt(seed, 16)
     turn = Turn(prompt.text, prompt.token_ids, 1)
     if server.worker is None:
-        record = await ask_once(server.target, turn)
+        record = asyncio.run(ask_once(server.target, turn))
     else:
         with Generators(
             server.target, Plan([Session(0, [turn], 0.0)]), worker=server.worker

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DPI = 110
+_DPI = 90
 
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:
@@ -62,6 +62,7 @@ def _bars(rows: list[dict[str, Any]]) -> Figure:
         axes.text(speed["median"], place, f"  {speed['median']:.0f}", va="bottom", fontsize=8)
         labels.append(row["server"] if len(names) == 1 else f"{row['workload']}, {row['server']}")
     axes.set_yticks(range(len(rows)), labels)
+    axes.margins(x=0.1)  # for the numbers at the bars' ends
     return figure
 
 

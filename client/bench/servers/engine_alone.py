@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from client.bench.errors import BenchError
@@ -49,9 +48,6 @@ class EngineAlone(Server):
         """As `Server.target`."""
         return self._target
 
-    async def wait_until_ready(self) -> None:
-        """Return at once: the first request waits until it is loaded."""
-
     def require_alive(self) -> None:
         """As `Server.require_alive`."""
         assert self.worker is not None
@@ -63,11 +59,6 @@ class EngineAlone(Server):
         self.worker = start_worker(str(interpreter_folder() / "python3"), self._environment)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         assert self.worker is not None
         end_worker(self.worker)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from client.bench.errors import BenchError
 from client.bench.load.record import Form, Target
-from client.bench.servers.server import Server
+from client.bench.servers.server import Server, first_model
 from client.request import ENSEMBLE
 
 
@@ -51,42 +48,22 @@ class External(Server):
         self._key = os.environ.get("OPENAI_API_KEY", "") if is_openai else ""
 
     @property
-    def pids(self) -> list[int]:
-        """As `Server.pids`."""
-        return []
-
-    @property
     def target(self) -> Target:
         """As `Server.target`."""
         return Target(self._form, self._url, self._model, key=self._key)
 
-    async def wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """As `Server.wait_until_ready`: it must be."""
-        if self._model:
-            return
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            async with (
-                aiohttp.ClientSession(headers=headers) as session,
-                session.get(f"{self._url}/models") as response,
-            ):
-                self._model = str((await response.json(content_type=None))["data"][0]["id"])
-        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
+            self._model = self._model or first_model(self._url, self._key)
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise BenchError(
                 f"{self._url}/models lists no model ({error}); --model-name gives it"
             ) from None
-
-    def require_alive(self) -> None:
-        """As `Server.require_alive`: it cannot be told from here."""
 
     def __enter__(self) -> Self:
         self.launched = time.monotonic()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Leave it as it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import shlex
 import shutil
@@ -10,20 +10,20 @@ import signal
 import subprocess
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
-import aiohttp
 import psutil
 
 from client.bench.errors import BenchError
 from client.bench.load.record import Target
 from client.bench.servers.arguments import all_named
-from client.bench.servers.server import Server
+from client.bench.servers.server import Server, first_model
 from engine.launch.ports import pick_free
 from engine.launch.processes import uninterrupted
 
@@ -88,19 +88,19 @@ class Peer(Server):
         """As `Server.target`."""
         return Target("completions", self._url, self._model)
 
-    async def wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """Return when `/models` lists a model, and completions are not answered with 503.
 
         This takes one request before the first measured one.
         """
-        try:
-            async with asyncio.timeout(_START_TIMEOUT_S), _session() as session:
-                while not (self._model and await _is_loaded(session, self._url, self._model)):
-                    self.require_alive()
-                    await asyncio.sleep(_POLL_S)
-                    self._model = self._model or await _first_model(session, self._url)
-        except TimeoutError:
-            raise self._failure(f"was not ready after {_START_TIMEOUT_S:g} s") from None
+        end = time.monotonic() + _START_TIMEOUT_S
+        while not (self._model and _is_loaded(self._url, self._model)):
+            self.require_alive()
+            if time.monotonic() > end:
+                raise self._failure(f"was not ready after {_START_TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                self._model = self._model or first_model(self._url)
 
     def __enter__(self) -> Self:
         (port,) = pick_free(1)
@@ -131,12 +131,7 @@ class Peer(Server):
             raise BenchError(f"{self.name}: cannot be started: {error}") from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         assert self._process is not None
         with uninterrupted():
             _end(self._process)
@@ -155,31 +150,16 @@ class Peer(Server):
         return BenchError(f"{self.name}: {what}; its last words:\n{last_words}")
 
 
-async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
-    """Return the name of the server's first model; empty while it does not answer."""
-    with suppress(aiohttp.ClientError, OSError, ValueError, LookupError, TypeError):
-        async with session.get(f"{url}/models") as response:
-            models: Any = await response.json(content_type=None)
-            if response.status == 200:
-                return str(models["data"][0]["id"])
-    return ""
-
-
-async def _is_loaded(session: aiohttp.ClientSession, url: str, model: str) -> bool:
-    body = {"model": model, "prompt": "a", "max_tokens": 1}
-    with suppress(aiohttp.ClientError, OSError):
-        async with session.post(f"{url}/completions", json=body) as response:
-            return response.status != 503  # llama.cpp's answer while it loads
-    return False
-
-
-def _session() -> aiohttp.ClientSession:
-    # One connection per request: some servers close theirs after a stream, which the next request
-    # may not have noticed yet. No limit on the time of an answer.
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=1, force_close=True),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
+def _is_loaded(url: str, model: str) -> bool:
+    body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
+    asked = urllib.request.Request(f"{url}/completions", body, {"content-type": "application/json"})
+    try:
+        urllib.request.urlopen(asked, timeout=_START_TIMEOUT_S).close()
+    except urllib.error.HTTPError as error:
+        return error.code != 503  # llama.cpp's answer while it loads
+    except OSError:
+        return False
+    return True
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from abc import ABC, abstractmethod
 from subprocess import Popen
-from types import TracebackType
 from typing import Self
 
 from client.bench.load.record import Target
+
+_TIMEOUT_S = 30.0
+
+
+def first_model(url: str, key: str = "") -> str:
+    """Return the first model that OpenAI's API at `url` lists.
+
+    Raises:
+        OSError, ValueError, LookupError, TypeError: it lists none.
+    """
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    asked = urllib.request.Request(f"{url}/models", headers=headers)
+    with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as response:
+        return str(json.load(response)["data"][0]["id"])
 
 
 class Server(ABC):
@@ -26,26 +41,24 @@ class Server(ABC):
     worker: Popen[bytes] | None = None
 
     @property
-    @abstractmethod
     def pids(self) -> list[int]:
         """The processes that all others of the server descend from; none: it is not ours."""
+        return []
 
     @property
     @abstractmethod
     def target(self) -> Target:
         """Where requests go, when it is ready."""
 
-    @abstractmethod
-    async def wait_until_ready(self) -> None:
-        """Return when requests can be sent.
+    def wait_until_ready(self) -> None:  # noqa: B027
+        """Return when requests can be sent; at once where that is so inside the block.
 
         Raises:
             TridentClientError: the server will not become ready.
         """
 
-    @abstractmethod
-    def require_alive(self) -> None:
-        """Raise `BenchError` with its last words if its process has ended."""
+    def require_alive(self) -> None:  # noqa: B027
+        """Raise `BenchError` with its last words if its process has ended, where that is known."""
 
     @abstractmethod
     def __enter__(self) -> Self:
@@ -56,10 +69,5 @@ class Server(ABC):
         """
 
     @abstractmethod
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """End all its processes."""

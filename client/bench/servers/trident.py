@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from client.bench.errors import BenchError
@@ -69,12 +68,6 @@ class Trident(Server):
             return Target("triton-http", f"http://{self._server.http_url}", self._server.model)
         return Target(self._form, self._url, self._server.model)
 
-    async def wait_until_ready(self) -> None:
-        """Return at once: `__enter__` has waited."""
-
-    def require_alive(self) -> None:
-        """As `Server.require_alive`: tritonserver tells its clients itself."""
-
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._server = server = self._make_server()
@@ -91,12 +84,7 @@ class Trident(Server):
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stack.close()
         self._server = self._gateway = None
 

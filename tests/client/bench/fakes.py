@@ -1,6 +1,5 @@
 """A fake peer, and one measurement."""
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def fake_peer(*flags: str, name: str = "fake") -> Peer:
 
 def measure(peer: Peer, workload: Workload, source: PromptSource) -> tuple[float, Measurement]:
     with peer:
-        start = asyncio.run(first_token(peer, source, "first"))
+        start = first_token(peer, source, "first")
         return start, run_workload(peer, workload, source, "seed")
 
 
