@@ -30,6 +30,7 @@ ELSEWHERE = {
     r"\.venv/bin/trident gateway ": "tests/server/gateway/test_command.py",
     r"export ": "tests/docker/test_entrypoint.py",
     r"nsys ": "tests/engine/test_nvtx.py",
+    r"(aiperf|genai-perf|perf_analyzer) ": "tests/client/bench/test_other_generators.py",
     r"client/bench/offline\.sh ": "tests/client/bench/test_offline.py",
     r"TRIDENT_MODEL=\S+ tritonserver ": "tests/server/resilience/test_kill.py",
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# `trident bench stages` on a machine without a network, with torch, transformers etc. installed.
+# `trident bench --through engine,grpc` on a machine without a network, with torch, transformers etc.
 #
 #   client/bench/offline.sh pack 3.12 FILE     with a network: packs tritonserver and the server's
 #                                              other dependencies for Python 3.12 into FILE
 #   client/bench/offline.sh run FILE [OPTION]  without a network: adds FILE to the packages of
-#                                              `python3` on PATH, and runs `trident bench stages`
+#                                              `python3` on PATH, and runs it
 #
 # For x86-64 with glibc 2.35 or newer. FILE has about 50 MB: of the server's wheel it contains only
 # what Python models need. The machine needs libpython of its Python version, which is part of
@@ -13,7 +13,8 @@ set -euo pipefail
 
 # With dependencies; numpy 2 crashes the server's stub.
 readonly PACKAGES=('numpy>=1.26,<2' 'tritonclient[grpc]>=2.50,<3' 'pydantic>=2.9,<3'
-  'msgspec>=0.19,<1' 'psutil>=6,<8' 'typer>=0.15,<1' 'rich>=13,<16')
+  'msgspec>=0.19,<1' 'psutil>=6,<8' 'typer>=0.15,<1' 'rich>=13,<16' 'aiohttp>=3.9,<4'
+  'prometheus-client>=0.20,<1')
 readonly SERVER=nvidia-pytriton==0.7.0
 
 usage() {
@@ -56,7 +57,7 @@ run() {
   tar --extract --xz --file "$file" --directory "$site"
   python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/machine.pth"
   realpath "$(dirname "${BASH_SOURCE[0]}")/../.." > "$site/trident.pth"
-  "$folder/bin/python3" -P -m client.cli bench stages "$@"
+  "$folder/bin/python3" -P -m client.cli bench --through engine,grpc "$@"
 }
 
 case "${1:-} $#" in

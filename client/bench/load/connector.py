@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from client.bench.errors import BenchError
 from client.bench.load.plan import Turn
+from client.bench.load.scrape import Metrics
 
 Piece = tuple[float, bytes]  # `time.monotonic()` second, what arrived
 
@@ -57,6 +58,10 @@ class Connector(ABC):
         Raises:
             RequestFailedError: it is an error.
         """
+
+    def metrics(self) -> Metrics | None:
+        """Return what was seen of the server from inside since the last call; None: nothing."""
+        return None
 
     @abstractmethod
     async def close(self) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -17,6 +16,7 @@ import psutil
 from client.bench.errors import BenchError
 from client.bench.load.plan import Plan, Turn
 from client.bench.load.record import Record, Target
+from client.bench.load.scrape import Metrics
 from client.bench.load.worker import Result, Task
 
 BUSY = 0.8  # share of the time from which a load generator may be the limit
@@ -52,11 +52,34 @@ class Effort:
 
 @dataclass(frozen=True)
 class Ran:
-    """A plan that was run from `start` on, a second of `time.monotonic`."""
+    """A plan that was run from `start` on, a second of `time.monotonic`.
+
+    `metrics` are what the generator saw of the engine in its own process.
+    """
 
     start: float
     records: list[Record]
     effort: Effort
+    metrics: Metrics | None = None
+
+
+def start_worker(
+    python: str = sys.executable, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that runs what it is told."""
+    return subprocess.Popen(
+        [python, "-P", "-m", "client.bench.load.worker"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C goes to this process, which ends the other
+    )
+
+
+def end_worker(process: subprocess.Popen[bytes]) -> None:
+    """End it: it has nothing to save."""
+    process.kill()
+    process.communicate()
 
 
 class Generators:
@@ -65,16 +88,24 @@ class Generators:
     Args:
         warm_up: asked by each before.
         processes: their number; by default as many as the plan needs.
+        worker: the process to use instead, which stays.
 
     Raises:
         BenchError: the server does not answer as asked.
     """
 
     def __init__(
-        self, target: Target, plan: Plan, *, warm_up: Sequence[Turn] = (), processes: int = 0
+        self,
+        target: Target,
+        plan: Plan,
+        *,
+        warm_up: Sequence[Turn] = (),
+        processes: int = 0,
+        worker: subprocess.Popen[bytes] | None = None,
     ) -> None:
+        self._worker = worker
         users = len(plan.sessions) if plan.concurrency is None else plan.concurrency
-        self._count = processes or -(-users // _PER_PROCESS)
+        self._count = (1 if worker else processes) or -(-users // _PER_PROCESS)
         self._count = min(self._count, users, len(plan.sessions))
         assert self._count > 0
         self._tasks = [Task(target, part, list(warm_up)) for part in plan.parts(self._count)]
@@ -82,8 +113,8 @@ class Generators:
 
     @property
     def pids(self) -> list[int]:
-        """The processes' ids."""
-        return [each.pid for each in self._processes]
+        """The ids of the processes that do nothing but generate load."""
+        return [each.pid for each in self._processes if each is not self._worker]
 
     def run(self, on_start: Callable[[float], None] = lambda start: None) -> Ran:
         """Send the plan; `on_start` is told the second of its beginning just before it.
@@ -93,32 +124,23 @@ class Generators:
         """
         start = time.monotonic() + _START_S
         on_start(start)
-        before = [_used(pid) for pid in self.pids]
+        before = {pid: _used(pid) for pid in self.pids}
         for each in self._processes:
             self._tell(each, f"{start!r}\n".encode())
-        records: list[Record] = []
-        busy = 0.0
-        for each, used in zip(self._processes, before, strict=True):
-            line = self._hear(each)
-            busy = max(busy, _used(each.pid) - used)
-            records += _result(line).records
-        seconds = time.monotonic() - start
+        results = [_result(self._hear(each)) for each in self._processes]
+        busy = max((_used(pid) - used for pid, used in before.items()), default=0.0)
+        records = sorted((r for each in results for r in each.records), key=lambda r: r.intended)
         late = sorted(each.sent - each.intended for each in records)
         effort = Effort(
-            busy / (seconds + _START_S), late[int(0.99 * (len(late) - 1))] if late else 0.0
+            busy / (time.monotonic() - start + _START_S),
+            late[int(0.99 * (len(late) - 1))] if late else 0.0,
         )
-        records.sort(key=lambda each: each.intended)
-        return Ran(start, records, effort)
+        return Ran(start, records, effort, results[0].metrics)
 
     def __enter__(self) -> Self:
         try:
             for task in self._tasks:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "client.bench.load.worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C goes to this process, which ends the other
-                )
+                process = self._worker or start_worker()
                 self._processes.append(process)
                 self._tell(process, msgspec.json.encode(task) + b"\n")
                 # One after the other: warming up must not be the largest load of all.
@@ -130,18 +152,13 @@ class Generators:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._end()
 
     def _end(self) -> None:
         for each in self._processes:
-            each.kill()
-            each.communicate()
+            if each is not self._worker:
+                end_worker(each)
 
     def _tell(self, process: subprocess.Popen[bytes], line: bytes) -> None:
         assert process.stdin is not None

@@ -1,94 +1,33 @@
-"""The ensemble over gRPC, read as bytes at a small part of a client's cost."""
+"""The ensemble over gRPC; messages are read as bytes, at a part of a client's cost."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 from tritonclient.grpc import service_pb2
 
 from client import Chunk
-from client.bench.errors import BenchError
 from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
-from client.bench.load.http2 import Http2Connection
 from client.bench.load.plan import Turn
 from client.bench.load.record import Target
 from client.request import completion
 from client.response import read_chunks
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
-_PER_CONNECTION = 128  # streams at once
-
-
-class _Connection:
-    """An HTTP/2 connection that an event loop reads and writes."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._http2 = Http2Connection(host, port, _METHOD)
-        self._loop = asyncio.get_running_loop()
-        self._streams: dict[int, tuple[list[Piece], asyncio.Future[None]]] = {}
-        self._is_writing = False
-        self._loop.add_reader(self._http2.socket, self._read)
-
-    @property
-    def num_streams(self) -> int:
-        """Streams that have not ended."""
-        return len(self._streams)
-
-    async def ask(self, message: bytes, pieces: list[Piece]) -> None:
-        """Send one message and collect the answers."""
-        number = self._http2.send(message)
-        ended: asyncio.Future[None] = self._loop.create_future()
-        self._streams[number] = pieces, ended
-        self._write()
-        try:
-            await ended
-        finally:
-            self._streams.pop(number, None)
-
-    def close(self) -> None:
-        """Close it: the server cancels what still runs."""
-        self._loop.remove_reader(self._http2.socket)
-        self._loop.remove_writer(self._http2.socket)
-        self._http2.close()
-
-    def _read(self) -> None:
-        now = time.monotonic()
-        try:
-            for number, message in self._http2.read():
-                if (stream := self._streams.get(number)) is None:
-                    continue
-                if message:
-                    stream[0].append((now, message))
-                # The stream is open until it is closed from here: the answer says that it ends.
-                if (not message or _is_last(message)) and not stream[1].done():
-                    stream[1].set_result(None)
-        except (BenchError, OSError) as error:
-            self._loop.remove_reader(self._http2.socket)
-            for _, ended in self._streams.values():
-                if not ended.done():
-                    ended.set_exception(RequestFailedError(str(error)))
-            return
-        self._write()  # a window may have opened
-
-    def _write(self) -> None:
-        self._http2.write()
-        if self._http2.wants_to_write and not self._is_writing:
-            self._loop.add_writer(self._http2.socket, self._write)
-            self._is_writing = True
-        elif self._is_writing and not self._http2.wants_to_write:
-            self._loop.remove_writer(self._http2.socket)
-            self._is_writing = False
+_PER_CHANNEL = 128  # streams at once
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 
 
 class GrpcConnector(Connector):
-    """Connections to one ensemble, as many as its requests need."""
+    """Channels to one ensemble, as many as its requests need."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._connections: list[_Connection] = []
+        self._channels: list[grpc.aio.Channel] = []
+        self._streams: list[int] = []  # by channel
 
     async def ask(self, turn: Turn, parameters: dict[str, Any], pieces: list[Piece]) -> None:
         """As `Connector.ask`."""
@@ -96,7 +35,27 @@ class GrpcConnector(Connector):
             turn.text, None, parameters, priority=0, request_id="", model=self._target.model
         )
         message = asked.message(batched=True, timeout=None).SerializeToString()
-        await self._connection().ask(message, pieces)
+        place = self._place()
+        self._streams[place] += 1
+        try:
+            call = self._channels[place].stream_stream(_METHOD)()
+            await call.write(message)
+            await call.done_writing()
+            async for answer in call:
+                pieces.append((time.monotonic(), answer))  # noqa: PERF401 one by one: it may be cut
+        except grpc.RpcError as error:
+            raise RequestFailedError(f"a request failed: {error.details()}") from None
+        finally:
+            self._streams[place] -= 1
+
+    def _place(self) -> int:
+        """Return a channel with room."""
+        for place, count in enumerate(self._streams):
+            if count < _PER_CHANNEL:
+                return place
+        self._channels.append(grpc.aio.insecure_channel(self._target.url, _OPTIONS))
+        self._streams.append(0)
+        return len(self._streams) - 1
 
     def decode(self, pieces: list[Piece]) -> Answer:
         """As `Connector.decode`."""
@@ -112,23 +71,9 @@ class GrpcConnector(Connector):
         return answer
 
     async def close(self) -> None:
-        """As `Connector.close`."""
-        for each in self._connections:
-            each.close()
-
-    def _connection(self) -> _Connection:
-        for each in self._connections:
-            if each.num_streams < _PER_CONNECTION:
-                return each
-        host, _, port = self._target.url.rpartition(":")
-        self._connections.append(_Connection(host, int(port)))
-        return self._connections[-1]
-
-
-def _is_last(message: bytes) -> bool:
-    reply = service_pb2.ModelStreamInferResponse.FromString(message)
-    parameters = reply.infer_response.parameters
-    return bool(reply.error_message) or parameters["triton_final_response"].bool_param
+        """As `Connector.close`: the server cancels what still runs."""
+        for each in self._channels:
+            await each.close()
 
 
 def _responses(pieces: list[Piece]) -> Iterator[tuple[float, list[Chunk]]]:

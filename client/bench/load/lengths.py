@@ -63,11 +63,13 @@ class Lengths:
 
 
 def numbers(flag: str, text: str) -> tuple[float, ...]:
-    """Read positive numbers separated by commas.
+    """Read positive numbers separated by commas; there may be none.
 
     Raises:
         BenchError: it is something else; names `flag`.
     """
+    if not text:
+        return ()
     if not re.fullmatch(r"[\d.]+(,[\d.]+)*", text):
         raise BenchError(f"{flag}: must be numbers such as 1,16,64 (got {text!r})")
     try:

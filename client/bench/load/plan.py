@@ -35,7 +35,7 @@ class Plan(msgspec.Struct):
 
     Attributes:
         concurrency: users of a closed loop; None if the sessions have their times.
-        history, n, temperature, duration, cut: as of `Workload`.
+        history, n, temperature, duration: as of `Workload`.
     """
 
     sessions: list[Session]
@@ -44,7 +44,11 @@ class Plan(msgspec.Struct):
     n: int = 1
     temperature: float = 0.0
     duration: float | None = None
-    cut: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its end is a moment, not the last answer."""
+        return self.concurrency is not None and self.duration is not None
 
     def parts(self, count: int) -> list[Plan]:
         """Deal the sessions, and the users, out to `count` generators."""
@@ -91,7 +95,6 @@ def draw(workload: Workload, source: PromptSource, seed: str) -> Plan:
         n=workload.n,
         temperature=workload.temperature,
         duration=workload.duration,
-        cut=workload.cut,
     )
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-Form = Literal["completions", "chat", "triton-http", "grpc"]
+CUT = "cut"  # the error of a request that was ended with the run
+Form = Literal["completions", "chat", "triton-http", "grpc", "engine"]
 
 
 class Target(msgspec.Struct, frozen=True):
     """Where requests go.
 
     Attributes:
-        form: OpenAI's completions or chats, or the ensemble over HTTP or gRPC.
+        form: OpenAI's completions or chats, the ensemble over HTTP or gRPC, or the engine alone.
         url: OpenAI's base URL up to `/v1`; `http://host:port`; or `host:port` of gRPC.
         model: the server's name of its model.
         takes_ids: whether completions may be asked with token ids; a server that refuses them gets
             text.
         key: sent as a bearer token, or empty.
+        settings: of the engine alone.
     """
 
     form: Form
@@ -27,6 +29,7 @@ class Target(msgspec.Struct, frozen=True):
     model: str
     takes_ids: bool = True
     key: str = ""
+    settings: dict[str, Any] = {}
 
 
 class Record(msgspec.Struct):

@@ -7,7 +7,6 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,16 +16,26 @@ _TIMEOUT_S = 5.0
 # In vLLM's names, which are Trident's too; without their prefix.
 _COUNTERS = ("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
 _QUEUE = ("request_queue_time_seconds_sum", "request_queue_time_seconds_count")
-_ENERGY = "nv_energy_consumption"  # joules of all GPUs
+# Of tritonserver: joules of all GPUs, and the share of the time in which one was busy.
+_ENERGY, _GPU_USE = "nv_energy_consumption", "nv_gpu_utilization"
 
 
 class Sample(NamedTuple):
-    """The server at one moment: seconds, sequences, and the share of the KV blocks in use."""
+    """The server at one moment: seconds, sequences, and the share of the KV blocks in use.
+
+    Attributes:
+        kv_waste: share of the slots of these blocks that hold no token; None: servers do not tell.
+        kv_saved: share of the blocks that sequences would hold more if they shared none; or None.
+        gpu_use: share of the time in which GPUs were busy, summed over them.
+    """
 
     at: float
     running: float
     waiting: float
     kv_usage: float
+    kv_waste: float | None = None
+    kv_saved: float | None = None
+    gpu_use: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,6 @@ class Metrics:
 
     Attributes:
         samples: over time.
-        kv_slots: tokens that the KV cache has room for; 0: unknown.
         preemptions: during the run.
         prefix_hits: share of the looked-up prompt tokens that were in the prefix cache.
         queue_s: mean seconds from arrival to the first step.
@@ -43,7 +51,6 @@ class Metrics:
     """
 
     samples: list[Sample] = field(default_factory=list)
-    kv_slots: int = 0
     preemptions: float = 0.0
     prefix_hits: float = 0.0
     queue_s: float = 0.0
@@ -69,7 +76,6 @@ class Scraper:
         self._samples: list[Sample] = []
         self._first: Mapping[str, float] = {}
         self._last: Mapping[str, float] = {}
-        self._kv_slots = 0
 
     @property
     def taken(self) -> Metrics:
@@ -82,7 +88,6 @@ class Scraper:
         waited, started = (grown(name) for name in _QUEUE)
         return Metrics(
             samples=self._samples,
-            kv_slots=self._kv_slots,
             preemptions=preemptions,
             prefix_hits=hits / queries if queries else 0.0,
             queue_s=waited / started if started else 0.0,
@@ -100,12 +105,7 @@ class Scraper:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -123,6 +123,7 @@ class Scraper:
                     found.get("num_requests_running", 0.0),
                     found.get("num_requests_waiting", 0.0),
                     found.get("kv_cache_usage_perc", 0.0),
+                    gpu_use=found.get(_GPU_USE),
                 )
             )
 
@@ -136,12 +137,6 @@ class Scraper:
                 for sample in family.samples:
                     name = sample.name.rpartition(":")[2]
                     found[name] = found.get(name, 0.0) + sample.value
-                    if name == "cache_config_info":
-                        blocks, size = (
-                            sample.labels.get(each, "") for each in ("num_gpu_blocks", "block_size")
-                        )
-                        if blocks.isdigit() and size.isdigit():
-                            self._kv_slots = int(blocks) * int(size)
         except (OSError, ValueError):
             return None
         return found

@@ -1,24 +1,28 @@
 """`python -m client.bench.load.worker`: one load generator, started by `Generators`.
 
-Reads its task as a line of JSON from stdin, warms the server up, and says that it is ready. The
-next line is the second of `time.monotonic` at which the plan begins. Writes the records at the end.
+Reads a task as a line of JSON from stdin, warms the server up, and says that it is ready. The
+next line is the second of `time.monotonic` at which the plan begins. Writes the records at the end,
+and reads the next task. One whose target is the engine alone has that in its own process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from client.bench.load.connector import Connector, Piece, RequestFailedError, sampling
 from client.bench.load.plan import Plan, Session, Turn
-from client.bench.load.record import Record, Target
+from client.bench.load.record import CUT, Record, Target
+from client.bench.load.scrape import Metrics
 from client.errors import TridentClientError
+from engine.errors import TridentError
 
 _WARM_UP_TOKENS = 4
 _ANSWER_TIMEOUT_S = 3600.0  # no answer takes this long: the server hangs
@@ -34,14 +38,19 @@ class Task(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    """What a generator reports; `error`: why it has not run."""
+    """What a generator reports; `error`: why it has not run; `metrics` of the engine alone."""
 
     records: list[Record] = []
     error: str = ""
+    metrics: Metrics | None = None
 
 
 def connector_to(target: Target) -> Connector:
     """Return the way to a target; in a running event loop."""
+    if target.form == "engine":
+        from client.bench.load.engine import EngineConnector
+
+        return EngineConnector(target)
     if target.form == "grpc":
         from client.bench.load.grpc import GrpcConnector
 
@@ -79,7 +88,7 @@ class Runner:
     async def _wait(self, tasks: list[asyncio.Task[None]]) -> None:
         timeout = None
         if self._end is not None:
-            grace = 0.0 if self._plan.cut else _DRAIN_S
+            grace = 0.0 if self._plan.is_cut else _DRAIN_S
             timeout = self._end + grace - time.monotonic()
         done, left = await asyncio.wait(tasks, timeout=timeout)
         for each in left:
@@ -127,7 +136,7 @@ class Runner:
         except TimeoutError:
             record.error = f"has not answered in {_ANSWER_TIMEOUT_S:g} s"
         except asyncio.CancelledError:
-            record.error = "cut" if plan.cut else "not answered when the run ended"
+            record.error = CUT if plan.is_cut else "not answered when the run ended"
             raise
         except RequestFailedError as error:
             record.error, record.refused = str(error), error.refused
@@ -162,7 +171,7 @@ async def ask_once(target: Target, turn: Turn) -> Record:
         await connector.close()
 
 
-async def _work(task: Task) -> Result:
+async def _work(task: Task, say: Callable[[bytes], None]) -> Result:
     connector = connector_to(task.target)
     try:
         short = [
@@ -174,28 +183,33 @@ async def _work(task: Task) -> Result:
         for each in warmed:
             if each.error:
                 return Result(error=f"the server {each.error}")
-        _say(b"ready")
+        connector.metrics()  # those of the warm-up
+        say(b"ready")
         start = float(await asyncio.to_thread(sys.stdin.readline))
         gc.collect()
         gc.freeze()  # what lives for the whole run need not be looked through in it
-        return Result(await Runner(connector, task.plan, start).run())
+        records = await Runner(connector, task.plan, start).run()
+        return Result(records, metrics=connector.metrics())
     finally:
         await connector.close()
 
 
-def _say(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def main() -> None:
-    """Run one task."""
-    task: Any = msgspec.json.decode(sys.stdin.readline(), type=Task)
-    try:
-        result = asyncio.run(_work(task))
-    except (TridentClientError, OSError) as error:
-        result = Result(error=str(error))
-    _say(msgspec.json.encode(result))
+    """Run one task after the other, until stdin ends."""
+    said = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not mix with it
+
+    def say(line: bytes) -> None:
+        said.write(line + b"\n")
+        said.flush()
+
+    while line := sys.stdin.readline():
+        task: Any = msgspec.json.decode(line, type=Task)
+        try:
+            result = asyncio.run(_work(task, say))
+        except (TridentClientError, TridentError, OSError) as error:
+            result = Result(error=str(error))
+        say(msgspec.json.encode(result))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ class Workload:
         n: answers per request.
         question: asked instead of random words; `{n}` is the number of the session.
         trace: a file of requests instead, in the form of Mooncake's traces.
-        duration: seconds after which no request is sent.
-        cut: whether what still runs then is ended, and only what came before counts.
+        duration: seconds after which no request is sent; in a closed loop what still runs then is
+            ended, and counts until then.
     """
 
     name: str
@@ -47,7 +47,6 @@ class Workload:
     question: str = ""
     trace: Path | None = None
     duration: float | None = None
-    cut: bool = False
 
     def __post_init__(self) -> None:
         if self.shared and self.shared >= self.prompt.low:

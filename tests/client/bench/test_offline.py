@@ -48,10 +48,10 @@ def test_packed_packages_come_before_those_of_the_machine(tmp_path: Path) -> Non
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content.encode()))
-    done = call("run", str(packed), "--streams", "64,256")
+    done = call("run", str(packed), "--concurrency", "64,256")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["arguments"] == ["bench", "stages", "--streams", "64,256"]
+    assert said["arguments"] == ["bench", "--through", "engine,grpc", "--concurrency", "64,256"]
     assert said["packed"].startswith(said["prefix"])
     assert said["engine"] == str(ROOT / "engine" / "__init__.py")
     assert not Path(said["prefix"]).exists(), "what was unpacked is still there"

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.bench.compare.measurement import Measurement, measurement
-from client.bench.cpu import OTHERS, STOLEN
 from client.bench.load.generators import Generators, Ran
 from client.bench.load.plan import draw
 from client.bench.load.prompts import PromptSource
 from client.bench.load.record import Target
 from client.bench.load.scrape import Metrics
 from client.bench.load.workload import Lengths, Workload
+from client.bench.measure.cpu import OTHERS, STOLEN
+from client.bench.measure.measurement import Measurement, measurement
 from engine.demo import CHECKPOINT_DIR
 from engine.launch.ports import pick_free
 from tests.client.bench.load.waiting import wait_for_port
@@ -53,11 +53,9 @@ def stub(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stub]:
     one.process.wait()
 
 
-def _measured(ran: Ran, workload: Workload) -> Measurement:
+def _measured(ran: Ran) -> Measurement:
     used = {OTHERS: 0.0, STOLEN: 0.0}
-    return measurement(
-        ran, workload, cpu_seconds=used, core_seconds=1.0, memory=0, metrics=Metrics()
-    )
+    return measurement(ran, cpu_seconds=used, core_seconds=1.0, memory=0, metrics=Metrics())
 
 
 def _errors(stub: Stub, ran: Ran) -> dict[str, float]:
@@ -104,7 +102,7 @@ def test_an_open_loop_keeps_its_schedule_and_counts_from_it(stub: Stub) -> None:
     assert max(each.sent - each.intended for each in ran.records) < 0.1
     # The server takes 0.2 s for each, one at a time: the last waits for all.
     assert ran.records[-1].ttft > 0.2 * 12 * 0.7 - 12 / 20
-    assert _measured(ran, workload).goodput(0.35, 1.0) < 3
+    assert _measured(ran).goodput(0.35, 1.0) < 3
 
 
 def test_users_of_a_closed_loop_wait_for_their_answers(stub: Stub) -> None:
@@ -128,11 +126,12 @@ def test_turns_repeat_what_was_said(stub: Stub) -> None:
 
 def test_a_duration_ends_a_run(stub: Stub) -> None:
     long = Lengths.exactly(100)
-    workload = Workload("", 2, Lengths.exactly(8), long, concurrency=2, duration=1.2, cut=True)
+    workload = Workload("", 2, Lengths.exactly(8), long, concurrency=2, duration=1.2)
     ran = stub.run(workload)
-    found = _measured(ran, workload)
+    found = _measured(ran)
     assert [each.error for each in ran.records] == ["cut", "cut"]
-    assert found.failed == 0
+    assert (found.failed, found.latencies) == (0, [])
+    assert len(found.ttfts) == 2
     assert 4 <= found.num_tokens <= 40
     assert found.seconds < 2
 
@@ -142,11 +141,11 @@ def test_a_duration_ends_a_run(stub: Stub) -> None:
 )
 def test_a_load_above_the_capacity_is_called_so(stub: Stub) -> None:
     workload = Workload("", 40, Lengths.exactly(8), Lengths.exactly(1), rate=40)
-    assert _measured(stub.run(workload), workload).falls_behind
+    assert _measured(stub.run(workload)).falls_behind
 
 
 def test_one_within_it_is_not(stub: Stub) -> None:
     workload = Workload("", 24, Lengths.exactly(8), Lengths.exactly(1), rate=40)
-    found = _measured(stub.run(workload), workload)
+    found = _measured(stub.run(workload))
     assert not found.falls_behind
     assert found.limit == "" or "late" in found.limit or "busy" in found.limit

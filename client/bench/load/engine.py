@@ -1,0 +1,236 @@
+"""The engine alone as a target: in the load generator's own process, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import time
+import traceback
+from collections import Counter
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
+from client.bench.load.plan import Turn
+from client.bench.load.record import Target
+from client.bench.load.scrape import Metrics, Sample
+from engine.config import EngineConfig
+from engine.errors import TridentError
+from engine.protocol import AddRequest, RequestStats
+from engine.service.process.openmp import set_wait
+from engine.token_ids import pack_token_ids
+
+if TYPE_CHECKING:
+    from engine.core.engine_core import EngineCore
+    from engine.text.tokenizer import Tokenizer
+
+_SAMPLES_S = 0.1  # between two looks at the KV cache, each at the end of a step
+
+
+class _Said(msgspec.Struct, array_like=True):
+    """New tokens of one sequence; `stats` with the last."""
+
+    token_ids: list[int]
+    stats: RequestStats | None = None
+    error: str = ""
+
+
+class _Stream:
+    """A request that runs: where its pieces go, and what is told when its last has come."""
+
+    def __init__(self, pieces: list[Piece], sequences: int) -> None:
+        self.pieces = pieces
+        self.left = sequences
+        self.loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+
+    def end(self) -> None:
+        """Wake the one who asked, from any thread."""
+        with suppress(RuntimeError):  # the run was cut, and its loop is closed
+            self.loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class EngineThread:
+    """The engine, in a thread that loads it and runs its steps.
+
+    Raises:
+        TridentError: it cannot be loaded.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._inbox: queue.SimpleQueue[AddRequest | int] = queue.SimpleQueue()
+        self._streams: dict[int, _Stream] = {}
+        self._samples: list[Sample] = []
+        self._next_uid = 0
+        self._loaded: queue.SimpleQueue[TridentError | Tokenizer] = queue.SimpleQueue()
+        set_wait(config)
+        threading.Thread(target=self._run, daemon=True).start()
+        loaded = self._loaded.get()
+        if isinstance(loaded, TridentError):
+            raise loaded
+        self.tokenizer = loaded
+
+    async def ask(
+        self, token_ids: list[int], parameters: dict[str, Any], pieces: list[Piece]
+    ) -> None:
+        """Run a request to its end, or abort it if cancelled."""
+        uid, self._next_uid = self._next_uid, self._next_uid + 1
+        stream = self._streams[uid] = _Stream(pieces, parameters.get("n", 1))
+        packed = pack_token_ids(token_ids, "input_ids")
+        self._inbox.put(AddRequest(uid, packed, sampling_params=parameters))
+        try:
+            await stream.ended
+        finally:
+            if stream.left:
+                self._inbox.put(uid)
+
+    def metrics(self) -> Metrics:
+        """Return what was seen since the last call, while no request runs."""
+        samples, self._samples = self._samples, []
+        stats = self._core.take_stats()
+        queries, waits = (
+            stats.num_prefix_queries,
+            stats.histograms.get("request_queue_time_seconds"),
+        )
+        return Metrics(
+            samples=samples,
+            preemptions=stats.num_preemptions,
+            prefix_hits=stats.num_prefix_hits / queries if queries else 0.0,
+            queue_s=waits.sum / sum(waits.counts) if waits is not None else 0.0,
+        )
+
+    def _run(self) -> None:
+        from engine.core.engine_core import EngineCore  # after `set_wait`, because it imports torch
+
+        try:
+            self._core = core = EngineCore(self._config)
+        except TridentError as error:
+            self._loaded.put(error)
+            return
+        self._loaded.put(core.tokenizer)
+        try:
+            while True:
+                self._take(core)
+                self._step(core)
+        except BaseException:  # nobody is told otherwise
+            traceback.print_exc()
+            os._exit(1)
+
+    def _step(self, core: EngineCore) -> None:
+        outputs = core.step()
+        now = time.monotonic()
+        for output in outputs.rows():
+            self._say(output.uid, now, _Said(output.token_ids, output.stats))
+        for failed in outputs.failures:
+            self._fail(failed.uid, failed.message)
+        if not self._samples or now >= self._samples[-1].at + _SAMPLES_S:
+            self._samples.append(_sample(core, now))
+
+    def _take(self, core: EngineCore) -> None:
+        """Hand over what has arrived; waits while there is nothing to do."""
+        while not core.has_unfinished_requests() or not self._inbox.empty():
+            asked = self._inbox.get()
+            if isinstance(asked, int):
+                core.abort(asked)
+                self._streams.pop(asked, None)
+                continue
+            try:
+                refused = core.add_request(asked)
+            except ValueError as error:
+                self._fail(asked.uid, str(error))
+                continue
+            for each in refused:
+                self._fail(each.uid, each.message)
+
+    def _say(self, uid: int, at: float, said: _Said) -> None:
+        stream = self._streams[uid]
+        stream.pieces.append((at, msgspec.msgpack.encode(said)))
+        stream.left -= said.stats is not None
+        if not stream.left:
+            self._streams.pop(uid).end()
+
+    def _fail(self, uid: int, error: str) -> None:
+        self._streams[uid].left = 1
+        ended = RequestStats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        self._say(uid, time.monotonic(), _Said([], ended, error))
+
+
+@cache
+def _engine(settings: bytes) -> EngineThread:
+    return EngineThread(EngineConfig.parse(msgspec.json.decode(settings)))
+
+
+class EngineConnector(Connector):
+    """Asks the engine, which is loaded once in a process."""
+
+    def __init__(self, target: Target) -> None:
+        self._engine = _engine(msgspec.json.encode(target.settings))
+
+    async def ask(self, turn: Turn, parameters: dict[str, Any], pieces: list[Piece]) -> None:
+        """As `Connector.ask`."""
+        token_ids = turn.token_ids or self._engine.tokenizer.encode(turn.text)
+        await self._engine.ask(token_ids, parameters, pieces)
+
+    def decode(self, pieces: list[Piece]) -> Answer:
+        """As `Connector.decode`."""
+        arrivals: list[tuple[float, int]] = []
+        token_ids: list[int] = []
+        prompt_tokens = cached_tokens = 0
+        for at, data in pieces:
+            said = msgspec.msgpack.decode(data, type=_Said)
+            if said.error:
+                raise RequestFailedError(said.error, refused="queue" in said.error)
+            if arrivals and arrivals[-1][0] == at:  # another sequence in the same step
+                arrivals[-1] = at, arrivals[-1][1] + len(said.token_ids)
+            elif said.token_ids:
+                arrivals.append((at, len(said.token_ids)))
+                token_ids += said.token_ids
+            if said.stats is not None:
+                prompt_tokens = said.stats.num_prompt_tokens
+                cached_tokens = max(cached_tokens, said.stats.num_cached_tokens)
+        text = self._engine.tokenizer.decode(token_ids)
+        return Answer(arrivals, text, prompt_tokens, cached_tokens)
+
+    def metrics(self) -> Metrics:
+        """As `Connector.metrics`."""
+        return self._engine.metrics()
+
+    async def close(self) -> None:
+        """As `Connector.close`: the engine stays loaded for the next plan."""
+
+
+def _sample(core: EngineCore, at: float) -> Sample:
+    """Look at the KV cache between two steps.
+
+    A slot is filled if one of the sequences that hold its block has computed a token there.
+    """
+    scheduler = core.scheduler
+    pool, size = scheduler.kv_cache.pool, scheduler.kv_cache.block_size
+    filled: Counter[int] = Counter()
+    apart = 0  # blocks that the sequences would hold if they shared none
+    for request in scheduler.running:
+        computed = request.num_computed_tokens
+        for table in request.kv.tables:
+            for place, block in enumerate(table):
+                if block:  # else it is behind a window
+                    apart += 1
+                    filled[block] = max(filled[block], min(size, max(0, computed - place * size)))
+    held = len(filled)
+    return Sample(
+        at,
+        len(scheduler.running),
+        sum(map(len, scheduler.unfinished.values())) - len(scheduler.running),
+        1 - pool.num_free / pool.num_usable,
+        None if not held else 1 - filled.total() / (size * held),
+        None if not held else 1 - held / apart,
+    )

@@ -1,0 +1,1 @@
+"""Measurements: a workload run on a server, and what the machine and the server say meanwhile."""

@@ -1,0 +1,126 @@
+"""The plots of a saved run, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DPI = 90
+
+
+def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the plots of `found`, as of `as_json`, to `folder`; return their files."""
+    files = []
+    for name, figure in _figures(found):
+        files.append(folder / f"{name}.png")
+        figure.savefig(files[-1], format="png", dpi=_DPI)
+    return files
+
+
+def _figures(found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+    rows = found["summary"]
+    if rows:
+        yield "throughput", _bars(rows)
+    if len({row["workload"] for row in rows}) > 1:
+        yield "load", _load(rows)
+    runs = list(_runs(found))
+    if any(len(run["requests"]) > 1 for _, _, run in runs):
+        yield "users", _users(runs)
+    if any(run["metrics"]["samples"] for _, _, run in runs):
+        yield "kv", _kv(runs)
+
+
+def _axes(title: str, x: str, y: str, size: tuple[float, float] = (8, 4.5)) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _bars(rows: list[dict[str, Any]]) -> Figure:
+    """Throughput of each server on each workload: of one workload, the ladder."""
+    names = list(dict.fromkeys(row["workload"] for row in rows))
+    height = 1.5 + 0.45 * len(rows)
+    title = "Output tokens per second"
+    figure, axes = _axes(title, "tokens per second (median, lowest and highest round)", "")
+    figure.set_size_inches(8, height)
+    labels = []
+    for place, row in enumerate(reversed(rows)):
+        speed = row["speed"]
+        spread = [[speed["median"] - speed["min"]], [speed["max"] - speed["median"]]]
+        axes.barh(place, speed["median"], xerr=spread, color=_colour(rows, row["server"]))
+        axes.text(speed["median"], place, f"  {speed['median']:.0f}", va="bottom", fontsize=8)
+        labels.append(row["server"] if len(names) == 1 else f"{row['workload']}, {row['server']}")
+    axes.set_yticks(range(len(rows)), labels)
+    axes.margins(x=0.1)  # for the numbers at the bars' ends
+    return figure
+
+
+def _colour(rows: list[dict[str, Any]], server: str) -> str:
+    servers = list(dict.fromkeys(row["server"] for row in rows))
+    return f"C{servers.index(server) % 10}"
+
+
+def _load(rows: list[dict[str, Any]]) -> Figure:
+    """Throughput against latency, a point per workload: as load rises, both do."""
+    figure, axes = _axes("As load rises", "output tokens per second", "s per answer, p50 and p99")
+    for server in dict.fromkeys(row["server"] for row in rows):
+        own = [row for row in rows if row["server"] == server]
+        colour = _colour(rows, server)
+        speeds = [row["speed"]["median"] for row in own]
+        axes.plot(speeds, [row["latency"][0] for row in own], "o-", color=colour, label=server)
+        axes.plot(speeds, [row["latency"][2] for row in own], "o:", color=colour)
+        for row, speed in zip(own, speeds, strict=True):
+            axes.annotate(row["workload"], (speed, row["latency"][0]), fontsize=7)
+    axes.set_yscale("log")
+    axes.legend()
+    return figure
+
+
+def _runs(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the first round of each server and workload."""
+    for server, sessions in found["rounds"].items():
+        for session in sessions[:1]:
+            for workload, run in (session or {"measurements": {}})["measurements"].items():
+                yield server, workload, run
+
+
+def _users(runs: list[tuple[str, str, dict[str, Any]]]) -> Figure:
+    """The speed that each user sees, against the time at which the user came."""
+    title = "Tokens per second of each user, by when the user came"
+    figure, axes = _axes(title, "seconds since the first user", "tokens per second")
+    for server, workload, run in runs:
+        intended = [request["intended"] for request in run["requests"]]
+        speeds = [
+            sum(count for _, count in request["arrivals"])
+            / (request["arrivals"][-1][0] - request["intended"])
+            for request in run["requests"]
+        ]
+        came = [at - min(intended) for at in intended]
+        axes.plot(came, speeds, ".", label=f"{workload}, {server}")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7)
+    return figure
+
+
+def _kv(runs: list[tuple[str, str, dict[str, Any]]]) -> Figure:
+    """The share of the KV cache in use, over time."""
+    figure, axes = _axes("KV cache in use", "seconds", "% of the blocks")
+    for server, workload, run in runs:
+        samples = run["metrics"]["samples"]
+        if samples:
+            at = [each[0] for each in samples]
+            axes.plot(at, [100 * each[3] for each in samples], label=f"{workload}, {server}")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7)
+    return figure

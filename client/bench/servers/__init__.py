@@ -1,0 +1,1 @@
+"""What is measured: Trident, the engine alone, other servers, and baselines with transformers."""
