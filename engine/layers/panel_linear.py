@@ -51,6 +51,7 @@ class PanelLinear(nn.Module):
         if int8 and isinstance(weight, Tensor):
             weight = quantize_channels(weight)
         parts = [weight] if isinstance(weight, Tensor) else [*weight[:3]]
+        parts = [part for part in parts if part is not None]
         self._out_features = len(parts[0])
         self._activation = activation
         self._wide = wide
@@ -65,7 +66,8 @@ class PanelLinear(nn.Module):
             self._scale = pad_channels(parts[1])
         elif isinstance(weight, GroupedWeight):
             self._weight = (pack_int4 if weight.bits == 4 else pack_uint8)(parts[0])
-            self._scale, self._offset = (pad_groups(part) for part in parts[1:])
+            self._scale = pad_groups(parts[1])
+            self._offset = None if weight.offset is None else pad_groups(parts[2])
         else:
             self._weight = pack(parts[0])
 

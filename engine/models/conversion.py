@@ -4,6 +4,7 @@ or to one form for every batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -13,6 +14,7 @@ from engine.config import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.int8_linear import multiplies_int8
+from engine.layers.integer_weight import IntegerWeight
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
@@ -138,21 +140,27 @@ class Conversion:
             elif (form := self._forms.of_layer(child)) is not None:
                 setattr(module, name, form)
 
-    def finish(self) -> None:
+    def finish(self, read_head: Callable[[], IntegerWeight | None] = lambda: None) -> None:
         """Convert the layers that have not been, and the head.
 
         A tied head is a converted copy: the embedding needs plain rows. If all layers can be fused,
         the model runs them in one operation afterwards.
+
+        Args:
+            read_head: returns the integers that the checkpoint has for the head; None: it has none.
 
         Raises:
             UnsupportedError, CheckpointError: as `convert`.
         """
         model = self._model
         self.convert(model.model)
-        if isinstance(model.lm_head, LMHead):
-            model.lm_head = self._forms.of_head(model.lm_head.rows) or model.lm_head
+        own = model.lm_head if isinstance(model.lm_head, LMHead) else None
+        rows = (own or model.model.embed_tokens).rows
+        head = self._forms.of_stored_head(rows, read_head) or self._forms.of_head(rows)
+        if own is None:
+            model.model.embed_tokens.head = head
         else:
-            model.model.embed_tokens.head = self._forms.of_head(model.model.embed_tokens.rows)
+            model.lm_head = head or own
         layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
         if can_fuse(layers):
             model.model.fused = FusedLayers(layers, split_keys=not self._forms.deterministic)
