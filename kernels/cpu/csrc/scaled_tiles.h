@@ -19,9 +19,8 @@ constexpr int64_t kScaledTileRows = 12;       // whose sums, of two vectors each
 constexpr int64_t kFewestScaledTileRows = 5;  // for which unpacking pays
 constexpr int64_t kGroupUnits = kGroup / 4;
 constexpr int64_t kSlabGroups = 16;
-// The unit is so many groups ahead of the vectors, an even number: what it has stored is in the
-// cache when they load it. They would wait for stores under way.
-constexpr int64_t kAhead = 4;
+// The unit is so many groups ahead of the vectors: they would wait for stores under way.
+constexpr int64_t kAhead = 2;
 constexpr int64_t kGroupBytes = kGroup * kColumns;  // of a panel, unpacked
 
 // Rows quantised to int8 in groups of kGroup values. Those that are multiplied together have the
@@ -113,13 +112,14 @@ template <typename Rows, int64_t ROWS>
     const ScaledSlab& slab, int64_t groups, const char* next, int64_t next_lines) {
   using Tiles = std::conditional_t<Rows::kHasOffset, Int8Tiles, SignedTiles>;
   alignas(64) int32_t products[kAhead][kScaledTileRows][kColumns];
-  const auto multiply = [&]<int LEFT>(int64_t g) {
-    const int8_t* const units = slab.units[g][0];
+  const auto multiply_left = [&]<int LEFT>(int64_t g) {
     load_tile<4>(x + g * height * kGroup, kGroup);
-    load_tile<6>(units, 4 * kColumns);
+    load_tile<6>(slab.units[g][0], 4 * kColumns);
     zero_tile<LEFT>();
     Tiles::template multiply<LEFT, 4, 6>();
-    load_tile<7>(units + 4 * W, 4 * kColumns);
+  };
+  const auto multiply_right = [&]<int LEFT>(int64_t g) {
+    load_tile<7>(slab.units[g][0] + 4 * W, 4 * kColumns);
     zero_tile<LEFT + 1>();
     Tiles::template multiply<LEFT + 1, 4, 7>();
   };
@@ -135,7 +135,8 @@ template <typename Rows, int64_t ROWS>
     }
   };
   for (int64_t g = 0; g < kAhead; ++g) {
-    turn(g, multiply);
+    turn(g, multiply_left);
+    turn(g, multiply_right);
     turn(g - 1, store);
   }
   FloatUnits own[ROWS][kVectors];
@@ -145,8 +146,6 @@ template <typename Rows, int64_t ROWS>
     own[r][1] = _mm512_load_ps(sums + r * kColumns + W);
   }
   for (int64_t g = 0; g < groups; ++g) {
-    turn(g + kAhead, multiply);
-    turn(g + kAhead - 1, store);
     for (int64_t i = 0; i < next_lines; ++i, next += 64) {
       _mm_prefetch(next, _MM_HINT_T1);
     }
@@ -154,8 +153,13 @@ template <typename Rows, int64_t ROWS>
     const ScaledGroup* const of_rows = x_scales + g * height;
     const FloatUnits left = _mm512_load_ps(slab.scale[g]);
     const FloatUnits right = _mm512_load_ps(slab.scale[g] + W);
+    turn(g + kAhead, multiply_left);
 #pragma GCC unroll 12
     for (int64_t r = 0; r < ROWS; ++r) {
+      if (r == ROWS / 2) {
+        turn(g + kAhead - 1, store);
+        turn(g + kAhead, multiply_right);
+      }
       const FloatUnits scale = _mm512_set1_ps(of_rows[r].scale);
       own[r][0] = _mm512_fmadd_ps(as_floats(whole[r]), _mm512_mul_ps(left, scale), own[r][0]);
       own[r][1] = _mm512_fmadd_ps(as_floats(whole[r] + W), _mm512_mul_ps(right, scale), own[r][1]);
