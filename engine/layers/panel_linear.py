@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from engine.layers.int8_linear import quantize_channels
 from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerWeight
 from kernels.cpu.activation import Activation
+from kernels.cpu.large_pages import LargePages
 from kernels.cpu.linear import (
     gated_linear,
     interleave,
@@ -70,6 +71,12 @@ class PanelLinear(nn.Module):
             self._offset = None if weight.offset is None else pad_groups(parts[2])
         else:
             self._weight = pack(parts[0])
+
+    def move(self, pages: LargePages) -> None:
+        """Move the weight to large pages."""
+        self._weight = pages.copy(self._weight)
+        self._scale = None if self._scale is None else pages.copy(self._scale)
+        self._offset = None if self._offset is None else pages.copy(self._offset)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the product: `weight`, and of the others those that it has."""

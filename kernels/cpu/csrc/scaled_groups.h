@@ -92,21 +92,49 @@ template <int64_t ROWS, typename Product, bool HAS_OFFSET>
 [[gnu::noinline]] void multiply_scaled(
     Vec (&sums)[ROWS][kVectors], const ScaledRows<Product, HAS_OFFSET>& rows, int64_t row,
     const int32_t* weights, int64_t panel, const char* next, int64_t next_lines) {
+  constexpr int64_t kUnits = kGroup / Product::kValues;
   const int32_t* x = rows.group(row);
-  const int64_t scale_groups = rows.weights.groups, per_scale = rows.groups / scale_groups;
-  const int64_t first = panel * scale_groups * kColumns;
+  const ScaledGroup* const x_scales = rows.scales(row);
+  const int64_t per_scale = rows.groups / rows.weights.groups;
+  const int64_t first = panel * rows.weights.groups * kColumns;
+  const at::Half* scales = rows.weights.scale + first;
+  const at::Half* offsets = HAS_OFFSET ? rows.weights.offset + first : nullptr;
+  FloatUnits own[ROWS][kVectors];
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < ROWS; ++r) {
+    own[r][0] = sums[r][0];
+    own[r][1] = sums[r][1];
+  }
   Vec scale[kVectors], offset[kVectors];
-  for (int64_t g = 0; g < rows.groups; ++g) {
+  int64_t same_scale = 0;  // groups that follow with it
+  for (int64_t g = 0; g < rows.groups; ++g, --same_scale) {
+    for (int64_t i = 0; i < kUnits * next_lines; ++i, next += 64) {
+      _mm_prefetch(next, _MM_HINT_T1);
+    }
+    if (same_scale == 0) {
+      same_scale = per_scale;
+      // Those of the next panel, too.
+      const char* const later =
+          reinterpret_cast<const char*>(scales + rows.weights.groups * kColumns);
+      _mm_prefetch(later, _MM_HINT_T1);
+#pragma GCC unroll 2
+      for (int64_t v = 0; v < kVectors; ++v) {
+        scale[v] = widen(scales + v * W);
+        if constexpr (HAS_OFFSET) {
+          offset[v] = widen(offsets + v * W);
+        }
+      }
+      scales += kColumns;
+      offsets += HAS_OFFSET ? kColumns : 0;
+    }
     typename Product::Sums whole[ROWS][kVectors];
 #pragma GCC unroll 12
     for (int64_t r = 0; r < ROWS; ++r) {
-      const int32_t start = HAS_OFFSET ? 0 : rows.scales(row + r)[g].start;
+      const int32_t start = HAS_OFFSET ? 0 : x_scales[r * rows.groups + g].start;
       whole[r][0] = whole[r][1] = Product::start(start);
     }
-    for (int64_t k = 0; k < kGroup / Product::kValues; ++k, weights += kColumns) {
-      for (int64_t i = 0; i < next_lines; ++i, next += 64) {
-        _mm_prefetch(next, _MM_HINT_T1);
-      }
+#pragma GCC unroll 8
+    for (int64_t k = 0; k < kUnits; ++k, weights += kColumns) {
 #pragma GCC unroll 2
       for (int64_t step = 0; step < Product::kSteps; ++step, x += ROWS) {
         const Units left = Product::weights(weights, step);
@@ -118,33 +146,26 @@ template <int64_t ROWS, typename Product, bool HAS_OFFSET>
         }
       }
     }
-    if (g % per_scale == 0) {
-      const int64_t at = first + g / per_scale * kColumns;
-      _mm_prefetch(
-          reinterpret_cast<const char*>(rows.weights.scale + at + scale_groups * kColumns),
-          _MM_HINT_T1);
-#pragma GCC unroll 2
-      for (int64_t v = 0; v < kVectors; ++v) {
-        scale[v] = widen(rows.weights.scale + at + v * W);
-        if constexpr (HAS_OFFSET) {
-          offset[v] = widen(rows.weights.offset + at + v * W);
-        }
-      }
-    }
 #pragma GCC unroll 12
     for (int64_t r = 0; r < ROWS; ++r) {
-      const ScaledGroup& of_row = rows.scales(row + r)[g];
+      const ScaledGroup& of_row = x_scales[r * rows.groups + g];
       const Vec row_scale(of_row.scale);
 #pragma GCC unroll 2
       for (int64_t v = 0; v < kVectors; ++v) {
         const Ints product(Product::whole(whole[r][v], HAS_OFFSET ? 0 : of_row.start));
-        sums[r][v] = at::vec::fmadd(
-            at::vec::convert_to_fp_of_same_size<float>(product), scale[v] * row_scale, sums[r][v]);
+        own[r][v] = at::vec::fmadd(
+            at::vec::convert_to_fp_of_same_size<float>(product), scale[v] * row_scale,
+            Vec(own[r][v]));
         if constexpr (HAS_OFFSET) {
-          sums[r][v] = at::vec::fmadd(offset[v], Vec(of_row.sum), sums[r][v]);
+          own[r][v] = at::vec::fmadd(offset[v], Vec(of_row.sum), Vec(own[r][v]));
         }
       }
     }
+  }
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < ROWS; ++r) {
+    sums[r][0] = own[r][0];
+    sums[r][1] = own[r][1];
   }
 }
 
