@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kScaledTileRows = 12;       // whose sums, of two vectors each, stay in registers
 constexpr int64_t kFewestScaledTileRows = 5;  // for which unpacking pays
+static_assert(2 * kFewestScaledTileRows < kScaledTileRows, "groups have as many rows");
 constexpr int64_t kGroupUnits = kGroup / 4;
 constexpr int64_t kSlabGroups = 16;
 // The unit is so many groups ahead of the vectors: they would wait for stores under way.
@@ -106,11 +107,11 @@ inline FloatUnits as_floats(const int32_t* integers) {
 
 // Adds to sums [ROWS, kColumns] the products of ROWS rows with the first `groups` of a slab. With
 // each group, next_lines cache lines from `next` on are prefetched.
-template <typename Rows, int64_t ROWS>
+template <bool HAS_OFFSET, int64_t ROWS>
 [[gnu::noinline]] void multiply_scaled_tiles(
     float* sums, const int8_t* x, const ScaledGroup* x_scales, int64_t height,
     const ScaledSlab& slab, int64_t groups, const char* next, int64_t next_lines) {
-  using Tiles = std::conditional_t<Rows::kHasOffset, Int8Tiles, SignedTiles>;
+  using Tiles = std::conditional_t<HAS_OFFSET, Int8Tiles, SignedTiles>;
   alignas(64) int32_t products[kAhead][kScaledTileRows][kColumns];
   const auto multiply_left = [&]<int LEFT>(int64_t g) {
     load_tile<4>(x + g * height * kGroup, kGroup);
@@ -164,7 +165,7 @@ template <typename Rows, int64_t ROWS>
       own[r][0] = _mm512_fmadd_ps(as_floats(whole[r]), _mm512_mul_ps(left, scale), own[r][0]);
       own[r][1] = _mm512_fmadd_ps(as_floats(whole[r] + W), _mm512_mul_ps(right, scale), own[r][1]);
     }
-    if constexpr (Rows::kHasOffset) {
+    if constexpr (HAS_OFFSET) {
       const FloatUnits left = _mm512_load_ps(slab.offset[g]);
       const FloatUnits right = _mm512_load_ps(slab.offset[g] + W);
 #pragma GCC unroll 12
@@ -182,13 +183,13 @@ template <typename Rows, int64_t ROWS>
   }
 }
 
-template <typename Rows, int64_t ROWS = kScaledTileRows>
+template <bool HAS_OFFSET, int64_t ROWS = kScaledTileRows>
 void multiply_scaled_tiles_of(int64_t size, const auto&... arguments) {
-  if constexpr (ROWS > 0) {
+  if constexpr (ROWS >= kFewestScaledTileRows) {
     if (size == ROWS) {
-      multiply_scaled_tiles<Rows, ROWS>(arguments...);
+      multiply_scaled_tiles<HAS_OFFSET, ROWS>(arguments...);
     } else {
-      multiply_scaled_tiles_of<Rows, ROWS - 1>(size, arguments...);
+      multiply_scaled_tiles_of<HAS_OFFSET, ROWS - 1>(size, arguments...);
     }
   }
 }
@@ -222,7 +223,7 @@ class ScaledTileWorker {
       // What a slab has of the weights that follow is prefetched with the first rows.
       const char* const next = reinterpret_cast<const char*>(weights);
       for (int64_t group = begin; group < end; ++group) {
-        multiply_scaled_tiles_of<Rows>(
+        multiply_scaled_tiles_of<Rows::kHasOffset>(
             groups_.size(group), sums_.get() + (group - begin) * kScaledTileRows * kColumns,
             rows_.integers(group, first), rows_.scales(group, first), rows_.height, slab_[0], count,
             next, group == begin ? kUnits * kColumns * 4 / 64 : 0);
