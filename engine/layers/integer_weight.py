@@ -144,7 +144,8 @@ def round_to_8_bits(weight: Tensor, group_size: int) -> GroupedWeight:
     It is rounded to the nearest of 127 steps of the largest magnitude of each group.
     """
     groups = weight.view(len(weight), -1, group_size)
-    least = torch.finfo(torch.float16).smallest_normal
+    half = torch.finfo(torch.float16)
+    least = half.smallest_normal * half.eps  # of groups of zeros
     scale = (groups.abs().amax(-1) / _LARGEST_STEP).clamp_min(least).half().float()
     steps = (groups / scale[..., None]).round_().clamp_(-_LARGEST_STEP, _LARGEST_STEP)
     return GroupedWeight((steps + (_LARGEST_STEP + 1)).to(torch.uint8).flatten(1), scale, None, 8)

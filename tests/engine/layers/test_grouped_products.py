@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.layers.integer_weight import GroupedWeight, Int8Weight, common_kind, stack
+from engine.layers.integer_weight import (
+    GroupedWeight,
+    Int8Weight,
+    IntegerKind,
+    common_kind,
+    round_to_8_bits,
+    stack,
+)
 from engine.layers.panel_linear import PanelLinear
 from kernels import gated_activation
 from kernels.cpu import linear as kernels
@@ -190,6 +197,21 @@ def test_weights_in_groups_are_stacked_with_the_most_bits_and_the_smallest_group
             assert (both.offset is None) == (first.offset is second.offset is None)
             exact = torch.cat((dequantized(first), dequantized(second)))
             torch.testing.assert_close(dequantized(both), exact)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-4])
+def test_weights_are_rounded_to_the_nearest_in_8_bits(size: float) -> None:
+    exact = size * torch.randn(20, 96, generator=torch.Generator().manual_seed(0))
+    exact[3, 32:64] = 0
+    weight = round_to_8_bits(exact, 32)
+    assert weight.kind == IntegerKind(8, 32)
+    assert weight.offset is None
+    assert torch.equal(weight.scale, weight.scale.half().float())
+    found = weight.dequantized()
+    assert not found[3, 32:64].any()
+    largest = exact.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
+    # Half a step, and what the largest loses to a scale that was rounded down, in float16.
+    assert ((found - exact).abs() <= largest / 254 + largest / 2**11 + 127 * 2**-25).all()
 
 
 def test_integers_in_groups_and_without_are_not_stacked() -> None:
