@@ -23,14 +23,14 @@ from engine.demo.batches import batches
 from engine.demo.encoders import ENCODERS, Encoded, Encoder
 from engine.demo.logit_error import CPU, LogitError, load_on_cpu, logit_errors
 from engine.layers.int8_linear import quantize_channels
-from engine.layers.integer_weight import GroupedWeight, quantize_groups
+from engine.layers.integer_weight import quantize_groups
 from engine.layers.linear import Linear
 from engine.layers.moe import Router
 from engine.layers.vocabulary import LMHead
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import Conversion
-from engine.quantization.format import Format
+from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.linear import QuantizedLinear
 
 _SEED = 2  # differs from the training text's seed
@@ -60,7 +60,7 @@ class FormatError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Checkpoint:
+class _Checkpoint(QuantizedCheckpoint):
     """What a checkpoint with the weights in `encoded`, by their modules, says of itself."""
 
     encoded: Mapping[str, Encoded]
@@ -118,9 +118,7 @@ def _rounded(weight: Tensor, quantization: Quantization) -> Tensor:
     if quantization == "int8" or weight.shape[1] % _GROUP:
         steps, scale = quantize_channels(weight)
         return steps * scale[:, None]
-    groups: GroupedWeight = quantize_groups(weight, _GROUP)
-    scale, offset = (each.repeat_interleave(_GROUP, 1) for each in (groups.scale, groups.offset))
-    return groups.steps * scale + offset
+    return quantize_groups(weight, _GROUP).dequantized()
 
 
 def _projections(model: CausalLM) -> Iterator[tuple[str, Tensor]]:

@@ -86,7 +86,10 @@ def load_weights(
         on_progress=in_tenths(on_progress, text),
         on_layer=conversion.convert if on_cpu else None,
     )
-    conversion.finish()
+    if stored is None:
+        conversion.finish()
+    else:
+        conversion.finish(stored.head)
     return_freed_memory()
     taken = conversion.num_bytes_dequantized
     if stored is not None and taken:

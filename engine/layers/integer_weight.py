@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ _FLOAT_BYTES = 4  # of the scale of a row
 _HALF_BYTES = 2  # of a scale and of an offset of a group, where they are multiplied
 _LARGEST_HALF = torch.finfo(torch.float16).max
 _MOST_STEPS = 15  # in 4 bits
+_LARGEST_STEP = 127  # in 8 bits, on either side of 0
 _FITS = 2
 # Quantised at once: few enough to stay in the processor's cache, and for PyTorch to run each
 # operation on one thread, without waiting for others.
@@ -30,7 +32,7 @@ class IntegerKind(NamedTuple):
     group_size: int | None
 
     def num_bytes(self, num_rows: int, num_columns: int) -> int:
-        """Return the bytes of such a weight [N, K]."""
+        """Return the bytes of such a weight [N, K]; at most: its groups may have no offsets."""
         steps = num_rows * num_columns * self.bits // 8
         if self.group_size is None:
             return steps + num_rows * _FLOAT_BYTES
@@ -51,13 +53,19 @@ class Int8Weight(NamedTuple):
 class GroupedWeight(NamedTuple):
     """A weight [N, K] of `bits` bits, `steps * scale + offset` with both of a group of inputs.
 
-    `steps` is uint8 [N, K]; `scale` and `offset` are float32 [N, groups].
+    `steps` is uint8 [N, K]; `scale` and `offset` are float32 [N, groups]. Without an offset the
+    middle of the steps, `zero`, stands for 0: `(steps - zero) * scale`.
     """
 
     steps: Tensor
     scale: Tensor
-    offset: Tensor
+    offset: Tensor | None
     bits: int
+
+    @property
+    def zero(self) -> int:
+        zero: int = 2 ** (self.bits - 1)
+        return zero
 
     @property
     def group_size(self) -> int:
@@ -71,26 +79,76 @@ class GroupedWeight(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether scales and offsets are in the range of float16, in which they are multiplied."""
-        return all(bool((each.abs() <= _LARGEST_HALF).all()) for each in (self.scale, self.offset))
+        values = (self.scale,) if self.offset is None else (self.scale, self.offset)
+        return all(bool((each.abs() <= _LARGEST_HALF).all()) for each in values)
+
+    def dequantized(self) -> Tensor:
+        """Return the float32 weight [N, K]."""
+        scale = self.scale.repeat_interleave(self.group_size, 1)
+        if self.offset is None:
+            return (self.steps.float() - self.zero) * scale
+        return self.steps * scale + self.offset.repeat_interleave(self.group_size, 1)
+
+    def with_offset(self) -> GroupedWeight:
+        """Return it with an offset, if it has none."""
+        return self if self.offset is not None else self._replace(offset=-self.zero * self.scale)
+
+    def widened(self, kind: IntegerKind) -> GroupedWeight:
+        """Return it with integers of `kind`, of no fewer bits, in parts of its groups."""
+        steps, zero = self.steps, 2 ** (kind.bits - 1)
+        if self.offset is None:
+            steps = steps + (zero - self.zero)
+        times = self.group_size // (kind.group_size or self.group_size)
+        scale = self.scale.repeat_interleave(times, 1)
+        offset = None if self.offset is None else self.offset.repeat_interleave(times, 1)
+        return GroupedWeight(steps, scale, offset, kind.bits)
 
 
 IntegerWeight = Int8Weight | GroupedWeight
 
 
+def common_kind(kinds: Collection[IntegerKind]) -> IntegerKind | None:
+    """Return the kind that integers of all `kinds` can be; None: some have groups, some not."""
+    sizes = [kind.group_size for kind in kinds if kind.group_size is not None]
+    if not sizes:
+        return IntegerKind(8, None)
+    if len(sizes) < len(kinds):
+        return None
+    return IntegerKind(max(kind.bits for kind in kinds), math.gcd(*sizes))
+
+
 def stack(parts: Sequence[IntegerWeight]) -> IntegerWeight | None:
-    """Return the weight of all rows of `parts`; None: they are of different kinds."""
+    """Return the weight of all rows of `parts`; None: some have groups, some not."""
     channels = [part for part in parts if isinstance(part, Int8Weight)]
     groups = [part for part in parts if isinstance(part, GroupedWeight)]
-    if len({part.kind for part in parts}) > 1:
+    kind = common_kind([part.kind for part in parts])
+    if kind is None:
         return None
     if not groups:
         return Int8Weight(*(torch.cat(each) for each in zip(*channels, strict=True)))
+    groups = [part if part.kind == kind else part.widened(kind) for part in groups]
+    if any(part.offset is not None for part in groups):
+        groups = [part.with_offset() for part in groups]
+    offsets = [part.offset for part in groups if part.offset is not None]
     return GroupedWeight(
         torch.cat([part.steps for part in groups]),
         torch.cat([part.scale for part in groups]),
-        torch.cat([part.offset for part in groups]),
-        groups[0].bits,
+        torch.cat(offsets) if offsets else None,
+        kind.bits,
     )
+
+
+def round_to_8_bits(weight: Tensor, group_size: int) -> GroupedWeight:
+    """Return float32 `weight` [N, K] in 8 bits, in groups of consecutive inputs.
+
+    It is rounded to the nearest of 127 steps of the largest magnitude of each group.
+    """
+    groups = weight.view(len(weight), -1, group_size)
+    half = torch.finfo(torch.float16)
+    least = half.smallest_normal * half.eps  # of groups of zeros
+    scale = (groups.abs().amax(-1) / _LARGEST_STEP).clamp_min(least).half().float()
+    steps = (groups / scale[..., None]).round_().clamp_(-_LARGEST_STEP, _LARGEST_STEP)
+    return GroupedWeight((steps + (_LARGEST_STEP + 1)).to(torch.uint8).flatten(1), scale, None, 8)
 
 
 def quantize_groups(weight: Tensor, group_size: int) -> GroupedWeight:

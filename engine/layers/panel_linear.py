@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from engine.layers.int8_linear import quantize_channels
 from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerWeight
 from kernels.cpu.activation import Activation
+from kernels.cpu.large_pages import LargePages
 from kernels.cpu.linear import (
     gated_linear,
     interleave,
@@ -51,6 +52,7 @@ class PanelLinear(nn.Module):
         if int8 and isinstance(weight, Tensor):
             weight = quantize_channels(weight)
         parts = [weight] if isinstance(weight, Tensor) else [*weight[:3]]
+        parts = [part for part in parts if part is not None]
         self._out_features = len(parts[0])
         self._activation = activation
         self._wide = wide
@@ -65,9 +67,16 @@ class PanelLinear(nn.Module):
             self._scale = pad_channels(parts[1])
         elif isinstance(weight, GroupedWeight):
             self._weight = (pack_int4 if weight.bits == 4 else pack_uint8)(parts[0])
-            self._scale, self._offset = (pad_groups(part) for part in parts[1:])
+            self._scale = pad_groups(parts[1])
+            self._offset = None if weight.offset is None else pad_groups(parts[2])
         else:
             self._weight = pack(parts[0])
+
+    def move(self, pages: LargePages) -> None:
+        """Move the weight to large pages."""
+        self._weight = pages.copy(self._weight)
+        self._scale = None if self._scale is None else pages.copy(self._scale)
+        self._offset = None if self._offset is None else pages.copy(self._offset)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the product: `weight`, and of the others those that it has."""

@@ -4,6 +4,7 @@ or to one form for every batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -13,7 +14,9 @@ from engine.config import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.int8_linear import multiplies_int8
+from engine.layers.integer_weight import IntegerWeight
 from engine.layers.linear import GatedLinear, Linear
+from engine.layers.panel_linear import PanelLinear
 from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer
@@ -22,6 +25,7 @@ from engine.models.fused_layers import FusedLayers, can_fuse
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.cpu import linear as panels
+from kernels.cpu.large_pages import LargePages
 from kernels.device import has_triton
 
 
@@ -111,6 +115,7 @@ class Conversion:
         device = model.model.embed_tokens.weight.device
         self._model = model
         self._forms = Forms(device, quantization, deterministic, ours)
+        self._pages = LargePages()
         self.num_bytes_dequantized = 0
 
     def convert(self, module: nn.Module) -> None:
@@ -125,7 +130,7 @@ class Conversion:
         for name in [name for name, _ in module.named_children()]:
             child = module.get_submodule(name)
             if isinstance(child, QuantizedLinear):
-                form = self._forms.of_integers(child)
+                form = self._placed(self._forms.of_integers(child))
                 if form is not None:
                     setattr(module, name, form)
                     continue
@@ -135,27 +140,39 @@ class Conversion:
                 setattr(module, name, child)
             if not isinstance(child, (Linear, Experts)):
                 self.convert(child)
-            elif (form := self._forms.of_layer(child)) is not None:
+            elif (form := self._placed(self._forms.of_layer(child))) is not None:
                 setattr(module, name, form)
 
-    def finish(self) -> None:
+    def finish(self, read_head: Callable[[], IntegerWeight | None] = lambda: None) -> None:
         """Convert the layers that have not been, and the head.
 
         A tied head is a converted copy: the embedding needs plain rows. If all layers can be fused,
         the model runs them in one operation afterwards.
+
+        Args:
+            read_head: returns the integers that the checkpoint has for the head; None: it has none.
 
         Raises:
             UnsupportedError, CheckpointError: as `convert`.
         """
         model = self._model
         self.convert(model.model)
-        if isinstance(model.lm_head, LMHead):
-            model.lm_head = self._forms.of_head(model.lm_head.rows) or model.lm_head
+        own = model.lm_head if isinstance(model.lm_head, LMHead) else None
+        rows = (own or model.model.embed_tokens).rows
+        head = self._forms.of_stored_head(rows, read_head) or self._forms.of_head(rows)
+        head = self._placed(head)
+        if own is None:
+            model.model.embed_tokens.head = head
         else:
-            model.model.embed_tokens.head = self._forms.of_head(model.model.embed_tokens.rows)
+            model.lm_head = head or own
         layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
         if can_fuse(layers):
             model.model.fused = FusedLayers(layers, split_keys=not self._forms.deterministic)
+
+    def _placed(self, form: nn.Module | None) -> nn.Module | None:
+        if isinstance(form, PanelLinear):
+            form.move(self._pages)
+        return form
 
 
 def num_bytes_while_loading(

@@ -5,6 +5,7 @@ A form has the same `forward` as a `Linear`, and is made of its weight and bias.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -73,6 +74,23 @@ class Forms:
         """
         in_8_bits = self.quantization and "int8"
         return replace(self, quantization=in_8_bits).of_weight(rows, None, wide=True)
+
+    def of_stored_head(
+        self, rows: Tensor, read: Callable[[], IntegerWeight | None]
+    ) -> nn.Module | None:
+        """Return the form of a head [vocab_size, hidden_size] of the integers of a checkpoint.
+
+        Args:
+            rows: the head in floating point.
+            read: returns the integers; None: it has none.
+        """
+        if self.quantization == "int8" or rows.dtype == torch.float32 or not self._are_panels(rows):
+            return None
+        weight = read()
+        if not isinstance(weight, GroupedWeight) or not weight.fits:
+            return None
+        assert weight.steps.shape == rows.shape
+        return PanelLinear(weight, None, wide=True)
 
     def of_integers(self, linear: QuantizedLinear) -> nn.Module | None:
         """Return a product of the integers that the checkpoint has, if it has such."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields, parse_json_object
-from engine.quantization.format import Format, Stored
+from engine.quantization.format import Format, QuantizedCheckpoint, Stored
 from engine.quantization.ignored import is_ignored
 from engine.tensor_files.elements import read_tensor
 from engine.tensor_files.headers import StoredTensor, read_headers, where_missing
@@ -92,7 +92,7 @@ class FourBit(Format):
 
 
 @dataclass(frozen=True, slots=True)
-class FourBitCheckpoint:
+class FourBitCheckpoint(QuantizedCheckpoint):
     """A checkpoint whose projections are stored so, each with a state of its own.
 
     Attributes:

@@ -111,10 +111,11 @@ class PackedGroups(Format):
         if self.has_group_index:
             return None
         steps, scales = unpack(tensors["weight_packed"], self.bits, 1), tensors["weight_scale"]
-        zeros: Tensor | int = 2 ** (self.bits - 1)
+        offset = None
         if self.has_zeros:
             zeros = unpack(tensors["weight_zero_point"], self.bits, 0)[: len(scales)]
-        return GroupedWeight(steps.to(torch.uint8), scales, -zeros * scales, self.bits)
+            offset = -zeros * scales
+        return GroupedWeight(steps.to(torch.uint8), scales, offset, self.bits)
 
 
 def parse_compressed_tensors(config: Fields) -> Format:

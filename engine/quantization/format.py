@@ -73,6 +73,14 @@ class QuantizedCheckpoint(Protocol):
             CheckpointError: a file is missing or broken.
         """
 
+    def head(self) -> IntegerWeight | None:
+        """Return the weight of the head, of the embedding if both are tied, where it is integers.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        return None
+
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         """Return how the projection `module` is stored; None: in floating point.
 

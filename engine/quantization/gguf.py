@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +19,12 @@ from engine.gguf.blocks import dequantize_blocks
 from engine.gguf.names import GGUF
 from engine.gguf.reader import GgufFile, block_size, read_gguf
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
-from engine.quantization.format import Format, Stored
+from engine.quantization.format import Format, QuantizedCheckpoint, Stored
 from engine.quantization.gguf_integers import grouped_weight, integer_kind
 
 _BYTES = torch.uint8
+# The head; a file without one has it in the embedding.
+_HEADS = ("output", "token_embd")
 # Architectures whose queries and keys are rotated in pairs of neighbours: their rows alternate
 # between the halves of a head.
 _IN_PAIRS = ("llama",)
@@ -60,12 +63,17 @@ class GgufBlocks(Format):
         return self._in_order(_finite(weight))
 
     def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight | None:
-        _, num_bytes = block_size(self.type_name)
-        weight = grouped_weight(tensors["weight"], self.type_name, num_bytes)
-        if weight is None:
+        if integer_kind(self.type_name) is None:
             return None
-        steps, scale, offset = (self._in_order(each) for each in weight[:3])
-        return GroupedWeight(steps, _finite(scale), _finite(offset), weight.bits)
+        weight = grouped_weight(tensors["weight"], self.type_name)
+        steps, scale, offset = (
+            None if each is None else self._in_order(each) for each in weight[:3]
+        )
+        assert steps is not None
+        assert scale is not None
+        if offset is not None:
+            _finite(offset)
+        return GroupedWeight(steps, _finite(scale), offset, weight.bits)
 
     def _in_order(self, rows: Tensor) -> Tensor:
         """Return the rows with the halves of each head one after the other."""
@@ -82,7 +90,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class GgufCheckpoint:
+class GgufCheckpoint(QuantizedCheckpoint):
     """The projections of a GGUF file."""
 
     file: GgufFile
@@ -96,6 +104,19 @@ class GgufCheckpoint:
 
     def tensor_names(self) -> Collection[str]:
         return self.file.tensors
+
+    def head(self) -> GroupedWeight | None:
+        names = [f"{name}.weight" for name in _HEADS if f"{name}.weight" in self.file.tensors]
+        tensor = self.file.tensors[names[0]]
+        path = self.file.path
+        try:
+            read = np.fromfile(path, np.uint8, tensor.num_bytes, offset=tensor.offset)
+            blocks = torch.from_numpy(read).view(tensor.shape[0], -1)
+            return GgufBlocks(tensor.type_name).integers({"weight": blocks})
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise CheckpointError(f"{tensor.name}: {error}") from None
 
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         name = f"{module}.weight"

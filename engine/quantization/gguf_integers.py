@@ -11,43 +11,50 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.layers.integer_weight import GroupedWeight, IntegerKind
+from engine.gguf.blocks import dequantize_blocks
+from engine.gguf.reader import block_size
+from engine.layers.integer_weight import GroupedWeight, IntegerKind, round_to_8_bits
 
 _GROUP = 32  # inputs
 
 
 class _Groups(NamedTuple):
-    """Integers [..., groups, 32] of blocks, and the scale and offset [..., groups] of groups."""
+    """Integers [..., groups, 32] of blocks, and the scale and offset [..., groups] of groups.
+
+    Without an offset the middle of the integers stands for 0.
+    """
 
     steps: Tensor
     scale: Tensor
-    offset: Tensor
+    offset: Tensor | None
 
 
 def integer_kind(type_name: str) -> IntegerKind | None:
-    """Return what `grouped_weight` makes of blocks of a type."""
-    return IntegerKind(_READERS[type_name][0], _GROUP) if type_name in _READERS else None
+    """Return what `grouped_weight` makes of blocks of a type; None: it has floats."""
+    if block_size(type_name)[0] == 1:
+        return None
+    bits, _ = _READERS.get(type_name, (8, None))
+    return IntegerKind(bits, _GROUP)
 
 
-def grouped_weight(blocks: Tensor, type_name: str, num_bytes: int) -> GroupedWeight | None:
-    """Return the weight that rows of blocks stand for; None: its type has no groups of 32 inputs.
+def grouped_weight(blocks: Tensor, type_name: str) -> GroupedWeight:
+    """Return the weight that rows of blocks stand for, of a type that has an `integer_kind`.
+
+    Integers in groups of other than 32 inputs, or not in even steps, are rounded to 8 bits.
 
     Args:
         blocks: uint8 [N, bytes of a row]
-        num_bytes: of a block
     """
     if type_name not in _READERS:
-        return None
+        return round_to_8_bits(dequantize_blocks(blocks, type_name), _GROUP)
     bits, read = _READERS[type_name]
-    steps, scale, offset = read(blocks.view(len(blocks), -1, num_bytes))
-    return GroupedWeight(
-        steps.to(torch.uint8).flatten(1), scale.flatten(1), offset.flatten(1), bits
-    )
+    steps, scale, offset = read(blocks.view(len(blocks), -1, block_size(type_name)[1]))
+    offset = None if offset is None else offset.flatten(1)
+    return GroupedWeight(steps.to(torch.uint8).flatten(1), scale.flatten(1), offset, bits)
 
 
 def _q4_0(blocks: Tensor) -> _Groups:
-    scale = _floats(blocks, 0)
-    return _groups(_halves(blocks[..., 2:]), scale, -8 * scale)
+    return _groups(_halves(blocks[..., 2:]), _floats(blocks, 0), None)
 
 
 def _q4_1(blocks: Tensor) -> _Groups:
@@ -55,9 +62,8 @@ def _q4_1(blocks: Tensor) -> _Groups:
 
 
 def _q5_0(blocks: Tensor) -> _Groups:
-    scale = _floats(blocks, 0)
     steps = _halves(blocks[..., 6:]) | _bits(blocks[..., 2:6]) << 4
-    return _groups(steps, scale, -16 * scale)
+    return _groups(steps + (128 - 16), _floats(blocks, 0), None)
 
 
 def _q5_1(blocks: Tensor) -> _Groups:
@@ -66,9 +72,8 @@ def _q5_1(blocks: Tensor) -> _Groups:
 
 
 def _q8_0(blocks: Tensor) -> _Groups:
-    scale = _floats(blocks, 0)
     # Flipping the sign bit adds 128.
-    return _groups(blocks[..., 2:] ^ 128, scale, -128 * scale)
+    return _groups(blocks[..., 2:] ^ 128, _floats(blocks, 0), None)
 
 
 def _q4_k(blocks: Tensor) -> _Groups:
@@ -82,7 +87,7 @@ def _q5_k(blocks: Tensor) -> _Groups:
     return _k_groups(blocks, _k_nibbles(blocks[..., 48:]) | high << 4)
 
 
-def _groups(steps: Tensor, scale: Tensor, offset: Tensor) -> _Groups:
+def _groups(steps: Tensor, scale: Tensor, offset: Tensor | None) -> _Groups:
     return _Groups(steps.unsqueeze(-2), scale, offset)
 
 

@@ -69,8 +69,10 @@ class Gptq(Format):
         if not torch.equal(group.long(), in_order):
             return None
         steps = unpack(tensors["qweight"], self.bits, 0).to(torch.uint8)
-        offset = -self._zeros(tensors) * scales
-        return GroupedWeight(steps.t().contiguous(), scales.t(), offset.t(), self.bits)
+        zeros = self._zeros(tensors)
+        is_symmetric = bool((zeros == 2 ** (self.bits - 1)).all())
+        offset = None if is_symmetric else (-zeros * scales).t()
+        return GroupedWeight(steps.t().contiguous(), scales.t(), offset, self.bits)
 
     def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor:
         zeros = unpack(tensors["qzeros"], self.bits, 1) + self.zero_offset

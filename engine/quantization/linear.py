@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from engine.layers.integer_weight import IntegerKind, IntegerWeight, stack
+from engine.layers.integer_weight import IntegerKind, IntegerWeight, common_kind, stack
 from engine.layers.linear import Linear, parameter
 from engine.quantization.format import Format
 from engine.quantization.stored import StoredProjection
@@ -103,8 +103,9 @@ class QuantizedLinear(nn.Module):
     @property
     def integer_kind(self) -> IntegerKind | None:
         """What `integers` returns, as far as it is known before the weights are read."""
-        kinds = {part.integer_kind for part in self._parts().values()}
-        return kinds.pop() if len(kinds) == 1 else None
+        kinds = [part.integer_kind for part in self._parts().values()]
+        known = [kind for kind in kinds if kind is not None]
+        return common_kind(known) if len(known) == len(kinds) else None
 
     def integers(self) -> IntegerWeight | None:
         """Return the weight as integers, where all of it is stored so.

@@ -35,7 +35,7 @@ _IGNORED = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules")
 
 
 @dataclass(frozen=True, slots=True)
-class OneFormat:
+class OneFormat(QuantizedCheckpoint):
     """A checkpoint with one format for all that is quantised.
 
     Attributes:

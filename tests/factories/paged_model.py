@@ -66,7 +66,7 @@ class PagedModel:
             check_deterministic(self.model, CPU)
             Conversion(self.model, quantization, deterministic=True).finish()
         elif stored is not None:
-            Conversion(self.model, quantization).finish()
+            Conversion(self.model, quantization).finish(stored.head)
         self.is_quantized = quantization is not None
         self._block_size = block_size
         self._cache = allocate_kv_cache(

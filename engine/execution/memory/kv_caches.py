@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +15,7 @@ from engine.layers.attention import LayerCache
 from engine.models.kv_groups import KVGroups
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
+from kernels.cpu.large_pages import zeros_on_demand
 
 
 def allocate_kv_cache(
@@ -51,11 +50,7 @@ def zeroed_on_demand(shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
 
     Writing gigabytes of zeros takes seconds, and commits the memory before it is needed.
     """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # of a system without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults and TLB misses
-    return torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes).view(dtype).view(shape)
+    return zeros_on_demand(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

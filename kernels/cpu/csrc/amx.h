@@ -39,12 +39,12 @@ inline bool has_tiles() {
   return has;
 }
 
-// While it exists, this thread's tiles 0 to 5 have `rows` rows, 6 and 7 all. oneDNN configures tiles
-// in its own way between two products, and threads that have some are slower to switch: so each use
-// is short.
+// While it exists, this thread's tiles 0 to 5 have `rows` rows, 6 and 7 one for each of `units`; so
+// many has a row of tiles 4 and 5. oneDNN configures tiles in its own way between two products, and
+// threads that have some are slower to switch: so each use is short.
 class TilesInUse {
  public:
-  explicit TilesInUse(int64_t rows) {
+  explicit TilesInUse(int64_t rows, int64_t units = kTileUnits) {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
@@ -52,7 +52,8 @@ class TilesInUse {
     } use;
     std::fill_n(use.row_bytes, 8, kTileRowBytes);
     std::fill_n(use.rows, 6, static_cast<uint8_t>(rows));
-    std::fill_n(use.rows + 6, 2, kTileRows);
+    std::fill_n(use.row_bytes + 4, 2, 4 * units);
+    std::fill_n(use.rows + 6, 2, static_cast<uint8_t>(units));
     asm volatile("ldtilecfg %0" : : "m"(use) : "memory");
   }
   ~TilesInUse() {
@@ -92,6 +93,16 @@ struct BFloat16Tiles {
   template <int SUMS, int A, int B>
   static void multiply() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(A), "i"(B));
+  }
+};
+
+// Of signed integers.
+struct SignedTiles {
+  using Sum = int32_t;
+
+  template <int SUMS, int A, int B>
+  static void multiply() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(A), "i"(B));
   }
 };
 

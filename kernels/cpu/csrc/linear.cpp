@@ -13,6 +13,7 @@
 #include "activation.h"
 #include "linear_block.h"
 #include "linear_rows.h"
+#include "scaled_tiles.h"
 #include "shares.h"
 #include "tile_block.h"
 
@@ -98,7 +99,43 @@ void run_tiles(const auto& a, const Finish& finish) {
     };
   });
 }
+
+template <typename Product, bool HAS_OFFSET, typename Finish>
+void run_scaled_tiles(const auto& a, const Finish& finish) {
+  const Groups groups(a.rows, kScaledTileRows);
+  const ScaledTileRows<Product, HAS_OFFSET> rows(a, groups);
+  const int64_t panels = (a.out_features + kColumns - 1) / kColumns;
+  const int64_t most = std::max<int64_t>(1, kTaskBytes / (a.in_features * kScaledTileRows));
+  const int64_t blocks = (groups.count + most - 1) / most;
+  share_out(blocks * panels, [&] {
+    return [&, worker = ScaledTileWorker(rows, groups, most)](int64_t task) mutable {
+      const int64_t block = task / panels;
+      worker.run(
+          block * groups.count / blocks, (block + 1) * groups.count / blocks, a.weight,
+          task % panels, finish);
+    };
+  });
+}
 #endif
+
+template <typename Product, bool HAS_OFFSET>
+void run_scaled(const auto& a, const auto& finish) {
+#ifdef TRIDENT_TILES
+  if (a.rows >= kFewestScaledTileRows && has_tiles()) {
+    return run_scaled_tiles<Product, HAS_OFFSET>(a, finish);
+  }
+#endif
+  run_panels<ScaledRows<Product, HAS_OFFSET>>(a, finish);
+}
+
+template <typename Product>
+void run_scaled(const auto& a, const auto& finish) {
+  if (a.group_offset == nullptr) {
+    run_scaled<Product, false>(a, finish);
+  } else {
+    run_scaled<Product, true>(a, finish);
+  }
+}
 
 template <typename In, typename Out, typename Finish>
 void run(const Linear<In, Out>& a, const Finish& finish) {
@@ -113,9 +150,9 @@ void run(const Linear<In, Out>& a, const Finish& finish) {
   }
 #endif
   if (a.groups > 0 && a.bits == 4) {
-    run_panels<ScaledRows<Int4Product>>(a, finish);
+    run_scaled<Int4Product>(a, finish);
   } else if (a.groups > 0) {
-    run_panels<ScaledRows<Int8Product>>(a, finish);
+    run_scaled<Int8Product>(a, finish);
   } else if (a.scale != nullptr) {
     run_panels<Int8Rows>(a, finish);
   } else {

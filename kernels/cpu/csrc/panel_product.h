@@ -12,7 +12,7 @@ namespace trident {
 // A unit is 32 bits along the depth of the weights: a float, two bfloat16 or halves, or four unsigned
 // integers, whose zero point is accounted for in the initial sums, or eight of 4 bits, the low bits
 // of the bytes before the high ones. A product takes a unit in kSteps steps, each with 32 bits of a
-// row, converted to `Value`.
+// row, converted to `Value`. Sums of integers begin with start(sum), and are whole(sums, sum).
 
 // What a product has that takes a unit at once.
 struct WholeUnits {
@@ -73,7 +73,7 @@ using ProductOf = std::conditional_t<
 // Units of eight integers, four by four.
 struct Unpacked4Bits {
   static constexpr int64_t kValues = 8, kSteps = 2;
-  static constexpr float kZero = 8.0f;
+  static constexpr int32_t kZero = 8;
 
   static Units weights(const int32_t* from, int64_t step) {
     const Units units = load_units(from);
@@ -86,9 +86,12 @@ struct Int8Product : WholeUnits {
   using Sums = Units;
   using Value = int8_t;
   static constexpr int64_t kValues = 4;
-  static constexpr float kZero = 128.0f;
+  static constexpr int32_t kZero = 128;
 
-  static Units whole(Sums sums) {
+  static Sums start(int32_t sum) {
+    return broadcast(sum);
+  }
+  static Units whole(Sums sums, int32_t) {
     return sums;
   }
   static Sums add(Sums sums, int32_t x, Units weights) {
@@ -100,7 +103,10 @@ struct Int4Product : Unpacked4Bits {
   using Sums = Units;
   using Value = int8_t;
 
-  static Units whole(Sums sums) {
+  static Sums start(int32_t sum) {
+    return broadcast(sum);
+  }
+  static Units whole(Sums sums, int32_t) {
     return sums;
   }
   static Sums add(Sums sums, int32_t x, Units weights) {
@@ -113,9 +119,12 @@ struct Int8Product {
   using Sums = Units;
   using Value = int16_t;
   static constexpr int64_t kValues = 4, kSteps = 2;
-  static constexpr float kZero = 128.0f;
+  static constexpr int32_t kZero = 128;
 
-  static Units whole(Sums sums) {
+  static Sums start(int32_t sum) {
+    return broadcast(sum);
+  }
+  static Units whole(Sums sums, int32_t) {
     return sums;
   }
   static Units weights(const int32_t* from, int64_t step) {
@@ -135,8 +144,11 @@ struct Int4Product : Unpacked4Bits {
   using Sums = Units;
   using Value = int8_t;
 
-  static Units whole(Sums sums) {
-    return products_of_16_bits(sums, broadcast(0x00010001));
+  static Sums start(int32_t) {
+    return Units{};
+  }
+  static Units whole(Sums sums, int32_t start) {
+    return add_32_bits(products_of_16_bits(sums, broadcast(0x00010001)), broadcast(start));
   }
   static Sums add(Sums sums, int32_t x, Units weights) {
     return add_16_bits(sums, products_of_8_bits(weights, broadcast(x)));

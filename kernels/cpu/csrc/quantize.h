@@ -33,6 +33,26 @@ inline void store_integers(Value* to, Ints values, int64_t n) {
   }
 }
 
+inline int32_t largest_of(Ints values) {
+#ifdef CPU_CAPABILITY_AVX512
+  return _mm512_reduce_max_epi32(values);
+#else
+  int32_t lanes[W];
+  values.store(lanes);
+  return *std::max_element(lanes, lanes + W);
+#endif
+}
+
+inline int32_t sum_of(Ints values) {
+#ifdef CPU_CAPABILITY_AVX512
+  return _mm512_reduce_add_epi32(values);
+#else
+  int32_t lanes[W];
+  values.store(lanes);
+  return std::accumulate(lanes, lanes + W, 0);
+#endif
+}
+
 // The value of a step, and the sum of the steps of all values.
 struct Quantized {
   float scale;
@@ -48,9 +68,7 @@ inline Quantized quantize(const auto* x, int64_t size, const auto& place) {
     const Vec sizes = widen(x + i, std::min(W, size - i)).abs();
     largest = at::vec::maximum(largest, at::vec::cast<int32_t>(sizes));
   }
-  int32_t lanes[W];
-  largest.store(lanes);
-  const float most = std::bit_cast<float>(*std::max_element(lanes, lanes + W));
+  const float most = std::bit_cast<float>(largest_of(largest));
   const Vec per_step(most > 0.0f ? 127.0f / most : 0.0f);
   Ints sum(0);
   for (int64_t i = 0; i < size; i += W) {
@@ -59,10 +77,8 @@ inline Quantized quantize(const auto* x, int64_t size, const auto& place) {
     sum = sum + whole;
     store_integers(place(i), whole, n);
   }
-  sum.store(lanes);
   return {
-      std::isfinite(most) ? most / 127.0f : std::numeric_limits<float>::quiet_NaN(),
-      std::accumulate(lanes, lanes + W, 0)};
+      std::isfinite(most) ? most / 127.0f : std::numeric_limits<float>::quiet_NaN(), sum_of(sum)};
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// Products with integer weights that have a scale for each group of inputs. For linear_block.h alone.
+// Products with integer weights that have a scale for each group of inputs. For linear_block.h and
+// scaled_tiles.h alone.
 #pragma once
 
+#include "aligned.h"
 #include "linear_rows.h"
 
 namespace trident {
@@ -8,24 +10,47 @@ namespace {
 
 constexpr int64_t kGroup = 32;  // inputs that are quantised together
 
+// How the integers of a product with scales in groups are to be read.
+struct ScaledWeights {
+  int64_t groups;          // of inputs, each some of kGroup
+  const at::Half* scale;   // [panels, groups, kColumns]
+  const at::Half* offset;  // likewise, or null: the middle of the integers stands for 0
+};
+
+// Of a group of a row: the value of a step, and what `offset` is multiplied with; or, without
+// offsets, the share of the product that is due to the integers' zero point.
+struct ScaledGroup {
+  float scale;
+  union {
+    float sum;
+    int32_t start;
+  };
+
+  ScaledGroup(const Quantized& found, bool has_offset, int32_t zero) : scale(found.scale) {
+    if (has_offset) {
+      sum = found.scale * static_cast<float>(found.sum);
+    } else {
+      start = -zero * found.sum;
+    }
+  }
+};
+
 // Rows quantised to int8 in groups of kGroup values.
-template <typename IntegerProduct>
+template <typename IntegerProduct, bool HAS_OFFSET>
 class ScaledRows {
  public:
   using Product = IntegerProduct;
   using Sums = Vec;
-  static constexpr bool kIsScaledInGroups = true;
+  static constexpr bool kIsScaledInGroups = true, kHasOffset = HAS_OFFSET;
 
   template <typename A>
   ScaledRows(const A& a, const auto& groups)
       : units(a.in_features / Product::kValues),
         steps(units * Product::kSteps),
         groups(a.in_features / kGroup),
-        scale_groups(a.groups),
-        weight_scale(a.group_scale),
-        weight_offset(a.group_offset),
+        weights{a.groups, a.group_scale, a.group_offset},
         packed_(std::make_unique_for_overwrite<int32_t[]>(a.rows * steps)),
-        scales_(std::make_unique_for_overwrite<float[]>(2 * a.rows * this->groups)) {
+        scales_(aligned<ScaledGroup>(a.rows * this->groups)) {
     pack_groups(groups, steps, packed_.get(), [&](int64_t row, int32_t* to, int64_t stride) {
       thread_local std::vector<typename Product::Value> integers;
       integers.resize(a.in_features);
@@ -33,9 +58,7 @@ class ScaledRows {
         auto* to = integers.data() + g * kGroup;
         const Quantized found =
             quantize(a.row(row) + g * kGroup, kGroup, [&](int64_t i) { return to + i; });
-        float* scale = scales_.get() + 2 * (row * this->groups + g);
-        scale[0] = found.scale;
-        scale[1] = found.scale * static_cast<float>(found.sum);
+        scales_[row * this->groups + g] = ScaledGroup(found, HAS_OFFSET, Product::kZero);
       }
       scatter<typename Product::Value>(integers.data(), steps, to, stride);
     });
@@ -44,9 +67,9 @@ class ScaledRows {
   const int32_t* group(int64_t row) const {
     return packed_.get() + row * steps;
   }
-  // For each group of a row: its scale, and the sum of its values.
-  const float* scales(int64_t row) const {
-    return scales_.get() + 2 * row * groups;
+  // For each group of a row.
+  const ScaledGroup* scales(int64_t row) const {
+    return scales_.get() + row * groups;
   }
   Vec start(int64_t) const {
     return Vec(0.0f);
@@ -56,34 +79,62 @@ class ScaledRows {
   }
 
   const int64_t units, steps, groups;
-  const int64_t scale_groups;  // of the weights; each is some of `groups`
-  const at::Half *weight_scale, *weight_offset;
+  const ScaledWeights weights;
 
  private:
   std::unique_ptr<int32_t[]> packed_;
-  std::unique_ptr<float[]> scales_;
+  Aligned<ScaledGroup> scales_;
 };
 
 // Adds to sums the products of ROWS rows from `row` on with a panel: those of a group as integers,
 // those of groups as floats, in the order of the inputs.
-template <int64_t ROWS, typename Product>
+template <int64_t ROWS, typename Product, bool HAS_OFFSET>
 [[gnu::noinline]] void multiply_scaled(
-    Vec (&sums)[ROWS][kVectors], const ScaledRows<Product>& rows, int64_t row,
+    Vec (&sums)[ROWS][kVectors], const ScaledRows<Product, HAS_OFFSET>& rows, int64_t row,
     const int32_t* weights, int64_t panel, const char* next, int64_t next_lines) {
+  constexpr int64_t kUnits = kGroup / Product::kValues;
   const int32_t* x = rows.group(row);
-  const int64_t per_scale = rows.groups / rows.scale_groups;
-  const int64_t first = panel * rows.scale_groups * kColumns;
+  const ScaledGroup* const x_scales = rows.scales(row);
+  const int64_t per_scale = rows.groups / rows.weights.groups;
+  const int64_t first = panel * rows.weights.groups * kColumns;
+  const at::Half* scales = rows.weights.scale + first;
+  const at::Half* offsets = HAS_OFFSET ? rows.weights.offset + first : nullptr;
+  FloatUnits own[ROWS][kVectors];
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < ROWS; ++r) {
+    own[r][0] = sums[r][0];
+    own[r][1] = sums[r][1];
+  }
   Vec scale[kVectors], offset[kVectors];
-  for (int64_t g = 0; g < rows.groups; ++g) {
+  int64_t same_scale = 0;  // groups that follow with it
+  for (int64_t g = 0; g < rows.groups; ++g, --same_scale) {
+    for (int64_t i = 0; i < kUnits * next_lines; ++i, next += 64) {
+      _mm_prefetch(next, _MM_HINT_T1);
+    }
+    if (same_scale == 0) {
+      same_scale = per_scale;
+      // Those of the next panel, too.
+      const char* const later =
+          reinterpret_cast<const char*>(scales + rows.weights.groups * kColumns);
+      _mm_prefetch(later, _MM_HINT_T1);
+#pragma GCC unroll 2
+      for (int64_t v = 0; v < kVectors; ++v) {
+        scale[v] = widen(scales + v * W);
+        if constexpr (HAS_OFFSET) {
+          offset[v] = widen(offsets + v * W);
+        }
+      }
+      scales += kColumns;
+      offsets += HAS_OFFSET ? kColumns : 0;
+    }
     typename Product::Sums whole[ROWS][kVectors];
 #pragma GCC unroll 12
     for (int64_t r = 0; r < ROWS; ++r) {
-      whole[r][0] = whole[r][1] = Units{};
+      const int32_t start = HAS_OFFSET ? 0 : x_scales[r * rows.groups + g].start;
+      whole[r][0] = whole[r][1] = Product::start(start);
     }
-    for (int64_t k = 0; k < kGroup / Product::kValues; ++k, weights += kColumns) {
-      for (int64_t i = 0; i < next_lines; ++i, next += 64) {
-        _mm_prefetch(next, _MM_HINT_T1);
-      }
+#pragma GCC unroll 8
+    for (int64_t k = 0; k < kUnits; ++k, weights += kColumns) {
 #pragma GCC unroll 2
       for (int64_t step = 0; step < Product::kSteps; ++step, x += ROWS) {
         const Units left = Product::weights(weights, step);
@@ -95,28 +146,26 @@ template <int64_t ROWS, typename Product>
         }
       }
     }
-    if (g % per_scale == 0) {
-      const int64_t at = first + g / per_scale * kColumns;
-#pragma GCC unroll 2
-      for (int64_t v = 0; v < kVectors; ++v) {
-        scale[v] = widen(rows.weight_scale + at + v * W);
-        offset[v] = rows.weight_offset == nullptr
-                        ? scale[v] * Vec(-Product::kZero)
-                        : widen(rows.weight_offset + at + v * W);
-      }
-    }
 #pragma GCC unroll 12
     for (int64_t r = 0; r < ROWS; ++r) {
-      const float* of_row = rows.scales(row + r) + 2 * g;
-      const Vec row_scale(of_row[0]), row_sum(of_row[1]);
+      const ScaledGroup& of_row = x_scales[r * rows.groups + g];
+      const Vec row_scale(of_row.scale);
 #pragma GCC unroll 2
       for (int64_t v = 0; v < kVectors; ++v) {
-        const Vec product =
-            at::vec::convert_to_fp_of_same_size<float>(Ints(Product::whole(whole[r][v])));
-        sums[r][v] = at::vec::fmadd(product, scale[v] * row_scale, sums[r][v]);
-        sums[r][v] = at::vec::fmadd(offset[v], row_sum, sums[r][v]);
+        const Ints product(Product::whole(whole[r][v], HAS_OFFSET ? 0 : of_row.start));
+        own[r][v] = at::vec::fmadd(
+            at::vec::convert_to_fp_of_same_size<float>(product), scale[v] * row_scale,
+            Vec(own[r][v]));
+        if constexpr (HAS_OFFSET) {
+          own[r][v] = at::vec::fmadd(offset[v], Vec(of_row.sum), Vec(own[r][v]));
+        }
       }
     }
+  }
+#pragma GCC unroll 12
+  for (int64_t r = 0; r < ROWS; ++r) {
+    sums[r][0] = own[r][0];
+    sums[r][1] = own[r][1];
   }
 }
 

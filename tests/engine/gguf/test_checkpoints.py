@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 
 from engine.errors import CheckpointError, UnsupportedError
 from engine.gguf.config import make_config
-from engine.gguf.reader import TYPES, block_size, read_gguf
+from engine.gguf.reader import TYPES, read_gguf
 from engine.hub import resolve_checkpoint
 from engine.layers.panel_linear import PanelLinear
-from engine.quantization.gguf import GgufBlocks
 from engine.text.tokenizer import Tokenizer
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import ROPES, write_checkpoint
 from tests.factories.forms import runs_panels
-from tests.factories.gguf_files import random_blocks, write_gguf
+from tests.factories.gguf_files import write_gguf
 from tests.factories.paged_model import PagedModel
 from tests.factories.tokenizers import (
     CORPUS,
@@ -144,32 +143,26 @@ def test_types(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(resolve_checkpoint(str(path))), expected, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"])
-def test_the_integers_of_blocks(kind: str) -> None:
-    num_elements, _ = block_size(kind)
-    draw = np.random.default_rng(0)
-    blocks = random_blocks((6, 3 * num_elements), gguf.GGMLQuantizationType[kind], draw)
-    weight = GgufBlocks(kind).integers({"weight": torch.from_numpy(blocks)})
-    assert weight is not None
-    assert weight.group_size == 32
-    assert int(weight.steps.max()) < 2**weight.bits
-    scale, offset = (each.repeat_interleave(32, 1) for each in (weight.scale, weight.offset))
-    expected = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]))
-    torch.testing.assert_close(weight.steps * scale + offset, expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.skipif(not runs_panels(torch.bfloat16), reason="our kernels are not for this CPU")
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kinds",
+    [*(("Q4_0",), ("Q8_0",), ("Q4_K",), ("Q5_K",), ("Q6_K",)), ("Q4_K", "Q6_K", "Q8_0", "Q4_0")],
+    ids=",".join,
+)
+@pytest.mark.parametrize("family", ["llama", "llama-tied"])
 def test_products_of_the_integers(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(panels, "serves", panels.runs)
-    path = write(tmp_path, "llama", kind)
+    path = write(tmp_path, family, *kinds)
     model = PagedModel(resolve_checkpoint(str(path)), dtype=torch.bfloat16)
+    head = model.model.lm_head or model.model.model.embed_tokens.head
+    assert isinstance(head, PanelLinear)
+    assert head.tensors()["weight"].dtype == torch.uint8
     for layer in model.model.model.layers:
         for product in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
             assert isinstance(product, PanelLinear)
-            assert (product.tensors()["weight"].dtype == torch.uint8) == (kind != "Q6_K")
+            assert product.tensors()["weight"].dtype == torch.uint8
     expected = logits(tmp_path / "plain")
     error = (model.logits(TOKENS) - expected).square().mean().sqrt()
     assert error < 0.1 * expected.square().mean().sqrt()

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.layers.integer_weight import GroupedWeight, Int8Weight, stack
+from engine.layers.integer_weight import (
+    GroupedWeight,
+    Int8Weight,
+    IntegerKind,
+    common_kind,
+    round_to_8_bits,
+    stack,
+)
 from engine.layers.panel_linear import PanelLinear
 from kernels import gated_activation
 from kernels.cpu import linear as kernels
@@ -23,13 +30,19 @@ NUM_ROWS = [0, 1, 3, 6, 7, 12, 13, 40, 701]
 FLOAT32 = torch.finfo(torch.float32).eps / 2
 
 each_size = pytest.mark.parametrize("bits", [4, 8])
+with_offsets_and_without = pytest.mark.parametrize("has_offset", [True, False])
 each_dtype = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str
 )
 
 
 def operands(
-    shape: tuple[int, int, int], num_rows: int, bits: int, dtype: torch.dtype
+    shape: tuple[int, int, int],
+    num_rows: int,
+    bits: int,
+    dtype: torch.dtype,
+    *,
+    has_offset: bool = True,
 ) -> tuple[Tensor, GroupedWeight, Tensor]:
     """Return x, weight and bias."""
     in_features, out_features, group_size = shape
@@ -40,13 +53,15 @@ def operands(
     offset = (-scale * torch.randint(0, 2**bits, groups, generator=draw)).half().float()
     x = torch.randn(num_rows, in_features, generator=draw).to(dtype)
     bias = torch.randn(out_features, generator=draw).to(dtype)
-    return x, GroupedWeight(steps.to(torch.uint8), scale, offset, bits), bias
+    given = offset if has_offset else None
+    return x, GroupedWeight(steps.to(torch.uint8), scale, given, bits), bias
 
 
 def dequantized(weight: GroupedWeight) -> Tensor:
+    _, scale, offset, _ = weight.with_offset()
+    assert offset is not None
     scale, offset = (
-        each.double().repeat_interleave(weight.group_size, 1)
-        for each in (weight.scale, weight.offset)
+        each.double().repeat_interleave(weight.group_size, 1) for each in (scale, offset)
     )
     return weight.steps.double() * scale + offset
 
@@ -61,13 +76,14 @@ def quantized(x: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("threads")
 @each_size
+@with_offsets_and_without
 @each_dtype
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_are_those_of_the_quantised_rows(
-    shape: tuple[int, int, int], num_rows: int, bits: int, dtype: torch.dtype
+    shape: tuple[int, int, int], num_rows: int, bits: int, dtype: torch.dtype, *, has_offset: bool
 ) -> None:
-    x, weight, bias = operands(shape, num_rows, bits, dtype)
+    x, weight, bias = operands(shape, num_rows, bits, dtype, has_offset=has_offset)
     wide = dtype != torch.float32
     found = PanelLinear(weight, bias, wide=wide)(x)
     assert found.dtype == torch.float32
@@ -91,28 +107,15 @@ def test_the_largest_sums_are_exact(bits: int) -> None:
         torch.testing.assert_close(found, torch.full((13, 33), exact), rtol=1e-6, atol=0)
 
 
-@each_size
-def test_without_offsets_the_middle_is_zero(bits: int) -> None:
-    x, weight, _ = operands((64, 33, 32), 5, bits, torch.bfloat16)
-    zero = 2 ** (bits - 1)
-    symmetric = weight._replace(offset=-zero * weight.scale)
-    pack = kernels.pack_int4 if bits == 4 else kernels.pack_uint8
-    found = kernels.linear(
-        x,
-        pack(weight.steps),
-        None,
-        out_features=33,
-        scale=kernels.pad_groups(weight.scale),
-        wide=True,
-    )
-    assert torch.equal(found, PanelLinear(symmetric, None, wide=True)(x))
-
-
 @pytest.mark.usefixtures("threads")
 @each_size
+@with_offsets_and_without
 @pytest.mark.parametrize("activation", [None, "silu"])
-def test_rows_do_not_depend_on_each_other(bits: int, activation: str | None) -> None:
-    x, weight, bias = operands((256, 96, 64), 64, bits, torch.bfloat16)
+@pytest.mark.parametrize("shape", [(256, 96, 64), (1120, 64, 32)], ids=str)
+def test_rows_do_not_depend_on_each_other(
+    shape: tuple[int, int, int], bits: int, activation: str | None, *, has_offset: bool
+) -> None:
+    x, weight, bias = operands(shape, 64, bits, torch.bfloat16, has_offset=has_offset)
     x[1:] *= 100
     linear = PanelLinear(weight, bias, activation=activation)  # type: ignore[arg-type]
     alone = torch.cat([linear(row[None]) for row in x])
@@ -177,13 +180,43 @@ def test_scales_out_of_the_range_of_float16_do_not_fit() -> None:
         assert not weight._replace(**{name: changed}).fits
 
 
-def test_weights_of_different_kinds_are_not_stacked() -> None:
+def test_weights_in_groups_are_stacked_with_the_most_bits_and_the_smallest_groups() -> None:
+    drawn = [
+        operands((64, 16, group_size), 1, bits, torch.bfloat16, has_offset=has_offset)[1]
+        for group_size in (32, 64)
+        for bits in (4, 8)
+        for has_offset in (True, False)
+    ]
+    for first in drawn:
+        for second in drawn:
+            both = stack([first, second])
+            assert isinstance(both, GroupedWeight)
+            assert both.kind == common_kind([first.kind, second.kind])
+            assert both.bits == max(first.bits, second.bits)
+            assert both.group_size == min(first.group_size, second.group_size)
+            assert (both.offset is None) == (first.offset is second.offset is None)
+            exact = torch.cat((dequantized(first), dequantized(second)))
+            torch.testing.assert_close(dequantized(both), exact)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-4])
+def test_weights_are_rounded_to_the_nearest_in_8_bits(size: float) -> None:
+    exact = size * torch.randn(20, 96, generator=torch.Generator().manual_seed(0))
+    exact[3, 32:64] = 0
+    weight = round_to_8_bits(exact, 32)
+    assert weight.kind == IntegerKind(8, 32)
+    assert weight.offset is None
+    assert torch.equal(weight.scale, weight.scale.half().float())
+    found = weight.dequantized()
+    assert not found[3, 32:64].any()
+    largest = exact.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
+    # Half a step, and what the largest loses to a scale that was rounded down, in float16.
+    assert ((found - exact).abs() <= largest / 254 + largest / 2**11 + 127 * 2**-25).all()
+
+
+def test_integers_in_groups_and_without_are_not_stacked() -> None:
     _, weight, _ = operands((64, 16, 32), 1, 4, torch.bfloat16)
-    _, other, _ = operands((64, 16, 64), 1, 4, torch.bfloat16)
     channels = Int8Weight(torch.zeros(16, 64, dtype=torch.int8), torch.ones(16))
-    both = stack([weight, weight])
-    assert isinstance(both, GroupedWeight)
-    assert torch.equal(both.steps, torch.cat((weight.steps, weight.steps)))
     assert isinstance(stack([channels, channels]), Int8Weight)
-    for wrong in ([weight, other], [weight, channels], [weight, weight._replace(bits=8)]):
-        assert stack(wrong) is None
+    assert stack([weight, channels]) is None
+    assert common_kind([weight.kind, channels.kind]) is None

@@ -1,12 +1,10 @@
 import gc
-import mmap
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.execution.memory import kv_caches
 from engine.execution.memory.kv_caches import (
     allocate_host_cache,
     allocate_kv_cache,
@@ -75,15 +73,6 @@ def test_the_memory_lives_as_long_as_a_part_of_it() -> None:
         row.fill_(i)
     gc.collect()
     assert all((row == i).all() for i, row in enumerate(rows))
-
-
-def test_no_large_pages_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing(mmap.mmap):
-        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
-            raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(kv_caches.mmap, "mmap", Refusing)
-    assert not zeroed_on_demand((4,), dtype=torch.float32).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
