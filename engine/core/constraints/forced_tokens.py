@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,10 @@ from engine.core.schedule import ForcedTokens, Schedule
 from engine.core.schedule_builder import ragged
 from engine.core.slot_states import SlotStates
 
-_MAX_AT_ONCE = 4096  # tokens of one sequence, so that no step of the others waits long
+# So that no step waits long for others: tokens of one sequence, and the time of all sequences after
+# which the rest of them sample the next token instead, which costs a forward pass and is the same.
+_MAX_AT_ONCE = 4096
+_MAX_S = 0.05
 
 
 class TokenForcer:
@@ -24,6 +28,7 @@ class TokenForcer:
         """Append tokens to the sequences in `states`, with `vocab_size` logits per token."""
         self._states = states
         self._vocab_size = vocab_size
+        self._spent_s = 0.0  # in this step
         # By slot: its serial, and the number of tokens that the device knows.
         self._known: dict[int, tuple[int, int]] = {}
 
@@ -34,13 +39,15 @@ class TokenForcer:
         """
         start, slot = request.num_tokens, request.slot
         assert slot is not None
-        if request.finish is None:
+        if request.finish is None and self._spent_s < _MAX_S:
+            began = time.monotonic()
             for token_id in request.forced_tokens()[:_MAX_AT_ONCE]:
                 if token_id >= self._vocab_size:
                     break  # the model cannot go on: that is found when it should
                 request.force(token_id)
                 if request.finish is not None:
                     break
+            self._spent_s += time.monotonic() - began
         num_forced = request.num_tokens - start
         if num_forced and request.finish is None:
             self._known[slot] = int(self._states.serial[slot]), start
@@ -48,6 +55,7 @@ class TokenForcer:
 
     def launch(self, schedule: Schedule) -> Schedule:
         """Return the next step with the tokens that were appended since the one before."""
+        self._spent_s = 0.0
         if not self._known:
             return schedule
         states = self._states

@@ -23,7 +23,7 @@ import psutil
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.text.grammar.compose import llguidance_texts
-from engine.text.grammar.spec import MAX_FORCED_TOKENS, GrammarSpec, GrammarTextError
+from engine.text.grammar.spec import MAX_FORCED_BYTES, GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 
 # Wide objects have some thousand items; the other limits, by default, allow 30 ms for a mask.
@@ -117,13 +117,13 @@ def forced_tokens(matcher: LLMatcher) -> list[int]:
     Raises:
         GrammarTextError: they are too many.
     """
-    token_ids = matcher.compute_ff_tokens()
-    if len(token_ids) > MAX_FORCED_TOKENS:
+    size = len(matcher.compute_ff_bytes())  # in a tenth of the time that their tokens take
+    if size > MAX_FORCED_BYTES:
         raise GrammarTextError(
-            f"leaves no choice about {len(token_ids)} tokens, one after the other; at most "
-            f"{MAX_FORCED_TOKENS} are allowed"
+            f"leaves no choice about {size} bytes, one after the other; at most "
+            f"{MAX_FORCED_BYTES} are allowed"
         )
-    return token_ids
+    return matcher.compute_ff_tokens()
 
 
 def described(error: str) -> str:

@@ -2,10 +2,11 @@
 
     python -m tests.server.resilience.grammars --seconds 60
 
-Three times as long, plain streams run: alone; beside clients that call a tool of sets of 100 KB, of
-which each is new to the server; and beside clients that send grammars with faults in them. The
-weights are random, and the temperature of all that is structured is 1.5. Each document that was not
-cut off is validated, and no stream may wait for a second.
+Four times as long, plain streams run: alone; beside clients that call a tool of sets of 100 KB, of
+which each is new to the server; beside clients that send grammars with faults in them; and beside
+clients whose grammars leave no choice for thousands of tokens. The weights are random, and the
+temperature of all that is structured is 1.5. Each document that was not cut off is validated; no
+stream may wait for a second.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from engine.bench.tool_sets import ToolSets, calls_schema
 from engine.launch.server import TritonServer
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.server.resilience import report
-from tests.server.resilience.fuzzing.grammars import mutated
+from tests.server.resilience.fuzzing.grammars import forcing, mutated
 from tests.server.resilience.observe import not_idle
 from tests.server.resilience.service import serving
 
@@ -44,6 +45,8 @@ _LONGEST_S = 1.0
 _TEMPERATURE = 1.5
 # Ends strings, arrays and objects sooner than random weights do.
 _CLOSING, _BLANK = '"}],:', " \n\r\t"
+
+Make = Callable[[random.Random], dict[str, Any]]
 
 
 @dataclass
@@ -82,20 +85,34 @@ async def call_tools(client: AsyncTridentClient, seed: int, end: float) -> Answe
 
 async def send_mutants(client: AsyncTridentClient, seed: int, end: float) -> Answers:
     """Send grammars with faults; each gets an answer, or an error that names a field."""
+    return await send(client, mutated, seed, end)
+
+
+async def send_forcing(client: AsyncTridentClient, seed: int, end: float) -> Answers:
+    """Send grammars that leave no choice for long; the same."""
+    return await send(client, forcing, seed, end)
+
+
+async def send(client: AsyncTridentClient, make: Make, seed: int, end: float) -> Answers:
+    """Send what `make` returns, one after the other."""
     rng, answers = random.Random(seed), Answers()
     while time.monotonic() < end:
-        fields = mutated(rng)
+        fields = make(rng)
         try:
             await client.generate("x", temperature=_TEMPERATURE, **fields)
             answers.outcomes["answered"] += 1
         except InvalidRequestError:
             answers.outcomes["refused"] += 1
         except Exception as error:
-            answers.problems.append(f"{error!r} for {fields}")
+            answers.problems.append(f"{error!r} for {str(fields)[:2000]}")
     return answers
 
 
-LOADS = {"100 KB of tools": call_tools, "faulty grammars": send_mutants}
+LOADS = {
+    "100 KB of tools": call_tools,
+    "faulty grammars": send_mutants,
+    "no choice": send_forcing,
+}
 
 
 def load(name: str, url: str, seed: int, seconds: float) -> Answers:

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import TridentError, UnsupportedError
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.sandbox import Sandbox
-from engine.text.grammar.spec import MAX_LITERAL_CHARACTERS, GrammarTextError
+from engine.text.grammar.spec import MAX_LITERAL_BYTES, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.grammar.test_ebnf import ARITHMETIC, JSON, SQL
@@ -20,7 +20,7 @@ from tests.factories.json_schemas import FAMILIES
 
 # 500 s of work for llguidance; a stack of some megabytes.
 _EXPONENTIAL = {"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(1, 30)]}
-_LONG = "a" * (MAX_LITERAL_CHARACTERS + 1)
+_LONG = "a" * (MAX_LITERAL_BYTES + 1)
 _DEEP = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(8_000)) + '\na8000: "a"'
 
 
@@ -70,11 +70,11 @@ def test_texts_are_bounded_that_must_follow_as_they_are(
     asked: dict[str, Any], compiler: GrammarCompiler
 ) -> None:
     """All tokens of one are found at once, which the other sequences wait for."""
-    with pytest.raises(GrammarTextError, match=f"has {len(_LONG)} characters; at most"):
+    with pytest.raises(GrammarTextError, match=f"has {len(_LONG)} bytes; at most"):
         compiler.compile(spec(**asked)).result(timeout=60)
 
 
-_HALF = "b " * (MAX_LITERAL_CHARACTERS // 2)
+_HALF = "b " * (MAX_LITERAL_BYTES // 2)
 _DOUBLED = "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(8))
 
 
@@ -99,7 +99,7 @@ def test_what_many_texts_force_is_bounded_together(
 ) -> None:
     for begin_after in ("", "</think>"):
         later = spec(**asked).model_copy(update={"begin_after": begin_after})
-        with pytest.raises(GrammarTextError, match=r"leaves no choice about .* at most 16384 are"):
+        with pytest.raises(GrammarTextError, match=r"leaves no choice about .* at most 32768 are"):
             compiler.compile(later).result(timeout=60)
 
 

@@ -19,6 +19,22 @@ _RIGHT: dict[str, list[str]] = {
     ],
     "structural_tag": [json.dumps(calls_tag(_TOOLS[:1]))],
 }
+# What leaves no choice for long, behind what the trial of a grammar does not reach.
+_LEAD = "[a-z]{300}[0-9]"
+_LITERALS = " ".join([json.dumps("9" * 1000)] * 30)
+_BYTES = 16_000
+_FORCING: list[tuple[str, str]] = [
+    ("json", json.dumps({"const": "ab c" * (_BYTES // 4)})),
+    ("json", json.dumps({"items": {"const": "9" * _BYTES}, "minItems": 9, "type": "array"})),
+    ("regex", f"{_LEAD}(b ){{{_BYTES // 2}}}"),
+    ("regex", f"{_LEAD}((b ){{300}}){{100}}"),
+    ("choice", json.dumps(["a" * _BYTES, "a" * (_BYTES - 1) + "b"])),
+    ("grammar", f'root ::= [a-z]{{300}} [0-9] ("b "){{{_BYTES // 2}}}'),
+    ("grammar", f"start: /{_LEAD}/ {_LITERALS}"),
+    ("grammar", f"start: /{_LEAD}/ {_LITERALS} {_LITERALS} {_LITERALS}"),  # too much
+    ("grammar", f'start: /{_LEAD}/ r{{30000}}\nr: "b "'),  # too much
+    ("grammar", f'start: /{_LEAD}/ r\nr: "b " r'),  # without an end
+]
 _PIECES = '()[]{}|*+?"\\/:=#~&^$.,0\n\u00e9\x00'
 
 
@@ -26,6 +42,15 @@ def right(rng: random.Random) -> dict[str, Any]:
     """Return a grammar that compiles."""
     kind = rng.choice(sorted(_RIGHT))
     return {"structured_outputs": {kind: rng.choice(_RIGHT[kind])}}
+
+
+def forcing(rng: random.Random) -> dict[str, Any]:
+    """Return a grammar that leaves no choice for long, for several sequences in the same steps."""
+    kind, text = rng.choice(_FORCING)
+    fields: dict[str, Any] = {"max_tokens": 1000, "n": rng.choice([1, 8])}
+    if rng.random() < 0.3:
+        fields["logprobs"] = 1  # then nothing is taken without a step
+    return {"structured_outputs": {kind: text}, **fields}
 
 
 def mutated(rng: random.Random) -> dict[str, Any]:
