@@ -98,10 +98,8 @@ class EngineThread:
         """Return what was seen since the last call, while no request runs."""
         samples, self._samples = self._samples, []
         stats = self._core.take_stats()
-        queries, waits = (
-            stats.num_prefix_queries,
-            stats.histograms.get("request_queue_time_seconds"),
-        )
+        queries = stats.num_prefix_queries
+        waits = stats.histograms.get("request_queue_time_seconds")
         return Metrics(
             samples=samples,
             preemptions=stats.num_preemptions,
@@ -190,10 +188,9 @@ class EngineConnector(Connector):
             said = msgspec.msgpack.decode(data, type=_Said)
             if said.error:
                 raise RequestFailedError(said.error, refused="queue" in said.error)
-            if arrivals and arrivals[-1][0] == at:  # another sequence in the same step
-                arrivals[-1] = at, arrivals[-1][1] + len(said.token_ids)
-            elif said.token_ids:
-                arrivals.append((at, len(said.token_ids)))
+            if said.token_ids:
+                same = bool(arrivals) and arrivals[-1][0] == at  # another sequence of that step
+                arrivals.append((at, len(said.token_ids) + (arrivals.pop()[1] if same else 0)))
                 token_ids += said.token_ids
             if said.stats is not None:
                 prompt_tokens = said.stats.num_prompt_tokens
