@@ -14,7 +14,7 @@ from string import ascii_lowercase
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.bench.shapes import SHAPES, TINY, Shape
+from kernels.bench.shapes import SHAPES, TINY, Shape
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> None:

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.bench.packages import LOCK, PACKED, REQUIRED, ROOT, WHEELS, fits, read_lock, sha256
+from engine.bench.gpu.packages import LOCK, PACKED, REQUIRED, ROOT, WHEELS, fits, read_lock, sha256
 
 VERSIONS = ("3.11", "3.12")
 # Dependencies that are only needed to download from the hub, or by commands.

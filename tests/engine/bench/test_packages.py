@@ -12,8 +12,17 @@ import pytest
 from packaging.requirements import Requirement
 
 from engine.bench import __main__ as command
-from engine.bench import pack, packages
-from engine.bench.packages import PACKED, REQUIRED, PackageError, fits, provide, read_lock, unpack
+from engine.bench import pack
+from engine.bench.gpu import packages
+from engine.bench.gpu.packages import (
+    PACKED,
+    REQUIRED,
+    PackageError,
+    fits,
+    provide,
+    read_lock,
+    unpack,
+)
 
 ROOT = Path(__file__).parents[3]
 OURS = {"engine", "kernels", "tests"}

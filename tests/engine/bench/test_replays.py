@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.bench import replays
-from engine.bench.checkpoint import write_checkpoint
-from engine.bench.parts import Group
-from engine.bench.replays import ReplaySession
-from engine.bench.workload import SMALL
+from engine.bench.gpu.part import Group
+from engine.bench.gpu.replays import session as replays
+from engine.bench.gpu.replays.session import ReplaySession
 from engine.core.schedule import Schedule
 from engine.execution.graphs.graph_sizes import decode_sizes
 from kernels.step_inputs import StepInputs
 from tests.factories.replayed_graphs import ReplayedGraph, ReplayingCapturer
 
 CPU = torch.device("cpu")
-GROUPS = replays.groups(240, SMALL, tiny=True)
-LABELS = [group.shape.label for group in GROUPS]
+GROUPS = replays.groups(tiny=True)
+LABELS = [group.name.split()[0] for group in GROUPS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,33 +27,32 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def session_of(group: Group, folder: Path) -> ReplaySession:
-    write_checkpoint(group.shape, folder)
-    return ReplaySession(group.shape, SMALL, folder, CPU, 0.0)
-
-
 @pytest.fixture
-def session(tmp_path: Path) -> ReplaySession:
-    return session_of(GROUPS[0], tmp_path)
+def session() -> ReplaySession:
+    found: ReplaySession = GROUPS[0].session(CPU, 0.0)
+    return found
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=LABELS)
-def test_steps_of_all_kinds_give_the_same_bits(group: Group, tmp_path: Path) -> None:
-    session = session_of(group, tmp_path)
-    found = [part.measure(session) for part in group.parts]
-    assert [figures["unequal"] for figures in found] == [[], []]
-    assert [figures["replays"] for figures in found] == [50, 10]
-    assert found[0]["kinds"].keys() == {"decode", "mixed", "prefill"}
-    assert sum(found[0]["kinds"].values()) == 50
+def test_steps_of_all_kinds_give_the_same_bits(group: Group) -> None:
+    session = group.session(CPU, 0.0)
+    assert [group.parts[0].measure(session)["replays"]] == [10]
+    figures = session.measure(range(10), 5)
+    assert figures["unequal"] == []
+    assert figures["kinds"].keys() == {"decode", "mixed", "prefill"}
+    assert figures["replays"] == sum(figures["kinds"].values()) == 50
 
 
 def test_ten_thousand_replays_are_shared_out() -> None:
-    groups = replays.groups(10_000, SMALL, tiny=False)
-    parts = [part for group in groups for part in group.parts]
-    assert len({part.key for part in parts}) == len(parts)
-    assert sum(part.count * part.steps for part in parts) == 10_000
-    episodes = {(part.shape.label, part.first + i) for part in parts for i in range(part.count)}
-    assert len(episodes) * replays.STEPS == 10_000
+    groups = replays.groups(tiny=False)
+    steps = [
+        (group.name.split()[0], episode, step)
+        for group in groups
+        for part in group.parts
+        for episode in part.measure.keywords["episodes"]  # type: ignore[attr-defined]
+        for step in range(part.measure.keywords["num_steps"])  # type: ignore[attr-defined]
+    ]
+    assert len(set(steps)) == len(steps) == 10_000
     assert len(groups) == 8
 
 

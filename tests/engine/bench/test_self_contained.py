@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from engine.bench.packages import read_lock
+from engine.bench.gpu.packages import read_lock
 
 ROOT = Path(__file__).parents[3]
 
