@@ -32,7 +32,7 @@ def groups(*, tiny: bool) -> list[Group]:
     peers = [transformers_peer.group(shape, workload) for shape in shapes]
     limits = Part("ceilings", _Ceilings.measure)
     return [
-        *replays.groups(tiny=tiny),
+        *replays.groups(tiny=tiny)[: 1 if tiny else None],
         Group("ceilings", "ceilings", (limits,), _Ceilings),
         *engines[:2],
         kernels.group(tiny=tiny),

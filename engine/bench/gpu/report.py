@@ -35,7 +35,6 @@ class Report:
         judged: whether the figures are compared with the aims.
 
     Attributes:
-        warnings: what a reader of the figures must know.
         tests: figures by the id of a test.
         figures: by the key of a part.
     """
@@ -44,7 +43,6 @@ class Report:
         self._parts = [part for group in groups for part in group.parts]
         self._folder, self._judged, self._lock = folder, judged, threading.Lock()
         self._machine, self._written = _machine(), 0.0
-        self.warnings: list[str] = []
         self.tests: dict[str, Figures] = {}
         self.figures: dict[str, Figures] = {}
 
@@ -95,7 +93,6 @@ class Report:
         self._written = time.monotonic()
         content = {
             "machine": self._machine,
-            "warnings": self.warnings,
             "tests": self.tests,
             "replays": self._replays(),
             "figures": self.figures,
@@ -134,7 +131,6 @@ class Report:
             if _row(part, self.figures)[-1] == "MISSED" and self._judged:
                 kernels = self.figures[part.key].get("kernels", ())
                 yield from (f"{part.key}: {line}" for line in kernels)
-        yield from (f"WARNING: {warning}" for warning in self.warnings)
 
     def _facts(self) -> Iterator[str]:
         yield ", ".join(f"{name} {value}" for name, value in self._machine.items() if value) + "."

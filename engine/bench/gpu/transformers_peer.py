@@ -6,16 +6,19 @@ import gc
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     ContinuousBatchingConfig,
     GenerationConfig,
-    PretrainedConfig,
 )
 
+from engine.bench.checkpoint import write_checkpoint
 from engine.bench.gpu.engine import transformers_key
 from engine.bench.gpu.part import Figures, Group, Part
 from engine.bench.gpu.workload import Workload
@@ -47,7 +50,9 @@ class TransformersSession:
     ) -> None:
         self._requests = workload.offline(shape.vocab)[: workload.shared]
         self._deadline = deadline
-        config: PretrainedConfig = _config(shape)
+        with TemporaryDirectory() as folder:
+            write_checkpoint(shape, Path(folder))
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
         torch.manual_seed(0)
         with device:
             self._model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
@@ -98,13 +103,6 @@ class TransformersSession:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def _config(shape: Shape) -> PretrainedConfig:
-    from transformers import AutoConfig
-
-    fields = dict(shape.config)
-    return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
 def _complete(batching: Any, requests: Requests, end: float) -> int:
