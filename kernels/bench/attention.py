@@ -12,8 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.attention.flex_attention import flex_attention
 
 from kernels.bench.case import Aim, Case, Work, numel_bytes, randn
 from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B, Shape
@@ -77,6 +75,9 @@ class Paged:
 
 
 def _decode(lengths: list[int], heads: Heads, device: torch.device) -> Work:
+    # Takes a second, which only the processes that measure it should spend.
+    from torch.nn.attention.flex_attention import flex_attention
+
     paged = Paged(lengths, heads, device)
     (key_cache, value_cache), (keys, values) = paged.caches, paged.dense
     query = randn(len(lengths), heads.heads, heads.dim, dtype=heads.dtype, device=device, seed=2)
@@ -95,7 +96,9 @@ def _decode(lengths: list[int], heads: Heads, device: torch.device) -> Work:
             **paged.scales,
         ),
         peers={"sdpa": partial(_packed, query, keys, values, mask, scale)},
-        compiled=None if mask is not None else partial(_flex, query, keys, values, scale),
+        compiled=None
+        if mask is not None
+        else partial(_flex, flex_attention, query, keys, values, scale),
         bytes=sum(lengths) * heads.kv_bytes + 2 * numel_bytes(query),
     )
 
@@ -109,9 +112,8 @@ def _packed(
     return out.flatten(1, 2)
 
 
-def _flex(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    out = flex_attention(query.unsqueeze(2), keys, values, scale=scale, enable_gqa=True)
-    assert isinstance(out, Tensor)
+def _flex(attend: Any, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    out: Tensor = attend(query.unsqueeze(2), keys, values, scale=scale, enable_gqa=True)
     return out.squeeze(2)
 
 
@@ -126,6 +128,8 @@ def _plan(rows: int, kv_heads: int, device: torch.device) -> Work:
 
 
 def _prefill(chunks: list[Chunk], heads: Heads, device: torch.device) -> Work:
+    from torch.nn.attention.bias import causal_lower_right  # takes a second too
+
     lengths, counts = [sum(chunk) for chunk in chunks], [count for _, count in chunks]
     paged = Paged(lengths, heads, device)
     (key_cache, value_cache), (keys, values) = paged.caches, paged.dense
@@ -137,6 +141,7 @@ def _prefill(chunks: list[Chunk], heads: Heads, device: torch.device) -> Work:
     else:
         each = zip(query.split(counts), lengths, keys, values, strict=True)
         parts = [(q.transpose(0, 1)[None], k[None, :, :n], v[None, :, :n]) for q, n, k, v in each]
+    biases = [causal_lower_right(q.shape[2], k.shape[2]) for q, k, _ in parts]
     return Work(
         ours=partial(
             paged_prefill_attention,
@@ -144,7 +149,7 @@ def _prefill(chunks: list[Chunk], heads: Heads, device: torch.device) -> Work:
             scale=scale,
             **paged.scales,
         ),
-        peers={"sdpa": partial(_causal, parts, scale)},
+        peers={"sdpa": partial(_causal, parts, biases, scale)},
         # Two products of 2 operations per element, for every pair of a query and a visible key.
         flops=4
         * heads.heads
@@ -153,11 +158,12 @@ def _prefill(chunks: list[Chunk], heads: Heads, device: torch.device) -> Work:
     )
 
 
-def _causal(parts: list[tuple[Tensor, Tensor, Tensor]], scale: float) -> Tensor:
+def _causal(
+    parts: list[tuple[Tensor, Tensor, Tensor]], biases: Sequence[Tensor], scale: float
+) -> Tensor:
     """Attend batch by batch, [B, H, n, D] to [T, H, D]."""
     found = []
-    for q, k, v in parts:
-        bias = causal_lower_right(q.shape[2], k.shape[2])
+    for (q, k, v), bias in zip(parts, biases, strict=True):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=True)
         found.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(found)

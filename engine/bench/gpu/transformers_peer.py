@@ -11,12 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    ContinuousBatchingConfig,
-    GenerationConfig,
-)
 
 from engine.bench.checkpoint import write_checkpoint
 from engine.bench.gpu.engine import transformers_key
@@ -48,6 +42,9 @@ class TransformersSession:
     def __init__(
         self, shape: Shape, workload: Workload, device: torch.device, deadline: float
     ) -> None:
+        # Takes seconds, which only the processes that measure it should spend.
+        from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig
+
         self._requests = workload.offline(shape.vocab)[: workload.shared]
         self._deadline = deadline
         with TemporaryDirectory() as folder:
@@ -57,8 +54,6 @@ class TransformersSession:
         with device:
             self._model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         self._batching = ContinuousBatchingConfig(**_ON_CPU if device.type == "cpu" else {})
-        # No token ends a sequence; this also avoids a warning per sequence.
-        self._model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
 
     def generate_batch(self) -> Figures:
         """Complete the requests; return the figures.
@@ -69,12 +64,16 @@ class TransformersSession:
             TimeoutError: it takes too long.
             RuntimeError: a request failed.
         """
-        # Takes more than a second, which only the processes that call this should spend.
+        from transformers import GenerationConfig
         from transformers.generation.continuous_batching.utils import WorkloadHints
+
+        # No token ends a sequence; this also avoids a warning per sequence.
+        settings = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        self._model.generation_config = settings
 
         requests = self._requests
         manager = self._model.continuous_batching_context_manager(
-            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+            generation_config=settings,
             continuous_batching_config=self._batching,
             block=True,
             timeout=5,
