@@ -1,7 +1,8 @@
-"""Tests engine and kernels on a GPU, then measures them against its limits and transformers.
+"""Measurements that only the engine itself can make: steps, parts and kernels against floors.
 
-    python -m engine.bench --out gpu-results
-
-needs Python, torch, Triton, NumPy and the wheels of `engine.bench.pack`, and nine minutes of one
-GPU. `engine.bench.run` has its parts in order.
+A file beside this one is a command: `python -m engine.bench` tests and measures on a GPU (`gpu/`),
+`cpu_step`, `cpu_products`, `host_steps` and `grammars` measure on a CPU, `shared_blocks` and
+`window_blocks` count KV memory, `checkpoint` and `pack` prepare other machines. They share
+`floors.py`, `ceilings.py`, `clock.py` and `tables.py`, and the shapes of `kernels/bench`.
+Loads and whole servers are measured by `client/bench`.
 """

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.bench.packages import PackageError, provide
-from engine.bench.shapes import SHAPES
+from engine.bench.gpu.packages import PackageError, provide
 
 PARTS = ("tests", "replays", "engine", "kernels", "transformers")
 _ABOUT = (
@@ -29,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print("no CUDA device: --tiny shows that everything works without one")
                 return 2
             if options.replay is not None:
-                from engine.bench import replays
+                from engine.bench.gpu.replays.session import again
 
-                return replays.again(options.replay)
-            from engine.bench.run import Run  # when the packages can be imported
+                return again(options.replay)
+            from engine.bench.gpu.run import Run  # when the packages can be imported
 
             run = Run(options)
             run.say(source)
@@ -56,14 +55,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=float, default=9.0, help="time limit of the whole run (default: 9)"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=PARTS, help="default: all, in this order"
-    )
-    labels = [shape.label for shape in SHAPES]
-    parser.add_argument(
-        "--models", nargs="+", choices=labels, default=labels, help="default: all, in this order"
-    )
-    parser.add_argument(
-        "--replays", type=int, default=10_000, metavar="N", help="steps to replay (default: 10000)"
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=PARTS,
+        help="default: all, in this order; without tests, what they would refuse is measured too",
     )
     parser.add_argument(
         "--replay",
@@ -74,9 +70,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--tiny",
         action="store_true",
         help="check that everything works, on tiny models; also on a CPU",
-    )
-    parser.add_argument(
-        "--anyway", action="store_true", help="measure what failed its tests or was not tested"
     )
     return parser.parse_args(arguments)
 

@@ -1,34 +1,79 @@
-"""Measured limits of this machine, from which floors are computed."""
+"""Measured limits of this machine, from which floors are computed.
+
+`python -m engine.bench.ceilings` prints those of the CPU as JSON, for programs without torch.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from statistics import median
+from typing import Any
 
 import torch
 
-from engine.bench.cpu_ceilings import product_dtype
-from engine.bench.stopwatch import repeated_seconds
-from kernels.bench import timing
+from engine.bench.clock import gpu_seconds, timed
+from engine.layers.int8_linear import Int8Product
+from engine.layers.packed_linear import can_pack
 
-_COPY_BYTES = 64 * 2**20  # on a CPU: larger than most caches
-_PRODUCT = 512
-_REPEATS = 5
+_BYTES = 256 * 2**20  # on a CPU: larger than all caches
+_SIZE, _GPU_SIZE = 2048, 8192  # of the matrices
 
 
-def measure(device: torch.device) -> dict[str, float | None]:
-    """Return copy bandwidth and the rate of bf16 products, as in `kernels.bench.timing`."""
-    if device.type == "cuda":
-        return timing.ceilings(timing.Stopwatch())
-    source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    a, b = (torch.randn(_PRODUCT, _PRODUCT).to(product_dtype()) for _ in range(2))
+def measure(device: torch.device | None = None) -> dict[str, float]:
+    """Return the bytes per second that are read, and the operations per second of products.
+
+    The fastest of several calls on a CPU, with as many threads as torch uses: `read`, `bf16` and
+    `int8`. On a GPU `read` is the bandwidth of a copy, which counts both directions; with `bf16`,
+    `fp8` where torch supports it, and `launch`: the seconds of a graph with a trivial kernel.
+    """
+    return _gpu(device) if device is not None and device.type == "cuda" else _cpu()
+
+
+def _cpu() -> dict[str, float]:
+    numbers = torch.ones(_BYTES // 8, dtype=torch.int64)
+    # In float32 if the CPU has no instructions for bfloat16.
+    dtype = torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
+    a, b = (torch.randn(_SIZE, _SIZE).to(dtype) for _ in range(2))
+    weight = torch.randint(-127, 128, (_SIZE, _SIZE), dtype=torch.int8)
+    product = Int8Product(weight, torch.ones(_SIZE))
+    x = torch.randint(0, 256, (_SIZE, _SIZE), dtype=torch.uint8)
+    flops = 2 * _SIZE**3
     return {
-        "copy_gb_s": 2 * _COPY_BYTES / _seconds(partial(target.copy_, source)) / 1e9,
-        "bf16_tflop_s": 2 * _PRODUCT**3 / _seconds(partial(torch.mm, a, b)) / 1e12,
+        "read": _BYTES / _fastest(numbers.sum),
+        "bf16": flops / _fastest(partial(torch.mm, a, b)),
+        "int8": flops / _fastest(partial(product, x, torch.float32)),
     }
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    return median(repeated_seconds(call, _REPEATS))
+def _fastest(call: Callable[[], object]) -> float:
+    return min(timed(call).times)
+
+
+def _gpu(device: torch.device) -> dict[str, float]:
+    source = torch.randn(2**30, device=device)  # 4 GiB
+    target = torch.empty_like(source)
+    found = {"read": 2 * 4 * source.numel() / _warm(partial(target.copy_, source))}
+    del source, target
+    a, b = (torch.randn(_GPU_SIZE, _GPU_SIZE, device=device).bfloat16() for _ in range(2))
+    flops, one = 2 * _GPU_SIZE**3, torch.ones((), device=device)
+    found["bf16"] = flops / _warm(partial(torch.mm, a, b))
+    found["launch"] = _warm(partial(one.add_, 1))
+    narrow = (a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t())
+    scales: dict[str, Any] = {"scale_a": one, "scale_b": one, "use_fast_accum": True}
+    with suppress(RuntimeError):  # not on this GPU
+        found["fp8"] = flops / _warm(
+            partial(torch._scaled_mm, *narrow, out_dtype=torch.bfloat16, **scales)
+        )
+    return found
+
+
+def _warm(call: Callable[[], object]) -> float:
+    for _ in range(3):
+        call()
+    return gpu_seconds(call)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

@@ -12,13 +12,14 @@ from pathlib import Path
 from string import ascii_lowercase
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from engine.bench.shapes import SHAPES, TINY, Shape
+from kernels.bench.shapes import SHAPES, TINY, Shape
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> None:
     """Write `config.json` and a tokenizer that maps every id of the vocabulary to text."""
+    from transformers import PreTrainedTokenizerFast  # takes long
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape.config, indent=2) + "\n")
     PreTrainedTokenizerFast(tokenizer_object=_tokenizer(shape.vocab)).save_pretrained(str(folder))

@@ -1,4 +1,4 @@
-"""Minimum times of a model's work on a GPU with measured ceilings (a roofline).
+"""Minimum times of a model's work on a machine with measured ceilings (a roofline).
 
 Matrix products and attention run in sequence, each bound by its bytes or by its operations,
 whichever takes longer. Everything else is assumed to be free.
@@ -6,32 +6,47 @@ whichever takes longer. Everything else is assumed to be free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from engine.bench.shapes import Shape
+from kernels.bench.shapes import Shape
 
-Ceilings = Mapping[str, float | None]
+Ceilings = Mapping[str, float]  # as `engine.bench.ceilings` measures them
+
+
+def bound(num_bytes: float, flops: float, ceilings: Ceilings, rate: str = "bf16") -> float:
+    """Return the least seconds to move so many bytes and do so many operations at once."""
+    return max(num_bytes / ceilings["read"], flops / ceilings[rate])
+
+
+def step_seconds(
+    shape: Shape, ceilings: Ceilings, *, rows: int, sampled: int, keys: int, pairs: int
+) -> float:
+    """Return the floor of a step.
+
+    Args:
+        rows: tokens that go through the layers.
+        sampled: those of them that go through the head.
+        keys: tokens whose KV is read.
+        pairs: of a query and a key that it sees.
+    """
+    layers, head = shape.layer_parameters, shape.head_parameters
+    products = bound(2 * (layers + head), 2 * (layers * rows + head * sampled), ceilings)
+    return products + bound(
+        shape.kv_bytes_per_token * keys, shape.attention_flops * pairs, ceilings
+    )
 
 
 def decode_seconds(shape: Shape, batch: int, tokens: int, ceilings: Ceilings) -> float:
     """Return the floor of a step of `batch` sequences that have `tokens` tokens in total."""
-    parameters = shape.layer_parameters + shape.head_parameters
-    products = _seconds(shape.step_bytes, 2 * parameters * batch, ceilings)
-    return products + _seconds(
-        shape.kv_bytes_per_token * tokens, shape.attention_flops * tokens, ceilings
-    )
+    return step_seconds(shape, ceilings, rows=batch, sampled=batch, keys=tokens, pairs=tokens)
 
 
-def prefill_seconds(shape: Shape, lengths: Iterable[int], ceilings: Ceilings) -> float:
+def prefill_seconds(shape: Shape, lengths: Sequence[int], ceilings: Ceilings) -> float:
     """Return the floor of prefilling prompts of these lengths and sampling one token each."""
-    lengths = list(lengths)
-    tokens = sum(lengths)
-    flops = 2 * shape.layer_parameters * tokens + 2 * shape.head_parameters * len(lengths)
-    products = _seconds(shape.step_bytes, flops, ceilings)
-    causal = sum(length * (length + 1) // 2 for length in lengths)
-    return products + _seconds(
-        shape.kv_bytes_per_token * tokens, shape.attention_flops * causal, ceilings
+    tokens, pairs = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
+    return step_seconds(
+        shape, ceilings, rows=tokens, sampled=len(lengths), keys=tokens, pairs=pairs
     )
 
 
@@ -40,23 +55,13 @@ def offline_seconds(shape: Shape, requests: Sequence[tuple[int, int]], ceilings:
 
     All prompts are prefilled first, then every step decodes all unfinished sequences.
     """
-    seconds = prefill_seconds(shape, (length for length, _ in requests), ceilings)
     running = sorted(requests, key=lambda request: request[1])
-    tokens = sum(length for length, _ in running)
+    seconds = prefill_seconds(shape, [length for length, _ in running], ceilings)
+    tokens, left = sum(length for length, _ in running), len(running)
     done = 1  # prefill gives every sequence its first token
-    left = len(running)
     for outputs, group in groupby(running, key=lambda request: request[1]):
         for step in range(done, outputs):
             seconds += decode_seconds(shape, left, tokens + left * step, ceilings)
-        ended = list(group)
-        done = max(done, outputs)
-        left -= len(ended)
-        tokens -= sum(length for length, _ in ended)
+        ended = [length for length, _ in group]
+        done, left, tokens = max(done, outputs), left - len(ended), tokens - sum(ended)
     return seconds
-
-
-def _seconds(num_bytes: int, flops: int, ceilings: Ceilings) -> float:
-    copy, products = ceilings["copy_gb_s"], ceilings["bf16_tflop_s"]
-    assert copy is not None
-    assert products is not None
-    return max(num_bytes / copy / 1e9, flops / products / 1e12)

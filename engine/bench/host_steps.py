@@ -1,17 +1,23 @@
-"""Measures the host's CPU time per step on the null device, for `engine.bench.host_time`.
+"""`python -m engine.bench.host_steps`: the host's CPU time per step, by part, on the null device.
 
-Reads cases from stdin, and answers each with a JSON line. It measures the `engine` that Python
-finds first, which may be that of another checkout.
+Of `EngineCore.step`: schedule, plan and upload, read and update, outputs, statistics. Beside them:
+adding new requests, and encoding the outputs, which the writer's thread does. With `--against`,
+another checkout is measured in turns with this one, by this file: it measures the `engine` that
+Python finds first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,8 +26,10 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.execution import null_device, pending_step
 from engine.protocol import AddRequest
+from engine.service.garbage import spare_startup_objects
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import EngineLoop
+from engine.token_ids import pack_token_ids
 
 # What takes the time: in `EngineCore.step`, then around it.
 STEP_PARTS = ("schedule", "plan, upload", "read, update", "outputs", "stats", "other")
@@ -31,6 +39,7 @@ PARTS = (*STEP_PARTS, "add", "send")
 # that end and are followed by new ones.
 CASES = ("decode", "stop strings", "logprobs", "arrivals")
 
+_ROUNDS = 3
 _WARM_UP_STEPS = 20
 _MOST_STEPS, _LEAST_STEPS = 200, 40
 _ROWS_MEASURED = 50_000  # steps times rows, which takes a second or less
@@ -40,6 +49,9 @@ _PARAMS: dict[str, dict[str, Any]] = {
     "stop strings": {"stop": ["\n\nQuestion:", "END OF TEXT"]},
     "logprobs": {"logprobs": 5},
 }
+
+
+Times = dict[str, dict[str, float]]  # seconds, by case and part
 
 
 class PartClock:
@@ -137,7 +149,7 @@ class HostSteps:
             length, max_tokens = _TOKENS, -(-_TOKENS * place // rows)
         prompt = self._random.choices(range(100, 1000), k=length)
         params = {"max_tokens": max_tokens, "ignore_eos": True, **_PARAMS.get(case, {})}
-        self._core.add_request(AddRequest(self._uid, _packed(prompt), params))
+        self._core.add_request(AddRequest(self._uid, pack_token_ids(prompt), params))
         self._uid += 1
 
     def _clear(self) -> None:
@@ -152,32 +164,76 @@ class HostSteps:
         self._encode(to_message() if callable(to_message) else message)
 
 
-def _spare_startup_objects() -> None:
-    """Collect garbage as the engine process does."""
-    try:
-        from engine.service.garbage import spare_startup_objects
-    except ImportError:  # an older checkout, which does nothing about it
+def measure(rows: Sequence[int]) -> Times:
+    """Measure the `engine` that Python finds."""
+    steps = HostSteps(max(rows))
+    spare_startup_objects()  # as the engine process does
+    return {f"{case}, {count}": steps.measure(case, count) for case in CASES for count in rows}
+
+
+def measure_in_turns(checkouts: Sequence[Path], rows: Sequence[int]) -> list[Times]:
+    """Measure each of `checkouts` in several processes in turns; the fastest step counts.
+
+    Raises:
+        subprocess.CalledProcessError: one cannot be measured, such as one without a null device.
+    """
+    found: list[Times] = [{} for _ in checkouts]
+    for _ in range(_ROUNDS):
+        for checkout, times in zip(checkouts, found, strict=True):
+            # -P: the folder of the file that it runs is no package root.
+            command = [sys.executable, "-P", __file__, "--json", "--rows", *map(str, rows)]
+            environment = {**os.environ, "PYTHONPATH": str(checkout)}
+            said = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
+            for case, parts in json.loads(said).items():
+                times[case] = min(parts, times.get(case, parts), key=step_seconds)
+    return found
+
+
+def step_seconds(parts: dict[str, float]) -> float:
+    """Return the seconds of `EngineCore.step`."""
+    return sum(parts[part] for part in STEP_PARTS)
+
+
+def table(times: Times, against: Times | None) -> str:
+    """Return the milliseconds of a step and of its parts, beside those of another checkout."""
+    from engine.bench.tables import markdown  # which the other checkout may lack
+
+    header = ["ms per step", "step", *PARTS]
+    rows = []
+    for case, parts in times.items():
+        step = step_seconds(parts)
+        cells = [case, *(f"{1e3 * each:.3f}" for each in (step, *(parts[part] for part in PARTS)))]
+        if against is not None:
+            before = step_seconds(against[case])
+            cells[1:1] = [f"{1e3 * before:.3f}", f"{step / before:.2f}"]
+        rows.append(cells)
+    if against is not None:
+        header[1:1] = ["against", "ratio"]
+    return markdown(header, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m engine.bench.host_steps", description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=(1, 16, 64, 256, 1024))
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout")
+    parser.add_argument("--json", action="store_true", help="one round, in this process, as JSON")
+    options = parser.parse_args(arguments)
+    if options.json:
+        print(json.dumps(measure(options.rows)))
         return
-    spare_startup_objects()
-
-
-def _packed(prompt: list[int]) -> Any:
-    """Return `prompt` as `AddRequest` takes it."""
+    checkouts = [Path(__file__).resolve().parents[2]]
+    if options.against:
+        if not (options.against / "engine").is_dir():
+            parser.error(f"--against: {options.against} is no checkout")
+        checkouts.append(options.against.resolve())
     try:
-        from engine.token_ids import pack_token_ids
-    except ImportError:  # an older checkout, with lists
-        return prompt
-    return pack_token_ids(prompt)
-
-
-def main() -> None:
-    """Measure the cases that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--max-num-seqs", type=int, required=True)
-    steps = HostSteps(parser.parse_args().max_num_seqs)
-    _spare_startup_objects()
-    for line in sys.stdin:
-        print(json.dumps(steps.measure(**json.loads(line))), flush=True)
+        here, *others = measure_in_turns(checkouts, options.rows)
+    except subprocess.CalledProcessError:
+        parser.error("a checkout cannot be measured; see above")
+    print(table(here, others[0] if others else None))
 
 
 if __name__ == "__main__":

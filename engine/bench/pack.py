@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
-from engine.bench.packages import LOCK, PACKED, REQUIRED, ROOT, WHEELS, fits, read_lock, sha256
+from engine.bench.gpu.packages import LOCK, PACKED, REQUIRED, ROOT, WHEELS
 
 VERSIONS = ("3.11", "3.12")
 # Dependencies that are only needed to download from the hub, or by commands.
 UNUSED = (*REQUIRED, "hf-xet", "typer", "shellingham", "annotated-doc")
-MAX_BYTES = 40 * 2**20  # must travel with the source tree
 _PLATFORMS = ("2_34", "2_28", "2_27", "2_17", "2_12", "2_5")
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
@@ -31,30 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pin", action="store_true", help="pin the newest versions first")
     if parser.parse_args(arguments).pin:
         LOCK.write_text(pinned())
-    wheels = download(WHEELS)
-    num_bytes = sum(wheel.stat().st_size for wheel in wheels)
-    print(f"{len(wheels)} wheels, {num_bytes / 1e6:.1f} MB, in {WHEELS.name}/")
-    if num_bytes > MAX_BYTES:
-        sys.exit(f"they must be less than {MAX_BYTES / 1e6:.0f} MB in all")
-
-
-def download(folder: Path) -> list[Path]:
-    """Have exactly the pinned wheels in `folder`; pip checks their hashes."""
-    folder.mkdir(exist_ok=True)
-    pinned = {digest for digests in read_lock().values() for digest in digests}
-    for wheel in folder.glob("*.whl"):
-        if sha256(wheel) not in pinned:
-            wheel.unlink()
-    for version in VERSIONS:
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    for version in VERSIONS:  # pip checks the hashes
         command = [*_PIP, "download", *_target(version), "--no-deps", "--require-hashes"]
-        command += ["--find-links", str(folder), "--dest", str(folder), "--requirement", str(LOCK)]
-        subprocess.run(command, check=True)
-    wheels = sorted(folder.glob("*.whl"))
-    for version in VERSIONS:
-        major, minor = map(int, version.split("."))
-        names = [wheel.name.split("-")[0] for wheel in wheels if fits(wheel.name, (major, minor))]
-        assert len(names) == len(set(names)) == len(read_lock())
-    return wheels
+        subprocess.run([*command, "--dest", WHEELS, "--requirement", LOCK], check=True)
+    num_bytes = sum(wheel.stat().st_size for wheel in WHEELS.glob("*.whl"))
+    print(f"{num_bytes / 1e6:.1f} MB, in {WHEELS.name}/")
 
 
 def pinned() -> str:

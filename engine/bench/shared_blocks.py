@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import product
 from random import Random
 from typing import Any
 
+from engine.bench.tables import markdown
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.demo.stories import story
@@ -21,16 +22,6 @@ from engine.protocol import AddRequest
 from engine.token_ids import pack_token_ids
 
 _BLOCK_SIZE = 16
-_KINDS = ("n", "beam_width")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A request of `count` sequences, after a prompt of `num_prompt_tokens`."""
-
-    kind: str
-    count: int
-    num_prompt_tokens: int
 
 
 class SharedBlocks:
@@ -46,25 +37,20 @@ class SharedBlocks:
         text = " ".join(story(draw).answer for _ in range(200))
         self._text = self._core.tokenizer.encode(text)
 
-    def most_blocks(self, case: Case, *, shared: bool) -> int:
-        """Return the most blocks in use at once: of one request, or of as many as sequences."""
-        params: dict[str, Any] = {"max_tokens": self._max_tokens, "ignore_eos": True, "seed": 0}
-        if shared:
-            self._add(case, {**params, case.kind: case.count}, "")
-        else:
-            for place in range(case.count):
-                self._add(case, {**params, "seed": place}, f"separate {place}")
+    def most_blocks(self, num_prompt_tokens: int, *requests: dict[str, Any]) -> int:
+        """Return the most blocks in use at once by requests that share nothing."""
+        prompt = pack_token_ids(self._text[:num_prompt_tokens], "input_ids")
+        for own in requests:
+            params = {"max_tokens": self._max_tokens, "ignore_eos": True, "seed": 0, **own}
+            salt = str(self._uid)
+            self._core.add_request(AddRequest(self._uid, prompt, params, cache_salt=salt))
+            self._uid += 1
         pool, most = self._core.scheduler.kv_cache.pool, 0
         while self._core.has_unfinished_requests():
             self._core.step()
             most = max(most, pool.num_usable - pool.num_free)
         self._core.check_integrity()
         return most
-
-    def _add(self, case: Case, params: dict[str, Any], cache_salt: str) -> None:
-        prompt = pack_token_ids(self._text[: case.num_prompt_tokens], "input_ids")
-        self._core.add_request(AddRequest(self._uid, prompt, params, cache_salt=cache_salt))
-        self._uid += 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,18 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=128, help="of the output")
     options = parser.parse_args(arguments)
     blocks = SharedBlocks(options.max_tokens, max(options.counts))
-    print("| request | prompt, output | blocks | as separate requests | saved |")
-    print("|---|---|---|---|---|")
-    for kind in _KINDS:
-        for count in options.counts:
-            for num_prompt_tokens in options.prompt_tokens:
-                case = Case(kind, count, num_prompt_tokens)
-                own = blocks.most_blocks(case, shared=True)
-                separate = blocks.most_blocks(case, shared=False)
-                print(
-                    f"| `{kind}` {count} | {num_prompt_tokens}, {options.max_tokens} "
-                    f"| {own} | {separate} | {1 - own / separate:.0%} |"
-                )
+    rows = []
+    for kind, count, num_prompt_tokens in product(
+        ("n", "beam_width"), options.counts, options.prompt_tokens
+    ):
+        own = blocks.most_blocks(num_prompt_tokens, {kind: count})
+        separate = blocks.most_blocks(num_prompt_tokens, *[{"seed": i} for i in range(count)])
+        lengths = f"{num_prompt_tokens}, {options.max_tokens}"
+        saved = f"{1 - own / separate:.0%}"
+        rows.append((f"`{kind}` {count}", lengths, str(own), str(separate), saved))
+    header = ("request", "prompt, output", "blocks", "as separate requests", "saved")
+    print(markdown(header, rows))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.bench.tables import markdown
 from engine.core.kv.group_windows import GroupWindows, blocks_for
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
@@ -85,24 +86,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.tokens > _OUTPUT:
         parser.error(f"--tokens must exceed the {_OUTPUT} of the output")
-    print(
-        "| model | groups | all tokens, GiB | groups, GiB | decoding, GiB "
-        f"| fit {options.gib:g} GiB |"
-    )
-    print("|---|---|---|---|---|---|")
+    rows = []
     for model in MODELS:
         single = KVGroups.single(model.num_layers)
         groups = group_layers(model.windows, options.tokens)
         before = most_blocks(single, options.tokens, options.step_tokens)[0]
         most, decoding = most_blocks(groups, options.tokens, options.step_tokens)
-        old, new, end = (
-            count * model.block_bytes(each) / _GIB
-            for count, each in ((before, single), (most, groups), (decoding, groups))
+        counts = ((before, single), (most, groups), (decoding, groups))
+        old, new, end = (count * model.block_bytes(each) / _GIB for count, each in counts)
+        rows.append(
+            (
+                *(model.name, f"{len(groups.windows)} of {groups.num_caches} layers"),
+                *(f"{size:.2f}" for size in (old, new, end)),
+                f"{options.gib // old:.0f} -> {options.gib // end:.0f}",
+            )
         )
-        print(
-            f"| {model.name} | {len(groups.windows)} of {groups.num_caches} layers | {old:.2f} "
-            f"| {new:.2f} | {end:.2f} | {options.gib // old:.0f} -> {options.gib // end:.0f} |"
-        )
+    header = ("model", "groups", "all tokens, GiB", "groups, GiB", "decoding, GiB")
+    print(markdown((*header, f"fit {options.gib:g} GiB"), rows, left=2))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The kernels' part of `python -m engine.bench`: cases, timing, and processes that may crash.
+"""The cases of `python -m engine.bench`: each kernel at the shapes of real models, beside torch's.
 
-`kernels.bench.runner` measures cases in other processes, `kernels.bench.testing` runs tests in
-parallel ones; the engine's part uses both.
+A file has the cases of one kernel, or of a few alike, as data; `cases.py` lists them all. A case
+builds its tensors and the calls to be timed (`case.py`). `engine.bench.gpu` times them in a process
+that may crash, and holds them against floors and aims.
 """

@@ -1,119 +1,253 @@
-"""Shared by the attention cases: a paged KV cache, and the same keys and values contiguously."""
+"""Attention over a paged KV cache, next to torch's over the same keys and values in one piece."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.bench.case import Model, randn
+from kernels.bench.case import Aim, Case, Work, numel_bytes, randn
+from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B, Shape
 from kernels.paged_cache import FP8
+from kernels.paged_decode import paged_decode_attention
+from kernels.paged_prefill import paged_prefill_attention
+from kernels.split_plan import num_work_items, plan_splits
 
-_SCALES = (0.02, 0.015)  # scales of the keys and values of a float8 cache
+Chunk = tuple[int, int]  # tokens computed before, tokens computed now
 
 
 @dataclass(frozen=True, slots=True)
-class Paged:
-    """Sequences in a paged KV cache.
+class Heads:
+    """The heads of a layer, and how its keys and values are stored."""
 
-    Attributes:
-        lengths: tokens of each.
-        key_cache, value_cache: [num_blocks, block_size, Hkv, D] of random numbers.
-        block_tables: int32 [B, max_blocks], shuffled block ids; padded with 0.
-        seq_lens: int32 [B].
-        key_scale, value_scale: float32 [Hkv] of a float8 cache.
-    """
-
-    lengths: list[int]
-    key_cache: Tensor
-    value_cache: Tensor
-    block_tables: Tensor
-    seq_lens: Tensor
-    key_scale: Tensor | None
-    value_scale: Tensor | None
-
-    @classmethod
-    def random(
-        cls,
-        lengths: list[int],
-        kv_heads: int,
-        dim: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Paged:
-        """Return sequences of `lengths` tokens."""
-        counts = [-(-length // block_size) for length in lengths]
-        generator = torch.Generator().manual_seed(0)
-        ids = (torch.randperm(sum(counts), generator=generator) + 1).split(counts)
-        tables = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
-        for row, blocks in zip(tables, ids, strict=True):
-            row[: len(blocks)] = blocks
-        shape = (sum(counts) + 1, block_size, kv_heads, dim)
-        caches = [randn(*shape, dtype=_wide(dtype), device=device, seed=seed) for seed in (0, 1)]
-        scales: list[Tensor | None] = [None, None]
-        if dtype == FP8:
-            scales = [torch.full((kv_heads,), scale, device=device) for scale in _SCALES]
-            caches = [
-                cache.div_(scale).clamp_(-448, 448).to(FP8)
-                for cache, scale in zip(caches, _SCALES, strict=True)
-            ]
-        seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
-        return cls(lengths, caches[0], caches[1], tables.to(device), seq_lens, scales[0], scales[1])
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype
+    float8: bool = False
+    block_size: int = 16
 
     @property
-    def bytes(self) -> int:
-        """Bytes of all keys and values."""
-        _, _, kv_heads, dim = self.key_cache.shape
-        size = 2 * kv_heads * dim * self.key_cache.element_size()
-        return sum(self.lengths) * size
-
-    def contiguous(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B, Hkv, max_length, D] in `dtype`; the padding is arbitrary."""
-        found = []
-        for cache, scale in (
-            (self.key_cache, self.key_scale),
-            (self.value_cache, self.value_scale),
-        ):
-            rows = gather(cache.view(torch.uint8) if scale is not None else cache, self)
-            if scale is not None:
-                rows = (rows.view(FP8).to(dtype) * scale[:, None, None]).to(dtype)
-            found.append(rows.contiguous())
-        return found[0], found[1]
+    def kv_bytes(self) -> int:
+        """Bytes of a token's key and value."""
+        return 2 * self.kv_heads * self.dim * (1 if self.float8 else self.dtype.itemsize)
 
 
-def geometry(model: Model, block_size: int, cache_dtype: torch.dtype) -> dict[str, Any]:
-    """Return the arguments that the cases of `model` share."""
-    return {
-        "heads": model.heads,
-        "kv_heads": model.kv_heads,
-        "dim": model.head_dim,
-        "block_size": block_size,
-        "dtype": torch.bfloat16,
-        "cache_dtype": cache_dtype,
-    }
+class Paged:
+    """Random keys and values of sequences, paged and in one piece.
+
+    Attributes:
+        caches: of keys and of values, each [num_blocks, block_size, Hkv, D].
+        block_tables: int32 [B, max_blocks], shuffled block ids.
+        seq_lens: int32 [B].
+        scales: `key_scale` and `value_scale` of a float8 cache.
+        dense: keys and values, each [B, Hkv, longest, D]; random behind a sequence's end.
+    """
+
+    def __init__(self, lengths: Sequence[int], heads: Heads, device: torch.device) -> None:
+        longest, size = max(lengths), heads.block_size
+        blocks = -(-longest // size)
+        order = torch.randperm(
+            len(lengths) * blocks, generator=torch.Generator().manual_seed(0)
+        ).to(device)
+        self.block_tables = order.argsort().view(len(lengths), blocks).int()
+        self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+        self.scales: dict[str, Any] = {}
+        self.caches: list[Tensor] = []
+        self.dense: list[Tensor] = []
+        shape = (len(lengths), heads.kv_heads, blocks * size, heads.dim)
+        for name, value in (("key_scale", 0.02), ("value_scale", 0.015)):
+            dense = stored = randn(*shape, dtype=heads.dtype, device=device, seed=len(self.dense))
+            if heads.float8:
+                self.scales[name] = torch.full((heads.kv_heads,), value, device=device)
+                stored = (dense / value).clamp_(-448, 448).to(FP8)
+                dense = stored.to(heads.dtype) * value
+            paged = stored.transpose(1, 2).reshape(-1, size, heads.kv_heads, heads.dim)
+            self.caches.append(paged.contiguous().view(torch.uint8)[order].view(stored.dtype))
+            self.dense.append(dense[:, :, :longest])
 
 
-def tiny_geometry(cache_dtype: torch.dtype) -> dict[str, Any]:
-    """Return the arguments that differ for a tiny case, which the tests run."""
-    return {
-        "heads": 6,
-        "kv_heads": 2,
-        "dim": 64,
-        # With a float8 cache the kernels compute in float16, whatever the queries' dtype.
-        "dtype": torch.float16 if cache_dtype == FP8 else torch.float32,
-        "cache_dtype": FP8 if cache_dtype == FP8 else torch.float32,
-    }
+def _decode(lengths: list[int], heads: Heads, device: torch.device) -> Work:
+    # Takes a second, which only the processes that measure it should spend.
+    from torch.nn.attention.flex_attention import flex_attention
+
+    paged = Paged(lengths, heads, device)
+    (key_cache, value_cache), (keys, values) = paged.caches, paged.dense
+    query = randn(len(lengths), heads.heads, heads.dim, dtype=heads.dtype, device=device, seed=2)
+    items = num_work_items(len(lengths), heads.kv_heads, device)
+    plan = plan_splits(paged.seq_lens, items, heads.kv_heads)
+    scale = heads.dim**-0.5
+    mask = None
+    if min(lengths) < max(lengths):
+        place = torch.arange(max(lengths), device=device)
+        mask = (place < paged.seq_lens[:, None])[:, None, None]
+    return Work(
+        ours=partial(
+            paged_decode_attention,
+            *(query, key_cache, value_cache, paged.block_tables, paged.seq_lens, plan),
+            scale=scale,
+            **paged.scales,
+        ),
+        peers={"sdpa": partial(_packed, query, keys, values, mask, scale)},
+        compiled=None
+        if mask is not None
+        else partial(_flex, flex_attention, query, keys, values, scale),
+        bytes=sum(lengths) * heads.kv_bytes + 2 * numel_bytes(query),
+    )
 
 
-def gather(cache: Tensor, paged: Paged) -> Tensor:
-    """Return the rows of all sequences, [B, Hkv, max_length, D], read through the block tables."""
-    tables = paged.block_tables
-    rows: Tensor = cache.index_select(0, tables.flatten()).unflatten(0, tables.shape).flatten(1, 2)
-    return rows[:, : max(paged.lengths)].transpose(1, 2)
+def _packed(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """Attend with the heads of a group as the queries of one head: they share their keys."""
+    q = query.unflatten(1, (keys.shape[1], -1))
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+    return out.flatten(1, 2)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float16 if dtype == FP8 else dtype
+def _flex(attend: Any, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    out: Tensor = attend(query.unsqueeze(2), keys, values, scale=scale, enable_gqa=True)
+    return out.squeeze(2)
+
+
+def _plan(rows: int, kv_heads: int, device: torch.device) -> Work:
+    """Return the split-KV planning of a step, which all layers share."""
+    seq_lens = torch.arange(1, rows + 1, dtype=torch.int32, device=device) * 8192 // rows
+    items = num_work_items(rows, kv_heads, device)
+    return Work(
+        ours=partial(plan_splits, seq_lens, items, kv_heads),
+        bytes=numel_bytes(seq_lens) + 4 * items * (kv_heads + 1),
+    )
+
+
+def _prefill(chunks: list[Chunk], heads: Heads, device: torch.device) -> Work:
+    from torch.nn.attention.bias import causal_lower_right  # takes a second too
+
+    lengths, counts = [sum(chunk) for chunk in chunks], [count for _, count in chunks]
+    paged = Paged(lengths, heads, device)
+    (key_cache, value_cache), (keys, values) = paged.caches, paged.dense
+    query = randn(sum(counts), heads.heads, heads.dim, dtype=heads.dtype, device=device, seed=2)
+    starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
+    scale = heads.dim**-0.5
+    if len(set(chunks)) == 1:  # one batch
+        parts = [(query.unflatten(0, (len(chunks), -1)).transpose(1, 2), keys, values)]
+    else:
+        each = zip(query.split(counts), lengths, keys, values, strict=True)
+        parts = [(q.transpose(0, 1)[None], k[None, :, :n], v[None, :, :n]) for q, n, k, v in each]
+    biases = [causal_lower_right(q.shape[2], k.shape[2]) for q, k, _ in parts]
+    return Work(
+        ours=partial(
+            paged_prefill_attention,
+            *(query, key_cache, value_cache, paged.block_tables, starts, paged.seq_lens),
+            scale=scale,
+            **paged.scales,
+        ),
+        peers={"sdpa": partial(_causal, parts, biases, scale)},
+        # Two products of 2 operations per element, for every pair of a query and a visible key.
+        flops=4
+        * heads.heads
+        * heads.dim
+        * sum(n * prefix + n * (n + 1) // 2 for prefix, n in chunks),
+    )
+
+
+def _causal(
+    parts: list[tuple[Tensor, Tensor, Tensor]], biases: Sequence[Tensor], scale: float
+) -> Tensor:
+    """Attend batch by batch, [B, H, n, D] to [T, H, D]."""
+    found = []
+    for (q, k, v), bias in zip(parts, biases, strict=True):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=True)
+        found.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(found)
+
+
+def _case(
+    operation: str,
+    name: str,
+    model: Shape,
+    size: Any,
+    tiny: Any,
+    *,
+    aim: Aim | None,
+    block_size: int = 16,
+    compile: bool = False,
+) -> Case:
+    float8 = "fp8" in name
+    sizes = (model.heads, model.kv_heads, model.head_dim, torch.bfloat16)
+    # With a float8 cache the kernels compute in float16, whatever the queries' dtype.
+    dtype = torch.float16 if float8 else torch.float32
+    heads = {"heads": Heads(*sizes, float8, block_size)}
+    key, build = ("lengths", _decode) if operation == "paged_decode" else ("chunks", _prefill)
+    return Case(
+        operation,
+        f"{model.label} {name}",
+        build,
+        {key: size, **heads},
+        {key: tiny, "heads": Heads(6, 2, 64, dtype, float8, block_size)},
+        aim=aim,
+        compile=compile,
+    )
+
+
+def _decode_aim(model: Shape, sequences: int, length: int) -> Aim | None:
+    """Return the aim from 16 x 1k up, and for 1 x 8k; none for a small model in short cases."""
+    if sequences * length < 8192 or (model is QWEN_0_5B and sequences * length < 131072):
+        return None
+    return Aim(share=0.75 if sequences == 1 else 0.85)
+
+
+_FEW = [(64, 1024), (256, 8192)]
+_MANY = [(count, length) for length in (1024, 8192) for count in (1, 16, 64, 256)]
+_RAGGED = [random.Random(seed).randrange(1, 2048) for seed in range(64)]
+_DECODE = [
+    *(
+        _case(
+            *("paged_decode", f"{kind}{count} x {length // 1024}k", model),
+            *([length] * count, [70, 70]),
+            aim=_decode_aim(model, count, length),
+            compile=model is LLAMA_8B and not kind and (count, length) in ((64, 1024), (1, 8192)),
+        )
+        for model, kind, sizes in (
+            (LLAMA_8B, "", _MANY),
+            (LLAMA_8B, "fp8 ", _MANY),
+            (QWEN_0_5B, "", _MANY),
+            (QWEN_0_5B, "fp8 ", _FEW),
+        )
+        for count, length in sizes
+    ),
+    _case("paged_decode", "64 x 1..2k", LLAMA_8B, _RAGGED, [70, 1, 33], aim=Aim(share=0.85)),
+    _case(
+        *("paged_decode", "64 x 1k blocks of 64", LLAMA_8B, [1024] * 64, [70, 70]),
+        aim=Aim(share=0.85),
+        block_size=64,
+    ),
+    *(
+        Case("paged_decode", f"plan of {rows}", _plan, {"rows": rows, "kv_heads": 8}, {"rows": 5})
+        for rows in (64, 256)
+    ),
+]
+_AIM = Aim(share=0.6)
+_LONG = ([(0, 8192)], [(0, 37)])
+_SHORT = ([(0, 1024)] * 8, [(0, 21)] * 2)
+_BEHIND = ([(6144, 2048)], [(20, 18)])
+_MIXED = ([(0, 1024), (2048, 512), (7000, 333), (100, 179)], [(0, 9), (40, 17)])
+_PREFILL = [
+    _case("paged_prefill", "1 x 8k", LLAMA_8B, *_LONG, aim=_AIM),
+    _case("paged_prefill", "1 x 8k blocks of 64", LLAMA_8B, *_LONG, aim=_AIM, block_size=64),
+    _case("paged_prefill", "fp8 1 x 8k", LLAMA_8B, *_LONG, aim=_AIM),
+    _case("paged_prefill", "8 x 1k", LLAMA_8B, *_SHORT, aim=None),
+    _case("paged_prefill", "2k behind 6k", LLAMA_8B, *_BEHIND, aim=_AIM),
+    _case("paged_prefill", "mixed chunks", LLAMA_8B, *_MIXED, aim=None),
+    _case("paged_prefill", "1 x 8k", QWEN_0_5B, *_LONG, aim=None),
+    _case("paged_prefill", "8 x 1k", QWEN_0_5B, *_SHORT, aim=None),
+    _case("paged_prefill", "2k behind 6k", QWEN_0_5B, *_BEHIND, aim=None),
+]
+CASES = _DECODE + _PREFILL

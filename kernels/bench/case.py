@@ -1,8 +1,8 @@
-"""Benchmark cases: shapes of a real model, our kernel and torch implementations."""
+"""Benchmark cases: the shapes of a real model, our kernel and torch's implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B, Shape
+
 Call = partial[Any]
+MODELS = (LLAMA_8B, QWEN_0_5B)
 
 # Tolerated relative RMS difference between two summation orders, by the coarser dtype of the two.
 _TOLERANCES = {
@@ -22,39 +25,25 @@ _TOLERANCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """The shapes of a model whose kernels are measured."""
-
-    label: str
-    name: str
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    inner: int
-    vocab: int
-
-
-LLAMA = Model("8B", "Llama-3.1-8B", 4096, 32, 8, 128, 14336, 128256)
-QWEN = Model("0.5B", "Qwen2.5-0.5B", 896, 14, 2, 64, 4864, 151936)
-MODELS = (LLAMA, QWEN)
-
-
-@dataclass(frozen=True, slots=True)
 class Aim:
-    """Target of a case: a minimum share of the ceiling, or a maximum time."""
+    """A target: least share of the floor, most seconds, or how many times as fast as torch."""
 
     share: float | None = None
-    micros: float | None = None
+    seconds: float | None = None
+    factor: float | None = None
 
-    def met(self, micros: float, share: float | None) -> bool:
-        """Return whether a measured case meets the target."""
-        if self.micros is not None:
-            return micros <= self.micros
+    def met(self, seconds: float, share: float | None, factor: float | None) -> bool:
+        """Return whether a time, its share of the floor and its factor over torch meet it."""
+        if self.seconds is not None:
+            return seconds <= self.seconds
+        if self.factor is not None:
+            return factor is not None and factor >= self.factor
         return share is not None and self.share is not None and share >= self.share
 
     def __str__(self) -> str:
-        return f"<= {self.micros:.0f} us" if self.micros is not None else f">= {self.share:.0%}"
+        if self.factor is not None:
+            return f">= {self.factor:g}x"
+        return f"<= {1e3 * self.seconds:g} ms" if self.seconds else f">= {self.share:.0%}"
 
 
 ELEMENTWISE = Aim(share=0.85)  # of the copy bandwidth, at 8192 tokens
@@ -63,13 +52,12 @@ ELEMENTWISE = Aim(share=0.85)  # of the copy bandwidth, at 8192 tokens
 def differs(ours: Any, theirs: Any) -> str | None:
     """Return how two results differ beyond rounding, None if they do not."""
     mine, yours = list(_tensors(ours)), list(_tensors(theirs))
-    if [tuple(tensor.shape) for tensor in mine] != [tuple(tensor.shape) for tensor in yours]:
-        shapes = [[list(tensor.shape) for tensor in found] for found in (mine, yours)]
+    shapes = [[list(tensor.shape) for tensor in found] for found in (mine, yours)]
+    if shapes[0] != shapes[1]:
         return f"shapes {shapes[0]} and {shapes[1]}"
     for index, (a, b) in enumerate(zip(mine, yours, strict=True)):
         if not a.is_floating_point():
-            wrong = int((a != b).sum())
-            if wrong:
+            if wrong := int((a != b).sum()):
                 return f"{wrong} of {a.numel()} values of output {index}"
             continue
         tolerance = max(_TOLERANCES[a.dtype], _TOLERANCES[b.dtype])
@@ -87,7 +75,7 @@ class Work:
     Attributes:
         ours: the wrapper of our kernel.
         peers: torch implementations of the same operation, by name.
-        compiled: those to pass through torch.compile; run eagerly without it.
+        compiled: one that is measured through torch.compile.
         bytes: minimum number of bytes to read and write.
         flops: replaces the bytes if arithmetic bounds the operation.
         written: tensors that every call changes; they are compared like its result.
@@ -97,7 +85,7 @@ class Work:
 
     ours: Call
     peers: dict[str, Call] = field(default_factory=dict)
-    compiled: dict[str, Call] = field(default_factory=dict)
+    compiled: Call | None = None
     bytes: int = 0
     flops: int = 0
     written: tuple[Tensor, ...] = ()
@@ -127,7 +115,7 @@ class Case:
         shape: arguments of `build`.
         tiny: arguments that are smaller in the interpreter.
         aim: its target.
-        compile: measure peers under torch.compile too, which take seconds each to compile.
+        compile: measure torch.compile too, which takes seconds.
     """
 
     operation: str
@@ -140,11 +128,39 @@ class Case:
 
     @property
     def key(self) -> str:
+        """Distinguishes it from all other cases."""
         return f"{self.operation} {self.name}"
 
     def tiny_case(self) -> Case:
         """Return the same case at its tiny shape, without an aim and torch.compile."""
         return replace(self, shape={**self.shape, **self.tiny}, aim=None, compile=False)
+
+
+def by_tokens(
+    operation: str,
+    name: str,
+    build: Callable[..., Work],
+    sizes: Callable[[Shape], dict[str, Any]],
+    tiny: dict[str, Any],
+    *,
+    models: Sequence[Shape] = MODELS,
+    tokens: Sequence[int] = (8192, 64, 1),
+    aim: Aim | None = ELEMENTWISE,
+) -> list[Case]:
+    """Return cases of these models with so many tokens; the largest of Llama's has the aim."""
+    return [
+        Case(
+            operation,
+            f"{name} {model.label} {count}",
+            build,
+            {"tokens": count, "dtype": torch.bfloat16, **sizes(model)},
+            {"tokens": 3, "dtype": torch.float32, **tiny},
+            aim=aim if model is LLAMA_8B and count == 8192 else None,
+            compile=model is LLAMA_8B and count == 8192,
+        )
+        for model in models
+        for count in tokens
+    ]
 
 
 def numel_bytes(*tensors: Tensor) -> int:

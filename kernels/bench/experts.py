@@ -5,7 +5,6 @@ torch's grouped product needs sorted rows; its form sorts, gathers, multiplies, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,33 +19,22 @@ from kernels.experts.products import expert_gated_linear, expert_linear
 from kernels.experts.routing import route
 from kernels.experts.sorting import sort_by_expert
 
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """The shapes of a model's experts."""
-
-    label: str
-    hidden: int
-    inner: int
-    experts: int
-    top_k: int
-
-
-MIXTURES = (
-    Mixture("Qwen3-30B-A3B", 2048, 768, 128, 8),
-    Mixture("Mixtral-8x7B", 4096, 14336, 8, 2),
-    Mixture("gpt-oss-20b", 2880, 2880, 32, 4),
-)
+# Inner and hidden size, experts, and how many of them a token goes through.
+_MIXTURES = {
+    "Qwen3-30B-A3B": (768, 2048, 128, 8),
+    "Mixtral-8x7B": (14336, 4096, 8, 2),
+    "gpt-oss-20b": (2880, 2880, 32, 4),
+}
 
 
 def _route(
-    tokens: int, mixture: Mixture, inner: int, hidden: int, dtype: torch.dtype, device: torch.device
+    tokens: int, experts: int, top_k: int, dtype: torch.dtype, device: torch.device, **_: int
 ) -> Work:
-    logits = randn(tokens, mixture.experts, dtype=dtype, device=device)
+    logits = randn(tokens, experts, dtype=dtype, device=device)
     return Work(
-        ours=partial(route, logits, mixture.top_k, normalize=True),
-        peers={"topk": partial(_torch_route, logits, mixture.top_k)},
-        bytes=numel_bytes(logits) + tokens * mixture.top_k * 8,
+        ours=partial(route, logits, top_k, normalize=True),
+        peers={"sort": partial(_torch_route, logits, top_k)},
+        bytes=numel_bytes(logits) + tokens * top_k * 8,
     )
 
 
@@ -57,21 +45,26 @@ def _torch_route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def _experts(
-    tokens: int, mixture: Mixture, inner: int, hidden: int, dtype: torch.dtype, device: torch.device
+    tokens: int,
+    inner: int,
+    hidden: int,
+    experts: int,
+    top_k: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Work:
-    num, top_k = mixture.experts, mixture.top_k
     x = randn(tokens, hidden, dtype=dtype, device=device)
-    gate_up = randn(num, 2 * inner, hidden, dtype=dtype, device=device, seed=1) / hidden**0.5
-    down = randn(num, hidden, inner, dtype=dtype, device=device, seed=2) / inner**0.5
-    logits = randn(tokens, num, dtype=torch.float32, device=device, seed=3)
-    experts, weights = route(logits, top_k, normalize=True)
-    read = int(experts.unique().numel()) * 3 * inner * hidden * dtype.itemsize
+    gate_up = randn(experts, 2 * inner, hidden, dtype=dtype, device=device, seed=1) / hidden**0.5
+    down = randn(experts, hidden, inner, dtype=dtype, device=device, seed=2) / inner**0.5
+    logits = randn(tokens, experts, dtype=torch.float32, device=device, seed=3)
+    chosen, weights = route(logits, top_k, normalize=True)
+    read = int(chosen.unique().numel()) * 3 * inner * hidden * dtype.itemsize
     flops = 2 * tokens * top_k * 3 * inner * hidden
     return Work(
-        ours=partial(_ours, x, gate_up, down, experts, weights),
-        peers={"grouped_mm": partial(_torch, x, gate_up, down, experts, weights)},
+        ours=partial(_ours, x, gate_up, down, chosen, weights),
+        peers={"grouped_mm": partial(_torch, x, gate_up, down, chosen, weights)},
         bytes=read + 2 * numel_bytes(x),
-        flops=flops if tokens * top_k > 64 * num else 0,
+        flops=flops if tokens * top_k > 64 * experts else 0,
     )
 
 
@@ -102,19 +95,17 @@ def _torch(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: T
 CASES = [
     Case(
         operation="experts",
-        name=f"{name} {mixture.label} {tokens}",
+        name=f"{name} {label} {tokens}",
         build=build,
         shape={
+            **dict(zip(("inner", "hidden", "experts", "top_k"), sizes, strict=True)),
             "tokens": tokens,
-            "mixture": mixture,
-            "inner": mixture.inner,
-            "hidden": mixture.hidden,
             "dtype": torch.bfloat16,
         },
         tiny={"tokens": 3, "inner": 24, "hidden": 32, "dtype": torch.float32},
     )
-    for mixture in MIXTURES
+    for label, sizes in _MIXTURES.items()
     for name, build in (("experts", _experts), ("route", _route))
     for tokens in (8192, 64, 1)
-    if name == "experts" or (tokens == 64 and mixture is MIXTURES[0])
+    if name == "experts" or (tokens == 64 and sizes[-1] == 8)
 ]

@@ -7,7 +7,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from kernels.bench.case import MODELS, Case, Work, numel_bytes, randn
+from kernels.bench.case import Work, by_tokens, numel_bytes, randn
+from kernels.bench.shapes import Shape
 from kernels.matmul import matmul
 
 
@@ -24,18 +25,15 @@ def _linear(
     )
 
 
+def _sizes(name: str, model: Shape) -> dict[str, int]:
+    columns, depth = model.projections[name]
+    return {"columns": columns, "depth": depth}
+
+
 CASES = [
-    Case(
-        operation="matmul",
-        name=f"{name} {model.label} {tokens}",
-        build=_linear,
-        shape={"tokens": tokens, "columns": columns, "depth": depth, "dtype": torch.bfloat16},
-        tiny={"tokens": 3, "columns": 40, "depth": 64, "dtype": torch.float32},
+    case
+    for name in ("gate_up_proj", "down_proj")
+    for case in by_tokens(
+        *("matmul", name, _linear, partial(_sizes, name), {"columns": 40, "depth": 64}), aim=None
     )
-    for model in MODELS
-    for name, columns, depth in (
-        ("gate_up", 2 * model.inner, model.hidden),
-        ("down", model.hidden, model.inner),
-    )
-    for tokens in (8192, 64, 1)
 ]

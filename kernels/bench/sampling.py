@@ -1,105 +1,85 @@
-"""Sampling with filters, next to the sort-based torch implementation common in engines.
+"""Sampling, next to the sort-based torch implementation common in engines, and what surrounds it.
 
 The torch implementations use exponential races like ours, since torch.multinomial synchronises with
 the device. Sampled tokens are random, so results agree if both are among the tokens that the
-filters keep; at the tests' tiny shapes both get the same random numbers and must sample the same.
+filters keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.bench import sampling_logits
-from kernels.bench.case import LLAMA, QWEN, Aim, Call, Case, Work, differs, numel_bytes, randn
-from kernels.bench.sampling_logits import slot_tables
+from kernels.bench.case import Aim, Call, Case, Work, differs, numel_bytes, randn
+from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B
+from kernels.sampling.adjust_logits import adjust_logits
 from kernels.sampling.draw import sample_tokens
-from kernels.sampling.philox import exponentials_reference
+from kernels.sampling.logprobs import token_logprobs
+from kernels.sampling.token_counts import TokenCounts, count_tokens
+from kernels.sampling.truncate import truncate_logits
+from kernels.slot_tables import BIAS, PENALTIES, SlotTables
 
 _SPREAD = 3.0  # standard deviation of the logits, similar to a model's
-_AIM = Aim(micros=250)
+_BIASES = 4  # per row
+_NUM_TOP = 5
 
 
-def draw(
-    rows: int,
-    vocab: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    same_numbers: bool,
-    device: torch.device,
-) -> Work:
-    """Return sampling from random logits; `same_numbers` gives torch our random numbers."""
-    logits = randn(rows, vocab, dtype=torch.float32, device=device) * _SPREAD
-    tables = slot_tables(rows, vocab, max_model_len=1, device=device)
-    kelvin, mass = tables.temperature.fill_(temperature), tables.top_p.fill_(top_p)
-    tables.top_k.fill_(top_k)
-    seeds = tables.seeds.copy_(torch.arange(1000, 1000 + rows))
-    positions = tables.num_tokens.copy_(torch.arange(rows))
-    times = exponentials_reference(seeds, positions.long(), vocab).float() if same_numbers else None
-    peers: dict[str, Call] = {}
-    compiled: dict[str, Call] = {}
-    if not temperature:
-        peers["argmax"] = partial(torch.argmax, logits, -1)
-    elif top_k or top_p < 1:
-        if top_k:
-            peers["topk, cumsum, race"] = partial(_topk, logits, kelvin, top_k, mass, times)
-        peers["sort, cumsum, race"] = partial(_sort, logits, kelvin, top_k, mass, times)
-    else:
-        peers["softmax, race"] = partial(_softmax, logits, kelvin, times)
-        compiled["compiled"] = partial(_softmax, logits, kelvin, times)
-    compare: Callable[[Any, Any], str | None] = differs
-    if temperature and not same_numbers:
-        compare = partial(_outside, _kept(logits, kelvin, top_k, top_p))
-    return Work(
-        ours=partial(
-            sample_tokens, logits, tables, torch.arange(rows, dtype=torch.int32, device=device)
-        ),
-        peers=peers,
-        compiled=compiled,
-        bytes=numel_bytes(logits),
-        differs=compare,
+def _tables(rows: int, vocab: int, device: torch.device, max_model_len: int = 1) -> SlotTables:
+    return SlotTables.allocate(
+        rows,
+        max_model_len=max_model_len,
+        max_blocks=1,
+        max_stop_token_ids=16,
+        max_biases=1024,
+        vocab_size=vocab,
+        device=device,
     )
 
 
-def _softmax(logits: Tensor, temperature: Tensor, times: Tensor | None) -> Tensor:
-    return _race((logits / temperature[:, None]).softmax(-1), times)
+def draw(
+    rows: int, vocab: int, temperature: float, top_k: int, top_p: float, device: torch.device
+) -> Work:
+    """Return sampling from random logits."""
+    logits = randn(rows, vocab, dtype=torch.float32, device=device) * _SPREAD
+    tables = _tables(rows, vocab, device)
+    kelvin, mass = tables.temperature.fill_(temperature), tables.top_p.fill_(top_p)
+    tables.top_k.fill_(top_k)
+    tables.seeds.copy_(torch.arange(1000, 1000 + rows))
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    ours = partial(sample_tokens, logits, tables, slots)
+    peer: dict[str, Call] = {"argmax": partial(torch.argmax, logits, -1)}
+    if top_k or top_p < 1:
+        peer = {"sort, cumsum, race": partial(_sort, logits, kelvin, top_k, mass)}
+    elif temperature:
+        peer = {"softmax, race": partial(_softmax, logits, kelvin)}
+    kept = _kept(logits, kelvin, top_k, top_p) if temperature else None
+    return Work(
+        ours,
+        peer,
+        compiled=next(iter(peer.values())),
+        bytes=numel_bytes(logits),
+        differs=differs if kept is None else partial(_outside, kept),
+    )
 
 
-def _topk(
-    logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor, times: Tensor | None
-) -> Tensor:
-    """Sample if all rows have one top_k, known on the host."""
-    values, order = (logits / temperature[:, None]).topk(top_k)
-    return _nucleus(values, order, top_p, times)
+def _softmax(logits: Tensor, temperature: Tensor) -> Tensor:
+    return _race((logits / temperature[:, None]).softmax(-1))
 
 
-def _sort(
-    logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor, times: Tensor | None
-) -> Tensor:
-    values, order = (logits / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
-    if top_k:
-        rank = torch.arange(logits.shape[1], device=logits.device)
-        values = values.masked_fill(rank >= top_k, float("-inf"))
-    return _nucleus(values, order, top_p, times)
-
-
-def _nucleus(values: Tensor, order: Tensor, top_p: Tensor, times: Tensor | None) -> Tensor:
+def _sort(logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor) -> Tensor:
+    scaled = logits / temperature[:, None]
+    # One top_k of all rows, known on the host, makes this the fastest.
+    values, order = scaled.topk(top_k) if top_k else scaled.sort(dim=-1, descending=True)
     probs = values.softmax(-1)
     before = probs.cumsum(-1) - probs
-    probs = probs.masked_fill(before >= top_p[:, None], 0.0)
-    place = _race(probs, None if times is None else times.gather(-1, order))
+    place = _race(probs.masked_fill(before >= top_p[:, None], 0.0))
     return order.gather(-1, place[:, None])[:, 0]
 
 
-def _race(probs: Tensor, times: Tensor | None) -> Tensor:
-    if times is None:
-        times = torch.empty_like(probs).exponential_()
-    return (probs / times).argmax(-1)
+def _race(probs: Tensor) -> Tensor:
+    return (probs / torch.empty_like(probs).exponential_()).argmax(-1)
 
 
 def _kept(logits: Tensor, temperature: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -115,41 +95,110 @@ def _kept(logits: Tensor, temperature: Tensor, top_k: int, top_p: float) -> Tens
 def _outside(kept: Tensor, ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> str | None:
     """Return whose tokens are not among those `kept`, None if all are."""
     for name, (tokens,) in (("ours", ours), ("torch", theirs)):
-        outside = int((~kept.gather(1, tokens[:, None])).sum())
-        if outside:
+        if outside := int((~kept.gather(1, tokens[:, None])).sum()):
             return f"{outside} tokens of {name} that the filters drop"
     return None
 
 
-def _case(name: str, rows: int, vocab: int, temperature: float, top_k: int, top_p: float) -> Case:
-    filtered = bool(top_k)
-    return Case(
-        operation="sampling",
-        name=name,
-        build=draw,
-        shape={
-            "rows": rows,
-            "vocab": vocab,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "same_numbers": False,
-        },
-        tiny={"rows": 4, "vocab": 300, "top_k": 7 if filtered else 0, "same_numbers": True},
-        aim=_AIM if filtered and rows == 64 else None,
-        compile=temperature > 0 and rows == 64,
+def _penalties(rows: int, vocab: int, prompt: int, output: int, device: torch.device) -> Work:
+    logits = randn(rows, vocab, dtype=torch.float32, device=device)
+    generator = torch.Generator().manual_seed(0)
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    tables = _tables(rows, vocab, device, max_model_len=prompt + output)
+    tables.token_ids.copy_(torch.randint(vocab, (rows, prompt + output), generator=generator))
+    tables.num_tokens.fill_(prompt + output)
+    tables.num_prompt_tokens.fill_(prompt)
+    tables.features.fill_(BIAS | PENALTIES)
+    tables.num_biases.fill_(_BIASES)
+    tables.bias_token_ids[:, :_BIASES] = torch.arange(_BIASES) * (vocab // _BIASES)
+    tables.bias_values[:, :_BIASES] = 1.0
+    tables.repetition_penalty.fill_(1.1)
+    tables.presence_penalty.fill_(0.3)
+    tables.frequency_penalty.fill_(0.2)
+    counts = TokenCounts.allocate(rows, vocab, device)
+    count_tokens(counts, tables, slots)
+    return Work(
+        ours=partial(adjust_logits, logits, tables, slots, counts),
+        bytes=numel_bytes(*counts) + 2 * 4 * rows * (prompt + output),
+        written=(logits,),
     )
 
 
-_DRAWS = [
-    _case(f"{name} {model.label} {rows}", rows, model.vocab, temperature, top_k, top_p)
-    for name, temperature, top_k, top_p in (
-        ("top-k top-p", 0.7, 50, 0.9),
-        ("top-p", 0.7, 0, 0.9),
-        ("unfiltered", 0.7, 0, 1.0),
-        ("greedy", 0.0, 0, 1.0),
+def _truncation(rows: int, vocab: int, device: torch.device) -> Work:
+    logits = randn(rows, vocab, dtype=torch.float32, device=device)
+    tables = _tables(rows, vocab, device)
+    tables.temperature.fill_(1.0)
+    tables.top_n_sigma.fill_(3.0)
+    tables.typical_p.fill_(0.9)
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    return Work(
+        ours=partial(truncate_logits, logits, tables, slots),
+        bytes=2 * numel_bytes(logits),
+        written=(logits,),
     )
-    for model, rows in ((LLAMA, 64), (LLAMA, 256), (LLAMA, 1), (QWEN, 64))
-    if model is LLAMA or name == "top-k top-p"
+
+
+def _logprobs(rows: int, vocab: int, device: torch.device) -> Work:
+    logits = randn(rows, vocab, dtype=torch.float32, device=device)
+    token_ids = torch.arange(rows, device=device)
+    form = partial(_torch_logprobs, logits, token_ids)
+    return Work(
+        ours=partial(token_logprobs, logits, token_ids, _NUM_TOP),
+        peers={"eager": form},
+        compiled=form,
+        bytes=numel_bytes(logits),
+    )
+
+
+def _torch_logprobs(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(-1, token_ids[:, None])
+    # Ranked by logits: rounding makes some log-probabilities equal.
+    ranks = (logits > logits.gather(-1, token_ids[:, None])).sum(-1).int() + 1
+    values, tokens = logprobs.topk(_NUM_TOP)
+    return chosen[:, 0], ranks, tokens, values
+
+
+CASES = [
+    *(
+        Case(
+            operation="sampling",
+            name=f"{name} {model.label} {rows}",
+            build=draw,
+            shape={
+                "rows": rows,
+                "vocab": model.vocab,
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+            },
+            tiny={"rows": 4, "vocab": 300, "top_k": min(top_k, 7)},
+            aim=Aim(seconds=250e-6) if top_k and rows == 64 else None,
+            compile=temperature > 0 and rows == 64,
+        )
+        for name, temperature, top_k, top_p in (
+            ("top-k top-p", 0.7, 50, 0.9),
+            ("top-p", 0.7, 0, 0.9),
+            ("unfiltered", 0.7, 0, 1.0),
+            ("greedy", 0.0, 0, 1.0),
+        )
+        for model, rows in ((LLAMA_8B, 64), (LLAMA_8B, 256), (LLAMA_8B, 1), (QWEN_0_5B, 64))
+        if model is LLAMA_8B or name == "top-k top-p"
+    ),
+    *(
+        Case(
+            operation="sampling",
+            name=f"{name} {LLAMA_8B.label} {rows}",
+            build=build,
+            shape={"rows": rows, "vocab": LLAMA_8B.vocab, **others},
+            tiny={"rows": 3, "vocab": 300, **dict.fromkeys(others, 40)},
+            compile=rows == 64,
+        )
+        for name, build, others in (
+            ("penalties", _penalties, {"prompt": 1024, "output": 256}),
+            ("truncation", _truncation, {}),
+            ("logprobs", _logprobs, {}),
+        )
+        for rows in (64, 256, 1)
+    ),
 ]
-CASES = [*_DRAWS, *sampling_logits.CASES]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.bench.resources import launches
+from engine.bench.gpu.kernels import launches
 from kernels.rms_norm import rms_norm, rms_norm_add
 from tests.aot import resources
 from tests.aot.compiler import Compiled, compiling_for

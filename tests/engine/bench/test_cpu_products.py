@@ -1,14 +1,12 @@
-"""The table and the plot of the products on a CPU."""
-
-from pathlib import Path
+"""The table of the products on a CPU."""
 
 import pytest
 import torch
 
 from engine.bench import cpu_products
-from engine.bench.cpu_products import FORMS, flops, main, table
-from engine.bench.shapes import QWEN_0_5B, TINY
+from engine.bench.cpu_products import FORMS, main, table
 from engine.layers.packed_linear import can_pack
+from kernels.bench.shapes import TINY
 from tests.factories.forms import in_panels
 
 needs_both = pytest.mark.skipif(
@@ -17,34 +15,24 @@ needs_both = pytest.mark.skipif(
 )
 
 
-def test_a_layers_operations_are_those_of_its_weights() -> None:
-    assert flops(QWEN_0_5B) * QWEN_0_5B.layers == 2 * QWEN_0_5B.layer_parameters
-
-
 def test_rates_and_ratios() -> None:
-    seconds = {
-        "ours bf16": 2.0,
-        "F.linear bf16": 8.0,
-        "oneDNN bf16, packed": 3.0,
-        "ours int8": 1.0,
-        "oneDNN int8": 4.0,
-    }
-    times = {name: {4: taken * flops(TINY)} for name, taken in seconds.items()}
-    _, row = table(TINY, times)
-    assert row.split() == ["4", *["0"] * 5, "1.50", "2.00"]
+    rates = dict(zip(FORMS, (6e9, 2e9, 3e9, 12e9, 5e9), strict=True))
+    lines = table(TINY, {name: {1024: rate} for name, rate in rates.items()}).splitlines()
+    cells = [cell.strip() for cell in lines[-1].split("|")[1:-1]]
+    assert cells == ["1,024", "6", "2", "3", "12", "5", "2.00", "2.00"]
 
 
 @needs_both
-def test_all_forms_are_measured_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_all_forms_are_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_products, "_WEIGHT_BYTES", 3 * flops(TINY))
-    plot = tmp_path / "products.png"
-    main(["--models", "tiny", "--rows", "100,1", "--plot", str(plot)])
-    _, head, *rows = capsys.readouterr().out.splitlines()
-    assert all(name in head for name in FORMS)
-    assert [row.split()[0] for row in rows] == ["1", "100"]
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    flops = 2 * TINY.layer_parameters // TINY.layers
+    monkeypatch.setattr(cpu_products, "_WEIGHT_BYTES", 3 * flops)
+    monkeypatch.setattr(cpu_products, "_LEAST_S", 0.02)
+    main(["--models", "tiny", "--rows", "100,1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(name in lines[3] for name in FORMS)
+    assert [line.split()[1] for line in lines[5:]] == ["1", "100"]
 
 
 def test_a_cpu_without_both_is_told(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.bench import cpu_ceilings, cpu_step
+from engine.bench import ceilings, cpu_step
 from engine.bench.cpu_step import CpuStep, main
 from engine.core.engine_core import EngineCore
 from tests.factories.checkpoints import write_checkpoint
@@ -35,9 +35,8 @@ def test_the_parts_are_those_of_the_step(path: Path, quantization: str | None) -
     profile = CpuStep(path, quantization, most=3, context=20)
     for batch in (1, 3):
         step, parts = profile.measure(batch, context=20)
-        assert parts.keys() == PARTS
-        assert sum(parts.values()) == pytest.approx(step)
-        assert all(taken > 0 for name, taken in parts.items() if name != "all else")
+        assert parts.keys() == PARTS - {"all else"}
+        assert all(0 < taken < step for taken in parts.values())
     profile.core.check_integrity()
     assert not profile.core.has_unfinished_requests()
 
@@ -45,14 +44,14 @@ def test_the_parts_are_those_of_the_step(path: Path, quantization: str | None) -
 @needs_fused_layers
 def test_floors_follow_from_the_shapes(path: Path) -> None:
     few, many = (
-        CpuStep(path, quantization, most=1, context=20).floors(1, 20, CEILINGS)
+        CpuStep(path, quantization, most=1, context=20).decode_floors(1, 20, CEILINGS)
         for quantization in ("int8", None)
     )
     # Of one row the weights are read, a byte or two of each.
     assert many["down_proj"] == pytest.approx(2 * few["down_proj"])
     assert many["lm_head"] == pytest.approx(2 * few["lm_head"])
     profile = CpuStep(path, None, most=1, context=20)
-    products = profile.floors(10**6, 20, CEILINGS)["down_proj"] * CEILINGS["bf16"]
+    products = profile.decode_floors(10**6, 20, CEILINGS)["down_proj"] * CEILINGS["bf16"]
     spec = profile._model.spec
     assert products == pytest.approx(
         spec.num_layers * 2 * 10**6 * spec.hidden_size * spec.layers[0].mlp.size
@@ -63,13 +62,13 @@ def test_floors_follow_from_the_shapes(path: Path) -> None:
 def test_the_command_prints_every_part_beside_its_floor(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_ceilings, "measure", lambda: CEILINGS)
+    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
     main([str(path), "--batches", "1,2", "--context", "20"])
     said = capsys.readouterr().out
     assert "bf16, 1 sequences of 20 tokens" in said
     assert "bf16, 2 sequences of 20 tokens" in said
     assert "reads 1.0 GB/s" in said
-    assert all(said.count(f"\n{part} ") == 2 for part in PARTS)
+    assert all(said.count(f"\n| {part} ") == 2 for part in PARTS)
 
 
 @needs_fused_layers
@@ -78,10 +77,10 @@ def test_a_prompt_is_a_step_of_its_own(
 ) -> None:
     profile = CpuStep(path, None, most=1, context=8, longest_prompt=40)
     step, parts = profile.measure_prompt(40)
-    assert parts.keys() == PARTS - {"lm_head", "draw"}
-    assert sum(parts.values()) == pytest.approx(step)
+    assert parts.keys() == PARTS - {"lm_head", "draw", "all else"}
+    assert 0 < sum(parts.values()) < step
     assert not profile.core.has_unfinished_requests()
-    monkeypatch.setattr(cpu_ceilings, "measure", lambda: CEILINGS)
+    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
     main([str(path), "--prompts", "30,40"])
     said = capsys.readouterr().out
     assert "bf16, a prompt of 30 tokens" in said
@@ -94,7 +93,7 @@ def test_a_prompt_is_a_step_of_its_own(
     [
         (["--batches", "1,x"], "argument --batches: invalid"),
         (["--batches", "0"], "argument --batches: invalid"),
-        (["--context", "0"], "argument --context: invalid"),
+        (["--context", "0"], "--context: must be at least 1"),
         (["--quantization", "int3"], "argument --quantization: invalid choice"),
     ],
 )
@@ -111,20 +110,20 @@ def test_sequences_that_are_not_prefilled_in_one_step_wait_for_each_other(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_step, "_BUDGET", 8)
-    step, parts = CpuStep(path, None, most=3, context=40).measure(3, 40)
-    assert sum(parts.values()) == pytest.approx(step)
+    _, parts = CpuStep(path, None, most=3, context=40).measure(3, 40)
+    assert parts.keys() == PARTS - {"all else"}
 
 
 @needs_fused_layers
 def test_sequences_without_room_are_refused(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_ceilings, "measure", lambda: CEILINGS)
+    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
     monkeypatch.setattr(EngineCore, "has_unfinished_requests", lambda core: False)
     monkeypatch.setattr(cpu_step, "_BUDGET", 8)
     with pytest.raises(SystemExit):
         main([str(path), "--batches", "3", "--context", "40"])
-    assert "--batches, --context: no room in the KV cache for 3" in capsys.readouterr().err
+    assert "no room in the KV cache for 3" in capsys.readouterr().err
 
 
 def test_a_missing_checkpoint_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

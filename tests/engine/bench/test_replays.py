@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from engine.bench import replays
-from engine.bench.checkpoint import write_checkpoint
-from engine.bench.parts import Group
-from engine.bench.replays import ReplaySession
-from engine.bench.workload import SMALL
+from engine.bench.gpu.part import Group
+from engine.bench.gpu.replays import session as replays
+from engine.bench.gpu.replays.session import ReplaySession
 from engine.core.schedule import Schedule
 from engine.execution.graphs.graph_sizes import decode_sizes
-from kernels.step_inputs import StepInputs
 from tests.factories.replayed_graphs import ReplayedGraph, ReplayingCapturer
 
 CPU = torch.device("cpu")
-GROUPS = replays.groups(240, SMALL, tiny=True)
-LABELS = [group.shape.label for group in GROUPS]
+GROUPS = replays.groups(tiny=True)
+LABELS = [group.name.split()[0] for group in GROUPS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,33 +26,32 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def session_of(group: Group, folder: Path) -> ReplaySession:
-    write_checkpoint(group.shape, folder)
-    return ReplaySession(group.shape, SMALL, folder, CPU, 0.0)
-
-
 @pytest.fixture
-def session(tmp_path: Path) -> ReplaySession:
-    return session_of(GROUPS[0], tmp_path)
+def session() -> ReplaySession:
+    found: ReplaySession = GROUPS[0].session(CPU, 0.0)
+    return found
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=LABELS)
-def test_steps_of_all_kinds_give_the_same_bits(group: Group, tmp_path: Path) -> None:
-    session = session_of(group, tmp_path)
-    found = [part.measure(session) for part in group.parts]
-    assert [figures["unequal"] for figures in found] == [[], []]
-    assert [figures["replays"] for figures in found] == [50, 10]
-    assert found[0]["kinds"].keys() == {"decode", "mixed", "prefill"}
-    assert sum(found[0]["kinds"].values()) == 50
+def test_steps_of_all_kinds_give_the_same_bits(group: Group) -> None:
+    session = group.session(CPU, 0.0)
+    assert [group.parts[0].measure(session)["replays"]] == [10]
+    figures = session.measure(range(10), 5)
+    assert figures["unequal"] == []
+    assert figures["kinds"].keys() == {"decode", "mixed", "prefill"}
+    assert figures["replays"] == sum(figures["kinds"].values()) == 50
 
 
 def test_ten_thousand_replays_are_shared_out() -> None:
-    groups = replays.groups(10_000, SMALL, tiny=False)
-    parts = [part for group in groups for part in group.parts]
-    assert len({part.key for part in parts}) == len(parts)
-    assert sum(part.count * part.steps for part in parts) == 10_000
-    episodes = {(part.shape.label, part.first + i) for part in parts for i in range(part.count)}
-    assert len(episodes) * replays.STEPS == 10_000
+    groups = replays.groups(tiny=False)
+    steps = [
+        (group.name.split()[0], episode, step)
+        for group in groups
+        for part in group.parts
+        for episode in part.measure.keywords["episodes"]  # type: ignore[attr-defined]
+        for step in range(part.measure.keywords["num_steps"])  # type: ignore[attr-defined]
+    ]
+    assert len(set(steps)) == len(steps) == 10_000
     assert len(groups) == 8
 
 
@@ -105,63 +100,52 @@ class Race:
         return self.calls % self.every == 0
 
 
-def _check_found(session: ReplaySession, *names: str) -> None:
+def _tables(runner: Any, result: Any) -> None:
+    runner._tables.num_tokens[-1] += 1
+
+
+def _cache(runner: Any, result: Any) -> None:
+    """Change the last bit of one value that no token depends on yet."""
+    runner._kv_cache[0].key.view(torch.int16)[-1, -1, -1, -1] ^= 1
+
+
+def _hidden(runner: Any, result: Any) -> None:
+    result[0].view(torch.int16)[:, 0] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "every", "named"),
+    [
+        ("_run_sample", _tables, 17, "slot tables"),
+        ("_run_forward", _cache, 13, "as served, run 2 of 2: KV cache 0"),
+        ("_compute", _hidden, 13, "hidden states"),
+    ],
+)
+def test_a_race_is_found_and_found_again_by_its_seed(
+    method: str,
+    change: Callable[[Any, Any], None],
+    every: int,
+    named: str,
+    session: ReplaySession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    race, runner = Race(every), session.steps._runner
+    run = getattr(runner, method)
+
+    def racing(*args: Any) -> Any:
+        result = run(*args)
+        if race.strikes():
+            change(runner, result)
+        return result
+
+    monkeypatch.setattr(runner, method, racing)
     unequal = [line for episode in range(3) for line in session.episode(episode)]
     assert 0 < len(unequal) < 3 * replays.STEPS
-    for name in names:
-        assert any(name in line for line in unequal)
+    assert any(named in line for line in unequal)
     label, episode, step = unequal[0].split(": ")[0].split(":")
     assert label == LABELS[0]
     again = session.episode(int(episode), int(step) + 1, again=int(step))
     assert any(line.startswith(f"{label}:{episode}:{step}: as served, run") for line in again)
-
-
-def test_a_race_in_the_slot_tables_is_found(
-    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    race, runner = Race(17), session.steps._runner
-    run_sample = runner._run_sample
-
-    def racing(*args: Any) -> Any:
-        sent = run_sample(*args)
-        if race.strikes():
-            runner._tables.num_tokens[-1] += 1
-        return sent
-
-    monkeypatch.setattr(runner, "_run_sample", racing)
-    _check_found(session, "slot tables")
-
-
-def test_a_race_in_the_kv_cache_is_found_before_it_changes_a_token(
-    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    race, runner = Race(13), session.steps._runner
-    run_forward = runner._run_forward
-
-    def racing(schedule: Schedule) -> tuple[Tensor, Tensor]:
-        results = run_forward(schedule)
-        if race.strikes():  # the last bit of one value that no token depends on yet
-            runner._kv_cache[0].key.view(torch.int16)[-1, -1, -1, -1] ^= 1
-        return results
-
-    monkeypatch.setattr(runner, "_run_forward", racing)
-    _check_found(session, "as served, run 2 of 2: KV cache 0")
-
-
-def test_a_race_in_the_last_bit_of_a_hidden_state_is_found(
-    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    race, runner = Race(13), session.steps._runner
-    compute = runner._compute
-
-    def racing(*args: Any) -> tuple[Tensor, StepInputs]:
-        hidden, inputs = compute(*args)
-        if race.strikes():
-            hidden.view(torch.int16)[:, 0] ^= 1
-        return hidden, inputs
-
-    monkeypatch.setattr(runner, "_compute", racing)
-    _check_found(session, "hidden states")
 
 
 def test_one_seed_is_replayed_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,6 @@ def test_a_window_bounds_the_blocks_and_a_single_group_holds_all() -> None:
 def test_the_command_prints_each_model(capsys: pytest.CaptureFixture[str]) -> None:
     window_blocks.main(["--tokens", "8192", "--gib", "10"])
     rows = capsys.readouterr().out.splitlines()[2:]
-    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [
+    assert [row.split("|")[1].strip() for row in rows] == [
         model.name for model in window_blocks.MODELS
     ]

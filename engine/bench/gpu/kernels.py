@@ -1,0 +1,136 @@
+"""The kernels' parts: the time of each case beside torch's, and the resources that it takes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from engine.bench import floors
+from engine.bench.clock import gpu_seconds, timed
+from engine.bench.gpu.part import Figures, Group, Part
+from kernels.bench.case import Call, Case, Work
+from kernels.bench.cases import all_cases, is_tested_by, tiny_cases
+
+# Seconds for all of torch.compile: the slowest part, and not our code.
+_COMPILE_SECONDS = 60.0
+_COMPILE_MEMORY = 0.1  # share of the GPU's memory while only compiling
+_FOLDER = "tests/kernels/"
+
+
+def group(*, tiny: bool) -> Group:
+    """Return the parts of all cases, those with an aim first."""
+    cases = {case.key: case for case in (tiny_cases() if tiny else all_cases())}
+
+    def refused_by(key: str, test: str) -> bool:
+        file = test.partition("::")[0].removeprefix(_FOLDER)
+        return test.startswith(_FOLDER) and is_tested_by(cases[key].operation, file)
+
+    def compile_kernels(device: torch.device, keys: list[str]) -> None:
+        if device.type == "cuda":
+            # Kernels do not depend on the number of rows, so a smaller case compiles the kernels
+            # of one that does not fit beside the tests.
+            torch.cuda.set_per_process_memory_fraction(_COMPILE_MEMORY)
+        for key in keys:
+            with suppress(Exception):  # reported when it is measured
+                cases[key].build(**cases[key].shape, device=device).ours()
+
+    parts = tuple(
+        Part(key, partial(KernelSession.measure, case=case), _floor, case.aim)
+        for key, case in cases.items()
+    )
+    return Group("kernels", "kernels", parts, KernelSession, compile_kernels, refused_by)
+
+
+def _floor(figures: Figures, ceilings: floors.Ceilings) -> float:
+    flops = figures["flops"]
+    return floors.bound(0 if flops else figures["bytes"], flops, ceilings)
+
+
+class KernelSession:
+    """Measures cases one by one."""
+
+    def __init__(self, device: torch.device, deadline: float) -> None:
+        self._device, self._compile_seconds = device, _COMPILE_SECONDS
+        gc.freeze()  # each graph capture runs the garbage collector
+
+    def measure(self, case: Case) -> Figures:
+        """Return the seconds of our kernel, what it moves and takes, and torch's seconds."""
+        work = case.build(**case.shape, device=self._device)
+        with launches() as kernels:
+            result = work.outcome(work.ours)
+        figures = {
+            "seconds": self._seconds(work, work.ours),
+            "bytes": work.bytes,
+            "flops": work.flops,
+            "kernels": _resources(kernels),
+        }
+        peers = {name: self._peer(work, call, result) for name, call in work.peers.items()}
+        if case.compile and work.compiled is not None:
+            peers["torch.compile"] = self._compiled(work, work.compiled, result)
+        return {**figures, "peers": peers}
+
+    def clear(self) -> None:
+        """Free the memory of a case."""
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _seconds(self, work: Work, call: Call) -> float:
+        if self._device.type == "cuda":
+            return gpu_seconds(call, graph=work.graph)
+        return timed(call, 1e-3).median
+
+    def _peer(self, work: Work, call: Call, ours: tuple[Tensor, ...]) -> Figures:
+        """Return the time of a torch implementation, unless it fails or its results differ."""
+        try:
+            if difference := work.differs(ours, work.outcome(call)):
+                return {"differs": difference}
+            return {"seconds": self._seconds(work, call)}
+        except Exception as error:
+            return {"reason": f"{type(error).__name__}: {str(error).strip()[:300]}"}
+
+    def _compiled(self, work: Work, call: Call, ours: tuple[Tensor, ...]) -> Figures:
+        if self._compile_seconds <= 0:
+            return {"reason": f"{_COMPILE_SECONDS:.0f} s of compilation were over"}
+        start = time.monotonic()
+        torch._dynamo.reset()
+        compiled = Call(torch.compile(call.func, dynamic=False), *call.args, **call.keywords)
+        try:
+            return self._peer(work, compiled, ours)
+        finally:
+            self._compile_seconds -= time.monotonic() - start
+
+
+@contextmanager
+def launches() -> Iterator[dict[str, Any]]:
+    """Record kernels launched inside the block, by name."""
+    found: dict[str, Any] = {}
+    run = JITFunction.run
+
+    def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = run(self, *args, **kwargs)
+        module = self.fn.__module__.removeprefix("kernels.")
+        found[f"{module}.{self.fn.__name__}"] = kernel
+        return kernel
+
+    with patch.object(JITFunction, "run", recording):
+        yield found
+
+
+def _resources(kernels: dict[str, Any]) -> list[str]:
+    """Return a line about each launched kernel that was compiled; registers are per thread."""
+    return [
+        f"{name}: {kernel.n_regs} registers, {kernel.n_spills} spilled, {kernel.metadata.shared} B "
+        f"shared, {kernel.metadata.num_warps} warps, {kernel.metadata.num_stages} stages"
+        for name, kernel in kernels.items()
+        if getattr(kernel, "n_regs", None) is not None
+    ]

@@ -1,0 +1,77 @@
+"""What every step does with the slot tables: its inputs, and its tokens. Measures latency."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from kernels.bench.case import Case, Work, numel_bytes
+from kernels.slot_tables import SlotTables
+from kernels.step_inputs import StepInputs, prepare_inputs
+from kernels.token_scatter import scatter_tokens
+
+_BLOCK_SIZE = 16
+
+
+def _tables(rows: int, length: int, known: int, device: torch.device) -> SlotTables:
+    """Return tables of `rows` running sequences with `known` of up to `length` tokens.
+
+    Every step advances them; they have room for as many steps as are measured.
+    """
+    found = SlotTables.allocate(
+        rows,
+        max_model_len=length,
+        max_blocks=length // _BLOCK_SIZE,
+        max_stop_token_ids=4,
+        max_biases=1,
+        vocab_size=1,
+        device=device,
+    )
+    found.token_ids.copy_(torch.arange(length, device=device))
+    found.block_tables.copy_(torch.randperm(rows * (length // _BLOCK_SIZE)).view(rows, -1))
+    found.stop_token_ids.fill_(-1)
+    found.num_tokens.fill_(known)
+    found.num_prompt_tokens.fill_(1)
+    found.max_tokens.fill_(length)
+    return found
+
+
+def _inputs(rows: int, known: int, length: int, device: torch.device) -> Work:
+    found = _tables(rows, length, length, device)
+    found.num_computed_tokens.fill_(known)
+    slots = torch.randperm(rows).to(device, torch.int32)
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+    max_blocks = found.block_tables.shape[1]
+    out = StepInputs.allocate(rows, rows, max_blocks=max_blocks, device=device)
+    block_ids = rows * (known // _BLOCK_SIZE + 1)
+    return Work(
+        ours=partial(prepare_inputs, found, slots, starts, rows, _BLOCK_SIZE, out=out),
+        bytes=2 * 4 * block_ids + numel_bytes(out.token_ids, out.positions, out.slot_mapping),
+        written=(found.num_computed_tokens,),
+    )
+
+
+def _scatter(rows: int, known: int, length: int, device: torch.device) -> Work:
+    found = _tables(rows, length, known, device)
+    slots = torch.randperm(rows).to(device, torch.int32)
+    token_ids = torch.arange(1000, 1000 + rows, device=device)
+    return Work(
+        ours=partial(scatter_tokens, found, slots, token_ids),
+        # Per row: 8 values read and written in the tables, and its stop tokens.
+        bytes=4 * rows * (8 + found.stop_token_ids.shape[1]),
+        written=(found.token_ids, found.num_tokens, found.finish_reasons),
+    )
+
+
+CASES = [
+    Case(
+        operation=operation,
+        name=f"{rows} x 1k",
+        build=build,
+        shape={"rows": rows, "known": 1024, "length": 8192},
+        tiny={"rows": 5, "known": 21, "length": 64},
+    )
+    for operation, build in (("step_inputs", _inputs), ("token_scatter", _scatter))
+    for rows in (256, 64, 1)
+]
