@@ -15,11 +15,11 @@ from torch import Tensor
 from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_output, check_shape
 from kernels.e4m3 import FP8
-from kernels.quantized.splits import plan_splits, sum_parts
+from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
+from kernels.quantized.tiles import tile_of
 
 GROUP = 128  # inputs that share a scale, where those are of blocks
 _DTYPES = (torch.bfloat16, torch.float16)
-MOST_SPLIT = 64  # rows of a product whose depth is split
 
 
 def fp8_linear(
@@ -181,27 +181,6 @@ def _product(b_x, b_w, b_sum):
     else:
         b_sum = tl.dot(b_x, tl.trans(b_w), b_sum, max_num_imprecise_acc=K)
     return b_sum
-
-
-@triton.jit
-def tile_of(
-    i_tile,
-    num_rows,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BAND: tl.constexpr,
-):
-    """Return the row and the column of a tile of the result.
-
-    Tiles are taken in bands of BAND row tiles, column by column: the rows of a band stay in the L2
-    cache, and the weight is read once per band.
-    """
-    TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    i_band = i_tile // (BAND * TILES_N)
-    height = tl.minimum(tl.cdiv(num_rows, BLOCK_M) - i_band * BAND, BAND)
-    i_place = i_tile % (BAND * TILES_N)
-    return i_band * BAND + i_place % height, i_place // height
 
 
 def _is_cublas(x: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> bool:

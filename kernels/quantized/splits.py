@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+MOST_SPLIT = 64  # rows of a product whose depth is split
 _MOST = 16
 _FEWEST_BLOCKS = 4  # of a part: as many as are on the way at once
 _BLOCK = 1024

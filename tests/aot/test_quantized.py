@@ -5,9 +5,11 @@ import torch
 from torch import Tensor
 
 from kernels.e4m3 import FP8
+from kernels.quantized.coded_product import coded_linear
+from kernels.quantized.codes import Codes, Kind
 from kernels.quantized.fp8_product import GROUP, fp8_linear
 from kernels.quantized.rows import quantize_rows
-from tests.aot.bounds import check
+from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 
 # Columns and depth of a projection.
@@ -51,5 +53,41 @@ def test_fp8(shape: tuple[int, int], in_blocks: bool, tokens: int, gpu: str) -> 
         _empty(columns),
         torch.bfloat16,
     )
+    check(found)
+    assert found[0].matrix == UNITS.get(gpu, "mma")
+
+
+# Kind, inputs per scale (None: all) and type of the shifts.
+CODES: dict[str, tuple[Kind, int | None, torch.dtype | None]] = {
+    "awq": ("int4", 128, torch.int8),
+    "w4a16": ("int4", 32, None),
+    "q4_k": ("int4", 32, torch.float16),
+    "nf4": ("table4", 64, None),
+    "gptq-8": ("int8", 128, torch.int8),
+    "fp8 rows": ("e4m3", None, None),
+    "fp8 blocks": ("e4m3", 128, None),
+}
+
+
+@each_gpu
+@each_number
+@pytest.mark.parametrize("name", CODES)
+def test_codes(name: str, tokens: int, gpu: str) -> None:
+    kind, group, shifts = CODES[name]
+    columns, depth = PROJECTIONS["Llama-3.1-8B down"]
+    has_halves = kind in ("int4", "table4")
+    group = group or depth
+    rows = 128 if name == "fp8 blocks" else 1
+    scales = columns // rows, depth // group
+    weight = Codes(
+        _empty(columns, depth // (1 + has_halves), dtype=torch.uint8),
+        kind,
+        min(group & -group, 64),
+        depth,
+        _empty(*scales, dtype=torch.float16),
+        None if shifts is None else _empty(*scales, dtype=shifts),
+        _empty(16, dtype=torch.float32) if kind == "table4" else None,
+    )
+    found = compile_call(gpu, coded_linear, _empty(tokens, depth), weight, _empty(columns))
     check(found)
     assert found[0].matrix == UNITS.get(gpu, "mma")
