@@ -13,6 +13,7 @@ Kind = Literal["int4", "table4", "int8", "e4m3"]
 # Inputs of a run: the depth of a matrix instruction, and bytes that are read together.
 _FEWEST = 16
 _MOST = 64
+BITS: dict[Kind, int] = {"int4": 4, "table4": 4, "int8": 8, "e4m3": 8}
 _CENTRE = {"int4": 8, "table4": 0, "int8": 128, "e4m3": 0}
 _MOST_HALF = torch.finfo(torch.float16).max
 _MOST_WHOLE = 64  # of shifts as int8
@@ -77,7 +78,8 @@ def pack(
     shift = None
     if kind in ("int4", "int8"):
         assert offset is not None
-        quotient = _CENTRE[kind] + torch.where(offset == 0, 0.0, offset / scale)
+        is_zero = (scale == 0) & (offset == 0)
+        quotient = (offset / scale + _CENTRE[kind]).masked_fill(is_zero, 0.0)
         if not bool((quotient.abs() <= _MOST_HALF).all()):
             return None
         shift = _narrow_shift(quotient) if bool(quotient.any()) else None

@@ -175,11 +175,12 @@ def _product(b_x, b_w, b_sum):
 
     Matrix instructions of Hopper take 64 rows of the left operand, but as few as 8 columns.
     """
-    K: tl.constexpr = b_x.shape[1]
     if b_x.shape[0] < 64:
-        b_sum = tl.trans(tl.dot(b_w, tl.trans(b_x), tl.trans(b_sum), max_num_imprecise_acc=K))
+        b_sum = tl.trans(
+            tl.dot(b_w, tl.trans(b_x), tl.trans(b_sum), max_num_imprecise_acc=b_x.shape[1])
+        )
     else:
-        b_sum = tl.dot(b_x, tl.trans(b_w), b_sum, max_num_imprecise_acc=K)
+        b_sum = tl.dot(b_x, tl.trans(b_w), b_sum, max_num_imprecise_acc=b_x.shape[1])
     return b_sum
 
 

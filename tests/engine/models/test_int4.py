@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import gguf
 import pytest
@@ -117,7 +117,7 @@ def test_experts_have_8_bits(tmp_path: Path) -> None:
     architecture, fields = FAMILIES["mixtral"]
     write_checkpoint(tmp_path, architecture, **fields)
     made: dict[Quantization, nn.Module] = {}
-    for quantization in get_args(Quantization):
+    for quantization in ("int8", "int4"):
         model = PagedModel(tmp_path, dtype=torch.bfloat16)
         Conversion(model.model, quantization).finish()
         assert model.logits(TOKENS).isfinite().all()
