@@ -38,6 +38,7 @@ OPERATIONS = (
     Operation("gated_activation", shards=2),
     Operation("rotary", shards=4),
     Operation("matmul", shards=2),
+    Operation("quantized", shards=2),
     Operation("experts", shards=2),
     Operation("sampling", shards=4),
     Operation("step_inputs", requires=("slot_tables",)),
