@@ -14,7 +14,6 @@ from tests.aot.compiler import compile_call
 
 # Columns and depth of a projection.
 PROJECTIONS = {
-    "Llama-3.1-8B qkv": (6144, 4096),
     "Llama-3.1-8B down": (4096, 14336),
     "Qwen2.5-0.5B gate_up": (9728, 896),
 }

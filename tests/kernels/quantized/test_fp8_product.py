@@ -9,7 +9,7 @@ from kernels.quantized.splits import plan_splits
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn, take_path
 
 # Rows, columns, depth: less than a tile, several tiles, splits of the depth, whose last is short.
-SHAPES = [(1, 1, 16), (3, 40, 200), (17, 70, 2200), (65, 130, 256), (130, 136, 144)]
+SHAPES = [(1, 1, 16), (3, 40, 200), (17, 70, 1100), (129, 144, 144)]
 each_dtype = pytest.mark.parametrize(
     "dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32], ids=str
 )
@@ -60,7 +60,7 @@ def test_products(shape: tuple[int, int, int], block: int | None, dtype: torch.d
     out = fp8_linear(*tensors, bias, dtype)
     assert out.dtype == dtype
     assert_close(out, reference(*tensors, bias))
-    if shape[0] > 3:
+    if shape[0] == 17:
         assert_close(fp8_linear(*tensors, bias, dtype, invariant=True), reference(*tensors, bias))
 
 
@@ -73,7 +73,7 @@ def test_quantised_operands_are_close_to_floats() -> None:
 
 @each_scale
 def test_a_row_gets_the_same_bits_whatever_rows_there_are(block: int | None) -> None:
-    x, x_scale, weight, weight_scale = operands(70, 64, 600, block)
+    x, x_scale, weight, weight_scale = operands(70, 64, 264, block)
 
     def product(rows: slice, *, invariant: bool) -> Tensor:
         one = x[rows].contiguous(), x_scale[rows].contiguous()
