@@ -16,7 +16,7 @@ from kernels.checks import FLOATS, check_contiguous, check_dtype, check_last_str
 from kernels.e4m3 import FP8, FP8_MAX, to_e4m3
 from kernels.rms_norm import settings
 
-_SMALLEST = torch.finfo(torch.float32).tiny  # of scales: of rows of zeros
+_SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)  # of scales: of rows of zeros
 
 
 def quantize_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,6 @@ def quantize_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tenso
             x_stride=x.stride(0),
             num_rows=num_rows,
             size=size,
-            SMALLEST=_SMALLEST,
             NATIVE=device.limits(x.device).capability >= (8, 9) and not device.INTERPRETED,
             **tile,
         )
@@ -58,7 +57,7 @@ def quantize_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tenso
 def reference(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return what `quantize_rows` does, in torch."""
     rows = x.float()
-    scales = (rows.abs().amax(1) / FP8_MAX).clamp_min(_SMALLEST)
+    scales = (rows.abs().amax(1) / FP8_MAX).clamp_min(_SMALLEST.value)
     if scale is not None:
         scales = scale.expand(len(x)).contiguous()
     return (rows * scales.reciprocal()[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scales
@@ -73,7 +72,6 @@ def _kernel(
     x_stride,
     num_rows,
     size,
-    SMALLEST: tl.constexpr,
     NATIVE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -88,7 +86,7 @@ def _kernel(
     if scale_ptr is not None:
         b_scale = tl.load(scale_ptr) + tl.zeros([ROWS], tl.float32)
     else:
-        b_scale = tl.maximum(tl.max(tl.abs(b_x), 1) / 448.0, SMALLEST)
+        b_scale = tl.maximum(tl.max(tl.abs(b_x), 1) / 448.0, _SMALLEST)
     b_code = to_e4m3(b_x * (1.0 / b_scale)[:, None], NATIVE)
     tl.store(out_ptr + i_row * size + (o_row[:, None] * size + o), b_code, mask=m)
     tl.store(scales_ptr + i_row + o_row, b_scale, mask=m_row)
