@@ -86,7 +86,8 @@ def _kernel(
     if scale_ptr is not None:
         b_scale = tl.load(scale_ptr) + tl.zeros([ROWS], tl.float32)
     else:
-        b_scale = tl.maximum(tl.max(tl.abs(b_x), 1) / 448.0, _SMALLEST)
+        b_size = tl.maximum(tl.abs(b_x), 0.0)  # 0 of NaN, which stays NaN below
+        b_scale = tl.maximum(tl.max(b_size, 1) / 448.0, _SMALLEST)
     b_code = to_e4m3(b_x * (1.0 / b_scale)[:, None], NATIVE)
     tl.store(out_ptr + i_row * size + (o_row[:, None] * size + o), b_code, mask=m)
     tl.store(scales_ptr + i_row + o_row, b_scale, mask=m_row)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
 from tests.factories.quantized import FORMATS, write_quantized
 from tests.factories.quantizers import fp8
+from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.kernels.support import DEVICE, assert_close, randn
 
@@ -148,18 +150,32 @@ def test_answers_are_those_of_the_weights(
 
 
 def test_fp8_while_loading(tmp_path: Path) -> None:
-    """With `deterministic`: the same bytes alone and with others; close to the checkpoint's."""
+    """With `deterministic`: the same bytes alone, and with others in captured steps; close to the
+    checkpoint's.
+    """
     write_checkpoint(tmp_path, vocab_size=400, **SMALL)
     byte_level_tokenizer().save_pretrained(tmp_path)
     params = SamplingParams(temperature=0, max_tokens=2, logprobs=0, ignore_eos=True)
-    settings = {"device": DEVICE.type, "dtype": "float16", "max_model_len": 32}
+    settings: dict[str, Any] = {
+        "device": DEVICE.type,
+        "dtype": "float16",
+        "max_model_len": 32,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+        "async_scheduling": True,
+        "enable_prefix_caching": False,
+    }
     plain = LLM(str(tmp_path), **settings)
     llm = LLM(str(tmp_path), **settings, quantization="fp8", deterministic=True)
     modules = list(llm._core._runner.model.model.layers.modules())
     assert sum(isinstance(each, Fp8Linear) for each in modules) == 4
     (expected,) = plain.generate(PROMPTS[:1], params, use_tqdm=False)
     (alone,) = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    capturer = ReplayingCapturer()
+    if device.INTERPRETED:
+        llm._core._runner.capture_graphs(capturer, lambda done, total: None)
     together = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert sum(capturer.num_replays) > 0 or not device.INTERPRETED
     assert together[0].outputs[0].logprobs == alone.outputs[0].logprobs
     first, wanted = (
         next(iter(each.outputs[0].logprobs[0].values())).logprob  # type: ignore[index]

@@ -41,12 +41,13 @@ def test_values_beyond_a_static_scale_saturate() -> None:
 
 
 def test_rows_of_zeros_and_of_what_is_not_finite() -> None:
-    x = randn(4, 40)
+    x = randn(5, 40)
     x[1] = 0
-    x[2, 5] = torch.nan
+    x[2, 5] = x[4] = torch.nan
     codes, scales = quantize_rows(x)
     assert (codes[1].float() == 0).all()
     assert codes.float()[2].isnan().any()
+    assert codes.float()[4].isnan().all()
     assert (codes.float() * scales[:, None])[[0, 3]].isfinite().all()
 
 
