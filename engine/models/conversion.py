@@ -16,12 +16,14 @@ from engine.layers.experts import Experts
 from engine.layers.int8_linear import multiplies_int8
 from engine.layers.integer_weight import IntegerWeight
 from engine.layers.linear import GatedLinear, Linear
+from engine.layers.mlp import GatedMLP
 from engine.layers.panel_linear import PanelLinear
 from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer
 from engine.models.forms import Forms
 from engine.models.fused_layers import FusedLayers, can_fuse
+from engine.models.gpu_forms import fuse_quantisation
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.cpu import linear as panels
@@ -154,6 +156,8 @@ class Conversion:
                 self.convert(child)
             elif (form := self._placed(self._forms.of_layer(child))) is not None:
                 setattr(module, name, form)
+        if isinstance(module, GatedMLP):
+            fuse_quantisation(module)
 
     def finish(self, read_head: Callable[[], IntegerWeight | None] = lambda: None) -> None:
         """Convert the layers that have not been, and the head.

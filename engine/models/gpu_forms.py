@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.coded_linear import CodedLinear
-from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.fp8_linear import Fp8Gated, Fp8Linear
 from engine.layers.linear import Gated, GatedLinear
+from engine.layers.mlp import GatedMLP
 from engine.layers.stored_weight import Fp8Weight, quantize_fp8
 from engine.quantization.linear import QuantizedLinear
 from kernels.device import multiplies_fp8
@@ -49,6 +50,13 @@ def form_of_fp8(
     """Return a product of what `weight` is in FP8, on `device`."""
     bias = None if bias is None else bias.to(device)
     return _of_fp8(quantize_fp8(weight.to(device)), bias, invariant=invariant)
+
+
+def fuse_quantisation(mlp: GatedMLP) -> None:
+    """Let the activation of a converted MLP quantise for a product of FP8 after it."""
+    gated, down = mlp.gate_up_proj, mlp.down_proj
+    if isinstance(gated, Gated) and isinstance(down, Fp8Linear):
+        mlp.gate_up_proj = Fp8Gated(gated.projection, gated.activation, down)
 
 
 def _of_fp8(weight: Fp8Weight, bias: Tensor | None, *, invariant: bool) -> nn.Module:

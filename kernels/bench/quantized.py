@@ -15,6 +15,7 @@ from kernels.bench.case import ELEMENTWISE, LLAMA, Aim, Case, Work, numel_bytes,
 from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Kind, pack, unpack
 from kernels.quantized.fp8_product import GROUP, fp8_linear
+from kernels.quantized.gated_rows import gated_rows
 from kernels.quantized.rows import quantize_rows, reference
 from kernels.quantized.splits import MOST_SPLIT
 
@@ -28,6 +29,25 @@ def _rows(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> W
         peers={"torch": partial(reference, x)},
         compiled={"compiled": partial(reference, x)},
         bytes=x.numel() * (x.element_size() + 1) + 4 * tokens,
+    )
+
+
+def _gated(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> Work:
+    x = randn(tokens, 2 * size, dtype=dtype, device=device)
+
+    def unfused(x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = x.float().chunk(2, -1)
+        return reference((F.silu(gate) * up).to(x.dtype))
+
+    def ours(x: Tensor) -> tuple[Tensor, Tensor]:
+        codes, scales = gated_rows(x, "silu", group=None)
+        return codes, scales[:, 0]
+
+    return Work(
+        ours=partial(ours, x),
+        peers={"torch": partial(unfused, x)},
+        compiled={"compiled": partial(unfused, x)},
+        bytes=numel_bytes(x) + tokens * (size + 4),
     )
 
 
@@ -132,11 +152,15 @@ CASES = [
 CASES += [
     Case(
         operation="quantized",
-        name=f"to fp8 {LLAMA.label} {tokens}",
-        build=_rows,
-        shape={"tokens": tokens, "size": LLAMA.hidden, "dtype": torch.bfloat16},
+        name=f"{label} {LLAMA.label} {tokens}",
+        build=build,
+        shape={"tokens": tokens, "size": size, "dtype": torch.bfloat16},
         tiny={"tokens": 3, "size": 40, "dtype": torch.float16},
         aim=ELEMENTWISE if tokens == 8192 else None,
+    )
+    for label, build, size in (
+        ("to fp8", _rows, LLAMA.hidden),
+        ("activation to fp8", _gated, LLAMA.inner),
     )
     for tokens in (8192, 1)
 ]

@@ -16,7 +16,7 @@ from kernels.checks import FLOATS, check_contiguous, check_dtype, check_last_str
 from kernels.e4m3 import FP8, FP8_MAX, to_e4m3
 from kernels.rms_norm import settings
 
-_SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)  # of scales: of rows of zeros
+SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)  # of scales: of rows of zeros
 
 
 def quantize_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ def quantize_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tenso
 def reference(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return what `quantize_rows` does, in torch."""
     rows = x.float()
-    scales = (rows.abs().amax(1) / FP8_MAX).clamp_min(_SMALLEST.value)
+    scales = (rows.abs().amax(1) / FP8_MAX).clamp_min(SMALLEST.value)
     if scale is not None:
         scales = scale.expand(len(x)).contiguous()
     return (rows * scales.reciprocal()[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scales
@@ -87,7 +87,7 @@ def _kernel(
         b_scale = tl.load(scale_ptr) + tl.zeros([ROWS], tl.float32)
     else:
         b_size = tl.maximum(tl.abs(b_x), 0.0)  # 0 of NaN, which stays NaN below
-        b_scale = tl.maximum(tl.max(b_size, 1) / 448.0, _SMALLEST)
+        b_scale = tl.maximum(tl.max(b_size, 1) / 448.0, SMALLEST)
     b_code = to_e4m3(b_x * (1.0 / b_scale)[:, None], NATIVE)
     tl.store(out_ptr + i_row * size + (o_row[:, None] * size + o), b_code, mask=m)
     tl.store(scales_ptr + i_row + o_row, b_scale, mask=m_row)

@@ -8,6 +8,7 @@ from kernels.e4m3 import FP8
 from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Codes, Kind
 from kernels.quantized.fp8_product import GROUP, fp8_linear
+from kernels.quantized.gated_rows import gated_rows
 from kernels.quantized.rows import quantize_rows
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
@@ -33,6 +34,13 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def test_rows(size: int, is_static: bool, gpu: str) -> None:
     scale = _empty(1, dtype=torch.float32) if is_static else None
     check(compile_call(gpu, quantize_rows, _empty(64, size), scale))
+
+
+@each_fp8_gpu
+@pytest.mark.parametrize("size", [4864, 14336])
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_gated_rows(size: int, group: int | None, gpu: str) -> None:
+    check(compile_call(gpu, gated_rows, _empty(64, 2 * size), "silu", group=group))
 
 
 @each_fp8_gpu
