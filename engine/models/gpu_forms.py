@@ -36,10 +36,7 @@ def form_of_stored(linear: QuantizedLinear, *, invariant: bool) -> nn.Module | N
     if isinstance(weight, Fp8Weight):
         form = _of_fp8(weight, linear.bias, invariant=invariant)
     else:
-        codes = pack(*weight[:5])
-        if codes is None:
-            return None
-        form = CodedLinear(codes, linear.bias, order=weight.order, invariant=invariant)
+        form = CodedLinear(pack(*weight[:5]), linear.bias, order=weight.order, invariant=invariant)
     plain = linear.plain
     return Gated(form, plain.activation) if isinstance(plain, GatedLinear) else form
 
@@ -63,5 +60,4 @@ def _of_fp8(weight: Fp8Weight, bias: Tensor | None, *, invariant: bool) -> nn.Mo
     if multiplies_fp8(weight.codes.device):
         return Fp8Linear(weight, bias, invariant=invariant)
     codes = pack(weight.codes.view(torch.uint8), "e4m3", weight.scale)
-    assert codes is not None, "there are no offsets"
     return CodedLinear(codes, bias, invariant=invariant)

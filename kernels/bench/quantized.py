@@ -109,7 +109,6 @@ def _coded(
         -zeros * scale if kind == "int4" else None,
         torch.linspace(-1, 1, 16, device=device) if kind == "table4" else None,
     )
-    assert weight is not None
     wide = unpack(weight).to(dtype)
     return Work(
         ours=partial(coded_linear, x, weight, None),

@@ -15,8 +15,10 @@ _FEWEST = 16
 _MOST = 64
 BITS: dict[Kind, int] = {"int4": 4, "table4": 4, "int8": 8, "e4m3": 8}
 _CENTRE = {"int4": 8, "table4": 0, "int8": 128, "e4m3": 0}
-_MOST_HALF = torch.finfo(torch.float16).max
 _MOST_WHOLE = 64  # of shifts as int8
+# Of other shifts. Steps of a group with less scale beside its offset, or none, change its weights
+# less than rounding to bfloat16.
+_MOST_SHIFT = 2.0**14
 
 
 class Codes(NamedTuple):
@@ -61,8 +63,8 @@ def pack(
     scale: Tensor,
     offset: Tensor | None = None,
     table: Tensor | None = None,
-) -> Codes | None:
-    """Return the weight `steps` * `scale` + `offset`; None: it has offsets that are no multiples.
+) -> Codes:
+    """Return the weight `steps` * `scale` + `offset`.
 
     Args:
         steps: uint8 [N, K]: integers from 0 on, indices of `table`, or FP8.
@@ -78,10 +80,10 @@ def pack(
     shift = None
     if kind in ("int4", "int8"):
         assert offset is not None
+        least = offset.abs() / _MOST_SHIFT
+        scale = torch.where(scale.abs() < least, least, scale)
         is_zero = (scale == 0) & (offset == 0)
         quotient = (offset / scale + _CENTRE[kind]).masked_fill(is_zero, 0.0)
-        if not bool((quotient.abs() <= _MOST_HALF).all()):
-            return None
         shift = _narrow_shift(quotient) if bool(quotient.any()) else None
     run = min(_MOST, group & -group)
     packed = steps

@@ -57,7 +57,6 @@ def weight_of(
             zero += 0.25
         offset = -zero * scale
     found = pack(steps, kind, scale, offset, table)
-    assert found is not None
     scale, offset = (
         None if each is None else each.repeat_interleave(rows, 0).repeat_interleave(group, 1)
         for each in (scale, offset)
@@ -79,20 +78,25 @@ def test_types_are_the_smallest_that_have_the_values() -> None:
     steps = torch.zeros(4, 64, dtype=torch.uint8, device=DEVICE)
     scale = torch.tensor([[0.5], [0.25], [2.0], [3.0]], device=DEVICE)
     symmetric = pack(steps, "int4", scale, -8 * scale)
-    assert symmetric is not None
     assert symmetric.shift is None
     assert symmetric.scale.dtype == torch.float16
     zeros = pack(steps, "int4", 2.0**-30 * scale, -(2.0**-30) * scale)
-    assert zeros is not None
     assert zeros.scale.dtype == torch.bfloat16
     assert zeros.shift is not None
     assert zeros.shift.dtype == torch.int8
     fractions = pack(steps, "int4", 1.0001 * scale, scale / 3)
-    assert fractions is not None
     assert fractions.scale.dtype == torch.float32
     assert fractions.shift is not None
     assert fractions.shift.dtype == torch.float16
-    assert pack(steps, "int4", 0 * scale, scale) is None
+
+
+def test_groups_of_one_value_have_no_scale() -> None:
+    """Or a small one beside their offset, as GGUF's blocks have."""
+    steps = torch.arange(64, dtype=torch.uint8, device=DEVICE).remainder(16).expand(3, 64)
+    scale = torch.tensor([[0.0], [2.0**-30], [0.0]], device=DEVICE)
+    offset = torch.tensor([[-0.5], [3.0], [0.0]], device=DEVICE)
+    weight = unpack(pack(steps, "int4", scale, offset))
+    torch.testing.assert_close(weight, offset.expand(3, 64), rtol=2.0**-9, atol=0)
 
 
 @pytest.mark.usefixtures("path")
