@@ -64,12 +64,13 @@ def pack(
     offset: Tensor | None = None,
     table: Tensor | None = None,
 ) -> Codes:
-    """Return the weight `steps` * `scale` + `offset`.
+    """Return the weight `steps` * `scale` + `offset`; or (`steps` - their middle) * `scale`.
 
     Args:
         steps: uint8 [N, K]: integers from 0 on, indices of `table`, or FP8.
         scale: float32 [N / R, groups], of groups that `can_pack`.
-        offset: as `scale`, or None. Divided by the scale it is rounded to float16.
+        offset: as `scale`, of integers alone, or None. Divided by the scale it is rounded to
+            float16.
         table: float32 [16] of `table4`.
     """
     depth = steps.shape[1]
@@ -78,8 +79,7 @@ def pack(
     assert can_pack(group), "groups that are no multiple of a run"
     assert len(steps) % len(scale) == 0, "blocks of rows that do not fit"
     shift = None
-    if kind in ("int4", "int8"):
-        assert offset is not None
+    if offset is not None:
         least = offset.abs() / _MOST_SHIFT
         scale = torch.where(scale.abs() < least, least, scale)
         is_zero = (scale == 0) & (offset == 0)
