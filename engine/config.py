@@ -35,7 +35,7 @@ _MAX_NULL_STEP_MS = 60_000
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
-Quantization = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "fp8"]
 
 
 class EngineConfig(BaseModel):
@@ -58,8 +58,8 @@ class EngineConfig(BaseModel):
     dtype: Dtype = Field("auto", description="compute type; auto: the checkpoint's")
     quantization: Quantization | None = Field(
         None,
-        description="int8 or int4: weights, and activations in 8 bits, quantised while loading; on "
-        "CPUs only",
+        description="weights, and activations in 8 bits, quantised while loading: int8 or int4 on "
+        "CPUs, fp8 on GPUs",
     )
     device: str = Field(
         "auto",

@@ -40,6 +40,11 @@ def has_triton(where: torch.device) -> bool:
     return INTERPRETED or where.type != "cpu"
 
 
+def multiplies_fp8(where: torch.device) -> bool:
+    """Return whether a device with Triton has matrix instructions for FP8, since Ada."""
+    return limits(where).capability >= (8, 9)
+
+
 def runs_triton(tensor: Tensor) -> bool:
     """Return whether the Triton kernel processes `tensor`; otherwise the torch form does."""
     return has_triton(tensor.device)

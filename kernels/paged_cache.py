@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels import e4m3
 from kernels.checks import (
     FLOATS,
     check_contiguous,
@@ -15,7 +16,7 @@ from kernels.checks import (
     check_shape,
 )
 
-FP8 = torch.float8_e4m3fn
+FP8 = e4m3.FP8
 BLOCK_SIZES = (16, 32, 64)  # tokens per block that attention has tiles for
 MAX_GROUP = 16  # query heads that share a KV head in decode
 

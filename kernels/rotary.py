@@ -19,12 +19,11 @@ from kernels.checks import (
     check_like,
     check_shape,
 )
+from kernels.e4m3 import FP8_MAX
 from kernels.paged_cache import FP8, check_caches, check_scale
 from kernels.rms_norm import reference as norm_reference
 from kernels.rms_norm import rms_norm
 from kernels.rotary_kernel import num_programs, rotary_kernel, settings
-
-FP8_MAX = 448.0
 
 
 def rotary_and_cache(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.e4m3 import to_e4m3
+
 TILE = 4096  # values per program, 32 heads of 128
 # 16 values per thread, all loaded at once; 32 to 40 registers for the head sizes in use, which
 # gives an occupancy of 48 warps per SM.
@@ -17,29 +19,10 @@ NUM_WARPS = 8
 
 
 @triton.jit
-def _e4m3(x, NATIVE: tl.constexpr):
-    """Return the bits of float32 `x` as float8 e4m3: round to nearest even, saturate, keep NaN."""
-    if NATIVE:
-        b_code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    else:
-        b_bits = x.to(tl.uint32, bitcast=True)
-        b_size = tl.minimum(b_bits & 0x7FFFFFFF, 0x43E00000)  # at most 448
-        # Exponent 127 becomes 7. Adds half of the last place, less one bit if that is even.
-        b_normal = (b_size - (120 << 23) + 0x7FFFF + ((b_size >> 20) & 1)) >> 20
-        # Below 2^-6 values are multiples of 2^-9, the last place of 2^14: the addition rounds.
-        b_sum = b_size.to(tl.float32, bitcast=True) + 16384.0
-        b_small = b_sum.to(tl.uint32, bitcast=True) & 0xFF
-        b_code = tl.where(b_size < (121 << 23), b_small, b_normal)
-        b_code = tl.where(x == x, b_code, 0x7F) | ((b_bits >> 24) & 0x80)
-        b_code = b_code.to(tl.uint8)
-    return b_code
-
-
-@triton.jit
 def _store(p, b_x, m, b_factor, NATIVE: tl.constexpr):
     """Write `b_x` [ROWS, any]; for rows with a factor, multiplied in float32 and as float8."""
     if b_factor is not None:
-        tl.store(p, _e4m3(b_x.to(tl.float32) * b_factor[:, None], NATIVE), mask=m)
+        tl.store(p, to_e4m3(b_x.to(tl.float32) * b_factor[:, None], NATIVE), mask=m)
     else:
         tl.store(p, b_x.to(p.dtype.element_ty), mask=m)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, UnsupportedError
 from engine.execution.cpu_choices import our_products_serve
 from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.freed_memory import return_freed_memory
@@ -17,6 +17,7 @@ from engine.execution.memory.kv_cache_plan import (
     require_room_for_weights,
 )
 from engine.execution.progress import in_tenths
+from engine.layers.experts import Experts
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import (
@@ -47,6 +48,12 @@ def load_weights(
     """
     check_quantization(config.quantization, device, dtype)
     stored = None if config.load_format == "dummy" else read_quantization(checkpoint)
+    in_fp8 = config.quantization == "fp8"
+    if in_fp8 and stored is not None:
+        raise UnsupportedError(
+            f"quantization: fp8 is for checkpoints of floats (this one is {stored.label}); leave "
+            "it out"
+        )
     build = partial(
         build_model,
         spec,
@@ -60,6 +67,8 @@ def load_weights(
         raise CheckpointError(f"config.json: sizes that no memory holds: {error}") from None
     if config.load_format != "dummy":
         check_weights(outline, checkpoint)
+    if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):
+        raise UnsupportedError("quantization: fp8 is not for a mixture of experts; leave it out")
     if config.deterministic:
         check_deterministic(outline, device)
     num_bytes = num_bytes_while_loading(
@@ -73,7 +82,8 @@ def load_weights(
         or not on_cpu
         or our_products_serve(outline, dtype, config.quantization, on_progress)
     )
-    model = build(device=device)
+    # On a GPU all would be allocated before the first layer is quantised.
+    model = build(device=device, read_to=torch.device("cpu") if in_fp8 else None)
     conversion = Conversion(
         model, config.quantization, deterministic=config.deterministic, ours=ours
     )
@@ -84,7 +94,7 @@ def load_weights(
         load_format=config.load_format,
         seed=config.seed,
         on_progress=in_tenths(on_progress, text),
-        on_layer=conversion.convert if on_cpu else None,
+        on_layer=conversion.convert if on_cpu or in_fp8 else None,
     )
     if stored is None:
         conversion.finish()

@@ -92,8 +92,8 @@ class Gated(nn.Module):
 
     def __init__(self, projection: nn.Module, activation: Activation) -> None:
         super().__init__()
-        self._projection = projection
-        self._activation = activation
+        self.projection = projection
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return gated_activation(self._projection(x), self._activation)
+        return gated_activation(self.projection(x), self.activation)

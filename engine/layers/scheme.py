@@ -59,16 +59,23 @@ class Scheme(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unquantized:
-    """The scheme of checkpoints in floating point."""
+    """The scheme of checkpoints in floating point.
+
+    Attributes:
+        read_to: where projections are allocated, if not on `device`: they are quantised from there.
+    """
 
     dtype: torch.dtype
     device: torch.device
+    read_to: torch.device | None = None
 
     def at(self, name: str) -> Self:
         return self
 
     def linear(self, in_features: int, parts: Mapping[str, int], *, bias: bool) -> Linear:
-        return Linear(in_features, parts, bias=bias, dtype=self.dtype, device=self.device)
+        return Linear(
+            in_features, parts, bias=bias, dtype=self.dtype, device=self.read_to or self.device
+        )
 
     def gated_linear(
         self,
@@ -84,7 +91,7 @@ class Unquantized:
             activation=activation,
             bias=bias,
             dtype=self.dtype,
-            device=self.device,
+            device=self.read_to or self.device,
         )
 
     def experts(

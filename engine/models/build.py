@@ -19,6 +19,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     quantization: QuantizedCheckpoint | None = None,
+    read_to: torch.device | None = None,
 ) -> CausalLM:
     """Build the model of `spec` on `device`, its parameters allocated and not initialised.
 
@@ -26,12 +27,13 @@ def build_model(
 
     Args:
         quantization: of the checkpoint; None: its weights are floats.
+        read_to: where projections of floats are allocated, if not on `device`.
 
     Raises:
         CheckpointError: a file of a quantised checkpoint is missing or broken.
         UnsupportedError: a model of this family, or shape, is not read from quantised checkpoints.
     """
-    scheme: Scheme = Unquantized(dtype, device)
+    scheme: Scheme = Unquantized(dtype, device, read_to)
     if quantization is not None:
         names = spec.tensor_names
         if names.transposed:

@@ -16,12 +16,14 @@ from engine.layers.experts import Experts
 from engine.layers.int8_linear import multiplies_int8
 from engine.layers.integer_weight import IntegerWeight
 from engine.layers.linear import GatedLinear, Linear
+from engine.layers.mlp import GatedMLP
 from engine.layers.panel_linear import PanelLinear
 from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer
 from engine.models.forms import Forms
 from engine.models.fused_layers import FusedLayers, can_fuse
+from engine.models.gpu_forms import fuse_quantisation
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.cpu import linear as panels
@@ -34,6 +36,18 @@ def check_quantization(
 ) -> None:
     """Raise `UnsupportedError` if weights of `dtype` cannot be quantised so on `device`."""
     if quantization is None:
+        return
+    if quantization == "fp8":
+        if not has_triton(device):
+            raise UnsupportedError(
+                "quantization: fp8 is for GPUs only: a CPU has no products of it; set it to int8, "
+                "or leave it out"
+            )
+        if dtype == torch.float32:
+            raise UnsupportedError(
+                "quantization: fp8 needs a dtype of 16 bits, as its products have; set dtype to "
+                "bfloat16, or leave it out"
+            )
         return
     if device.type != "cpu":
         raise UnsupportedError(
@@ -89,11 +103,11 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
 class Conversion:
     """Replaces the loaded projections of a model by their form for its device, if there is one.
 
-    Those of quantised checkpoints stay integers if they are, and the products are ours and not in
-    float32; the others get the weights that they stand for, in the model's dtype, first.
+    Those of quantised checkpoints stay what they are if there are products of it, which are ours
+    and not in float32; the others get the weights that they stand for, in the model's dtype, first.
 
-    With `quantization` all are quantised, including the head: in 8 bits it adds little to the error
-    of the layers, and is a large part of what a step of few sequences reads.
+    With `quantization` all are quantised, on a CPU including the head: in 8 bits it adds little to
+    the error of the layers, and is a large part of what a step of few sequences reads.
 
     Without `ours`, oneDNN's products serve in place of ours where it has some.
 
@@ -130,7 +144,7 @@ class Conversion:
         for name in [name for name, _ in module.named_children()]:
             child = module.get_submodule(name)
             if isinstance(child, QuantizedLinear):
-                form = self._placed(self._forms.of_integers(child))
+                form = self._placed(self._forms.of_stored(child))
                 if form is not None:
                     setattr(module, name, form)
                     continue
@@ -142,6 +156,8 @@ class Conversion:
                 self.convert(child)
             elif (form := self._placed(self._forms.of_layer(child))) is not None:
                 setattr(module, name, form)
+        if isinstance(module, GatedMLP):
+            fuse_quantisation(module)
 
     def finish(self, read_head: Callable[[], IntegerWeight | None] = lambda: None) -> None:
         """Convert the layers that have not been, and the head.
@@ -184,8 +200,8 @@ def num_bytes_while_loading(
 ) -> int:
     """Return the most bytes that the weights of `model` take on `device` until it is converted.
 
-    On a CPU each layer is converted when it has been loaded, and takes memory only from then on. On
-    a GPU quantised weights and what they stand for may both be there.
+    On a CPU, and with `quantization` on a GPU, each layer is converted when it has been loaded, and
+    takes memory only from then on. On a GPU quantised weights of all layers are loaded first.
 
     Args:
         model: may be on the meta device.
@@ -196,17 +212,24 @@ def num_bytes_while_loading(
         for module in model.modules()
         if isinstance(module, (QuantizedLinear, QuantizedExperts))
     ]
-    if device.type != "cpu":
-        stored = sum(_num_bytes(module) for module in quantized)
-        return num_bytes - stored + sum(module.num_bytes_dequantized for module in quantized)
     forms = Forms(device, quantization, deterministic, ours=True)
-    largest = 0
-    for layer in model.model.layers:
-        projections = [
+    projections_of = [
+        [
             module
             for module in layer.modules()
             if isinstance(module, (Linear, Experts, QuantizedLinear, QuantizedExperts))
         ]
+        for layer in model.model.layers
+    ]
+    if device.type != "cpu":
+        every = [module for projections in projections_of for module in projections]
+        num_bytes += sum(forms.num_bytes(module) - _num_bytes(module) for module in every)
+        # A projection while it is unpacked, or read and quantised.
+        return num_bytes + max(
+            (2 * module.num_bytes_dequantized for module in quantized), default=0
+        )
+    largest = 0
+    for projections in projections_of:
         loaded = sum(map(_num_bytes, projections))
         largest = max(largest, loaded)
         num_bytes += sum(map(forms.num_bytes, projections)) - loaded

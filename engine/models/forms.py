@@ -27,6 +27,7 @@ from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_experts import PanelExperts
 from engine.layers.panel_linear import PanelLinear
 from engine.layers.tiled_linear import TiledLinear
+from engine.models.gpu_forms import form_of_fp8, form_of_stored, stays_quantized
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.cpu import linear as panels
@@ -43,7 +44,7 @@ class Forms:
     Attributes:
         device: of the weights, which may be outlines on the meta device.
         quantization: what becomes of weights, but for those of routers. What 4 bits are not for,
-            experts and rows that are no multiple of a group, gets 8.
+            experts and rows that are no multiple of a group, gets 8. FP8 is for GPUs.
         deterministic: only forms with which a row does not depend on others.
         ours: our products serve where there are oneDNN's too; always with int4.
     """
@@ -69,10 +70,10 @@ class Forms:
     def of_head(self, rows: Tensor) -> nn.Module | None:
         """Return the form of the head, which computes logits in float32.
 
-        Without rounding to bfloat16 in between, fewer of them are equal. It is never of 4 bits,
-        whose error would be that of the logits.
+        Without rounding to bfloat16 in between, fewer of them are equal. It is never of 4 bits or
+        FP8, whose error would be that of the logits.
         """
-        in_8_bits = self.quantization and "int8"
+        in_8_bits: Quantization | None = None if self.quantization in (None, "fp8") else "int8"
         return replace(self, quantization=in_8_bits).of_weight(rows, None, wide=True)
 
     def of_stored_head(
@@ -92,8 +93,10 @@ class Forms:
         assert weight.steps.shape == rows.shape
         return PanelLinear(weight, None, wide=True)
 
-    def of_integers(self, linear: QuantizedLinear) -> nn.Module | None:
-        """Return a product of the integers that the checkpoint has, if it has such."""
+    def of_stored(self, linear: QuantizedLinear) -> nn.Module | None:
+        """Return a product of the weight as the checkpoint stores it, if there is one."""
+        if has_triton(self.device):
+            return form_of_stored(linear, invariant=self.deterministic)
         weight = linear.integers() if self._multiplies_stored(linear) else None
         if weight is None or not self._keeps(weight.kind):
             return None
@@ -106,6 +109,8 @@ class Forms:
     def of_weight(
         self, weight: Tensor, bias: Tensor | None, *, wide: bool = False
     ) -> nn.Module | None:
+        if self.quantization == "fp8":
+            return form_of_fp8(weight, bias, self.device, invariant=self.deterministic)
         if self._in_panels(weight):
             return PanelLinear(self._quantized(weight), bias, wide=wide)
         if self.deterministic:
@@ -121,7 +126,9 @@ class Forms:
         return PackedLinear(weight, bias) if is_packed else None
 
     def num_bytes(self, module: nn.Module) -> int:
-        """Return the bytes of the form of a projection on a CPU, its bias left out, at most."""
+        """Return the bytes of the form of a projection, its bias left out, at most."""
+        if has_triton(self.device):
+            return self._num_bytes_on_gpu(module)
         if isinstance(module, QuantizedLinear):
             kind = module.integer_kind
             if kind is not None and self._multiplies_stored(module) and self._keeps(kind):
@@ -136,6 +143,16 @@ class Forms:
             return module.weight.nbytes
         return self._kind(module.weight).num_bytes(*module.weight.shape)
 
+    def _num_bytes_on_gpu(self, module: nn.Module) -> int:
+        if isinstance(module, QuantizedLinear) and stays_quantized(module):
+            return sum(parameter.nbytes for parameter in module.parameters())
+        if isinstance(module, (QuantizedLinear, QuantizedExperts)):
+            return module.num_bytes_dequantized
+        if self.quantization == "fp8" and not isinstance(module, (Router, Experts)):
+            assert isinstance(module, Linear)
+            return module.weight.numel() + 4 * len(module.weight)
+        return sum(parameter.nbytes for parameter in module.parameters())
+
     def num_bytes_of_head(self, rows: Tensor) -> int:
         """Return the bytes of the head's form on a CPU, at most."""
         return rows.nbytes if self.quantization is None else _CHANNELS.num_bytes(*rows.shape)
@@ -148,8 +165,8 @@ class Forms:
             return PanelExperts(experts, int8=self.quantization is not None)
         if self.quantization is not None:
             raise UnsupportedError(
-                f"quantization: {self.quantization} is not for a mixture of experts on this CPU; "
-                "leave it out"
+                f"quantization: {self.quantization} is not for a mixture of experts on this "
+                "device; leave it out"
             )
         experts.invariant = self.deterministic
         return None
@@ -176,10 +193,10 @@ class Forms:
     def _multiplies_stored(self, linear: QuantizedLinear) -> bool:
         """Return whether there are products of integers for a projection of such a shape."""
         plain = linear.plain
-        if isinstance(plain, GatedLinear) and not panels.can_gate(len(plain.weight) // 2):
-            return False
         # In float32 activations are exact.
-        return plain.weight.dtype != torch.float32 and self._are_panels(plain.weight)
+        if plain.weight.dtype == torch.float32 or not self._are_panels(plain.weight):
+            return False
+        return not isinstance(plain, GatedLinear) or panels.can_gate(len(plain.weight) // 2)
 
     def _in_panels(self, weight: Tensor) -> bool:
         is_ours = self.ours or self.deterministic or self.quantization == "int4"

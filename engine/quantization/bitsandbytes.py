@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from engine.fields import Fields
+from engine.layers.integer_weight import Int8Weight
+from engine.layers.stored_weight import CodedWeight, of_integers
 from engine.quantization.format import Format, Stored
+from kernels.quantized.codes import can_pack
 
 _LARGEST = 127  # the integer that stands for the largest weight of a channel
 _ROWS = 0  # the layout of the integers that checkpoints have
@@ -40,9 +43,19 @@ class LlmInt8(Format):
         }
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        weight = self._weight(tensors)
+        return weight.steps * weight.scale[:, None]
+
+    def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
+        return can_pack(in_features)
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
+        return of_integers(self._weight(tensors))
+
+    def _weight(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
         if int(tensors["weight_format"]) != _ROWS:
             raise ValueError(f"weight_format: must be {_ROWS}, rows")
-        return tensors["weight"] * (tensors["SCB"] / _LARGEST)[:, None]
+        return Int8Weight(tensors["weight"], tensors["SCB"] / _LARGEST)
 
 
 def parse_bitsandbytes(config: Fields) -> LlmInt8:

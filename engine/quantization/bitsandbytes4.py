@@ -15,10 +15,12 @@ from torch import Tensor
 
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields, parse_json_object
+from engine.layers.stored_weight import CodedWeight
 from engine.quantization.format import Format, QuantizedCheckpoint, Stored
 from engine.quantization.ignored import is_ignored
 from engine.tensor_files.elements import read_tensor
 from engine.tensor_files.headers import StoredTensor, read_headers, where_missing
+from kernels.quantized.codes import can_pack
 
 _TYPES = ("nf4", "fp4")
 _STATE = "weight.quant_state.bitsandbytes__"
@@ -78,17 +80,35 @@ class FourBit(Format):
         return stored
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        steps = self._steps(tensors)
+        weight = tensors["weight.quant_map"][steps.int()].flatten()
+        weight *= self._scales(tensors).repeat_interleave(self.block)[: weight.numel()]
+        return weight.view(self.shape)
+
+    def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
+        return can_pack(self.block) and in_features % self.block == 0
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
+        if self.shape[1] % self.block:
+            return None  # a block is of two rows
+        scale = self._scales(tensors).view(self.shape[0], -1)
+        return CodedWeight(self._steps(tensors), "table4", scale, table=tensors["weight.quant_map"])
+
+    def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the scales of blocks."""
         scale = tensors["weight.absmax"]
         if self.nested_block is not None:
             shared = tensors["weight.nested_absmax"].repeat_interleave(self.nested_block)
             table = tensors["weight.nested_quant_map"]
             scale = table[scale.int()] * shared[: len(scale)] + self.offset
+        return scale
+
+    def _steps(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the indices of the table, uint8."""
         packed = tensors["weight"].flatten()
         indices = torch.stack((packed >> 4, packed & 15), -1).flatten()
         rows, columns = self.shape
-        weight = tensors["weight.quant_map"][indices[: rows * columns].int()]
-        weight *= scale.repeat_interleave(self.block)[: rows * columns]
-        return weight.view(rows, columns)
+        return indices[: rows * columns].view(rows, columns)
 
 
 @dataclass(frozen=True, slots=True)

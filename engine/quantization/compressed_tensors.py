@@ -11,9 +11,11 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerKind
+from engine.layers.stored_weight import CodedWeight, in_groups
 from engine.quantization.format import Format, Stored, unpack
 from engine.quantization.fp8 import Fp8
 from engine.quantization.nvfp4 import Nvfp4
+from kernels.quantized.codes import can_pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +94,50 @@ class PackedGroups(Format):
         return IntegerKind(self.bits, self.group_size or in_features)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        steps = unpack(tensors["weight_packed"], self.bits, 1)
-        if tensors["weight_shape"].tolist() != list(steps.shape):
-            raise ValueError(f"weight_shape: must be {list(steps.shape)}")
-        scales = tensors["weight_scale"]
-        num_rows, num_groups = scales.shape
-        zeros = torch.tensor(2 ** (self.bits - 1), dtype=torch.int32, device=steps.device)
-        if self.has_zeros:
-            zeros = unpack(tensors["weight_zero_point"], self.bits, 0)[:num_rows]
-        group = torch.arange(steps.shape[1], device=steps.device) * num_groups // steps.shape[1]
-        if self.has_group_index:
-            group = tensors["weight_g_idx"].long()
-            if not 0 <= int(group.min()) <= int(group.max()) < num_groups:
-                raise ValueError(f"weight_g_idx: must be groups from 0 to {num_groups - 1}")
-        return (steps - zeros.expand(num_rows, num_groups)[:, group]) * scales[:, group]
+        steps, scales = self._steps(tensors), tensors["weight_scale"]
+        group = self._groups(tensors, steps.shape[1])
+        return (steps - self._zeros(tensors)[:, group]) * scales[:, group]
 
     def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight | None:
         if self.has_group_index:
             return None
-        steps, scales = unpack(tensors["weight_packed"], self.bits, 1), tensors["weight_scale"]
-        offset = None
+        steps, scales = self._steps(tensors).to(torch.uint8), tensors["weight_scale"]
+        offset = -self._zeros(tensors) * scales if self.has_zeros else None
+        return GroupedWeight(steps, scales, offset, self.bits)
+
+    def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
+        return can_pack(self.group_size or in_features)
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
+        steps, scales = self._steps(tensors).to(torch.uint8), tensors["weight_scale"]
+        group = self._groups(tensors, steps.shape[1])
+        return in_groups(steps, scales, -self._zeros(tensors) * scales, self.bits, group)
+
+    def _steps(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the integers [N, K] from 0 on, int32."""
+        steps = unpack(tensors["weight_packed"], self.bits, 1)
+        if tensors["weight_shape"].tolist() != list(steps.shape):
+            raise ValueError(f"weight_shape: must be {list(steps.shape)}")
+        return steps
+
+    def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the integers that stand for 0, [N, groups]."""
+        scales = tensors["weight_scale"]
         if self.has_zeros:
-            zeros = unpack(tensors["weight_zero_point"], self.bits, 0)[: len(scales)]
-            offset = -zeros * scales
-        return GroupedWeight(steps.to(torch.uint8), scales, offset, self.bits)
+            return unpack(tensors["weight_zero_point"], self.bits, 0)[: len(scales)]
+        zero = torch.tensor(2 ** (self.bits - 1), dtype=torch.int32, device=scales.device)
+        return zero.expand(scales.shape)
+
+    def _groups(self, tensors: Mapping[str, Tensor], num_inputs: int) -> Tensor:
+        """Return the group of each input."""
+        scales = tensors["weight_scale"]
+        num_groups = scales.shape[1]
+        if not self.has_group_index:
+            return torch.arange(num_inputs, device=scales.device) * num_groups // num_inputs
+        group = tensors["weight_g_idx"].long()
+        if not 0 <= int(group.min()) <= int(group.max()) < num_groups:
+            raise ValueError(f"weight_g_idx: must be groups from 0 to {num_groups - 1}")
+        return group
 
 
 def parse_compressed_tensors(config: Fields) -> Format:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.layers.integer_weight import IntegerKind, IntegerWeight
+from engine.layers.stored_weight import CodedWeight, Fp8Weight, of_integers
+from kernels.quantized.codes import can_pack
 
 
 class Stored(NamedTuple):
@@ -57,6 +59,20 @@ class Format(Protocol):
     def integers(self, tensors: Mapping[str, Tensor]) -> IntegerWeight | None:
         """Return the weight as integers, for products of them; None: it is not stored so."""
         return None
+
+    def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
+        """Return whether `for_gpu` returns a weight, known before one is read."""
+        kind = self.integer_kind(in_features)
+        return kind is not None and can_pack(kind.group_size or in_features)
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight | None:
+        """Return the weight as it is stored, for products on a GPU; None: there are none of it.
+
+        Raises:
+            ValueError: as in `dequantize`.
+        """
+        weight = self.integers(tensors)
+        return None if weight is None else of_integers(weight)
 
 
 class QuantizedCheckpoint(Protocol):

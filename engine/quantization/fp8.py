@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from engine.fields import Fields
+from engine.layers.stored_weight import Fp8Weight, of_blocks
 from engine.quantization.format import Format, Stored
+from kernels.quantized.codes import can_pack
+from kernels.quantized.fp8_product import GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Fp8(Format):
     Attributes:
         block: rows and columns that share a scale; None: `per_channel` decides.
         per_channel: a scale per output channel, not one for all.
-        has_input_scale: activations have a static scale, which is not used here: they stay wide.
+        has_input_scale: activations have a static scale, which is for products of FP8 alone.
     """
 
     scale_name: str
@@ -54,6 +57,18 @@ class Fp8(Format):
             scale = scale.repeat_interleave(self.block[0], 0)[:rows]
             scale = scale.repeat_interleave(self.block[1], 1)[:, :columns]
         return weight * scale
+
+    def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
+        if self.block is None:
+            return can_pack(in_features)
+        return self.block == (GROUP, GROUP) and in_features % GROUP == 0
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
+        weight, scale = tensors["weight"], tensors[self.scale_name]
+        if self.block is not None:
+            return of_blocks(weight, scale)
+        of_rows = scale.expand(len(weight), 1) if not self.per_channel else scale
+        return Fp8Weight(weight, of_rows.contiguous(), tensors.get("input_scale"))
 
 
 def parse_fp8(config: Fields) -> Fp8:

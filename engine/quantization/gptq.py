@@ -11,7 +11,9 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
+from engine.layers.stored_weight import CodedWeight, in_groups
 from engine.quantization.format import Format, Stored, unpack
+from kernels.quantized.codes import can_pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,18 @@ class Gptq(Format):
         return IntegerKind(self.bits, in_features if self.group_size == -1 else self.group_size)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        group, scales = tensors["g_idx"].long(), tensors["scales"]
-        if not 0 <= int(group.min()) <= int(group.max()) < len(scales):
-            raise ValueError(f"g_idx: must be groups from 0 to {len(scales) - 1}")
+        group, scales = self._groups(tensors), tensors["scales"]
         steps = unpack(tensors["qweight"], self.bits, 0)
         return ((steps - self._zeros(tensors)[group]) * scales[group]).t().contiguous()
+
+    def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
+        return can_pack(in_features if self.group_size == -1 else self.group_size)
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
+        scales = tensors["scales"]
+        steps = unpack(tensors["qweight"], self.bits, 0).to(torch.uint8).t()
+        offset = -self._zeros(tensors) * scales
+        return in_groups(steps, scales.t(), offset.t(), self.bits, self._groups(tensors))
 
     def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight | None:
         group, scales = tensors["g_idx"], tensors["scales"]
@@ -73,6 +82,13 @@ class Gptq(Format):
         is_symmetric = bool((zeros == 2 ** (self.bits - 1)).all())
         offset = None if is_symmetric else (-zeros * scales).t()
         return GroupedWeight(steps.t().contiguous(), scales.t(), offset, self.bits)
+
+    def _groups(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the group of each input."""
+        group, num_groups = tensors["g_idx"].long(), len(tensors["scales"])
+        if not 0 <= int(group.min()) <= int(group.max()) < num_groups:
+            raise ValueError(f"g_idx: must be groups from 0 to {num_groups - 1}")
+        return group
 
     def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor:
         zeros = unpack(tensors["qzeros"], self.bits, 1) + self.zero_offset

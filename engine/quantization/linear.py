@@ -9,6 +9,13 @@ from torch import Tensor, nn
 
 from engine.layers.integer_weight import IntegerKind, IntegerWeight, common_kind, stack
 from engine.layers.linear import Linear, parameter
+from engine.layers.stored_weight import (
+    CodedWeight,
+    Fp8Weight,
+    of_integers,
+    stack_coded,
+    stack_fp8,
+)
 from engine.quantization.format import Format
 from engine.quantization.stored import StoredProjection
 
@@ -106,6 +113,27 @@ class QuantizedLinear(nn.Module):
         kinds = [part.integer_kind for part in self._parts().values()]
         known = [kind for kind in kinds if kind is not None]
         return common_kind(known) if len(known) == len(kinds) else None
+
+    @property
+    def stays_on_gpu(self) -> bool:
+        """Whether `for_gpu` returns a weight, as far as it is known before the weights are read."""
+        return all(part.stays_on_gpu for part in self._parts().values())
+
+    def for_gpu(self) -> Fp8Weight | CodedWeight | None:
+        """Return the weight as it is stored, for products on a GPU; None: there are none of it.
+
+        Raises:
+            CheckpointError: a scale is not finite or 0, or an index is out of range.
+        """
+        parts = [each.for_gpu() for each in self._parts().values()]
+        in_fp8 = [part for part in parts if isinstance(part, Fp8Weight)]
+        coded = [part for part in parts if isinstance(part, CodedWeight)]
+        if len(in_fp8) == len(parts):
+            return stack_fp8(in_fp8)
+        stacked = stack_coded(coded) if len(coded) == len(parts) else None
+        if stacked is None and (integers := self.integers()) is not None:
+            return of_integers(integers)  # of several kinds
+        return stacked
 
     def integers(self) -> IntegerWeight | None:
         """Return the weight as integers, where all of it is stored so.

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.quantization.e2m1 import unpack_e2m1
+from engine.layers.stored_weight import CodedWeight
+from engine.quantization.e2m1 import e2m1_values, unpack_e2m1, unpack_nibbles
 from engine.quantization.format import Format, Stored
 
 _BLOCK = 16
@@ -54,9 +55,25 @@ class Nvfp4(Format):
         return stored
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        scale = self._scales(tensors).repeat_interleave(_BLOCK, 1)
+        return unpack_e2m1(tensors[self.weight_name]) * scale
+
+    def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
+        return True
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
+        packed = tensors[self.weight_name]
+        return CodedWeight(
+            unpack_nibbles(packed),
+            "table4",
+            self._scales(tensors),
+            table=e2m1_values(packed.device),
+        )
+
+    def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the scales of blocks, float32 [N, blocks]."""
         # Scales of 0 are what becomes of those of blocks that are small beside the largest.
         scale, shared = tensors["weight_scale"].float(), tensors[self.global_name]
         if not bool((scale >= 0).all()):
             raise ValueError("weight_scale: a scale is negative or NaN")
-        scale = scale / shared if self.divides else scale * shared
-        return unpack_e2m1(tensors[self.weight_name]) * scale.repeat_interleave(_BLOCK, 1)
+        return scale / shared if self.divides else scale * shared

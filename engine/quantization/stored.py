@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from engine.errors import CheckpointError
 from engine.layers.integer_weight import IntegerWeight
 from engine.layers.linear import parameter
+from engine.layers.stored_weight import CodedWeight, Fp8Weight
 from engine.quantization.format import Format
 
 
@@ -16,6 +17,7 @@ class StoredProjection(nn.Module):
 
     Attributes:
         integer_kind: of what `integers` returns, as far as it is known before they are read.
+        stays_on_gpu: whether `for_gpu` returns a weight, likewise.
 
     Args:
         path: the name of the projection, for errors.
@@ -35,6 +37,7 @@ class StoredProjection(nn.Module):
         super().__init__()
         self._format, self._path = fmt, path
         self.integer_kind = fmt.integer_kind(in_features)
+        self.stays_on_gpu = fmt.stays_on_gpu(out_features, in_features)
         leading = () if count is None else (count,)
         stored = fmt.tensors(out_features, in_features)
         self._names = list(stored)
@@ -76,6 +79,18 @@ class StoredProjection(nn.Module):
         tensors = self.checked()
         try:
             return self._format.integers(tensors)
+        except ValueError as error:
+            raise CheckpointError(f"{self._path}.{error}") from None
+
+    def for_gpu(self) -> Fp8Weight | CodedWeight | None:
+        """Return the weight as it is stored, for products on a GPU.
+
+        Raises:
+            CheckpointError: a scale is not finite or 0, or an index is out of range.
+        """
+        tensors = self.checked()
+        try:
+            return self._format.for_gpu(tensors)
         except ValueError as error:
             raise CheckpointError(f"{self._path}.{error}") from None
 

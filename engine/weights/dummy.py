@@ -30,10 +30,15 @@ def fill_with_random_weights(
         [name for name in parameters if name.startswith(f"model.layers.{i}.")][-1]: layer
         for i, layer in enumerate(model.model.layers)
     }
-    generator = torch.Generator(model.model.embed_tokens.weight.device).manual_seed(seed)
+    generators = {
+        device: torch.Generator(device).manual_seed(seed)
+        for device in {parameter.device for parameter in model.parameters()}
+    }
     total, filled = sum(parameters.values()), 0
     for name, num_bytes in parameters.items():
-        _fill(model.get_parameter(name), name, generator)
+        parameter = model.get_parameter(name)
+        _fill(parameter, name, generators[parameter.device])
+        del parameter  # before its layer is converted
         filled += num_bytes
         if on_layer is not None and name in last_of:
             on_layer(last_of[name])

@@ -86,10 +86,17 @@ def load_weights(
     del placed  # a part's destinations live no longer than it takes to fill them
     while parts:
         layer, part = parts.pop(0)
-        spans = list(split_into_spans(part, _SPAN_BYTES))
+        # What is quantised on a GPU is read on the host.
+        on_host = [(tensor, place) for tensor, place in part if place.device.type == "cpu"]
+        elsewhere = [(tensor, place) for tensor, place in part if place.device.type != "cpu"]
         del part
-        read_spans(spans, copier, num_threads=_num_threads(device), on_read=advance)
-        del spans
+        for places, its_copier in ((on_host, None), (elsewhere, copier)):
+            spans = list(split_into_spans(places, _SPAN_BYTES))
+            places.clear()
+            if spans:
+                num_threads = _num_threads(device)
+                read_spans(spans, its_copier, num_threads=num_threads, on_read=advance)
+            del spans
         if layer is not None and on_layer is not None:
             on_layer(layer)
 

@@ -11,6 +11,7 @@ from kernels.bench import (
     gated_activation,
     matmul,
     norms,
+    quantized,
     rotary,
     sampling,
     slot_tables,
@@ -24,8 +25,8 @@ _REQUIRED = {
     "token_scatter": ("slot_tables",),
 }
 _MODULES = (
-    *(attention, norms, gated_activation, rotary, matmul, experts, sampling),
-    *(slot_tables, block_copy),
+    *(attention, norms, gated_activation, rotary, matmul, quantized),
+    *(experts, sampling, slot_tables, block_copy),
 )
 
 

@@ -14,7 +14,9 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 from engine import LLM, SamplingParams
 from kernels import device
 from tests.factories.greedy import GreedyCheckpoint
+from tests.factories.quantized import write_quantized
 from tests.factories.replayed_graphs import ReplayingCapturer
+from tests.factories.tokenizers import byte_level_tokenizer
 from tests.kernels.kernel_forms import Form, launched_kernels, recorded_forms
 from tests.kernels.support import DEVICE
 
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("small_gpu")
 UNUSED = {"layer_norm._kernel"}  # by all models that are supported
 DETERMINISTIC = {"matmul._kernel"}  # launched with this setting alone
 EXPERTS = {name for name in launched_kernels() if name.startswith("experts.")}  # not of a Llama
+QUANTIZED = {name for name in launched_kernels() if name.startswith("quantized.")}
 
 MAX_TOKENS = 3
 SETTINGS: dict[str, Any] = {
@@ -94,7 +97,7 @@ def test_no_request_needs_a_kernel_in_another_form(checkpoint: GreedyCheckpoint)
     with recorded_forms() as warm:
         llm = start(checkpoint, SETTINGS, captured=False)
     # A new kernel that models may launch must be launched by the warm-up too.
-    assert names(warm) == launched_kernels() - UNUSED - DETERMINISTIC - EXPERTS
+    assert names(warm) == launched_kernels() - UNUSED - DETERMINISTIC - EXPERTS - QUANTIZED
     draw = random.Random(0)
     with recorded_forms() as found:
         # A long prompt alone, then each of the parameters alone, then many at once.
@@ -171,6 +174,41 @@ def test_nor_in_a_mixture_of_experts(tmp_path: Path) -> None:
     check_forms(found, warm)
     rows = {text for text in found.values() if text.startswith("experts.product_kernel")}
     assert len(rows) == 4, "small and large blocks of both products"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("awq", {}), (None, {"quantization": "fp8"})],
+    ids=["awq", "fp8"],
+)
+def test_nor_with_quantised_weights(
+    name: str | None, settings: dict[str, Any], checkpoint: GreedyCheckpoint, tmp_path: Path
+) -> None:
+    """Whose products have forms for numbers of tokens."""
+    folder = checkpoint.path
+    if name is not None:
+        _, folder = write_quantized(name, tmp_path, num_hidden_layers=1, head_dim=32)
+        byte_level_tokenizer().save_pretrained(folder)
+    fewer = {
+        "max_model_len": 80,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 80,
+        "max_logprobs": 0,
+        "swap_space": 0,
+    }
+    with recorded_forms() as warm:
+        llm = LLM(str(folder), device=DEVICE.type, **{**SETTINGS, **fewer, **settings})
+        if device.INTERPRETED:
+            llm._core._runner.warm_up()
+    products = "coded_product" if name is not None else "fp8_product"
+    assert any(products in each for each in names(warm))
+    with recorded_forms() as found:
+        for length in (70, 17, 1):
+            prompt = [5 + each for each in range(length)]
+            llm.generate([prompt], params({"max_tokens": 1}), use_tqdm=False)
+    check_forms(found, warm)
+    rows = {text for text in found.values() if products in text}
+    assert len(rows) >= 3, "few, some and many tokens"
 
 
 def names(forms: dict[Form, str]) -> set[str]:

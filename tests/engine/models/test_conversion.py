@@ -221,6 +221,14 @@ def test_quantisation_is_refused_where_there_are_no_kernels(
         check_quantization(name, CPU, torch.bfloat16)
 
 
+def test_fp8_is_refused_where_there_are_no_products_of_it() -> None:
+    with pytest.raises(UnsupportedError, match=r"^quantization: fp8 is for GPUs only: a CPU"):
+        check_quantization("fp8", CPU, torch.bfloat16)
+    with pytest.raises(UnsupportedError, match=r"^quantization: fp8 needs a dtype of 16 bits"):
+        check_quantization("fp8", torch.device("cuda"), torch.float32)
+    check_quantization("fp8", torch.device("cuda"), torch.bfloat16)
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])

@@ -1,0 +1,63 @@
+"""Forms of projections on a GPU whose weights are quantised."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engine.layers.coded_linear import CodedLinear
+from engine.layers.fp8_linear import Fp8Gated, Fp8Linear
+from engine.layers.linear import Gated, GatedLinear
+from engine.layers.mlp import GatedMLP
+from engine.layers.stored_weight import Fp8Weight, quantize_fp8
+from engine.quantization.linear import QuantizedLinear
+from kernels.device import multiplies_fp8
+from kernels.quantized.codes import pack
+
+_FLOATS = (torch.bfloat16, torch.float16)
+
+
+def stays_quantized(linear: QuantizedLinear) -> bool:
+    """Return whether `form_of_stored` returns a form, as far as it is known before it is loaded.
+
+    In float32 no matrix instruction is exact.
+    """
+    return linear.plain.weight.dtype in _FLOATS and linear.stays_on_gpu
+
+
+def form_of_stored(linear: QuantizedLinear, *, invariant: bool) -> nn.Module | None:
+    """Return a product of the weight as the checkpoint stores it; None: there is none."""
+    if not stays_quantized(linear):
+        return None
+    weight = linear.for_gpu()
+    if weight is None:
+        return None
+    form: nn.Module
+    if isinstance(weight, Fp8Weight):
+        form = _of_fp8(weight, linear.bias, invariant=invariant)
+    else:
+        form = CodedLinear(pack(*weight[:5]), linear.bias, order=weight.order, invariant=invariant)
+    plain = linear.plain
+    return Gated(form, plain.activation) if isinstance(plain, GatedLinear) else form
+
+
+def form_of_fp8(
+    weight: Tensor, bias: Tensor | None, device: torch.device, *, invariant: bool
+) -> nn.Module:
+    """Return a product of what `weight` is in FP8, on `device`."""
+    bias = None if bias is None else bias.to(device)
+    return _of_fp8(quantize_fp8(weight.to(device)), bias, invariant=invariant)
+
+
+def fuse_quantisation(mlp: GatedMLP) -> None:
+    """Let the activation of a converted MLP quantise for a product of FP8 after it."""
+    gated, down = mlp.gate_up_proj, mlp.down_proj
+    if isinstance(gated, Gated) and isinstance(down, Fp8Linear):
+        mlp.gate_up_proj = Fp8Gated(gated.projection, gated.activation, down)
+
+
+def _of_fp8(weight: Fp8Weight, bias: Tensor | None, *, invariant: bool) -> nn.Module:
+    if multiplies_fp8(weight.codes.device):
+        return Fp8Linear(weight, bias, invariant=invariant)
+    codes = pack(weight.codes.view(torch.uint8), "e4m3", weight.scale)
+    return CodedLinear(codes, bias, invariant=invariant)

@@ -1,0 +1,162 @@
+"""Products with quantised weights, next to torch's with the weights that they stand for.
+
+Few tokens are bound by reading the weight: the aims are shares of the copy bandwidth of its bytes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.bench.case import ELEMENTWISE, Aim, Case, Work, numel_bytes, randn
+from kernels.bench.shapes import LLAMA_8B
+from kernels.quantized.coded_product import coded_linear
+from kernels.quantized.codes import Kind, pack, unpack
+from kernels.quantized.fp8_product import GROUP, fp8_linear
+from kernels.quantized.gated_rows import gated_rows
+from kernels.quantized.rows import quantize_rows, reference
+from kernels.quantized.splits import MOST_SPLIT
+
+_AIMS = {"fp8": Aim(share=0.75), "int4": Aim(share=0.6)}
+
+
+def _rows(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> Work:
+    x = randn(tokens, size, dtype=dtype, device=device)
+    return Work(
+        ours=partial(quantize_rows, x),
+        peers={"torch": partial(reference, x)},
+        compiled=partial(reference, x),
+        bytes=x.numel() * (x.element_size() + 1) + 4 * tokens,
+    )
+
+
+def _gated(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> Work:
+    x = randn(tokens, 2 * size, dtype=dtype, device=device)
+
+    def unfused(x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = x.float().chunk(2, -1)
+        return reference((F.silu(gate) * up).to(x.dtype))
+
+    def ours(x: Tensor) -> tuple[Tensor, Tensor]:
+        codes, scales = gated_rows(x, "silu", group=None)
+        return codes, scales[:, 0]
+
+    return Work(
+        ours=partial(ours, x),
+        peers={"torch": partial(unfused, x)},
+        compiled=partial(unfused, x),
+        bytes=numel_bytes(x) + tokens * (size + 4),
+    )
+
+
+def _fp8(
+    tokens: int,
+    columns: int,
+    depth: int,
+    in_blocks: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Work:
+    group = GROUP if in_blocks else depth
+    x, weight = (
+        randn(rows, depth, dtype=dtype, device=device, seed=rows) for rows in (tokens, columns)
+    )
+    (x, x_scale), (weight, weight_scale) = (_quantized(each, group) for each in (x, weight))
+    if in_blocks:
+        weight_scale = weight_scale[::GROUP].contiguous()
+    rows = columns // len(weight_scale)
+    wide_x = _widened(x, x_scale, group, dtype)
+    wide_weight = _widened(weight, weight_scale.repeat_interleave(rows, 0), group, dtype)
+    return Work(
+        ours=partial(fp8_linear, x, x_scale, weight, weight_scale, None, dtype),
+        peers={"F.linear": partial(F.linear, wide_x, wide_weight)},
+        bytes=numel_bytes(x, weight, x_scale, weight_scale),
+        flops=2 * tokens * columns * depth if tokens > MOST_SPLIT else 0,
+    )
+
+
+def _quantized(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    codes, scale = quantize_rows(rows.view(-1, group))
+    return codes.view(rows.shape), scale.view(len(rows), -1)
+
+
+def _widened(codes: Tensor, scale: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    return (codes.float() * scale.repeat_interleave(group, 1)).to(dtype)
+
+
+def _coded(
+    tokens: int,
+    columns: int,
+    depth: int,
+    kind: Kind,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Work:
+    x = randn(tokens, depth, dtype=dtype, device=device)
+    shape = columns, depth // group
+    scale = (1 + randn(*shape, dtype=torch.float32, device=device).sigmoid()) / depth**0.5 / 8
+    scale = scale.half().float()
+    draw = torch.Generator(device).manual_seed(1)
+    steps = torch.randint(0, 16, (columns, depth), generator=draw, device=device)
+    zeros = torch.randint(0, 16, shape, generator=draw, device=device)
+    weight = pack(
+        steps.to(torch.uint8),
+        kind,
+        scale,
+        -zeros * scale if kind == "int4" else None,
+        torch.linspace(-1, 1, 16, device=device) if kind == "table4" else None,
+    )
+    wide = unpack(weight).to(dtype)
+    return Work(
+        ours=partial(coded_linear, x, weight, None),
+        peers={"F.linear": partial(F.linear, x, wide)},
+        bytes=numel_bytes(x, weight.packed, weight.scale),
+        flops=2 * tokens * columns * depth if tokens > MOST_SPLIT else 0,
+    )
+
+
+_TINY = {"tokens": 3, "columns": 128, "depth": 256, "dtype": torch.float16}
+CASES = [
+    Case(
+        operation="quantized",
+        name=f"{label} {name} {LLAMA_8B.label} {tokens}",
+        build=build,
+        shape={
+            "tokens": tokens,
+            **dict(zip(("columns", "depth"), LLAMA_8B.projections[name], strict=True)),
+            "dtype": torch.bfloat16,
+            **settings,
+        },
+        tiny=_TINY,
+        # The others take less than 10 us, or are bound by arithmetic.
+        aim=_AIMS.get(label) if tokens == 1 and name == "gate_up_proj" else None,
+    )
+    for name in ("gate_up_proj", "down_proj")
+    for label, build, settings in (
+        ("fp8", _fp8, {"in_blocks": False}),
+        ("fp8 blocks", _fp8, {"in_blocks": True}),
+        ("int4", _coded, {"kind": "int4", "group": 128}),
+        ("nf4", _coded, {"kind": "table4", "group": 64}),
+    )
+    for tokens in (8192, 64, 1)
+]
+CASES += [
+    Case(
+        operation="quantized",
+        name=f"{label} {LLAMA_8B.label} {tokens}",
+        build=build,
+        shape={"tokens": tokens, "size": size, "dtype": torch.bfloat16},
+        tiny={"tokens": 3, "size": 40, "dtype": torch.float16},
+        aim=ELEMENTWISE if tokens == 8192 else None,
+        compile=tokens == 8192,
+    )
+    for label, build, size in (
+        ("to fp8", _rows, LLAMA_8B.hidden),
+        ("activation to fp8", _gated, LLAMA_8B.inner),
+    )
+    for tokens in (8192, 1)
+]

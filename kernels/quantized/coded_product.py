@@ -1,0 +1,224 @@
+"""Product of floats and a weight of codes of 4 or 8 bits, which are widened in registers.
+
+The weight is the left operand, and what is computed is the transposed result: matrix instructions
+of Hopper take their left operand from registers, and as few as 8 columns of the right one, which
+few tokens fill. Of few rows the depth is split (`kernels.quantized.splits`).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import device
+from kernels.checks import check_device, check_dtype, check_last_stride, check_output, check_shape
+from kernels.quantized.codes import Codes, unpack
+from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
+from kernels.quantized.tiles import tile_of
+from kernels.quantized.widen import widen_e4m3, widen_int4
+
+
+def coded_linear(
+    x: Tensor, weight: Codes, bias: Tensor | None, *, invariant: bool = False
+) -> Tensor:
+    """Return `x` W^T + bias, summed in float32 and rounded once.
+
+    Values of codes are rounded to the type of `x`, which is exact for integers of 8 bits and FP8.
+    Their scales multiply sums, but with many rows the values, which are rounded then.
+
+    Args:
+        x: bfloat16 or float16 [M, K], rows contiguous.
+        weight: as `kernels.quantized.codes.pack` returns it.
+        bias: [N], contiguous, of the dtype of `x`, or None.
+        invariant: a row of the result depends on its row of `x` alone, to the last bit.
+
+    Returns:
+        [M, N] in the dtype of `x`, contiguous.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, stride or device.
+    """
+    _check(x, weight, bias)
+    if not device.runs_triton(x):
+        return reference(x, weight, bias).to(x.dtype)
+    (num_rows, depth), num_columns = x.shape, len(weight.packed)
+    limits = device.limits(x.device)
+    tile = settings(num_rows, limits.shared_memory, invariant=invariant)
+    halves = 2 if weight.kind in ("int4", "table4") else 1
+    tiles_n = triton.cdiv(num_columns, tile["BLOCK_N"])
+    num_blocks = triton.cdiv(depth, halves * weight.run)
+    splits = plan_splits(tiles_n, num_blocks, limits.num_sms)
+    is_split = not invariant and num_rows <= MOST_SPLIT and splits.num_parts > 1
+    num_parts, in_each = splits if is_split else (1, num_blocks)
+    out = torch.empty(
+        (num_parts, num_rows, num_columns),
+        dtype=torch.float32 if is_split else x.dtype,
+        device=x.device,
+    )
+    if not num_rows:
+        return out[0].to(x.dtype)
+    _kernel[(tiles_n * triton.cdiv(num_rows, tile["BLOCK_M"]), num_parts)](
+        x_ptr=x,
+        packed_ptr=weight.packed,
+        scale_ptr=weight.scale,
+        shift_ptr=weight.shift,
+        table_ptr=weight.table,
+        bias_ptr=None if is_split else bias,
+        out_ptr=out,
+        num_rows=num_rows,
+        x_stride=x.stride(0),
+        N=num_columns,
+        K=depth,
+        ROWS=num_columns // len(weight.scale),
+        GROUP=weight.group,
+        KIND=weight.kind,
+        HALVES=halves,
+        RUN=weight.run,
+        NUM_BLOCKS=in_each,
+        NATIVE=not device.INTERPRETED,
+        **tile,
+    )
+    return sum_parts(out, bias, x.dtype) if is_split else out[0]
+
+
+def reference(x: Tensor, weight: Codes, bias: Tensor | None) -> Tensor:
+    """Return the product in float32."""
+    product = x.float() @ unpack(weight).t()
+    return product if bias is None else product + bias.float()
+
+
+# Not specialised on the number of rows: another batch must not recompile.
+@triton.jit(do_not_specialize=["num_rows"])
+def _kernel(
+    x_ptr,
+    packed_ptr,
+    scale_ptr,
+    shift_ptr,
+    table_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    x_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    KIND: tl.constexpr,
+    HALVES: tl.constexpr,
+    RUN: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BAND: tl.constexpr,
+):
+    BLOCK_K: tl.constexpr = HALVES * RUN
+    BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    BYTES: tl.constexpr = BLOCKS * RUN if HALVES == 2 else K  # of a row
+    # Scales of few rows multiply sums, of which there are fewer than weights in a tile.
+    OF_ALL: tl.constexpr = GROUP == K
+    OF_SUMS: tl.constexpr = not OF_ALL and BLOCK_M <= 64
+    i_m, i_n = tile_of(tl.program_id(0), num_rows, N, BLOCK_M, BLOCK_N, BAND)
+    i_part = tl.program_id(1)
+    o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_k = tl.arange(0, RUN)
+    m_m, m_n = o_m < num_rows, o_n < N
+    p_x = x_ptr + o_m[:, None] * x_stride + o_k[None, :]
+    p_w = packed_ptr + o_n.to(tl.int64)[:, None] * BYTES + o_k[None, :]
+    o_scale = o_n // ROWS * (K // GROUP)
+    b_sum = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    first = i_part * NUM_BLOCKS
+    for i_block in range(first, tl.minimum(first + NUM_BLOCKS, BLOCKS)):
+        m_w = m_n[:, None]
+        if BYTES % RUN:
+            m_w = m_w & (i_block * RUN + o_k < BYTES)[None, :]
+        b_code = tl.load(p_w + i_block * RUN, mask=m_w, other=0)  # [BLOCK_N, RUN]
+        for i_half in tl.static_range(HALVES):
+            i_k = i_block * BLOCK_K + i_half * RUN
+            m_x, m_scale = m_m[:, None], m_n
+            if K % BLOCK_K:
+                m_x = m_x & (i_k + o_k < K)[None, :]
+                m_scale = m_scale & (tl.full([BLOCK_N], i_k, tl.int32) < K)
+            b_x = tl.load(p_x + i_k, mask=m_x, other=0.0)  # [BLOCK_M, RUN]
+            b_shift = tl.zeros([BLOCK_N], tl.float32)
+            if shift_ptr is not None:
+                p_shift = shift_ptr + o_scale + i_k // GROUP
+                b_shift = tl.load(p_shift, mask=m_scale, other=0).to(tl.float32)
+            b_w = _widen(b_code, b_shift, shift_ptr, table_ptr, KIND, i_half, b_x.dtype, NATIVE)
+            if OF_ALL:
+                b_sum = tl.dot(b_w, tl.trans(b_x), b_sum)
+            else:
+                p_scale = scale_ptr + o_scale + i_k // GROUP
+                b_scale = tl.load(p_scale, mask=m_scale, other=0.0).to(tl.float32)[:, None]
+                if OF_SUMS:
+                    b_sum += tl.dot(b_w, tl.trans(b_x)) * b_scale
+                else:
+                    b_w = (b_w.to(tl.float32) * b_scale).to(b_x.dtype)
+                    b_sum = tl.dot(b_w, tl.trans(b_x), b_sum)
+    if OF_ALL:
+        b_sum *= tl.load(scale_ptr + o_scale, mask=m_n, other=0.0).to(tl.float32)[:, None]
+    if bias_ptr is not None:
+        b_sum += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
+    p_out = out_ptr + (i_part.to(tl.int64) * num_rows + o_m)[None, :] * N + o_n[:, None]
+    tl.store(p_out, b_sum.to(out_ptr.dtype.element_ty), mask=m_n[:, None] & m_m[None, :])
+
+
+@triton.jit
+def _widen(
+    b_code,
+    b_shift,
+    shift_ptr,
+    table_ptr,
+    KIND: tl.constexpr,
+    HALF: tl.constexpr,
+    DTYPE: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Return the values of codes plus their shifts, in DTYPE."""
+    IS_WHOLE: tl.constexpr = shift_ptr is None or shift_ptr.dtype.element_ty == tl.int8
+    if KIND == "e4m3":
+        b_w = widen_e4m3(b_code, DTYPE, NATIVE)
+    elif KIND == "table4":
+        b_w = tl.load(table_ptr + ((b_code >> 4 * HALF) & 15).to(tl.int32)).to(DTYPE)
+    elif KIND == "int4" and IS_WHOLE:
+        b_w = widen_int4(b_code, b_shift, HALF, DTYPE, NATIVE)
+    else:
+        if KIND == "int4":
+            b_code = (b_code >> 4 * HALF) & 15
+        # As the last bits of 2^15, which additions take away faster than integers are converted.
+        CENTRE: tl.constexpr = 32776.0 if KIND == "int4" else 32896.0
+        b_w = ((b_code.to(tl.int32) << 8) | 0x47000000).to(tl.float32, bitcast=True)
+        b_w = (b_w - (CENTRE - b_shift)[:, None]).to(DTYPE)
+    return b_w
+
+
+def settings(num_rows: int, shared_memory: int, *, invariant: bool = False) -> dict[str, int]:
+    """Return tile sizes, warps and stages for a number of rows.
+
+    Up to 64 rows are bound by reading the weight: tiles of 64 of its rows, the fewest that a matrix
+    instruction of Hopper takes. Of many rows a tile is two warpgroups' of 128 x 128 sums, with up
+    to 35 KiB on the way per stage.
+
+    Args:
+        shared_memory: bytes that a program may have.
+        invariant: return the same for any number of rows.
+    """
+    if num_rows <= MOST_SPLIT or invariant:
+        rows = 16 if num_rows <= 16 and not invariant else 64
+        tile = {"BLOCK_M": rows, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4}
+    else:
+        stages = 3 if shared_memory > 2**17 else 2
+        tile = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": stages}
+    return {"BAND": 8, **tile}
+
+
+def _check(x: Tensor, weight: Codes, bias: Tensor | None) -> None:
+    check_dtype("x", x, torch.bfloat16, torch.float16)
+    check_shape("x", x, (None, weight.depth))
+    check_last_stride("x", x)
+    check_device("weight", weight.packed, x.device)
+    if bias is not None:
+        check_output("bias", bias, (len(weight.packed),), x.dtype, x.device)

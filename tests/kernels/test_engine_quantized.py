@@ -1,0 +1,199 @@
+"""Quantised checkpoints on our kernels compute what the weights that they stand for do.
+
+They stay as they are stored: a projection is a product of its own, not one of floats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+pytest.importorskip("pydantic", reason="the engine is not installed here")
+pytest.importorskip("transformers", reason="the engine is not installed here")
+
+from engine import LLM, SamplingParams
+from engine.errors import UnsupportedError
+from engine.layers.coded_linear import CodedLinear
+from engine.layers.fp8_linear import Fp8Gated, Fp8Linear
+from engine.models.build import build_model
+from engine.models.gpu_forms import form_of_stored
+from engine.models.registry import read_model_spec
+from engine.quantization.linear import QuantizedLinear
+from engine.quantization.registry import read_quantization
+from engine.weights import SINGLE, load_weights
+from kernels import device
+from kernels.quantized.rows import quantize_rows
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.families import FAMILIES
+from tests.factories.quantized import FORMATS, write_quantized
+from tests.factories.quantizers import fp8
+from tests.factories.replayed_graphs import ReplayingCapturer
+from tests.factories.tokenizers import byte_level_tokenizer
+from tests.kernels.support import DEVICE, assert_close, randn
+
+pytestmark = pytest.mark.usefixtures("small_gpu")
+
+SMALL = {"num_hidden_layers": 1, "head_dim": 32}
+# Blocks that are served need a multiple of 128 inputs; of 64 keys' channels they are short.
+BLOCKS = "fp8-blocks-128"
+SIZES = {
+    BLOCKS: {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8},
+    # A block of 64 weights may not be of two rows.
+    **{name: {"intermediate_size": 128} for name in FORMATS if name.startswith("bitsandbytes")},
+}
+NOT_SERVED = {"fp8-blocks", "compressed-fp8-block"}  # blocks of other sizes
+PERMUTED = {"gptq-v2-desc-act", "compressed-w4a16-actorder"}
+STATIC = {"fp8-static", "modelopt-fp8"}  # scales of activations
+IN_FP8 = {"compressed-fp8-channel", BLOCKS, *STATIC}
+PROMPTS = [[5 + 3 * i for i in range(length)] for length in (20, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    quantizer = fp8("weight_scale_inv", "block", block=128)
+    monkeypatch.setitem(FORMATS, BLOCKS, (config, quantizer))
+
+
+def without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the GPU one that does not multiply FP8."""
+    limits = replace(device.limits(DEVICE), capability=(8, 0))
+    monkeypatch.setattr(device, "limits", lambda where: limits)
+
+
+def load(name: str, folder: Path) -> tuple[dict[str, Tensor], dict[str, QuantizedLinear]]:
+    """Return a checkpoint's weights as floats, and its projections by their names."""
+    plain, quantized = write_quantized(name, folder, **SMALL, **SIZES.get(name, {}))
+    model = build_model(
+        read_model_spec(quantized),
+        max_model_len=16,
+        dtype=torch.float16,
+        device=DEVICE,
+        quantization=read_quantization(quantized),
+    )
+    load_weights(model, quantized)
+    found = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, QuantizedLinear)
+    }
+    return load_file(plain / SINGLE), found
+
+
+def product_in(form: nn.Module | None) -> nn.Module:
+    """Return the product of a form, which may be below an activation."""
+    assert form is not None
+    return next(each for each in form.modules() if isinstance(each, (Fp8Linear, CodedLinear)))
+
+
+@pytest.mark.parametrize("name", [*FORMATS, BLOCKS])
+def test_products_of_each_format(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Next to those of the weights in float32, with activations in FP8 where products are."""
+    floats, modules = load(name, tmp_path)
+    assert len(modules) == 4
+    for path, module in modules.items():
+        # Each part has an order of its own here, where activations are permuted once for all.
+        if name in NOT_SERVED or (name in PERMUTED and len(module.stored) > 1):
+            assert form_of_stored(module, invariant=False) is None
+            continue
+        parent = path.rpartition(".")[0]
+        weight = torch.cat([floats[f"{parent}.{part}.weight"] for part in module.stored]).to(DEVICE)
+        bias = 0 if module.bias is None else module.bias.float()
+        x = randn(5, weight.shape[1], dtype=torch.float16)
+        product = product_in(form_of_stored(module, invariant=False))
+        assert isinstance(product, Fp8Linear) == (name in IN_FP8)
+        rounded = x.float()
+        if name in IN_FP8:
+            scale = torch.tensor([0.5], device=DEVICE) if name in STATIC else None
+            groups = x.view(-1, 128) if name == BLOCKS else x
+            codes, scales = quantize_rows(groups, scale)
+            rounded = (codes.float() * scales[:, None]).view(x.shape)
+        assert_close(product(x), rounded @ weight.t() + bias)
+    if name in IN_FP8:
+        with monkeypatch.context() as patch:
+            without_fp8(patch)
+            product = product_in(form_of_stored(module, invariant=False))
+            assert isinstance(product, CodedLinear)
+            assert_close(product(x), x.float() @ weight.t() + bias)
+
+
+@pytest.mark.parametrize("name", ["awq", pytest.param("fp8-static", marks=pytest.mark.large)])
+def test_answers_are_those_of_the_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the whole engine, FP8 without rounding activations."""
+    without_fp8(monkeypatch)
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=0, ignore_eos=True)
+    found = []
+    for folder in write_quantized(name, tmp_path, vocab_size=400, **SMALL):
+        byte_level_tokenizer().save_pretrained(folder)
+        llm = LLM(str(folder), device=DEVICE.type, dtype="float16", max_model_len=32)
+        kinds = {type(each) for each in llm._core._runner.model.model.layers.modules()}
+        assert (CodedLinear in kinds) == (folder.name == "quantized")
+        outputs = [each.outputs[0] for each in llm.generate(PROMPTS, params, use_tqdm=False)]
+        assert all(output.logprobs is not None for output in outputs)
+        found.append(outputs)
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        for mine, its in zip(ours.logprobs or (), theirs.logprobs or (), strict=True):
+            assert [each.logprob for each in mine.values()] == pytest.approx(
+                [each.logprob for each in its.values()], abs=0.02
+            )
+
+
+def test_fp8_while_loading(tmp_path: Path) -> None:
+    """With `deterministic`: the same bytes alone, and with others in captured steps; close to the
+    checkpoint's.
+    """
+    write_checkpoint(tmp_path, vocab_size=400, **SMALL)
+    byte_level_tokenizer().save_pretrained(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=0, ignore_eos=True)
+    settings: dict[str, Any] = {
+        "device": DEVICE.type,
+        "dtype": "float16",
+        "max_model_len": 32,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+        "async_scheduling": True,
+        "enable_prefix_caching": False,
+    }
+    plain = LLM(str(tmp_path), **settings)
+    llm = LLM(str(tmp_path), **settings, quantization="fp8", deterministic=True)
+    modules = list(llm._core._runner.model.model.layers.modules())
+    assert sum(isinstance(each, Fp8Linear) for each in modules) == 4
+    assert sum(isinstance(each, Fp8Gated) for each in modules) == 1
+    (expected,) = plain.generate(PROMPTS[:1], params, use_tqdm=False)
+    (alone,) = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    capturer = ReplayingCapturer()
+    if device.INTERPRETED:
+        llm._core._runner.capture_graphs(capturer, lambda done, total: None)
+    together = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert sum(capturer.num_replays) > 0 or not device.INTERPRETED
+    assert together[0].outputs[0].logprobs == alone.outputs[0].logprobs
+    first, wanted = (
+        next(iter(each.outputs[0].logprobs[0].values())).logprob  # type: ignore[index]
+        for each in (alone, expected)
+    )
+    assert first == pytest.approx(wanted, abs=0.2)
+
+
+def test_what_fp8_is_not_for_is_refused(tmp_path: Path) -> None:
+    _, quantized = write_quantized("awq", tmp_path / "awq", **SMALL)
+    architecture, fields = FAMILIES["mixtral"]
+    write_checkpoint(tmp_path / "mixture", architecture, **{**fields, "head_dim": 32})
+    for folder, dtype, message in (
+        (quantized, "float16", r"^quantization: fp8 is for checkpoints of floats \(.* awq"),
+        (tmp_path / "mixture", "float16", "^quantization: fp8 is not for a mixture of experts"),
+        (tmp_path / "mixture", "float32", "^quantization: fp8 needs a dtype of 16 bits"),
+    ):
+        byte_level_tokenizer().save_pretrained(folder)
+        with pytest.raises(UnsupportedError, match=message):
+            LLM(str(folder), device=DEVICE.type, dtype=dtype, quantization="fp8")
