@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from engine.text.grammar.spec import GrammarTextError
 from engine.text.grammar.trial import described, forced_tokens
 
 _WORD_BITS = 32
+_LONG_RUN = 512  # bytes; a mask takes 1 ms for a thousand of them, at each of their tokens
 
 
 class SequenceGrammar:
@@ -24,6 +26,7 @@ class SequenceGrammar:
         self.matcher = start.deep_copy()
         self.num_ids = num_ids
         self.fault: Exception | None = None  # of the masks, raised with the next token
+        self._run: deque[int] = deque()  # the next tokens, where they are known to be many
 
     def take(self, token_id: int) -> bool:
         """Go on with an output token; return whether nothing may follow it.
@@ -39,6 +42,8 @@ class SequenceGrammar:
             raise _cannot_follow(described(self.matcher.get_error()))
         if not self.matcher.consume_token(token_id):
             raise _cannot_follow("no token of it is left, with what else the request allows")
+        if self._run and self._run.popleft() != token_id:
+            self._run.clear()
         return bool(self.matcher.is_stopped())
 
     def forced(self) -> list[int]:
@@ -47,10 +52,24 @@ class SequenceGrammar:
         Raises:
             RequestError: they are too many.
         """
+        if self._run:
+            return [*self._run]
         try:
             return forced_tokens(self.matcher)
         except GrammarTextError as error:
             raise _cannot_follow(str(error)) from None
+
+    def next_of_long_run(self) -> int | None:
+        """Return the only token that can follow if it begins a long run of such tokens.
+
+        Its mask has this token alone, and would take long.
+
+        Raises:
+            RequestError: they are too many.
+        """
+        if not self._run and len(self.matcher.compute_ff_bytes()) > _LONG_RUN:
+            self._run.extend(self.forced())
+        return self._run[0] if self._run else None
 
 
 def _cannot_follow(reason: str) -> RequestError:
@@ -88,10 +107,18 @@ class MaskFiller:
     def _fill(self, grammars: Sequence[SequenceGrammar]) -> NDArray[np.int32]:
         num_words = -(-grammars[0].num_ids // _WORD_BITS)
         masks = np.zeros((len(grammars), num_words), dtype=np.int32)
-        jobs = [(grammar.matcher, row) for row, grammar in enumerate(grammars)]
-        self._executor.unsafe_compute_mask_ptr(
-            jobs, masks.ctypes.data, masks.strides[0], len(grammars)
-        )
+        jobs = []
+        for row, grammar in enumerate(grammars):
+            token_id = grammar.next_of_long_run()
+            if token_id is None:
+                jobs.append((grammar.matcher, row))
+            else:
+                word, bit = divmod(token_id, _WORD_BITS)
+                masks.view(np.uint32)[row, word] = 1 << bit
+        if jobs:
+            self._executor.unsafe_compute_mask_ptr(
+                jobs, masks.ctypes.data, masks.strides[0], len(grammars)
+            )
         masks = np.ascontiguousarray(masks[:, : -(-self._vocab_size // _WORD_BITS)])
         if rest := self._vocab_size % _WORD_BITS:
             masks[:, -1] &= (1 << rest) - 1
