@@ -48,7 +48,7 @@ def test_servers_under_load(tmp_path: Path) -> None:
     (alone,) = figures["rounds"]["trident-engine"]
     assert "engine alone" in alone["measurements"]["W2"]["cpu_seconds"]
     for sample in alone["measurements"]["W5"]["metrics"]["samples"]:
-        assert 0 <= sample[4] < 1
+        assert sample[4] is None or 0 <= sample[4] < 1  # None once nothing runs
     through_gateway = figures["rounds"]["trident-completions"][0]["measurements"]["W2"]
     assert set(through_gateway["cpu_seconds"]) >= STAGES | {"gateway"}
     assert figures["failures"] == {"missing": "missing: /nonexistent/server is not installed"}
