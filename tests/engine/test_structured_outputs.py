@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from engine import LLM, SamplingParams
+from engine.bench.tool_sets import ToolSets, calls_schema
 from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 from tests.factories.json_schemas import FAMILIES, SCHEMAS
@@ -68,6 +69,21 @@ def test_finished_documents_of_three_hundred_schemas_are_valid(llm: LLM, ahead: 
     for schema, text in finished:
         Draft202012Validator(schema).validate(json.loads(text))
     assert len(finished) > 120
+
+
+@pytest.mark.slow
+def test_finished_calls_of_a_tool_set_of_100_kb_are_valid(llm: LLM) -> None:
+    tools = ToolSets(2).tools(100_000)
+    parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    asked = {"json": calls_schema(tools)}
+    many = [params(structured_outputs=asked, max_tokens=900, seed=seed) for seed in range(24)]
+    calls = [json.loads(text) for text, reason, _ in answers(llm, *many) if reason == "stop"]
+    for call in calls:
+        Draft202012Validator(
+            parameters[call["name"]], format_checker=Draft202012Validator.FORMAT_CHECKER
+        ).validate(call["arguments"])
+    assert len(calls) >= 12
+    assert len({call["name"] for call in calls}) > 3
 
 
 def test_requests_with_and_without_grammars_share_steps(llm: LLM) -> None:
