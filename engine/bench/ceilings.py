@@ -1,11 +1,7 @@
-"""Measured limits of this machine, from which floors are computed.
-
-`python -m engine.bench.ceilings` prints those of the CPU as JSON, for programs without torch.
-"""
+"""Measured limits of this machine, from which floors are computed."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -73,7 +69,3 @@ def _warm(call: Callable[[], object]) -> float:
     for _ in range(3):
         call()
     return gpu_seconds(call)
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure()))
