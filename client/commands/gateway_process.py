@@ -153,7 +153,8 @@ def gateway_endpoint(
         )
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ServerStartError(f"--openai-port must be a port number or {OFF} (got {port!r})")
-    return Endpoint("openai", options.host, int(port) or pick_free(1)[0])
+    others = [each.port for each in server.endpoints.values()]
+    return Endpoint("openai", options.host, int(port) or pick_free(1, taken=others)[0])
 
 
 def _tls_variables(server: TritonServer) -> Iterator[str]:

@@ -88,15 +88,16 @@ def endpoints(
     Raises:
         ServerStartError: a port is no number of 0..65535.
     """
-    free = iter(pick_free(len(DEFAULT_PORTS)))
+    ports: dict[str, int] = {}
+    for name, default in DEFAULT_PORTS.items():
+        if not is_off(arguments, f"--allow-{name}"):
+            flag, unset = f"--{name}-port", default if default_port is None else default_port
+            ports[name] = _port(flag, value_of(arguments, flag) or str(unset))
+    free = iter(pick_free(len(ports), taken=[*ports.values()]))
     filled = list(arguments)
     services: dict[str, Endpoint] = {}
-    for name, default in DEFAULT_PORTS.items():
-        if is_off(arguments, f"--allow-{name}"):
-            continue
-        flag = f"--{name}-port"
-        unset = default if default_port is None else default_port
-        port = _port(flag, value_of(arguments, flag) or str(unset)) or next(free)
+    for name, given in ports.items():
+        flag, port = f"--{name}-port", given or next(free)
         address = value_of(arguments, f"--{name}-address")
         if address is None and name == "metrics":  # as tritonserver does
             address = value_of(arguments, "--http-address")

@@ -2,7 +2,7 @@
 
 import errno
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -28,13 +28,14 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def pick_free(count: int) -> tuple[int, ...]:
-    """Return `count` different ports that nothing listens on at this moment."""
+def pick_free(count: int, *, taken: Collection[int] = ()) -> tuple[int, ...]:
+    """Return `count` different ports, none of `taken`, that nothing listens on at this moment."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count + len(taken))]
         for each in sockets:
             each.bind(("", 0))
-        return tuple(each.getsockname()[1] for each in sockets)
+        ports = [each.getsockname()[1] for each in sockets]
+        return tuple(port for port in ports if port not in taken)[:count]
 
 
 def require_free(endpoints: Iterable[Endpoint]) -> None:

@@ -13,6 +13,21 @@ def test_free_ports_differ() -> None:
     require_free([Endpoint(str(port), "0.0.0.0", port) for port in pick_free(3)])
 
 
+def test_a_free_port_is_not_one_that_is_promised_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens there yet: the system may offer it."""
+    offered = iter([5001, 5002, 5003])
+
+    class Offered(socket.socket):
+        def bind(self, _: object) -> None:
+            self.port = next(offered)
+
+        def getsockname(self) -> tuple[str, int]:
+            return "0.0.0.0", self.port
+
+    monkeypatch.setattr(socket, "socket", Offered)
+    assert pick_free(1, taken=[5001, 5003]) == (5002,)
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1"])
 def test_taken_port_names_its_flag(address: str) -> None:
     with socket.socket() as taken:
