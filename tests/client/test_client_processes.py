@@ -43,7 +43,9 @@ class TestEventLoops:
             "    print(asyncio.run(made.generate('a')).text)\n"
         )
         ended = _python(script, triton.url)
-        assert (ended.stdout, ended.stderr) == ("Hello world\n" * 3, "")
+        assert (ended.returncode, ended.stdout) == (0, "Hello world\n" * 3)
+        # gRPC itself may say there that one of its events came after the end of a loop.
+        assert "/client/" not in ended.stderr
 
     def test_not_two_loops_at_once(self, triton: FakeTriton) -> None:
         triton.pieces = HELLO
