@@ -199,17 +199,14 @@ class Worker {
 
   // Prefetches keys [begin, end) of the next tile from one of the caches: hardware prefetchers do
   // not follow scattered blocks. Call for a few keys at a time, as fill buffers are few; into L2,
-  // as a tile would fill L1. Where the task has all KV heads, its keys lie side by side in a block:
-  // then the hardware follows, from a few lines that are fetched in order.
+  // as a tile would fill L1.
   void fetch(const T* cache, int64_t head, int64_t begin, int64_t end) const {
-    constexpr int64_t kLine = 64 / sizeof(T), kFollowed = 8 * kLine;
-    const bool is_whole = ahead_.kv_heads == a_.kv_heads;
-    if (is_whole ? head > 0 : head >= ahead_.kv_heads) {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    if (head >= ahead_.kv_heads) {
       return;
     }
-    const int64_t size = is_whole ? a_.kv_heads * a_.dim : a_.dim;
     for (int64_t j = begin; j < std::min(end, ahead_.count); ++j) {
-      for (int64_t i = 0; i < size; i += is_whole ? kFollowed : kLine) {
+      for (int64_t i = 0; i < a_.dim; i += kLine) {
         // GCC 12 sees no effect in a function that only has __builtin_prefetch, and drops it.
         asm volatile("prefetcht1 %0" : : "m"(cache[ahead_.rows[j] + head * a_.dim + i]));
       }
