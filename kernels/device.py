@@ -45,6 +45,11 @@ def multiplies_fp8(where: torch.device) -> bool:
     return limits(where).capability >= (8, 9)
 
 
+def converts_fp8(where: torch.device) -> bool:
+    """Return whether kernels there have instructions that convert to FP8 and from it."""
+    return multiplies_fp8(where) and not INTERPRETED
+
+
 def runs_triton(tensor: Tensor) -> bool:
     """Return whether the Triton kernel processes `tensor`; otherwise the torch form does."""
     return has_triton(tensor.device)

@@ -198,7 +198,7 @@ def _launch(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        CONVERTS=limits.capability >= (8, 9) and not device.INTERPRETED,
+        CONVERTS=device.converts_fp8(query.device),
         FAN_IN=FAN_IN,
         **tiles,
     )

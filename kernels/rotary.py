@@ -134,7 +134,7 @@ def rotary_and_cache(
         D=dim,
         R=rotary_dim,
         INTERLEAVED=interleaved,
-        NATIVE=device.limits(query.device).capability >= (8, 9) and not device.INTERPRETED,
+        NATIVE=device.converts_fp8(query.device),
         **tiles,
     )
     return out

@@ -12,12 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import device, gated_activation
-from kernels.checks import check_contiguous, check_dtype, check_last_stride, check_shape
+from kernels.checks import check_dtype, check_last_stride, check_shape
 from kernels.cpu.activation import ACTIVATIONS, Activation
-from kernels.e4m3 import FP8, to_e4m3
+from kernels.e4m3 import FP8
 from kernels.gated_activation import gate_of
 from kernels.quantized import rows
-from kernels.quantized.rows import SMALLEST
+from kernels.quantized.rows import check_scale, quantize_tile
 
 
 def gated_rows(
@@ -59,7 +59,7 @@ def gated_rows(
             GROUP=group or tile["BLOCK"],
             SCALES=scales.shape[1],
             ACTIVATION=activation,
-            NATIVE=device.limits(gate_up.device).capability >= (8, 9) and not device.INTERPRETED,
+            NATIVE=device.converts_fp8(gate_up.device),
             **tile,
         )
     return out, scales
@@ -88,12 +88,7 @@ def _kernel(
     b_up = tl.load(p + SIZE, mask=m, other=0.0).to(tl.float32)
     b_x = gate_of(b_gate.to(tl.float32), ACTIVATION) * b_up
     b_x = b_x.to(b_gate.dtype).to(tl.float32)  # rounded as the activation alone is
-    if scale_ptr is not None:
-        b_scale = tl.load(scale_ptr) + tl.zeros([BLOCK // GROUP], tl.float32)
-    else:
-        b_size = tl.maximum(tl.abs(b_x), 0.0)  # 0 of NaN, which stays NaN below
-        b_scale = tl.maximum(tl.max(b_size, 1) / 448.0, SMALLEST)
-    b_code = to_e4m3(b_x * (1.0 / b_scale)[:, None], NATIVE)
+    b_code, b_scale = quantize_tile(b_x, scale_ptr, NATIVE)
     tl.store(out_ptr + i_row * SIZE + o, b_code, mask=m)
     tl.store(scales_ptr + i_row * SCALES + o_group, b_scale, mask=o_group < SCALES)
 
@@ -117,7 +112,4 @@ def _check(gate_up: Tensor, activation: str, group: int | None, scale: Tensor | 
         )
     if group is not None and (group & group - 1 or group > 128 or size % group):
         raise ValueError(f"group: must be a power of 2 up to 128 that divides {size} (got {group})")
-    if scale is not None:
-        check_shape("scale", scale, (1,))
-        check_dtype("scale", scale, torch.float32)
-        check_contiguous("scale", scale)
+    check_scale(scale, gate_up.device)

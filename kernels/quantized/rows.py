@@ -12,7 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import device
-from kernels.checks import FLOATS, check_contiguous, check_dtype, check_last_stride, check_shape
+from kernels.checks import (
+    FLOATS,
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_last_stride,
+    check_shape,
+)
 from kernels.e4m3 import FP8, FP8_MAX, to_e4m3
 from kernels.rms_norm import settings
 
@@ -48,7 +55,7 @@ def quantize_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tenso
             x_stride=x.stride(0),
             num_rows=num_rows,
             size=size,
-            NATIVE=device.limits(x.device).capability >= (8, 9) and not device.INTERPRETED,
+            NATIVE=device.converts_fp8(x.device),
             **tile,
         )
     return out, scales
@@ -83,14 +90,29 @@ def _kernel(
     m = m_row[:, None] & (o < size)
     p_x = x_ptr + i_row * x_stride + (o_row[:, None] * x_stride + o)
     b_x = tl.load(p_x, mask=m, other=0.0).to(tl.float32)  # [ROWS, BLOCK]
+    b_code, b_scale = quantize_tile(b_x, scale_ptr, NATIVE)
+    tl.store(out_ptr + i_row * size + (o_row[:, None] * size + o), b_code, mask=m)
+    tl.store(scales_ptr + i_row + o_row, b_scale, mask=m_row)
+
+
+@triton.jit
+def quantize_tile(b_x, scale_ptr, NATIVE: tl.constexpr):
+    """Return rows float32 [R, K] as FP8, in bytes, and the scale of each; or all with one scale."""
     if scale_ptr is not None:
-        b_scale = tl.load(scale_ptr) + tl.zeros([ROWS], tl.float32)
+        b_scale = tl.load(scale_ptr) + tl.zeros([b_x.shape[0]], tl.float32)
     else:
         b_size = tl.maximum(tl.abs(b_x), 0.0)  # 0 of NaN, which stays NaN below
         b_scale = tl.maximum(tl.max(b_size, 1) / 448.0, SMALLEST)
-    b_code = to_e4m3(b_x * (1.0 / b_scale)[:, None], NATIVE)
-    tl.store(out_ptr + i_row * size + (o_row[:, None] * size + o), b_code, mask=m)
-    tl.store(scales_ptr + i_row + o_row, b_scale, mask=m_row)
+    return to_e4m3(b_x * (1.0 / b_scale)[:, None], NATIVE), b_scale
+
+
+def check_scale(scale: Tensor | None, where: torch.device) -> None:
+    """Raise ValueError if `scale` is not one float32 on that device, or None."""
+    if scale is not None:
+        check_shape("scale", scale, (1,))
+        check_dtype("scale", scale, torch.float32)
+        check_contiguous("scale", scale)
+        check_device("scale", scale, where)
 
 
 def _check(x: Tensor, scale: Tensor | None) -> None:
@@ -99,9 +121,4 @@ def _check(x: Tensor, scale: Tensor | None) -> None:
     check_last_stride("x", x)
     if not x.shape[1]:
         raise ValueError(f"x: rows must not be empty (got shape {list(x.shape)})")
-    if scale is not None:
-        check_shape("scale", scale, (1,))
-        check_dtype("scale", scale, torch.float32)
-        check_contiguous("scale", scale)
-        if scale.device != x.device:
-            raise ValueError(f"scale: must be on {x.device} (got {scale.device})")
+    check_scale(scale, x.device)
