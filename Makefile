@@ -13,7 +13,7 @@ DEVELOPMENT := $(VENV)/.installed-development
 CPU_KERNELS := $(VENV)/.cpu-kernels
 ADAPTERS := tests/server/gateway/adapters
 
-.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled adapters bench pack clean help
+.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled adapters bench clean help
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -67,9 +67,6 @@ adapters: develop  ## Hold conversations through LangChain, LiteLLM and the AI S
 
 bench: develop  ## Test and measure engine and kernels on this machine's GPU; ARGS="--out FOLDER"
 	$(BIN)/python -m engine.bench $(ARGS)
-
-pack: develop  ## Fetch what `python -m engine.bench` needs on a machine without a network
-	$(BIN)/python -m engine.bench.pack
 
 clean:  ## Remove the virtual environments and caches
 	rm -rf $(VENV) $(ADAPTERS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,51 +1,69 @@
 #!/usr/bin/env bash
-# `trident bench --through engine,grpc` on a machine without a network, with torch, transformers etc.
+# `python -m engine.bench`, or `trident bench`, on a machine without a network, with no more than
+# Python, torch and Triton.
 #
-#   client/bench/offline.sh pack 3.12 FILE     with a network: packs tritonserver and the server's
-#                                              other dependencies for Python 3.12 into FILE
-#   client/bench/offline.sh run FILE [OPTION]  without a network: adds FILE to the packages of
-#                                              `python3` on PATH, and runs it
+#   client/bench/offline.sh pack 3.12 FILE [server]  with a network: packs what else they need for
+#                                                    Python 3.12 into FILE; for `trident bench` also
+#                                                    tritonserver, 50 MB
+#   client/bench/offline.sh run FILE ARGUMENT...     without one: runs `python3` on PATH with FILE
+#                                                    and these arguments, such as -m engine.bench
 #
-# For x86-64 with glibc 2.35 or newer. FILE has about 50 MB: of the server's wheel it contains only
-# what Python models need. The machine needs libpython of its Python version, which is part of
-# python3-dev in Debian and Ubuntu.
+# For x86-64 with glibc 2.35 or newer. tritonserver needs libpython of its Python version, which is
+# part of python3-dev in Debian and Ubuntu; of the wheel FILE contains only what Python models need.
 set -euo pipefail
 
-# With dependencies; numpy 2 crashes the server's stub.
-readonly PACKAGES=('numpy>=1.26,<2' 'tritonclient[grpc]>=2.50,<3' 'pydantic>=2.9,<3'
-  'msgspec>=0.19,<1' 'psutil>=6,<8' 'typer>=0.15,<1' 'rich>=13,<16' 'aiohttp>=3.9,<4'
-  'prometheus-client>=0.20,<1')
-readonly SERVER=nvidia-pytriton==0.7.0
+# With dependencies; pyproject.toml has their versions.
+readonly PACKAGES='transformers tokenizers safetensors jinja2 numpy pydantic msgspec llguidance
+  psutil rich pytest hypothesis'
+readonly FOR_SERVER='tritonclient[all] typer aiohttp prometheus-client fastapi uvicorn'
 
 usage() {
-  sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 }
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
+
+# Prints the requirements of pyproject.toml for these packages, a line each.
+ranges() {
+  python3 - "$root/pyproject.toml" "$@" <<'PYTHON'
+import re, sys, tomllib
+found = tomllib.load(open(sys.argv[1], "rb"))
+lines = [*found["project"]["dependencies"], *found["dependency-groups"]["dev"]]
+known = {re.match(r"[\w.\[\]-]+", line)[0]: line for line in lines}
+print("\n".join(known[name] for name in sys.argv[2:]))
+PYTHON
+}
 
 pack() {
-  local version=$1 file=$2
+  local version=$1 file=$2 with_server=${3:-}
   local pip=(python3 -m pip --disable-pip-version-check install --quiet --target "$folder"
     --only-binary=:all: --python-version "$version" --implementation cp)
-  for platform in 2_35 2_34 2_28 2_27 2_17; do
-    pip+=(--platform "manylinux_${platform}_x86_64")
+  for minor in {35..5}; do
+    pip+=(--platform "manylinux_2_${minor}_x86_64")
   done
   pip+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
-  "${pip[@]}" "${PACKAGES[@]}"
-  "${pip[@]}" --no-deps "$SERVER"
-  local server=$folder/pytriton/tritonserver
+  # shellcheck disable=SC2086  # words
+  ranges $PACKAGES ${with_server:+$FOR_SERVER} > "$folder/requirements"
+  "${pip[@]}" --requirement "$folder/requirements"
+  [[ -z $with_server ]] || pack_server "$version"
+  rm -rf "${folder:?}/bin"
+  find "$folder" -name __pycache__ -prune -exec rm -r {} +
+  tar --create --xz --file "$file" --directory "$folder" .
+  ls -l "$file"
+}
+
+pack_server() {
+  local version=$1 server=$folder/pytriton/tritonserver
+  "${pip[@]}" --no-deps "$(sed -n 's/^server = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")"
   find "$folder/pytriton" -mindepth 1 -maxdepth 1 ! -name __init__.py ! -name tritonserver \
     -exec rm -r {} +
   find "$server" -mindepth 1 -maxdepth 1 ! -name bin ! -name backends \
     ! -name python_backend_stubs -exec rm -r {} +
   find "$server/python_backend_stubs" -mindepth 1 -maxdepth 1 ! -name "$version" -exec rm -r {} +
   [[ $version == 3.13 ]] || rm "$folder"/nvidia_pytriton.libs/libpython3*
-  rm -rf "${folder:?}/bin"
-  find "$folder" -name __pycache__ -prune -exec rm -r {} +
-  tar --create --xz --file "$file" --directory "$folder" .
-  ls -l "$file"
 }
 
 run() {
@@ -56,13 +74,14 @@ run() {
   site=$("$folder/bin/python3" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   tar --extract --xz --file "$file" --directory "$site"
   python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/machine.pth"
-  realpath "$(dirname "${BASH_SOURCE[0]}")/../.." > "$site/trident.pth"
-  "$folder/bin/python3" -P -m client.cli bench --through engine,grpc "$@"
+  echo "$root" > "$site/trident.pth"
+  "$folder/bin/python3" -P "$@"
 }
 
 case "${1:-} $#" in
   'pack 3') pack "$2" "$3" ;;
-  'run 1') usage ;;
+  'pack 4') [[ $4 == server ]] || usage; pack "$2" "$3" "$4" ;;
+  'run 1' | 'run 2') usage ;;
   run\ *) run "${@:2}" ;;
   *) usage ;;
 esac

@@ -26,23 +26,18 @@ _TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """A target: least share of the floor, most seconds, or how many times as fast as torch."""
+    """A target: least share of the floor, or most seconds."""
 
     share: float | None = None
     seconds: float | None = None
-    factor: float | None = None
 
-    def met(self, seconds: float, share: float | None, factor: float | None) -> bool:
-        """Return whether a time, its share of the floor and its factor over torch meet it."""
+    def met(self, seconds: float, share: float | None) -> bool:
+        """Return whether a time, and its share of the floor, meet it."""
         if self.seconds is not None:
             return seconds <= self.seconds
-        if self.factor is not None:
-            return factor is not None and factor >= self.factor
         return share is not None and self.share is not None and share >= self.share
 
     def __str__(self) -> str:
-        if self.factor is not None:
-            return f">= {self.factor:g}x"
         return f"<= {1e3 * self.seconds:g} ms" if self.seconds else f">= {self.share:.0%}"
 
 
@@ -109,7 +104,7 @@ class Case:
     """One row of the report.
 
     Attributes:
-        operation: its tests must pass first.
+        operation: what its cases, and the files of its tests, are named after.
         name: distinguishes it from the other cases of the operation.
         build: allocates tensors and creates the calls from `shape`, on a device.
         shape: arguments of `build`.

@@ -1,8 +1,6 @@
-"""All cases, and the tests that must pass before those of an operation are measured."""
+"""All cases."""
 
 from __future__ import annotations
-
-from pathlib import PurePath
 
 from kernels.bench import (
     attention,
@@ -18,12 +16,6 @@ from kernels.bench import (
 )
 from kernels.bench.case import Case
 
-# Operation -> what it launches besides, whose tests must pass too.
-_REQUIRED = {
-    "paged_decode": ("split_plan",),
-    "step_inputs": ("slot_tables",),
-    "token_scatter": ("slot_tables",),
-}
 _MODULES = (
     *(attention, norms, gated_activation, rotary, matmul, quantized),
     *(experts, sampling, slot_tables, block_copy),
@@ -42,15 +34,3 @@ def tiny_cases() -> list[Case]:
     for case in all_cases():
         first.setdefault(case.operation, case.tiny_case())
     return list(first.values())
-
-
-def is_tested_by(operation: str, file: str) -> bool:
-    """Return whether a file of tests/kernels tests `operation`, or what it launches.
-
-    Its tests are test_<operation>.py, test_<operation>_*.py or those in the folder <operation>.
-    """
-    stem = PurePath(file).parts[0].removesuffix(".py").removeprefix("test_")
-    return any(
-        stem == name or stem.startswith(f"{name}_")
-        for name in (operation, *_REQUIRED.get(operation, ()))
-    )

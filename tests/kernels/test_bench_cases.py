@@ -1,14 +1,13 @@
 """Every benchmark case at a tiny shape: torch's implementations agree with ours."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.bench import sampling
 from kernels.bench.case import Case, differs
-from kernels.bench.cases import all_cases, is_tested_by
+from kernels.bench.cases import all_cases
 from tests.kernels.support import DEVICE, randn
 
 CASES = all_cases()
@@ -39,15 +38,6 @@ def test_cases_have_names_of_their_own_and_those_with_an_aim_come_first() -> Non
     aims = [case.aim is not None for case in CASES]
     assert aims == sorted(aims, reverse=True)
     assert any(aims)
-
-
-def test_every_operation_has_tests() -> None:
-    files = [path.name for path in Path(__file__).parent.iterdir()]
-    for operation in {case.operation for case in CASES}:
-        assert any(is_tested_by(operation, name) for name in files), operation
-    assert is_tested_by("paged_decode", "test_split_plan.py")
-    assert is_tested_by("sampling", "sampling/test_draw.py")
-    assert not is_tested_by("rotary", "test_rotaryx.py")
 
 
 def test_results_that_differ_are_told_apart() -> None:

@@ -104,8 +104,8 @@ class StaticBatching(Batching):
         temperature = batch[0].temperature
         sampled = {"do_sample": True, "temperature": temperature, "top_k": 0}
         found = self._model.generate(
-            input_ids=torch.tensor(rows),
-            attention_mask=torch.tensor(mask),
+            input_ids=torch.tensor(rows, device=self._model.device),
+            attention_mask=torch.tensor(mask, device=self._model.device),
             max_new_tokens=most,
             min_new_tokens=most,
             **(sampled if temperature else {"do_sample": False}),
@@ -118,9 +118,8 @@ class ContinuousBatching(Batching):
     """Transformers' own."""
 
     def __init__(self, model: Any) -> None:
-        config = ContinuousBatchingConfig(
-            max_memory_percent=_CPU_MEMORY, max_batch_tokens=_CPU_TOKENS
-        )
+        on_cpu = {"max_memory_percent": _CPU_MEMORY, "max_batch_tokens": _CPU_TOKENS}
+        config = ContinuousBatchingConfig(**on_cpu if model.device.type == "cpu" else {})
         self._manager = model.init_continuous_batching(
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
             continuous_batching_config=config,
@@ -155,6 +154,7 @@ class ContinuousBatching(Batching):
 def application(folder: str, batching: str) -> FastAPI:
     """Return the server of a checkpoint."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     answers: Batching

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,6 @@ from engine.token_ids import pack_token_ids
 from kernels.bench.case import Aim
 from kernels.bench.shapes import Shape
 
-REQUIRED = ("test_parity.py", "test_modes.py")  # failures in these files invalidate figures
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # named in the ids of their tests
 _UNBOUNDED = 2**31
 _REPEATS = 5  # of a prefill
 _COMPILE_BYTES = 2**30  # of KV cache while only compiling
@@ -59,53 +58,29 @@ def group(shape: Shape, workload: Workload) -> Group:
             aim,
         )
 
-    def offline(count: int, temperature: float, beside: str | None, aim: Aim | None) -> Part:
-        lengths = [(len(prompt), most) for prompt, most in workload.offline(shape.vocab)[:count]]
-        return Part(
-            f"{shape.label} offline, {count} sequences",
-            partial(EngineSession.offline, count=count, temperature=temperature),
-            lambda figures, ceilings: floors.offline_seconds(shape, lengths, ceilings),
-            aim,
-            beside,
-        )
-
     long = workload.prefill
+    lengths = [(len(prompt), most) for prompt, most in workload.offline(shape.vocab)]
     parts = (
         *(decode(batch) for batch in workload.batches),
         prefill(f"prefill, 1 x {long} tokens", [long], Aim(share=0.6)),
         prefill(f"prefill, 8 x {long // 8} tokens", [long // 8] * 8, Aim(share=0.6)),
         prefill(f"TTFT of {workload.prompt} tokens alone", [workload.prompt], None),
-        # nano-vllm's benchmark samples with 0.6; transformers runs greedily.
-        offline(workload.sequences, 0.6, None, None),
-        offline(workload.shared, 0.0, transformers_key(shape, workload), Aim(factor=5.0)),
+        Part(
+            f"{shape.label} offline, {workload.sequences} sequences",
+            EngineSession.offline,
+            lambda figures, ceilings: floors.offline_seconds(shape, lengths, ceilings),
+        ),
     )
+    session = partial(EngineSession, shape, workload)
     return Group(
-        f"{shape.label} engine",
-        "engine",
-        parts,
-        partial(EngineSession, shape, workload),
-        partial(_compile, shape, workload),
-        partial(_refused_by, shape.family["model_type"]),
+        f"{shape.label} engine", "engine", parts, session, partial(_compile, shape, workload)
     )
 
 
-def transformers_key(shape: Shape, workload: Workload) -> str:
-    """Return the key of the part that completes the same requests in transformers."""
-    return f"{shape.label} transformers continuous batching, {workload.shared} sequences"
-
-
-def _compile(shape: Shape, workload: Workload, device: torch.device, keys: list[str]) -> None:
+def _compile(shape: Shape, workload: Workload, device: torch.device, parts: Sequence[Part]) -> None:
     """Load a model of one layer: kernels do not depend on the number of layers."""
     os.environ["TRIDENT_KV_CACHE_MEMORY_BYTES"] = str(_COMPILE_BYTES)
     EngineSession(replace(shape, layers=1), workload, device, 0.0)
-
-
-def _refused_by(family: str, key: str, test: str) -> bool:
-    """Return whether `test` is about this family: it names it in its id, or none at all."""
-    if not any(f"gpu/{file}" in test for file in REQUIRED):
-        return False
-    named = {each for each in FAMILIES if each in test.partition("::")[2]}
-    return not named or family in named
 
 
 class EngineSession:
@@ -185,10 +160,11 @@ class EngineSession:
             times.append(self._complete(asked))
         return {"seconds": median(times[1:])}  # the first may include compilation
 
-    def offline(self, count: int, temperature: float) -> Figures:
-        """Return the seconds to complete the first `count` requests of the workload at once."""
-        requests = self.workload.offline(self._vocab)[:count]
-        seconds = self._complete(requests, temperature, stream=False)
+    def offline(self) -> Figures:
+        """Return the seconds to complete all requests of the workload, given at once."""
+        requests = self.workload.offline(self._vocab)
+        # As nano-vllm's benchmark samples.
+        seconds = self._complete(requests, temperature=0.6, stream=False)
         return {
             "seconds": seconds,
             "tokens_per_second": sum(most for _, most in requests) / seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -18,36 +18,31 @@ from engine.bench import floors
 from engine.bench.clock import gpu_seconds, timed
 from engine.bench.gpu.part import Figures, Group, Part
 from kernels.bench.case import Call, Case, Work
-from kernels.bench.cases import all_cases, is_tested_by, tiny_cases
+from kernels.bench.cases import all_cases, tiny_cases
 
 # Seconds for all of torch.compile: the slowest part, and not our code.
 _COMPILE_SECONDS = 60.0
 _COMPILE_MEMORY = 0.1  # share of the GPU's memory while only compiling
-_FOLDER = "tests/kernels/"
+_COMPILING = 8  # processes
 
 
 def group(*, tiny: bool) -> Group:
     """Return the parts of all cases, those with an aim first."""
-    cases = {case.key: case for case in (tiny_cases() if tiny else all_cases())}
-
-    def refused_by(key: str, test: str) -> bool:
-        file = test.partition("::")[0].removeprefix(_FOLDER)
-        return test.startswith(_FOLDER) and is_tested_by(cases[key].operation, file)
-
-    def compile_kernels(device: torch.device, keys: list[str]) -> None:
-        if device.type == "cuda":
-            # Kernels do not depend on the number of rows, so a smaller case compiles the kernels
-            # of one that does not fit beside the tests.
-            torch.cuda.set_per_process_memory_fraction(_COMPILE_MEMORY)
-        for key in keys:
-            with suppress(Exception):  # reported when it is measured
-                cases[key].build(**cases[key].shape, device=device).ours()
-
     parts = tuple(
-        Part(key, partial(KernelSession.measure, case=case), _floor, case.aim)
-        for key, case in cases.items()
+        Part(case.key, partial(KernelSession.measure, case=case), _floor, case.aim)
+        for case in (tiny_cases() if tiny else all_cases())
     )
-    return Group("kernels", "kernels", parts, KernelSession, compile_kernels, refused_by)
+    return Group("kernels", "kernels", parts, KernelSession, _compile, _COMPILING)
+
+
+def _compile(device: torch.device, parts: Sequence[Part]) -> None:
+    if device.type == "cuda":
+        # Kernels do not depend on the number of rows, so a smaller case compiles the kernels of
+        # one that does not fit beside the tests.
+        torch.cuda.set_per_process_memory_fraction(_COMPILE_MEMORY)
+    for case in (part.measure.keywords["case"] for part in parts):  # type: ignore[attr-defined]
+        with suppress(Exception):  # reported when it is measured
+            case.build(**case.shape, device=device).ours()
 
 
 def _floor(figures: Figures, ceilings: floors.Ceilings) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +16,19 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Work with figures: their `seconds`, and output `tokens_per_second` where meaningful.
+    """Work with figures, of which `seconds` is one.
 
     Attributes:
         key: distinguishes it from all other parts.
         measure: does the work in a session of its group, and returns the figures.
         floor: the minimum seconds for the work in the figures, given the ceilings.
         aim: its target.
-        beside: the key of another part that does the same in transformers.
     """
 
     key: str
     measure: Callable[[Any], Figures]
-    floor: Callable[[Figures, Ceilings], float] | None = None
+    floor: Callable[[Figures, Ceilings], float]
     aim: Aim | None = None
-    beside: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +38,13 @@ class Group:
     Attributes:
         kind: its name in `--only`.
         session: from a device and a deadline, by time.time(); its `clear` follows each part.
-        compile: leaves the kernels of the parts with these keys in Triton's cache.
-        refused_by: whether a failed test, by its id, makes the figures of a key meaningless.
+        compile: leaves the kernels of some of the parts in Triton's cache.
+        shares: processes to compile in.
     """
 
     name: str
     kind: str
-    parts: tuple[Part, ...]
+    parts: Sequence[Part]
     session: Callable[[torch.device, float], Any]
-    compile: Callable[[torch.device, list[str]], None] | None = None
-    refused_by: Callable[[str, str], bool] = lambda key, test: False
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of its parts."""
-        return [part.key for part in self.parts]
+    compile: Callable[[torch.device, Sequence[Part]], None]
+    shares: int = 1

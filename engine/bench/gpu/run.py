@@ -1,30 +1,44 @@
-"""One run: its stages in turn, each with a time limit, and their results as they come."""
+"""One run: tests in parallel processes, then the figures of one group after the other."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Timer
+from typing import IO, Any
 
-from engine.bench.gpu.engine import REQUIRED
-from engine.bench.gpu.packages import ROOT
 from engine.bench.gpu.part import Figures, Group
-from engine.bench.gpu.plan import groups
 from engine.bench.gpu.report import Report
-from engine.bench.gpu.supervisor import Supervisor, left_out, meanwhile
+from engine.bench.gpu.worker import CEILINGS, groups
+
+ROOT = Path(__file__).parents[3]
+REPLAYED = ("gqa", "vocab", "fp8", "window")  # labels of `tests.gpu.replays.models`
 
 # Of the time that is left as a stage begins; the rest is for those after it.
-_SHARES = {"tests": 0.38, "replays": 0.25}
-_SHARE = 0.5  # of the others
+_SHARE = 0.5
 _LEAST_S = 5.0  # no stage begins if less is left
-_HUNG_S = 100.0  # longer than any test takes, with compilation
-_COMPILING = 8  # processes that share the kernels' cases
+_HUNG_S = 150.0  # longer than any part takes, with compilation
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # transformers must not look for kernels on the hub
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of processes for the one kernel of a case
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+}
+# Without the repository's configuration, which needs plugins.
+_PYTEST = (
+    *(sys.executable, "-m", "pytest", "-v", "-rfE", "--tb=short", "-c", os.devnull),
+    *("--rootdir", str(ROOT), "--import-mode=importlib", "-p", "no:cacheprovider"),
+    *("-p", "no:warnings"),
+)
+_WORKER = (sys.executable, "-m", "engine.bench.gpu.worker")
 
 
 class Run:
@@ -33,116 +47,159 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._started = time.time()
-        self._end = self._started + 60 * options.minutes
+        self._end: float = self._started + 60 * options.minutes
         options.out.mkdir(parents=True, exist_ok=True)
-        self._progress: Path = options.out / "progress.txt"
-        self._progress.write_text("")
-        self._groups = [each for each in groups(tiny=options.tiny) if self._asked(each.kind)]
-        self.report = Report(self._groups, options.out, judged=not options.tiny)
-
-    def say(self, text: str) -> None:
-        """Print a line of progress with the time, and append it to progress.txt."""
-        line = f"[{time.time() - self._started:5.1f} s] {text}"
-        print(line, flush=True)
-        with self._progress.open("a") as file:
-            file.write(line + "\n")
+        self._groups = [g for g in groups(tiny=options.tiny) if g.kind in options.only]
+        self._tiny = ["--tiny"] if options.tiny else []
+        self.report = Report(options.out, judged=not options.tiny)
 
     def all(self) -> int:
         """Run all stages; return 0, or 1 if something failed."""
         if "tests" in self._options.only:
-            self._stage("tests", [], self._test)
-        replays = [group for group in self._groups if group.kind == "replays"]
-        if replays:
-            self._stage("replays", replays, partial(self._measure, replays))
+            self._test()
+        for row in _rows([*_WORKER, CEILINGS], {}, self._end, self._log(CEILINGS)):
+            self.report.ceilings = row
         for group in self._groups:
-            if group.kind != "replays":
-                self._stage(group.name, [group], partial(self._measure, [group]))
-        self.report.write()
-        print(self.report.text())
+            self._measure(group)
+        print(self.report.write())
         return int(self.report.faulty)
 
-    def _asked(self, kind: str) -> bool:
-        # Floors follow from the ceilings, whatever is measured.
-        return kind in self._options.only or kind == "ceilings"
+    def _say(self, text: str) -> None:
+        print(f"[{time.time() - self._started:5.1f} s] {text}", flush=True)
 
-    def _stage(self, name: str, groups: Sequence[Group], work: Callable[[float], None]) -> None:
-        left = self._end - time.time()
-        if left < _LEAST_S:
-            self.say(f"{name}: no time was left")
-            self.report.add([key for group in groups for key in group.keys], left_out())
-            return
-        seconds = _SHARES.get(name, _SHARE) * left
-        self.say(f"{name}, for {seconds:.0f} s at most")
-        work(time.time() + seconds)
+    def _log(self, name: str) -> Path:
+        return Path(self._options.out) / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.log"
 
-    def _test(self, deadline: float) -> None:
-        """Run the tests in parallel processes, and compile kernels of later stages meanwhile."""
-        count = 1 if self._options.tiny else os.cpu_count() or 1
-        files = [str(path) for path in files_of_tests(tiny=self._options.tiny)]
-        worker = [sys.executable, "-m", "engine.bench.gpu.pytest_worker"]
-        supervisors = [
-            Supervisor(
-                [*worker, f"{index}/{count}", str(ROOT), *files],
-                None,
-                deadline,
-                self.report.add_test,
-                silence=_HUNG_S,
-                grace=0.0,
-            )
-            for index in range(count)
+    def _deadline(self) -> float:
+        now = time.time()
+        return now + _SHARE * (self._end - now)
+
+    def _test(self) -> None:
+        """Run each file of tests in a process, and compile kernels of later stages meanwhile."""
+        deadline = self._deadline()
+        ahead = [
+            _start([*_WORKER, group.name, "--compile", f"{i}/{group.shares}"], subprocess.DEVNULL)
+            for group in (() if self._tiny else self._groups)
+            for i in range(group.shares)
         ]
-        ahead = meanwhile(self._ahead(), deadline)
-        with nullcontext() if self._options.tiny else ahead:
-            _at_once(supervisors)
-        self.say(f"tests: {self.report.outcome}")
+        count = 1 if self._tiny else os.cpu_count() or 1
+        with ThreadPoolExecutor(count) as pool:
+            for _ in pool.map(
+                partial(self._test_file, deadline), files_of_tests(tiny=bool(self._tiny))
+            ):
+                self.report.write()
+        for process in ahead:
+            _end(process, deadline)
 
-    def _ahead(self) -> list[tuple[list[str], list[str]]]:
-        """Return commands that compile kernels, and the parts to compile them for."""
-        found = []
-        for group in self._groups:
-            if group.compile is not None and not group.name.endswith(" replays 1"):
-                shares = _COMPILING if group.kind == "kernels" else 1
-                command = [*self._worker(group), "--compile"]
-                found += [(command, group.keys[index::shares]) for index in range(shares)]
-        return found
+    def _test_file(self, deadline: float, arguments: Sequence[str]) -> None:
+        name = " ".join(arguments).removeprefix("tests/")
+        if deadline - time.time() < _LEAST_S:
+            self.report.tests[name] = ["no time was left"]
+            return
+        log = self._log(name)
+        with log.open("w") as out:
+            status = _end(_start([*_PYTEST, *arguments], out), deadline)
+        lines = log.read_text(errors="replace").splitlines() or [""]
+        failures = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        if status not in (0, 1, 5):  # 5: all of its tests were left out
+            begun = next((line for line in reversed(lines) if "::" in line), "")
+            failures.append(f"FAILED {name}: ended with {status}: {begun}")
+            lines.append(f"ended with {status}")
+        self.report.tests[name] = [lines[-1].strip("= "), *failures]
+        self._say(f"{name}: {self.report.tests[name][0]}")
 
-    def _measure(self, groups: Sequence[Group], deadline: float) -> None:
-        """Measure groups, each in a process of its own; those of several share the GPU."""
-        supervisors = []
-        for group in groups:
-            keys = []
-            for key in group.keys:
-                if reason := self.report.refusal(group, key):
-                    self.report.add([key], {"status": "refused", "reason": reason})
-                else:
-                    keys.append(key)
-            ended = partial(self._ended, group)
-            supervisors.append(Supervisor(self._worker(group), keys, deadline, ended))
-        _at_once(supervisors)
-
-    def _ended(self, group: Group, key: str, figures: Figures) -> None:
-        self.say(f"{group.name}: {key}: {figures['status']}")
-        self.report.add([key], figures)
-
-    def _worker(self, group: Group) -> list[str]:
-        command = [sys.executable, "-m", "engine.bench.gpu.worker", group.name]
-        return [*command, "--tiny"] if self._options.tiny else command
-
-
-def _at_once(supervisors: Sequence[Supervisor]) -> None:
-    with ThreadPoolExecutor(len(supervisors)) as pool:
-        for _ in pool.map(Supervisor.run, supervisors):
-            pass
+    def _measure(self, group: Group) -> None:
+        """Measure a group in a process, and in another one if it faults or hangs."""
+        done: dict[str, Figures] = {}
+        deadline, command = self._deadline(), [*_WORKER, group.name, *self._tiny]
+        seen = -1
+        while seen < len(done) < len(group.parts) and deadline - time.time() > _LEAST_S:
+            seen = len(done)
+            request = {
+                "done": [*done],
+                "deadline": deadline,
+                "ceilings": self.report.ceilings,
+            }
+            for row in _rows(command, request, deadline, self._log(group.name)):
+                done[row["key"]] = row
+                self.report.figures[row["key"]] = row
+                self._say(f"{row['key']}: {row.get('reason', 'measured')}")
+                self.report.write()
+        is_late = deadline - time.time() <= _LEAST_S
+        why = {"left_out": "no time was left"} if is_late else {"reason": "its process has died"}
+        for part in group.parts:
+            self.report.figures.setdefault(part.key, {"key": part.key, **why})
 
 
-def files_of_tests(*, tiny: bool) -> Iterable[Path]:
-    """Return the files of tests, first those whose failures refuse most figures."""
-    gpu = ROOT / "tests" / "gpu"
+def files_of_tests(*, tiny: bool) -> list[list[str]]:
+    """Return what each process of tests is given: a file, or the replays of a model."""
     if tiny:
-        return [gpu / "test_cancel.py"]  # takes seconds on a CPU
-    first = [gpu / name for name in REQUIRED]
-    kernels = sorted((ROOT / "tests" / "kernels").rglob("test_*.py"))
-    # The tests of the cases run in the interpreter.
-    kernels = [path for path in kernels if not path.name.startswith("test_bench")]
-    rest = [path for path in sorted(gpu.glob("test_*.py")) if path not in first]
-    return [*first, *kernels, *rest]
+        return [["tests/gpu/test_cancel.py", "-k", "ahead"]]  # takes seconds on a CPU
+    files = [
+        str(path.relative_to(ROOT))
+        for pattern in ("gpu/test_*.py", "kernels/**/test_*.py")
+        for path in sorted((ROOT / "tests").glob(pattern))
+        if not path.name.startswith("test_bench")  # of the cases, which run in the interpreter
+    ]
+    replays = "tests/gpu/test_replays.py"
+    files.remove(replays)
+    return [*([replays, "-k", label] for label in REPLAYED), *([file] for file in files)]
+
+
+def _start(command: Sequence[str], out: int | IO[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, **_ENVIRONMENT}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _end(process: subprocess.Popen[str], deadline: float) -> int:
+    """Return its status when it has ended; ends it at the deadline."""
+    try:
+        return process.wait(max(deadline - time.time(), 0))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _rows(
+    command: Sequence[str], request: dict[str, Any], deadline: float, log: Path
+) -> Iterator[Figures]:
+    """Yield the rows that a worker prints; the last one has a `reason` if it died in a part."""
+    running: str | None = None
+    with (
+        log.open("a") as errors,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **_ENVIRONMENT},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps(request), file=process.stdin, flush=True)
+        while True:
+            limit = max(min(_HUNG_S, deadline - time.time() + 15), 0.1)
+            timer = Timer(limit, process.kill)
+            timer.start()
+            line = process.stdout.readline()
+            timer.cancel()
+            if not line:
+                break
+            row = json.loads(line)
+            running = row["key"] if "begins" in row else None
+            if running is None:
+                yield row
+    if running is not None:
+        last = (log.read_text(errors="replace").splitlines() or [""])[-1][:200]
+        yield {"key": running, "reason": f"its process ended with {process.returncode}: {last}"}

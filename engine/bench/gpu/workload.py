@@ -19,7 +19,6 @@ class Workload:
         prefill: tokens of a prefill step.
         prompt: of a single request.
         sequences: of the offline workload.
-        shared: number of its first sequences that transformers completes too.
         fewest, most: of each prompt and each output of the offline workload.
     """
 
@@ -30,7 +29,6 @@ class Workload:
     prefill: int = 8192
     prompt: int = 1024
     sequences: int = 256
-    shared: int = 64
     fewest: int = 100
     most: int = 1024
 
@@ -54,7 +52,7 @@ class Workload:
 
 
 FULL = Workload()
-SMALL = Workload(48, 6, 2, (1, 8), 64, 32, 8, 4, 5, 20)
+SMALL = Workload(48, 6, 2, (1, 8), 64, 32, 8, 5, 20)
 
 
 def prompts(lengths: list[int], vocab: int, seed: int) -> list[list[int]]:

@@ -1,132 +1,168 @@
-"""The run: its stages in order, their time limits, and what a failure refuses."""
+"""The run on a GPU: what fails, dies or hangs is told, and all else is measured."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from engine.bench.__main__ import _options, main
-from engine.bench.gpu import engine, run
-from engine.bench.gpu.packages import ROOT
-from engine.bench.gpu.plan import groups
-from engine.bench.gpu.run import Run, files_of_tests
-from kernels.bench.cases import tiny_cases
-from kernels.bench.shapes import SHAPES
+from engine.bench import ceilings
+from engine.bench.__main__ import main
+from engine.bench.gpu import run, worker
+from engine.bench.gpu.engine import EngineSession
+from engine.bench.gpu.kernels import KernelSession
+from engine.bench.gpu.part import Figures
+from engine.bench.gpu.report import Report
+from engine.bench.gpu.run import REPLAYED, ROOT, files_of_tests
+from engine.bench.gpu.worker import groups
+from engine.bench.gpu.workload import SMALL
+from kernels.bench.case import Call, Case, Work
+from kernels.bench.shapes import TINY
+from tests.gpu.replays.models import models
 
-
-class Machine:
-    """Takes the place of the processes that test and measure.
-
-    Attributes:
-        failing: tests that fail.
-        began: what was begun, in order, and its share of the time that was left.
-        takes: share of its time that each stage takes, by a clock that this class advances.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
-        self.failing: list[str] = []
-        self.began: list[tuple[str, float]] = []
-        self.takes, self.now, self.out = 1.0, 1000.0, out
-        machine = self
-
-        class Supervisor:
-            def __init__(
-                self, command: list[str], keys: Any, deadline: float, ended: Any, **_: Any
-            ) -> None:
-                self.name = "tests" if keys is None else command[3]
-                self.keys, self.deadline, self.ended = keys, deadline, ended
-
-            def run(self) -> None:
-                if "replays" not in self.name:
-                    left = machine.start + 540 - machine.now
-                    share = round((self.deadline - machine.now) / left, 2)
-                    machine.began.append((self.name, share))
-                    machine.now += machine.takes * (self.deadline - machine.now)
-                if self.keys is None:
-                    self.ended("tests/gpu/test_parity.py::test_y", {"status": "passed"})
-                    for test in machine.failing:
-                        self.ended(test, {"status": "failed", "reason": "1 != 2"})
-                for key in self.keys or ():
-                    self.ended(key, {"status": "left out", "reason": ""})
-
-        monkeypatch.setattr(run, "Supervisor", Supervisor)
-        monkeypatch.setattr(time, "time", lambda: self.now)
-
-    def main(self, *options: str) -> int:
-        self.start = self.now
-        return main(["--tiny", "--out", str(self.out), *options])
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        figures: dict[str, Any] = json.loads((self.out / "results.json").read_text())["figures"]
-        return figures
+CPU = torch.device("cpu")
+ENGINE = groups(tiny=True)[0]
+KEYS = [part.key for part in ENGINE.parts]
+LIMITS = {"read": 1e10, "bf16": 1e12}
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    return Machine(monkeypatch, tmp_path / "out")
+def figures_of_engine(deadline: float = 2.0**40) -> dict[str, Figures]:
+    said: list[Figures] = []
+    request = {"done": [], "deadline": deadline, "ceilings": LIMITS}
+    worker.measure(ENGINE, CPU, request, said.append)
+    assert said[0] == {"key": KEYS[0], "begins": True}
+    return {each["key"]: each for each in said if "begins" not in each}
 
 
-def test_every_stage_has_a_share_of_the_time_that_is_left(machine: Machine) -> None:
-    assert machine.main() == 0
-    stages = ["ceilings", "tiny engine", "kernels", "tiny transformers"]
-    assert machine.began == [("tests", 0.38), *((name, 0.5) for name in stages)]
-    assert machine.now < machine.start + 540
-    assert "tests, for 205 s at most" in (machine.out / "progress.txt").read_text()
-    assert len(machine.figures) == sum(len(group.parts) for group in groups(tiny=True))
+def test_every_part_of_the_engine_is_measured() -> None:
+    found = figures_of_engine()
+    assert list(found) == KEYS
+    assert all(each["floor"] > 0 for each in found.values())
+    for batch in SMALL.batches:
+        figures = found[f"tiny decode step, B = {batch}"]
+        # Sequences that were computed first have got tokens while the last ones were.
+        assert 0 <= figures["context"] - SMALL.context <= batch
+        assert figures["tokens_per_second"] == pytest.approx(batch / figures["seconds"])
+    offline = found[f"tiny offline, {SMALL.sequences} sequences"]
+    total = sum(most for _, most in SMALL.offline(TINY.vocab))
+    assert offline["tokens_per_second"] * offline["seconds"] == pytest.approx(total)
+    assert figures_of_engine(deadline=0.0) == {}
 
 
-def test_a_stage_begins_only_while_there_is_time(machine: Machine) -> None:
-    assert machine.main("--minutes", "0.05") == 0
-    assert machine.began == []
-    assert machine.figures["ceilings"]["reason"] == "no time was left"
+def test_a_part_that_fails_leaves_the_engine_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(session: EngineSession, batch: int) -> Figures:
+        session._add([1, 2, 3], 50)
+        session.core.step()
+        raise RuntimeError("broken\nand more")
+
+    # Parts hold the functions of the class.
+    monkeypatch.setattr(EngineSession.decode, "__code__", broken.__code__)
+    for key, figures in figures_of_engine().items():
+        assert figures.get("reason") == ("RuntimeError: broken" if "decode" in key else None)
+    session = EngineSession(TINY, SMALL, CPU, deadline=0.0)
+    with pytest.raises(TimeoutError, match="no time was left"):
+        session.offline()
 
 
-def test_only_what_was_asked_for_is_done(machine: Machine) -> None:
-    machine.main("--only", "kernels", "replays")
-    assert [name for name, _ in machine.began] == ["ceilings", "kernels"]
-    assert "Tests: none." in (machine.out / "report.md").read_text()
+def _case(**fields: Any) -> Case:
+    def build(device: torch.device) -> Work:
+        x = torch.ones(4, device=device)
+        peers = {"same": Call(torch.neg, x), "other": Call(torch.neg, x * 2)}
+        return Work(Call(torch.neg, x), peers, compiled=Call(torch.neg, x), bytes=16)
+
+    return Case("rms_norm", "a", build, {}, {}, **fields)
 
 
-def test_red_tests_refuse_the_figures_of_the_engine_alone(machine: Machine) -> None:
-    machine.failing = ["tests/gpu/test_modes.py::test_x[cuda]"]
-    assert machine.main() == 1
-    refused = machine.figures["tiny decode step, B = 1"]
-    assert refused["status"] == "refused"
-    assert "test_x[cuda] failed" in refused["reason"]
-    assert {each["status"] for each in machine.figures.values()} == {"refused", "left out"}
+def test_a_form_that_computes_something_else_gets_no_figure() -> None:
+    session = KernelSession(CPU, 0.0)
+    figures = session.measure(_case())
+    assert figures["seconds"] > 0
+    assert figures["bytes"] == 16
+    assert figures["peers"]["same"]["seconds"] > 0
+    assert "relative RMS" in figures["peers"]["other"]["differs"]
+    assert "torch.compile" not in figures["peers"]
+    session._compile_seconds = 0.0
+    assert "were over" in session.measure(_case(compile=True))["peers"]["torch.compile"]["reason"]
 
 
-def test_the_order_on_a_gpu_has_the_most_telling_groups_first() -> None:
-    names = [group.name for group in groups(tiny=False) if group.kind != "replays"]
-    assert names == [
-        *("ceilings", "0.5b engine", "8b engine", "kernels", "0.5b transformers"),
-        *("8b transformers", "1.5b engine", "1.5b transformers"),
-    ]
-    keys = [key for group in groups(tiny=False) for key in group.keys]
-    assert len(set(keys)) == len(keys)
+def test_the_process_of_a_group_tells_its_figures(tmp_path: Path) -> None:
+    command = [*run._WORKER, ENGINE.name, "--tiny"]
+    request = {"done": KEYS[:-1], "deadline": time.time() + 100, "ceilings": LIMITS}
+    (row,) = run._rows(command, request, time.time() + 100, tmp_path / "log")
+    assert row["key"] == KEYS[-1], (tmp_path / "log").read_text()
+    assert row["seconds"] > row["floor"]
 
 
-def test_the_families_are_those_of_the_measured_models_and_named_in_tests() -> None:
-    text = (ROOT / "tests/gpu/test_parity.py").read_text()
-    assert {shape.family["model_type"] for shape in SHAPES} <= {*engine.FAMILIES}
-    assert all(f'"{family}"' in text for family in engine.FAMILIES)
+# Takes the place of a group's process: measures one part in turn, then hangs, faults or goes on.
+WORKER = """
+import json, os, sys, time
+request = json.loads(sys.stdin.readline())
+for number, key in enumerate({keys}):
+    if key not in request["done"]:
+        print(json.dumps({{"key": key, "begins": True}}), flush=True)
+        if number == 1:
+            time.sleep(60)
+        if number == 2:
+            os.abort()
+        print(json.dumps({{"key": key, "seconds": 1.0, "floor": 0.5}}), flush=True)
+"""
+PASSES = "def test_x(): pass\n"
+FAILS = "def test_y():\n    assert 1 == 2\n"
+DIES = "import os\ndef test_z():\n    print('last words', flush=True); os.abort()\n"
 
 
-def test_every_file_of_tests_is_run_and_the_required_ones_first() -> None:
-    files = [str(path.relative_to(ROOT / "tests")) for path in files_of_tests(tiny=False)]
-    assert files[:2] == ["gpu/test_parity.py", "gpu/test_modes.py"]
-    assert {name for name in files if name.startswith("gpu")} == {
-        f"gpu/{path.name}" for path in (ROOT / "tests/gpu").glob("test_*.py")
+def test_what_fails_dies_or_hangs_leaves_all_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for name, text in {"passes": PASSES, "fails": PASSES + FAILS, "dies": DIES}.items():
+        file = tmp_path / f"test_{name}.py"
+        file.write_text(text)
+        files.append([str(file)])
+    monkeypatch.setattr(run, "files_of_tests", lambda tiny: files)
+    monkeypatch.setattr(run, "_WORKER", (sys.executable, "-c", WORKER.format(keys=KEYS)))
+    monkeypatch.setattr(run, "_HUNG_S", 1.0)
+    out = tmp_path / "out"
+    assert main(["--tiny", "--only", "tests", "engine", "--out", str(out)]) == 1
+    content = json.loads((out / "results.json").read_text())
+    passes, fails, dies = content["tests"].values()
+    assert len(passes) == 1
+    assert "1 passed" in passes[0]
+    assert "1 failed, 1 passed" in fails[0]
+    assert "::test_y - assert 1 == 2" in fails[1]
+    assert dies[0] == "ended with -6"
+    assert "::test_z" in dies[1]
+    figures = content["figures"]
+    assert [figures[key].get("seconds") for key in KEYS] == [1.0, None, None, 1.0, 1.0, 1.0]
+    assert "ended with -9" in figures[KEYS[1]]["reason"]
+    assert "ended with -6" in figures[KEYS[2]]["reason"]
+    assert f"{KEYS[1]}: its process ended" in (out / "report.md").read_text()
+    assert capsys.readouterr().out.endswith("all this shows is that everything ran.\n")
+
+
+def test_a_process_that_cannot_begin_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "_WORKER", (sys.executable, "-c", "import no_such_module"))
+    assert main(["--tiny", "--only", "engine", "--out", str(tmp_path)]) == 1
+    figures = json.loads((tmp_path / "results.json").read_text())["figures"]
+    assert {each["reason"] for each in figures.values()} == {"its process has died"}
+    assert main(["--tiny", "--minutes", "0.01", "--only", "engine", "--out", str(tmp_path)]) == 0
+    assert f"{KEYS[0]}: no time was left" in (tmp_path / "report.md").read_text()
+
+
+def test_every_file_of_tests_is_run() -> None:
+    found = files_of_tests(tiny=False)
+    assert {file for file, *_ in found if "/gpu/" in file} == {
+        f"tests/gpu/{path.name}" for path in (ROOT / "tests/gpu").glob("test_*.py")
     }
-    assert "kernels/sampling/test_draw.py" in files
-    assert len(files) == len(set(files)) > 40
+    assert ["tests/kernels/sampling/test_draw.py"] in found
+    assert set(REPLAYED) == models().keys()
 
 
 def test_without_a_gpu_only_the_tiny_model_is_measured(
@@ -137,19 +173,33 @@ def test_without_a_gpu_only_the_tiny_model_is_measured(
     assert "no CUDA device" in capsys.readouterr().out
 
 
-def test_kernels_of_later_stages_are_compiled_during_the_tests(tmp_path: Path) -> None:
-    commands = Run(_options(["--tiny", "--out", str(tmp_path)]))._ahead()
-    names = [command[3] for command, _ in commands]
-    assert sum("replays" in name for name in names) == 1
-    assert names.count("tiny engine") == 1
-    kernels = [key for command, keys in commands if command[3] == "kernels" for key in keys]
-    assert len(set(kernels)) == len(kernels) == len(tiny_cases())
+def test_parts_have_names_of_their_own_and_the_ceilings_are_measured() -> None:
+    keys = [part.key for group in groups(tiny=False) for part in group.parts]
+    assert len(set(keys)) == len(keys) > 100
+    assert ceilings.measure(CPU).keys() == {"read", "bf16", "int8"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group", ["tiny engine", "gqa replays 0", "kernels"])
-def test_a_worker_that_only_compiles_measures_nothing(group: str) -> None:
-    command = [sys.executable, "-m", "engine.bench.gpu.worker", group, "--tiny", "--compile"]
-    request = json.dumps({"keys": []})
-    done = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+def test_figures_are_held_against_floors_aims_and_torch(tmp_path: Path) -> None:
+    report = Report(tmp_path, judged=True)
+    aim = {"aim": ">= 85%", "met": False}
+    peers = {"slow": {"seconds": 4e-5}, "fast": {"seconds": 3e-5}, "x": {"reason": "no"}}
+    spilled = {"kernels": ["rms_norm._kernel: 168 registers, 0 spilled"]}
+    report.figures = {
+        "a": {"key": "a", "seconds": 4e-3, "floor": 3.52e-3, "tokens_per_second": 250.0},
+        "b": {"key": "b", "seconds": 2e-5, "floor": 8.4e-6, "bytes": 36_000_000, "flops": 0}
+        | {"peers": peers, **aim, **spilled},
+        "c": {"key": "c", "seconds": 2e-3, "floor": None, "bytes": 0, "flops": 8 * 10**11},
+    }
+    lines = report.write().splitlines()
+    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in lines if line[:1] == "|"][2:]
+    b = ["b", "0.0200", "1800 GB/s", "0.0084", "42%", "fast", "0.0300", "1.50x", ">= 85%", "MISSED"]
+    assert cells == [
+        ["a", "4.00", "250 tok/s", "3.52", "88%", *[""] * 5],
+        b,
+        ["c", "2.00", "400 TF/s", *[""] * 7],
+    ]
+    assert lines[-1] == "Aims: 0 met, 1 missed."
+    assert {"b: x: no", "b: rms_norm._kernel: 168 registers, 0 spilled"} <= {*lines}
+    assert not report.faulty
+    report.figures["b"]["peers"]["x"] = {"differs": "shapes"}
+    assert report.faulty

@@ -63,9 +63,9 @@ class RepeatedSteps:
         found, self._differences = self._differences, []
         return found
 
-    def take_kinds(self) -> dict[str, int]:
+    def take_kinds(self) -> Counter[str]:
         """Return the number of compared steps by kind since the last call."""
-        found, self._kinds = dict(self._kinds), Counter()
+        found, self._kinds = self._kinds, Counter()
         return found
 
     def forward(self, schedule: Schedule) -> None:

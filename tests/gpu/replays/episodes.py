@@ -8,17 +8,17 @@ states, logits, tokens, log-probabilities, slot tables, token counts and the who
 equal.
 
 A seed such as `gqa:17:5` names a step: the sixth of episode 17 of the model `gqa`. It determines
-all requests, so that the same step is replayed in another process.
+all requests, so that `python -m tests.gpu.replays.episodes gqa:17:5` replays the same step, often.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
-import time
+import sys
 import weakref
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from types import SimpleNamespace
@@ -28,9 +28,6 @@ from unittest.mock import patch
 import torch
 
 from engine.bench.checkpoint import write_checkpoint
-from engine.bench.gpu.part import Figures, Group, Part
-from engine.bench.gpu.replays.models import ReplayModel, models
-from engine.bench.gpu.replays.repeated_steps import RepeatedSteps
 from engine.config import EngineConfig
 from engine.core import engine_core
 from engine.core.engine_core import EngineCore
@@ -41,11 +38,10 @@ from engine.protocol import AddRequest
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
+from tests.gpu.replays.models import ReplayModel, models
+from tests.gpu.replays.repeated_steps import RepeatedSteps
 
 STEPS = 25  # replayed in an episode
-_EPISODES = 100  # of each model
-_IN_PART = 10  # episodes
-_PROCESSES = 2  # per model
 _AGAIN = 100  # runs of a step that is replayed by its seed
 _ARRIVAL, _CANCEL = 0.35, 0.1  # probabilities per step
 _SHARED = 0.3  # of a prompt that it begins as another one
@@ -72,14 +68,10 @@ _DRAWS: tuple[dict[str, Any], ...] = (
 )
 
 
-class ReplaySession:
-    """An engine with dummy weights, which serves one episode after the other.
+class Player:
+    """An engine with dummy weights, which serves one episode after the other."""
 
-    Args:
-        deadline: not used: parts are short.
-    """
-
-    def __init__(self, model: ReplayModel, device: torch.device, deadline: float = 0.0) -> None:
+    def __init__(self, model: ReplayModel, device: torch.device) -> None:
         self._model, self._vocab = model, model.shape.vocab
         torch.set_num_threads(1)  # several processes share the cores, and their models are tiny
         folder = mkdtemp()
@@ -100,18 +92,6 @@ class ReplaySession:
         core.add_request(AddRequest(0, pack_token_ids([1]), params))
         while core.has_unfinished_requests():
             core.step()
-
-    def measure(self, episodes: range, num_steps: int) -> Figures:
-        """Return the number of steps replayed, and the seeds with results that differ."""
-        start = time.perf_counter()
-        unequal = [line for each in episodes for line in self.episode(each, num_steps)]
-        kinds = self.steps.take_kinds()
-        return {
-            "replays": sum(kinds.values()),
-            "unequal": unequal,
-            "kinds": kinds,
-            "seconds": time.perf_counter() - start,
-        }
 
     def episode(
         self, episode: int, num_steps: int = STEPS, *, again: int | None = None
@@ -148,9 +128,6 @@ class ReplaySession:
         while core.has_unfinished_requests():
             core.step()
         return unequal
-
-    def clear(self) -> None:
-        """Do nothing: each episode starts afresh."""
 
     def _core(self) -> EngineCore:
         """Return an engine whose host has seen no request; all of them share one model."""
@@ -203,41 +180,15 @@ class _Requests:
         return AddRequest(len(self._prompts), pack_token_ids(prompt), params)
 
 
-def groups(*, tiny: bool) -> list[Group]:
-    """Return groups that replay ten thousand steps, or ten of each tiny model.
-
-    They can be measured at the same time.
-    """
-    steps, processes, episodes = (5, 1, 2) if tiny else (STEPS, _PROCESSES, _EPISODES)
-    found: list[Group] = []
-    for label, model in models(tiny=tiny).items():
-        parts = [
-            Part(
-                f"{label} replays, episodes {first} to {min(first + _IN_PART, episodes) - 1}",
-                partial(
-                    ReplaySession.measure,
-                    episodes=range(first, min(first + _IN_PART, episodes)),
-                    num_steps=steps,
-                ),
-            )
-            for first in range(0, episodes, _IN_PART)
-        ]
-        for index in range(processes):
-            share = tuple(parts[index::processes])
-            session, ahead = partial(ReplaySession, model), partial(_compile, model)
-            found.append(Group(f"{label} replays {index}", "replays", share, session, ahead))
-    return found
-
-
-def _compile(model: ReplayModel, device: torch.device, keys: list[str]) -> None:
-    ReplaySession(model, device).episode(0)
-
-
 def again(seed: str) -> int:
     """Replay one step many times, and print what differs; return 1 if something does."""
     label, episode, step = seed.split(":")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    session = ReplaySession(models(tiny=device.type == "cpu")[label], device)
-    unequal = session.episode(int(episode), int(step) + 1, again=int(step))
+    player = Player(models(tiny=device.type == "cpu")[label], device)
+    unequal = player.episode(int(episode), int(step) + 1, again=int(step))
     print("\n".join(unequal) or f"{seed}: {_AGAIN} runs gave the same bits")
     return int(bool(unequal))
+
+
+if __name__ == "__main__":
+    sys.exit(again(sys.argv[1]))

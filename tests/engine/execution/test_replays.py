@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.bench.gpu.part import Group
-from engine.bench.gpu.replays import session as replays
-from engine.bench.gpu.replays.session import ReplaySession
 from engine.core.schedule import Schedule
 from engine.execution.graphs.graph_sizes import decode_sizes
 from tests.factories.replayed_graphs import ReplayedGraph, ReplayingCapturer
+from tests.gpu.replays import episodes
+from tests.gpu.replays.episodes import Player
+from tests.gpu.replays.models import models
 
 CPU = torch.device("cpu")
-GROUPS = replays.groups(tiny=True)
-LABELS = [group.name.split()[0] for group in GROUPS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,35 +25,20 @@ def one_thread() -> None:
 
 
 @pytest.fixture
-def session() -> ReplaySession:
-    found: ReplaySession = GROUPS[0].session(CPU, 0.0)
-    return found
+def session() -> Player:
+    return Player(models(tiny=True)["gqa"], CPU)
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=LABELS)
-def test_steps_of_all_kinds_give_the_same_bits(group: Group) -> None:
-    session = group.session(CPU, 0.0)
-    assert [group.parts[0].measure(session)["replays"]] == [10]
-    figures = session.measure(range(10), 5)
-    assert figures["unequal"] == []
-    assert figures["kinds"].keys() == {"decode", "mixed", "prefill"}
-    assert figures["replays"] == sum(figures["kinds"].values()) == 50
+@pytest.mark.parametrize("label", models())
+def test_steps_of_all_kinds_give_the_same_bits(label: str) -> None:
+    session = Player(models(tiny=True)[label], CPU)
+    assert [line for episode in range(8) for line in session.episode(episode, 5)] == []
+    kinds = session.steps.take_kinds()
+    assert kinds.keys() == {"decode", "mixed", "prefill"}
+    assert kinds.total() == 8 * 5
 
 
-def test_ten_thousand_replays_are_shared_out() -> None:
-    groups = replays.groups(tiny=False)
-    steps = [
-        (group.name.split()[0], episode, step)
-        for group in groups
-        for part in group.parts
-        for episode in part.measure.keywords["episodes"]  # type: ignore[attr-defined]
-        for step in range(part.measure.keywords["num_steps"])  # type: ignore[attr-defined]
-    ]
-    assert len(set(steps)) == len(steps) == 10_000
-    assert len(groups) == 8
-
-
-def _watch(session: ReplaySession, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def _watch(session: Player, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that gets the arrays of every step that is run."""
     seen: list[Any] = []
     runner = session.steps._runner
@@ -71,7 +54,7 @@ def _watch(session: ReplaySession, monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
 
 def test_a_seed_determines_the_step_whatever_ran_before(
-    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
+    session: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = _watch(session, monkeypatch)
     session.episode(7, 6, again=5)
@@ -80,7 +63,7 @@ def test_a_seed_determines_the_step_whatever_ran_before(
         session.episode(other)
     seen.clear()
     session.episode(7, 6, again=5)
-    assert len(first) == len(seen) > replays._AGAIN
+    assert len(first) == len(seen) > episodes._AGAIN
     for one, other in zip(first, seen, strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -126,7 +109,7 @@ def test_a_race_is_found_and_found_again_by_its_seed(
     change: Callable[[Any, Any], None],
     every: int,
     named: str,
-    session: ReplaySession,
+    session: Player,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     race, runner = Race(every), session.steps._runner
@@ -140,23 +123,21 @@ def test_a_race_is_found_and_found_again_by_its_seed(
 
     monkeypatch.setattr(runner, method, racing)
     unequal = [line for episode in range(3) for line in session.episode(episode)]
-    assert 0 < len(unequal) < 3 * replays.STEPS
+    assert 0 < len(unequal) < 3 * episodes.STEPS
     assert any(named in line for line in unequal)
     label, episode, step = unequal[0].split(": ")[0].split(":")
-    assert label == LABELS[0]
+    assert label == "gqa"
     again = session.episode(int(episode), int(step) + 1, again=int(step))
     assert any(line.startswith(f"{label}:{episode}:{step}: as served, run") for line in again)
 
 
-def test_one_seed_is_replayed_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    from engine.bench.__main__ import main
-
-    assert main(["--tiny", "--replay", "vocab:3:2"]) == 0
+def test_one_seed_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert episodes.again("vocab:3:2") == 0
     assert capsys.readouterr().out == "vocab:3:2: 100 runs gave the same bits\n"
 
 
 def test_a_race_in_a_graph_is_found_where_the_same_kernels_alone_have_none(
-    session: ReplaySession, monkeypatch: pytest.MonkeyPatch
+    session: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, capturer = session.steps._runner, ReplayingCapturer()
     with torch.inference_mode():
