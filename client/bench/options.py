@@ -17,7 +17,7 @@ from client.bench.load.workload import BY_NAME, GROUPS, Workload, named
 from client.bench.load.workload import tiny as in_small
 from client.bench.report.html import prepare, write_report
 from client.bench.report.results import Bounds, as_json
-from client.bench.report.tables import cpu_table, notes, server_table, table
+from client.bench.report.tables import tables
 from client.bench.servers.arguments import all_named
 from client.bench.servers.engine_alone import EngineAlone
 from client.bench.servers.external import External
@@ -191,15 +191,15 @@ def run(options: Options, console: Console) -> bool:
             *(tridents, others, model, workloads, options.rounds, console),
             processes=options.processes,
         ).run()
-    shown = [each(results, bounds) for each in (table, server_table, cpu_table)]
-    text = f"The checkpoint is {model}\n{notes(results, options.rounds)}"
-    for each in (*shown, text):
-        console.print(each, highlight=False, markup=False, soft_wrap=each is text)
     found = as_json(results, bounds)
+    console.print(f"The checkpoint is {model}", highlight=False, markup=False, soft_wrap=True)
+    shown = tables(found, options.rounds)
+    for each in shown:
+        console.print(each, highlight=False, markup=False, soft_wrap=isinstance(each, str))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     if options.report is not None:
-        write_report(found, [*shown, text], options.report)
+        write_report(found, shown, options.report)
     if results.interrupted:
         raise KeyboardInterrupt
     return not any(server.name in results.failures for server in tridents or others)

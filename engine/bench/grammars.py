@@ -1,21 +1,17 @@
 """`python -m engine.bench.grammars`: what structured output costs, for a checkpoint's vocabulary.
 
 On the null device, at the rate of a GPU: the time of the masks per step and per token beside the
-time of a step, and how many tokens a step gives where the grammar forces some. Then what decoding
-streams notice while tool sets of 100 KB are compiled. No weights are read.
+time of a step, and how many tokens a step gives where the grammar forces some. No weights are read.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
 from engine.config import EngineConfig
@@ -35,7 +31,7 @@ number ::= "-"? ("0" | [1-9] [0-9]{0,9}) ("." [0-9]{1,9})?
 _PROMPT = list(range(100, 116))
 _WARM_UP_STEPS, _STEPS = 10, 100
 _MAX_TOKENS = 256
-_STREAMS, _SECONDS, _SIZE = 32, 10.0, 100_000
+_SIZE = 100_000
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -64,17 +60,15 @@ class MaskCost:
 class Bench:
     """An engine on the null device."""
 
-    def __init__(self, model: str, rows: int, step_ms: float, *, is_ahead: bool) -> None:
-        """Serve `rows` sequences at once with the vocabulary of `model`.
-
-        One step ahead, sequences with grammars take part in every other step.
-        """
+    def __init__(self, model: str, rows: int, step_ms: float) -> None:
+        """Serve `rows` sequences at once with the vocabulary of `model`."""
         settings: dict[str, Any] = {
             "model": model,
             "device": f"null:{step_ms:g}",
             "max_num_seqs": rows,
+            # One step ahead, sequences with grammars would take part in every other step.
+            "async_scheduling": False,
         }
-        settings["async_scheduling"] = is_ahead
         self.core = EngineCore(EngineConfig.parse(settings))
         self._rows = rows
         self._uid = 0
@@ -118,31 +112,6 @@ class Bench:
         self.clear()
         return cost
 
-    def gaps(self, *, compiling: bool) -> list[float]:
-        """Return the seconds between the steps of plain streams, perhaps while grammars compile."""
-        sets, found = ToolSets(int(compiling)), []
-        grammars = [json.dumps(calls_schema(sets.tools(_SIZE))) for _ in range(60 * compiling)]
-        for _ in range(_STREAMS):
-            self.add(max_tokens=int(_SECONDS * 1000), ignore_eos=True)
-        for _ in range(_WARM_UP_STEPS):
-            self.core.step()
-        end = time.monotonic() + _SECONDS
-        waiting: set[int] = set()
-        last = time.monotonic()
-        while last < end:
-            # A compiled one begins to run, and has been of use: the next one is compiled.
-            for uid in waiting - self.core.scheduler.waiting.held.keys():
-                self.core.abort(uid)
-                waiting.discard(uid)
-            if grammars and len(waiting) < 2:
-                waiting.add(self.add(structured_outputs={"json": grammars.pop()}))
-            self.core.step()
-            now = time.monotonic()
-            found.append(now - last)
-            last = now
-        self.clear()
-        return found
-
     def clear(self) -> None:
         """End all requests."""
         for uid in list(self.core.scheduler.unfinished):
@@ -169,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of a step (default: 10)")
     options = parser.parse_args(arguments)
     for model in options.models:
-        bench = Bench(model, options.rows, options.step_ms, is_ahead=False)
+        bench = Bench(model, options.rows, options.step_ms)
         size = bench.core.ready.vocab_size
         print(
             f"{Path(model).name}: {size} tokens, {options.rows} rows, {options.step_ms:g} ms steps"
@@ -184,12 +153,6 @@ def main(arguments: list[str] | None = None) -> None:
                 f"{1e3 * cost.masks_s / options.step_ms:8.0%}{cost.tokens_per_row:8.2f}",
                 flush=True,
             )
-        bench = Bench(model, options.rows, options.step_ms, is_ahead=True)
-        for name, compiling in (("alone", False), ("while 100 KB compile", True)):
-            gaps = 1e3 * np.array(bench.gaps(compiling=compiling))
-            p50, p99 = np.percentile(gaps, [50, 99])
-            figures = f"p50 {p50:.2f}, p99 {p99:.2f}, longest {gaps.max():.2f}"
-            print(f"{_STREAMS} plain streams, {name}: ms between tokens {figures}", flush=True)
 
 
 if __name__ == "__main__":

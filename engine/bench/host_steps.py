@@ -1,27 +1,21 @@
 """`python -m engine.bench.host_steps`: the host's CPU time per step, by part, on the null device.
 
 Of `EngineCore.step`: schedule, plan and upload, read and update, outputs, statistics. Beside them:
-adding new requests, and encoding the outputs, which the writer's thread does. With `--against`,
-another checkout is measured in turns with this one, by this file: it measures the `engine` that
-Python finds first.
+adding new requests, and encoding the outputs, which the writer's thread does.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from engine.bench.tables import markdown
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.execution import null_device, pending_step
@@ -63,14 +57,8 @@ class PartClock:
         self._inner = [0.0]  # seconds of the parts inside each of those that run now
 
     def wrap(self, part: str, owner: Any, *names: str) -> None:
-        """Count the calls of these methods of `owner`, an object or a class, as `part`.
-
-        At least one of them must exist: they differ between checkouts.
-        """
-        found = [name for name in names if hasattr(owner, name)]
-        if not found:
-            raise AttributeError(f"{owner} has none of {', '.join(names)}")
-        for name in found:
+        """Count the calls of these methods of `owner`, an object or a class, as `part`."""
+        for name in names:
             setattr(owner, name, self._timed(part, getattr(owner, name)))
 
     def _timed(self, part: str, method: Any) -> Any:
@@ -110,7 +98,7 @@ class HostSteps:
         self._random = random.Random(0)
         core = self._core
         clock.wrap("schedule", core.scheduler, "schedule")
-        clock.wrap("plan, upload", core._runner, "launch", "forward", "sample")
+        clock.wrap("plan, upload", core._runner, "forward", "sample")
         clock.wrap("read, update", pending_step.PendingStep, "wait")
         clock.wrap("read, update", core.scheduler, "update")
         clock.wrap("stats", core._recorder, "stepped", "finished")
@@ -118,8 +106,7 @@ class HostSteps:
         clock.wrap("other", core, "step")
         # What the device would do, in no time of the host's.
         clock.wrap("device", null_device.NullRunner, "_tokens", "_logprobs")
-        if hasattr(null_device, "scatter_tokens"):
-            clock.wrap("device", null_device, "scatter_tokens")
+        clock.wrap("device", null_device, "scatter_tokens")
         clock.wrap("add", core, "add_request")
         clock.wrap("send", self._loop, "_step")  # what is left: encoding, and the loop itself
 
@@ -161,34 +148,20 @@ class HostSteps:
 
     def _send(self, message: Any) -> None:
         to_message = getattr(message, "message", None)  # of the outputs of a step, as arrays
-        self._encode(to_message() if callable(to_message) else message)
+        self._encode(message if to_message is None else to_message())
 
 
 def measure(rows: Sequence[int]) -> Times:
-    """Measure the `engine` that Python finds."""
+    """Return the fastest step of several rounds."""
     steps = HostSteps(max(rows))
     spare_startup_objects()  # as the engine process does
-    return {f"{case}, {count}": steps.measure(case, count) for case in CASES for count in rows}
-
-
-def measure_in_turns(checkouts: Sequence[Path], rows: Sequence[int]) -> list[Times]:
-    """Measure each of `checkouts` in several processes in turns; the fastest step counts.
-
-    Raises:
-        subprocess.CalledProcessError: one cannot be measured, such as one without a null device.
-    """
-    found: list[Times] = [{} for _ in checkouts]
-    for _ in range(_ROUNDS):
-        for checkout, times in zip(checkouts, found, strict=True):
-            # -P: the folder of the file that it runs is no package root.
-            command = [sys.executable, "-P", __file__, "--json", "--rows", *map(str, rows)]
-            environment = {**os.environ, "PYTHONPATH": str(checkout)}
-            said = subprocess.run(
-                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-            ).stdout
-            for case, parts in json.loads(said).items():
-                times[case] = min(parts, times.get(case, parts), key=step_seconds)
-    return found
+    return {
+        f"{case}, {count}": min(
+            (steps.measure(case, count) for _ in range(_ROUNDS)), key=step_seconds
+        )
+        for case in CASES
+        for count in rows
+    }
 
 
 def step_seconds(parts: dict[str, float]) -> float:
@@ -196,44 +169,15 @@ def step_seconds(parts: dict[str, float]) -> float:
     return sum(parts[part] for part in STEP_PARTS)
 
 
-def table(times: Times, against: Times | None) -> str:
-    """Return the milliseconds of a step and of its parts, beside those of another checkout."""
-    from engine.bench.tables import markdown  # which the other checkout may lack
-
-    header = ["ms per step", "step", *PARTS]
-    rows = []
-    for case, parts in times.items():
-        step = step_seconds(parts)
-        cells = [case, *(f"{1e3 * each:.3f}" for each in (step, *(parts[part] for part in PARTS)))]
-        if against is not None:
-            before = step_seconds(against[case])
-            cells[1:1] = [f"{1e3 * before:.3f}", f"{step / before:.2f}"]
-        rows.append(cells)
-    if against is not None:
-        header[1:1] = ["against", "ratio"]
-    return markdown(header, rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure and print the milliseconds of a step and of its parts."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.host_steps", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=(1, 16, 64, 256, 1024))
-    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout")
-    parser.add_argument("--json", action="store_true", help="one round, in this process, as JSON")
-    options = parser.parse_args(arguments)
-    if options.json:
-        print(json.dumps(measure(options.rows)))
-        return
-    checkouts = [Path(__file__).resolve().parents[2]]
-    if options.against:
-        if not (options.against / "engine").is_dir():
-            parser.error(f"--against: {options.against} is no checkout")
-        checkouts.append(options.against.resolve())
-    try:
-        here, *others = measure_in_turns(checkouts, options.rows)
-    except subprocess.CalledProcessError:
-        parser.error("a checkout cannot be measured; see above")
-    print(table(here, others[0] if others else None))
+    rows = []
+    for case, parts in measure(parser.parse_args(arguments).rows).items():
+        times = (step_seconds(parts), *(parts[part] for part in PARTS))
+        rows.append([case, *(f"{1e3 * each:.3f}" for each in times)])
+    print(markdown(["ms per step", "step", *PARTS], rows))
 
 
 if __name__ == "__main__":

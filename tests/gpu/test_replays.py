@@ -22,6 +22,8 @@ def player(label: str, device: torch.device) -> Player:
 def test_every_run_of_a_step_gives_the_same_bits(
     label: str, first: int, device: torch.device
 ) -> None:
+    if device.type == "cpu" and first:
+        pytest.skip("no races to be found")
     session = player(label, device)
     unequal = [line for n in range(first, first + _IN_TEST) for line in session.episode(n)]
     assert unequal == []

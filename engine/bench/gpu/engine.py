@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from unittest.mock import patch
 
 import torch
 
@@ -20,7 +19,6 @@ from engine.bench.gpu.part import Figures, Group, Part
 from engine.bench.gpu.workload import Workload, prompts
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.execution.pending_step import PendingStep
 from engine.protocol import AddRequest
 from engine.token_ids import pack_token_ids
 from kernels.bench.case import Aim
@@ -112,7 +110,7 @@ class EngineSession:
             self.core = EngineCore(EngineConfig.parse(settings))
 
     def decode(self, batch: int) -> Figures:
-        """Return the seconds of a step of `batch` sequences, and how much is the host's work."""
+        """Return the seconds of a step of `batch` sequences."""
         steps, before = self.workload.decode_steps, self.workload.warm_up_steps
         # The middle step has the workload's context.
         length = self.workload.context - before - steps // 2
@@ -126,31 +124,15 @@ class EngineSession:
         self._steps(before, batch)
         context = sum(each.num_tokens for each in self.core.scheduler.running) / batch
         self._synchronize()
-        waited, wait = 0.0, PendingStep.wait
-
-        def timed(sent: PendingStep) -> object:
-            nonlocal waited
-            began = time.perf_counter()
-            samples = wait(sent)
-            waited += time.perf_counter() - began
-            return samples
-
-        with patch.object(PendingStep, "wait", timed):
-            start = time.perf_counter()
-            self._steps(steps, batch)
-            host = (time.perf_counter() - start - waited) / steps
+        start = time.perf_counter()
+        self._steps(steps, batch)
         self._synchronize()
         seconds = (time.perf_counter() - start) / steps
-        figures: Figures = {
+        return {
             "seconds": seconds,
             "tokens_per_second": batch / seconds,
             "context": context + steps / 2,
         }
-        if self._has_gpu:  # without one, the host computes the step itself
-            figures["remarks"] = [
-                f"the host works for {1e3 * host:.2f} ms of it (aim: 0.4 ms for 256 sequences)"
-            ]
-        return figures
 
     def prefill(self, lengths: list[int]) -> Figures:
         """Return the seconds from the arrival of prompts to their first tokens, in one step."""

@@ -1,18 +1,15 @@
-"""The kernels' parts: the time of each case beside torch's, and the resources that it takes."""
+"""The kernels' parts: the time of each case beside torch's."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 from engine.bench import floors
 from engine.bench.clock import gpu_seconds, timed
@@ -58,15 +55,13 @@ class KernelSession:
         gc.freeze()  # each graph capture runs the garbage collector
 
     def measure(self, case: Case) -> Figures:
-        """Return the seconds of our kernel, what it moves and takes, and torch's seconds."""
+        """Return the seconds of our kernel, what it moves, and torch's seconds."""
         work = case.build(**case.shape, device=self._device)
-        with launches() as kernels:
-            result = work.outcome(work.ours)
+        result = work.outcome(work.ours)
         figures = {
             "seconds": self._seconds(work, work.ours),
             "bytes": work.bytes,
             "flops": work.flops,
-            "kernels": _resources(kernels),
         }
         peers = {name: self._peer(work, call, result) for name, call in work.peers.items()}
         if case.compile and work.compiled is not None:
@@ -103,29 +98,3 @@ class KernelSession:
             return self._peer(work, compiled, ours)
         finally:
             self._compile_seconds -= time.monotonic() - start
-
-
-@contextmanager
-def launches() -> Iterator[dict[str, Any]]:
-    """Record kernels launched inside the block, by name."""
-    found: dict[str, Any] = {}
-    run = JITFunction.run
-
-    def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = run(self, *args, **kwargs)
-        module = self.fn.__module__.removeprefix("kernels.")
-        found[f"{module}.{self.fn.__name__}"] = kernel
-        return kernel
-
-    with patch.object(JITFunction, "run", recording):
-        yield found
-
-
-def _resources(kernels: dict[str, Any]) -> list[str]:
-    """Return a line about each launched kernel that was compiled; registers are per thread."""
-    return [
-        f"{name}: {kernel.n_regs} registers, {kernel.n_spills} spilled, {kernel.metadata.shared} B "
-        f"shared, {kernel.metadata.num_warps} warps, {kernel.metadata.num_stages} stages"
-        for name, kernel in kernels.items()
-        if getattr(kernel, "n_regs", None) is not None
-    ]

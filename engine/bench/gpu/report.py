@@ -75,12 +75,9 @@ class Report:
         for key, each in self.figures.items():
             if "left_out" in each:
                 yield f"{key}: {each['left_out']}"
-            yield from (f"{key}: {remark}" for remark in each.get("remarks", ()))
             for name, peer in each.get("peers", {}).items():
                 if "reason" in peer:
                     yield f"{key}: {name}: {peer['reason']}"
-            if self._judged and each.get("met") is False:
-                yield from (f"{key}: {line}" for line in each.get("kernels", ()))
         yield from ("", ", ".join(f"{k} {v}" for k, v in self._machine.items() if v) + ".")
         limits = (f"{k} {v:.4g}" for k, v in self.ceilings.items() if k != "key")
         yield f"Ceilings, in bytes and operations per second: {', '.join(limits)}."

@@ -1,99 +1,102 @@
-"""A small server process with OpenAI's `/v1/completions`, streaming one token at a time.
+"""A server of known delays and faults: OpenAI's `/v1/completions`, a token at a time.
 
-It appends each request as a JSON line to the file given by --requests.
+It appends each request to the file of --log as a JSON line, with the client's port, when it `got`
+it and when it `wrote` each token, by `time.monotonic`. Delays are drawn by the request's number.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import random
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from itertools import count
+from pathlib import Path
+
+from aiohttp import web
 
 
-class Handler(BaseHTTPRequestHandler):
+class Application:
     """Responds as the command line specifies."""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    arguments: ClassVar[argparse.Namespace]
-    loaded: ClassVar[float]
-    streams: ClassVar[int] = 0
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.loaded = time.monotonic() + given.loads
+        self.numbers, self.streams = count(), 0
+        self.places = asyncio.Semaphore(given.capacity)
 
-    def do_GET(self) -> None:
-        self._send(200, {"data": [{"id": "a model"}]})
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "a model"}]})
 
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if time.monotonic() < self.loaded:
-            self._send(503, {"error": "loading"})
-            return
-        prompt = request["prompt"]
-        with open(self.arguments.requests, "a") as file:
-            file.write(json.dumps({**request, "port": self.client_address[1]}) + "\n")
-        if self.arguments.refuse_ids and isinstance(prompt, list):
-            self._send(400, {"error": {"message": "prompt must be a string"}})
-            return
-        if not request.get("stream"):
-            self._send(200, {"choices": [{"text": "x"}]})
-            return
-        self._stream(prompt, self.arguments.tokens or request["max_tokens"])
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        got, given = time.monotonic(), self.given
+        asked = await request.json()
+        if got < self.loaded:
+            return web.json_response({"error": "loading"}, status=503)
+        assert request.transport is not None
+        wrote: list[float] = []
+        fields = {"port": request.transport.get_extra_info("peername")[1], "got": got}
+        try:
+            if given.refuse_ids and isinstance(asked["prompt"], list):
+                return web.json_response({"error": "prompt must be a string"}, status=400)
+            if not asked.get("stream"):
+                return web.json_response({"choices": [{"text": "x"}]})
+            return await self.stream(request, asked, wrote)
+        finally:
+            with given.log.open("a") as log:
+                log.write(json.dumps({**asked, **fields, "wrote": wrote}) + "\n")
 
-    def _stream(self, prompt: Any, num_tokens: int) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        count = len(prompt) if isinstance(prompt, list) else 0
-        Handler.streams += 1
-        if Handler.streams == self.arguments.dies_after:
+    async def stream(
+        self, request: web.Request, asked: dict[str, object], wrote: list[float]
+    ) -> web.StreamResponse:
+        given, drawn = self.given, random.Random(next(self.numbers))
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        self.streams += 1
+        if self.streams == given.dies_after:
             print("no memory", file=sys.stderr, flush=True)
             os._exit(3)
-        for number in range(1, num_tokens + 1):
-            time.sleep(self.arguments.delay)
-            usage = {"prompt_tokens": count, "completion_tokens": number}
-            self._event({"choices": [{"text": " x"}], "usage": usage})
-        self._event({"choices": [], "usage": usage})
-        self._write(b"data: [DONE]\n\n")
-        self._write(b"")
-
-    def _event(self, fields: dict[str, Any]) -> None:
-        self._write(b"data: " + json.dumps(fields).encode() + b"\n\n")
-
-    def _write(self, data: bytes) -> None:
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-    def _send(self, status: int, fields: dict[str, Any]) -> None:
-        content = json.dumps(fields).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *words: Any) -> None:
-        """Log nothing."""
+        usage = {"prompt_tokens": len(asked["prompt"])}  # type: ignore[arg-type]
+        async with self.places:
+            for number in range(given.tokens or asked["max_tokens"]):
+                delay = given.gap if number else given.first
+                await asyncio.sleep(delay * drawn.uniform(1 - given.spread, 1 + given.spread))
+                wrote.append(time.monotonic())
+                usage["completion_tokens"] = number + 1
+                event = json.dumps({"choices": [{"text": " x"}], "usage": usage})
+                await answer.write(f"data: {event}\n\n".encode())
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
 
 
-def main() -> None:
+async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--requests", default="/dev/null")
+    parser.add_argument("--log", type=Path, default=Path(os.devnull))
+    parser.add_argument("--first", type=float, default=0.002, help="seconds to the first token")
+    parser.add_argument("--gap", type=float, default=0.002, help="seconds to each other one")
+    parser.add_argument("--spread", type=float, default=0.0, help="of these, as a share")
+    parser.add_argument("--capacity", type=int, default=1000, help="answers at once")
     parser.add_argument("--refuse-ids", action="store_true")
     parser.add_argument("--tokens", type=int, help="of each answer, whatever is asked")
-    parser.add_argument("--delay", type=float, default=0.002)
     parser.add_argument("--loads", type=float, default=0.0, help="seconds of 503")
     parser.add_argument("--fails", action="store_true")
     parser.add_argument("--dies-after", type=int, default=0, help="streams, in the middle of one")
-    Handler.arguments = parser.parse_args()
-    if Handler.arguments.fails:
+    given = parser.parse_args()
+    if given.fails:
         sys.exit("no such model")
-    Handler.loaded = time.monotonic() + Handler.arguments.loads
-    ThreadingHTTPServer(("127.0.0.1", Handler.arguments.port), Handler).serve_forever()
+    server, app = Application(given), web.Application()
+    app.router.add_get("/v1/models", server.models)
+    app.router.add_post("/v1/completions", server.completions)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", given.port).start()
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

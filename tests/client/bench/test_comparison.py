@@ -14,7 +14,7 @@ from client.bench import comparison as comparing
 from client.bench.comparison import Comparison
 from client.bench.load.workload import STANDARD, Workload, tiny
 from client.bench.measure.measurement import Measurement
-from client.bench.report.results import Bounds
+from client.bench.report.results import Bounds, as_json
 from engine.demo import CHECKPOINT_DIR
 from tests.client.bench.fakes import fake_measurement, fake_peer
 
@@ -73,7 +73,7 @@ def test_an_interrupt_leaves_what_was_measured(
     assert complete is not None
     assert partial is not None
     assert list(partial.measurements) == ["W1"]
-    assert [row.server for row in results.rows(Bounds())] == ["a", "b"] * 2
+    assert [row["server"] for row in as_json(results, Bounds())["summary"]] == ["a", "b"] * 2
     assert "interrupted: this is what was measured" in console.file.getvalue()  # type: ignore[attr-defined]
     assert not any(psutil.pid_exists(pid) for pid in pids)
 

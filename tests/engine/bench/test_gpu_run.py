@@ -183,11 +183,10 @@ def test_figures_are_held_against_floors_aims_and_torch(tmp_path: Path) -> None:
     report = Report(tmp_path, judged=True)
     aim = {"aim": ">= 85%", "met": False}
     peers = {"slow": {"seconds": 4e-5}, "fast": {"seconds": 3e-5}, "x": {"reason": "no"}}
-    spilled = {"kernels": ["rms_norm._kernel: 168 registers, 0 spilled"]}
     report.figures = {
         "a": {"key": "a", "seconds": 4e-3, "floor": 3.52e-3, "tokens_per_second": 250.0},
         "b": {"key": "b", "seconds": 2e-5, "floor": 8.4e-6, "bytes": 36_000_000, "flops": 0}
-        | {"peers": peers, **aim, **spilled},
+        | {"peers": peers, **aim},
         "c": {"key": "c", "seconds": 2e-3, "floor": None, "bytes": 0, "flops": 8 * 10**11},
     }
     lines = report.write().splitlines()
@@ -199,7 +198,7 @@ def test_figures_are_held_against_floors_aims_and_torch(tmp_path: Path) -> None:
         ["c", "2.00", "400 TF/s", *[""] * 7],
     ]
     assert lines[-1] == "Aims: 0 met, 1 missed."
-    assert {"b: x: no", "b: rms_norm._kernel: 168 registers, 0 spilled"} <= {*lines}
+    assert "b: x: no" in lines
     assert not report.faulty
     report.figures["b"]["peers"]["x"] = {"differs": "shapes"}
     assert report.faulty

@@ -1,7 +1,6 @@
 """Host time per step: its parts, and the command."""
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -23,32 +22,24 @@ class Busy:
 
 def test_a_part_inside_another_counts_for_itself_alone() -> None:
     busy, clock = Busy(), PartClock()
-    clock.wrap("inner", busy, "inner", "of another version")
+    clock.wrap("inner", busy, "inner")
     clock.wrap("outer", busy, "outer")
     assert busy.outer() == "done"
     assert clock.seconds["inner"] >= 0.04
     assert 0 <= clock.seconds["outer"] < 0.02
-    with pytest.raises(AttributeError, match="has none of first, second"):
-        clock.wrap("part", busy, "first", "second")
 
 
-def test_the_command_prints_every_case_beside_another_checkout(
+def test_the_command_prints_every_case(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_steps, "_ROUNDS", 1)
-    main(["--rows", "1", "3", "--against", str(Path(__file__).parents[3])])
+    main(["--rows", "1", "3"])
     header, _, *lines = capsys.readouterr().out.splitlines()
     columns = [cell.strip() for cell in header.split("|")[2:-1]]
-    assert columns == ["against", "ratio", "step", *PARTS]
+    assert columns == ["step", *PARTS]
     found = {cells[1].strip(): cells[2:-1] for cells in (line.split("|") for line in lines)}
     assert list(found) == [f"{case}, {rows}" for case in CASES for rows in (1, 3)]
     for case, cells in found.items():
         times = dict(zip(columns, map(float, cells), strict=True))
         assert times.pop("add") > 0 or not case.startswith("arrivals, 3")
         assert min(times.values()) > 0
-
-
-def test_another_checkout_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--against", str(tmp_path)])
-    assert "is no checkout" in capsys.readouterr().err

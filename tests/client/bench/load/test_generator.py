@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,43 +12,38 @@ import pytest
 from client.bench.load.generators import Generators, Ran
 from client.bench.load.plan import draw
 from client.bench.load.prompts import PromptSource
-from client.bench.load.record import Target
 from client.bench.load.scrape import Metrics
 from client.bench.load.workload import Lengths, Workload
 from client.bench.measure.cpu import OTHERS, STOLEN
 from client.bench.measure.measurement import Measurement, measurement
 from engine.demo import CHECKPOINT_DIR
-from engine.launch.ports import pick_free
-from tests.client.bench.load.waiting import wait_for_port
+from tests.client.bench.fakes import fake_peer
 
-STUB = Path(__file__).parent / "stub.py"
 PERCENTS = (50, 90, 99)
 FEW = Lengths(2, 6)
 
 
 class Stub:
-    """The stub server in a process of its own."""
+    """A server of known delays."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        (self.port,) = pick_free(1)
         self.log = folder / "log"
-        command = [sys.executable, str(STUB), "--port", str(self.port), "--log", str(self.log)]
-        self.process = subprocess.Popen([*command, *flags])
-        wait_for_port(self.port)
+        times = ("--first=0.4", "--gap=0.1", "--spread=0.5")
+        self.peer = fake_peer(f"--log={self.log}", *times, *flags)
 
     def run(self, workload: Workload, *, processes: int = 0) -> Ran:
-        target = Target("completions", f"http://127.0.0.1:{self.port}/v1", "stub")
         plan = draw(workload, PromptSource(CHECKPOINT_DIR), "seed")
-        with Generators(target, plan, processes=processes) as generators:
+        with Generators(self.peer.target, plan, processes=processes) as generators:
             return generators.run()
 
 
 @pytest.fixture
 def stub(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stub]:
     one = Stub(tmp_path, *getattr(request, "param", ()))
-    yield one
-    one.process.kill()
-    one.process.wait()
+    with one.peer:
+        one.peer.wait_until_ready()
+        one.log.unlink()
+        yield one
 
 
 def _measured(ran: Ran) -> Measurement:

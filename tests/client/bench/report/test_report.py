@@ -15,7 +15,7 @@ from client.bench.report.diff import verdict
 from client.bench.report.html import prepare, write_report
 from client.bench.report.plots import draw
 from client.bench.report.results import Bounds, Results, Session, as_json
-from client.bench.report.tables import cpu_table, server_table, table
+from client.bench.report.tables import tables
 from tests.client.bench.fakes import fake_measurement
 
 
@@ -38,30 +38,33 @@ class TestReport:
     )
 
     def test_rows(self) -> None:
-        rows = self.RESULTS.rows(Bounds())
-        assert [(row.workload, row.server) for row in rows] == [
+        rows = as_json(self.RESULTS, Bounds())["summary"]
+        assert [(row["workload"], row["server"]) for row in rows] == [
             ("W1", "trident"),
             ("W1", "int8"),
             ("W1", "a peer with a long name"),
             ("W2", "trident"),
         ]
         trident, _, peer, last = rows
-        assert (trident.speed.median, trident.speed.min, trident.speed.max) == (75, 50, 100)
-        assert trident.cpu == {"server": 5.0}
-        assert trident.tokens_per_response == 5
-        assert trident.kv_waste == pytest.approx(0.02)  # servers that count nothing do not count
-        assert trident.ratios == {"trident": 1.0, "int8": 2.0}
-        assert not trident.is_disturbed
-        assert trident.start == 3.0
-        assert peer.ratios == {"trident": 4.0, "int8": 8.0}  # of the one round that both completed
-        assert last.ratios == {"trident": 1.0}
-        assert peer.ttft == pytest.approx((0.2, 0.28, 0.298))
-        assert peer.is_disturbed
+        assert trident["speed"] == {"median": 75, "min": 50, "max": 100}
+        assert trident["cpu"] == {"server": 5.0}
+        assert trident["tokens_per_response"] == 5
+        assert trident["kv_waste"] == pytest.approx(0.02)  # servers that count nothing do not count
+        assert trident["ratios"] == {"trident": 1.0, "int8": 2.0}
+        assert not trident["is_disturbed"]
+        assert trident["start"] == 3.0
+        assert peer["ratios"] == {
+            "trident": 4.0,
+            "int8": 8.0,
+        }  # of the one round that both completed
+        assert last["ratios"] == {"trident": 1.0}
+        assert peer["ttft"] == pytest.approx([0.2, 0.28, 0.298])
+        assert peer["is_disturbed"]
 
     def test_the_table_fits_80_columns(self) -> None:
         console = Console(width=80, record=True, file=io.StringIO())
-        for each in (table, server_table, cpu_table):
-            console.print(each(self.RESULTS, Bounds()))
+        for each in tables(as_json(self.RESULTS, Bounds()), 2)[:3]:
+            console.print(each)
         text = console.export_text()
         assert "…" not in text
         for cell in (
@@ -88,9 +91,8 @@ class TestReport:
 class TestFiles:
     def test_report_has_the_table_and_pictures(self, tmp_path: Path) -> None:
         prepare(tmp_path / "report")
-        results = TestReport.RESULTS
-        shown = [table(results, Bounds()), "a <note> [with] marks"]
-        write_report(as_json(results, Bounds()), shown, tmp_path / "report")
+        found = as_json(TestReport.RESULTS, Bounds())
+        write_report(found, [*tables(found, 2), "a <note> [with] marks"], tmp_path / "report")
         page = (tmp_path / "report" / "index.html").read_text()
         assert "a peer with a" in page
         assert "a &lt;note&gt; [with] marks" in page

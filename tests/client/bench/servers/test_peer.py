@@ -25,7 +25,7 @@ class TestPeer:
 
     def test_is_measured(self, source: PromptSource, tmp_path: Path, quiet: list[float]) -> None:
         log = tmp_path / "requests"
-        peer = fake_peer(f"--requests={log}", "--loads=0.4", "--delay=0.01")
+        peer = fake_peer(f"--log={log}", "--loads=0.4", "--first=0.01", "--gap=0.01")
         start, one = measure(peer, self.WORKLOAD, source)
         assert start > 0.4
         assert (one.num_tokens, one.tokens_per_response, one.attempts) == (30, 1, 1)
@@ -48,7 +48,7 @@ class TestPeer:
         self, source: PromptSource, tmp_path: Path, quiet: list[float]
     ) -> None:
         log = tmp_path / "requests"
-        _, one = measure(fake_peer(f"--requests={log}", "--refuse-ids"), self.WORKLOAD, source)
+        _, one = measure(fake_peer(f"--log={log}", "--refuse-ids"), self.WORKLOAD, source)
         assert one.num_tokens == 30
         prompts = [json.loads(line)["prompt"] for line in log.read_text().splitlines()]
         # The first request finds it out, and the generator while it warms the server up.
@@ -79,7 +79,7 @@ class TestPeer:
     ) -> None:
         monkeypatch.setattr(worker, "_ANSWER_TIMEOUT_S", 0.5)
         with pytest.raises(BenchError, match=r"the server has not answered in 0\.5 s"):
-            measure(fake_peer("--delay=0.8"), self.WORKLOAD, source)
+            measure(fake_peer("--first=0.8"), self.WORKLOAD, source)
 
     def test_that_dies_meanwhile_says_why(self, source: PromptSource, quiet: list[float]) -> None:
         with pytest.raises(
@@ -130,7 +130,7 @@ class TestDisturbance:
     ) -> None:
         quiet += [9.0, 0.0]
         log = tmp_path / "requests"
-        _, one = measure(fake_peer(f"--requests={log}"), self.WORKLOAD, source)
+        _, one = measure(fake_peer(f"--log={log}"), self.WORKLOAD, source)
         assert one.attempts == 2
         assert not one.is_disturbed
         prompts = [json.loads(line)["prompt"] for line in log.read_text().splitlines()]

@@ -1,11 +1,10 @@
-"""The table of resources, and the benchmark's record of launched kernels."""
+"""The table of resources."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from engine.bench.gpu.kernels import launches
 from kernels.rms_norm import rms_norm, rms_norm_add
 from tests.aot import resources
 from tests.aot.compiler import Compiled, compiling_for
@@ -13,12 +12,11 @@ from tests.aot.compiler import Compiled, compiling_for
 
 @pytest.fixture(scope="module")
 def compiled() -> list[Compiled]:
-    """Return two specialisations of a kernel, compiled while the benchmark records."""
+    """Return two specialisations of a kernel."""
     x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
-    with compiling_for("sm_90") as found, launches() as launched:
+    with compiling_for("sm_90") as found:
         rms_norm(x, x[0], 1e-5)
         rms_norm_add(x, x, x[0], 1e-5)
-    assert set(launched) == {"rms_norm._kernel"}
     return found
 
 
