@@ -2,7 +2,7 @@
 
 Run as ``python -m engine.demo.format_cost CHECKPOINT [FILE.gguf ...]``. The checkpoint, in floating
 point and with Llama's names, is written in each format and loaded by a process of its own; so are
-the GGUF files (`python -m client.bench.servers.gguf` makes some).
+the GGUF files (`python -m tests.factories.gguf_files` makes some).
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""GGUF files of small checkpoints, written with the package `gguf`."""
+"""GGUF files of checkpoints, written with the package `gguf`.
+
+`python -m tests.factories.gguf_files CHECKPOINT FILE --type q8_0` converts a random checkpoint of
+`trident bench`: llama.cpp's own converter rejects tokenizers that it does not know.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,9 +43,17 @@ _SCALES = {
 
 
 def write_gguf(path: Path, checkpoint: Path, kinds: Sequence[str], **changes: Any) -> None:
+    """As `convert`; the weights of `checkpoint` become those that the file stands for."""
+    floats = convert(path, checkpoint, kinds, **changes)
+    save_file(floats, checkpoint / "model.safetensors", {"format": "pt"})
+
+
+def convert(
+    path: Path, checkpoint: Path, kinds: Sequence[str], **changes: Any
+) -> dict[str, torch.Tensor]:
     """Write the checkpoint in folder `checkpoint` as a GGUF file, with its tokenizer.
 
-    The weights of `checkpoint` become those that the file's blocks stand for.
+    Returns the weights that the file's blocks stand for.
 
     Args:
         kinds: types of the matrices, in turn.
@@ -78,7 +91,7 @@ def write_gguf(path: Path, checkpoint: Path, kinds: Sequence[str], **changes: An
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    save_file(floats, checkpoint / "model.safetensors", {"format": "pt"})
+    return floats
 
 
 def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType, draw: np.random.Generator) -> Any:
@@ -127,8 +140,9 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config["rope_parameters"]
     by_type = "full_attention" in rope
@@ -139,7 +153,7 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
     if "original_max_position_embeddings" in rope:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    writer.add_rope_dimension_count(int(config["head_dim"] * rope.get("partial_rotary_factor", 1)))
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if config.get("attn_logit_softcapping"):
@@ -190,7 +204,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int) -
     writer.add_token_types(types)
     writer.add_eos_token_id(tokens.index(settings["eos_token"]))
     template = checkpoint / "chat_template.jinja"
-    writer.add_chat_template(template.read_text())
+    writer.add_chat_template(
+        template.read_text() if template.exists() else settings["chat_template"]
+    )
 
 
 def _change(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -200,3 +216,17 @@ def _change(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if value is not None:
         kind = gguf.GGUFValueType.get_type(value)
         writer.add_key_value(name, value, kind)
+
+
+def main() -> None:
+    """Entry point of the script."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--type", default="q8_0", choices=("bf16", "q8_0", "q4_0"))
+    given = parser.parse_args()
+    convert(given.out, given.checkpoint, [given.type.upper()])
+
+
+if __name__ == "__main__":
+    main()
