@@ -17,16 +17,11 @@ import torch
 
 from engine.bench import ceilings, floors
 from engine.bench.clock import timed
-from engine.bench.gpu.engine import clear
-from engine.bench.gpu.workload import prompts
+from engine.bench.steps import Steps
 from engine.bench.tables import markdown
-from engine.config import EngineConfig
-from engine.core.engine_core import EngineCore
 from engine.errors import TridentError
 from engine.execution.model_runner import ModelRunner
 from engine.models.fused_layers import FusedLayers
-from engine.protocol import AddRequest
-from engine.token_ids import pack_token_ids
 from kernels.bench.shapes import Shape
 from kernels.cpu.draw import draw_tokens
 
@@ -40,7 +35,7 @@ _WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4": 0.625}
 Parts = dict[str, float]  # seconds
 
 
-class CpuStep:
+class CpuStep(Steps):
     """Decode steps of an engine on a CPU, and steps of one prompt, timed by part.
 
     Args:
@@ -63,17 +58,17 @@ class CpuStep:
         budget = max(_BUDGET, 2 * most, longest_prompt)
         prefill_steps = -(-most * context // (budget - most))  # first ones decode
         decoded = prefill_steps + _WARM_UP_STEPS + _STEPS + most + 8
-        settings = {
-            "model": str(checkpoint),
-            "device": "cpu",
-            "quantization": quantization,
-            "max_num_seqs": most,
-            "max_num_batched_tokens": budget,
-            "max_model_len": max(context + decoded, longest_prompt + 1),
-        }
-        self.core = EngineCore(EngineConfig.parse(settings))
+        super().__init__(
+            {
+                "model": str(checkpoint),
+                "device": "cpu",
+                "quantization": quantization,
+                "max_num_seqs": most,
+                "max_num_batched_tokens": budget,
+                "max_model_len": max(context + decoded, longest_prompt + 1),
+            }
+        )
         self._quantization = quantization
-        self._uid = 0
         runner = self.core._runner
         assert isinstance(runner, ModelRunner)
         self._model = runner.model
@@ -95,12 +90,8 @@ class CpuStep:
         Raises:
             ValueError: the KV cache cannot hold so many sequences of `context` tokens.
         """
-        self._add([context] * batch, seed=batch, max_tokens=2**20)
-        while len(self.core.step()) < batch:
-            if not self.core.has_unfinished_requests():
-                raise ValueError(f"no room in the KV cache for {batch} sequences of {context}")
-        for _ in range(_WARM_UP_STEPS):
-            self.core.step()
+        self.fill(batch, context)
+        self.run(_WARM_UP_STEPS, batch)
         step, parts = self._steps(_STEPS)
         with torch.inference_mode():
             hidden = torch.randn(batch, self._shape.hidden).to(torch.bfloat16)
@@ -109,7 +100,7 @@ class CpuStep:
             columns = (zeros, zeros.int(), zeros + 1, zeros, zeros)
             parts["lm_head"] = timed(head).median
             parts["draw"] = timed(partial(draw_tokens, head(), *columns)).median
-        clear(self.core)
+        self.clear()
         return step, parts
 
     def measure_prompt(self, length: int) -> tuple[float, Parts]:
@@ -119,9 +110,9 @@ class CpuStep:
         """
         found = []
         for seed in range(_PROMPTS):
-            self._add([length], seed=seed, max_tokens=1)
+            self.add([length], seed=seed, max_tokens=1)
             found.append(self._steps(1))
-            clear(self.core)
+            self.clear()
         return min(found, key=lambda each: each[0])
 
     def decode_floors(self, batch: int, context: int, limits: floors.Ceilings) -> Parts:
@@ -162,13 +153,6 @@ class CpuStep:
             self.core.step()
         step = (time.perf_counter() - start) / count
         return step, {part: each / count for part, each in self._layers.take_seconds().items()}
-
-    def _add(self, lengths: list[int], *, seed: int, max_tokens: int) -> None:
-        params = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
-        for prompt in prompts(lengths, self._shape.vocab, seed=seed):
-            request = AddRequest(self._uid, pack_token_ids(prompt), params, stream=True)
-            self.core.add_request(request)
-            self._uid += 1
 
 
 def report(

@@ -7,7 +7,6 @@ whichever takes longer. Everything else is assumed to be free.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from kernels.bench.shapes import Shape
 
@@ -48,20 +47,3 @@ def prefill_seconds(shape: Shape, lengths: Sequence[int], ceilings: Ceilings) ->
     return step_seconds(
         shape, ceilings, rows=tokens, sampled=len(lengths), keys=tokens, pairs=pairs
     )
-
-
-def offline_seconds(shape: Shape, requests: Sequence[tuple[int, int]], ceilings: Ceilings) -> float:
-    """Return the floor of completing all requests, (input tokens, output tokens), at once.
-
-    All prompts are prefilled first, then every step decodes all unfinished sequences.
-    """
-    running = sorted(requests, key=lambda request: request[1])
-    seconds = prefill_seconds(shape, [length for length, _ in running], ceilings)
-    tokens, left = sum(length for length, _ in running), len(running)
-    done = 1  # prefill gives every sequence its first token
-    for outputs, group in groupby(running, key=lambda request: request[1]):
-        for step in range(done, outputs):
-            seconds += decode_seconds(shape, left, tokens + left * step, ceilings)
-        ended = [length for length, _ in group]
-        done, left, tokens = max(done, outputs), left - len(ended), tokens - sum(ended)
-    return seconds

@@ -50,7 +50,7 @@ def _floor(figures: Figures, ceilings: floors.Ceilings) -> float:
 class KernelSession:
     """Measures cases one by one."""
 
-    def __init__(self, device: torch.device, deadline: float) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device, self._compile_seconds = device, _COMPILE_SECONDS
         gc.freeze()  # each graph capture runs the garbage collector
 

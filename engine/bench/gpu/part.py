@@ -37,7 +37,7 @@ class Group:
 
     Attributes:
         kind: its name in `--only`.
-        session: from a device and a deadline, by time.time(); its `clear` follows each part.
+        session: from a device; its `clear` follows each part.
         compile: leaves the kernels of some of the parts in Triton's cache.
         shares: processes to compile in.
     """
@@ -45,6 +45,6 @@ class Group:
     name: str
     kind: str
     parts: Sequence[Part]
-    session: Callable[[torch.device, float], Any]
+    session: Callable[[torch.device], Any]
     compile: Callable[[torch.device, Sequence[Part]], None]
     shares: int = 1

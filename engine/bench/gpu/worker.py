@@ -20,8 +20,8 @@ import torch
 
 from engine.bench import ceilings
 from engine.bench.gpu import engine, kernels
+from engine.bench.gpu.engine import FULL, SMALL
 from engine.bench.gpu.part import Figures, Group, Part
-from engine.bench.gpu.workload import FULL, SMALL
 from kernels.bench.shapes import SHAPES, TINY
 
 CEILINGS = "ceilings"  # the group without parts: the ceilings themselves
@@ -44,7 +44,7 @@ def measure(
     """
     left = [part for part in group.parts if part.key not in request["done"]]
     say({"key": left[0].key, "begins": True})
-    session = group.session(device, request["deadline"])
+    session = group.session(device)
     for part in left:
         if time.time() > request["deadline"]:
             return

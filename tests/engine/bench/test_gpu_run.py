@@ -14,15 +14,13 @@ import torch
 from engine.bench import ceilings
 from engine.bench.__main__ import main
 from engine.bench.gpu import run, worker
-from engine.bench.gpu.engine import EngineSession
+from engine.bench.gpu.engine import SMALL, EngineSession
 from engine.bench.gpu.kernels import KernelSession
 from engine.bench.gpu.part import Figures
 from engine.bench.gpu.report import Report
 from engine.bench.gpu.run import REPLAYED, ROOT, files_of_tests
 from engine.bench.gpu.worker import groups
-from engine.bench.gpu.workload import SMALL
 from kernels.bench.case import Call, Case, Work
-from kernels.bench.shapes import TINY
 from tests.gpu.replays.models import models
 
 CPU = torch.device("cpu")
@@ -48,25 +46,19 @@ def test_every_part_of_the_engine_is_measured() -> None:
         # Sequences that were computed first have got tokens while the last ones were.
         assert 0 <= figures["context"] - SMALL.context <= batch
         assert figures["tokens_per_second"] == pytest.approx(batch / figures["seconds"])
-    offline = found[f"tiny offline, {SMALL.sequences} sequences"]
-    total = sum(most for _, most in SMALL.offline(TINY.vocab))
-    assert offline["tokens_per_second"] * offline["seconds"] == pytest.approx(total)
     assert figures_of_engine(deadline=0.0) == {}
 
 
 def test_a_part_that_fails_leaves_the_engine_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(session: EngineSession, batch: int) -> Figures:
-        session._add([1, 2, 3], 50)
-        session.core.step()
+        session.steps.add([3], seed=0)
+        session.steps.core.step()
         raise RuntimeError("broken\nand more")
 
     # Parts hold the functions of the class.
     monkeypatch.setattr(EngineSession.decode, "__code__", broken.__code__)
     for key, figures in figures_of_engine().items():
         assert figures.get("reason") == ("RuntimeError: broken" if "decode" in key else None)
-    session = EngineSession(TINY, SMALL, CPU, deadline=0.0)
-    with pytest.raises(TimeoutError, match="no time was left"):
-        session.offline()
 
 
 def _case(**fields: Any) -> Case:
@@ -79,7 +71,7 @@ def _case(**fields: Any) -> Case:
 
 
 def test_a_form_that_computes_something_else_gets_no_figure() -> None:
-    session = KernelSession(CPU, 0.0)
+    session = KernelSession(CPU)
     figures = session.measure(_case())
     assert figures["seconds"] > 0
     assert figures["bytes"] == 16
@@ -138,7 +130,7 @@ def test_what_fails_dies_or_hangs_leaves_all_else(
     assert dies[0] == "ended with -6"
     assert "::test_z" in dies[1]
     figures = content["figures"]
-    assert [figures[key].get("seconds") for key in KEYS] == [1.0, None, None, 1.0, 1.0, 1.0]
+    assert [figures[key].get("seconds") for key in KEYS] == [1.0, None, None, 1.0, 1.0]
     assert "ended with -9" in figures[KEYS[1]]["reason"]
     assert "ended with -6" in figures[KEYS[2]]["reason"]
     assert f"{KEYS[1]}: its process ended" in (out / "report.md").read_text()

@@ -8,7 +8,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.bench import floors
 from engine.bench.checkpoint import write_checkpoint
-from engine.bench.gpu.workload import FULL
 from engine.models.build import build_model
 from engine.models.registry import read_model_spec
 from engine.models.tensor_names import LLAMA_NAMES
@@ -73,24 +72,3 @@ def test_floors_of_prefills() -> None:
     for lengths, expected in (([8192], 167), ([1024] * 8, 147.5)):
         found = 1e3 * floors.prefill_seconds(LLAMA_8B, lengths, CEILINGS)
         assert found == pytest.approx(expected, abs=0.5)
-
-
-def test_the_offline_floor_is_the_sum_of_its_steps() -> None:
-    requests = [(100, 1), (7, 3), (50, 3), (20, 5)]
-    running = {1: [7, 50, 20], 2: [7, 50, 20], 3: [20], 4: [20]}  # tokens in, by step
-    steps = [
-        floors.decode_seconds(QWEN_0_5B, len(left), sum(left) + step * len(left), CEILINGS)
-        for step, left in running.items()
-    ]
-    first = floors.prefill_seconds(QWEN_0_5B, [100, 7, 50, 20], CEILINGS)
-    found = floors.offline_seconds(QWEN_0_5B, requests, CEILINGS)
-    assert found == pytest.approx(first + sum(steps))
-
-
-def test_the_offline_workload_is_nano_vllms() -> None:
-    requests = FULL.offline(QWEN_0_5B.vocab)
-    assert len(requests) == 256
-    assert sum(max_tokens for _, max_tokens in requests) == 133_966  # as its README prints
-    lengths = [(len(prompt), max_tokens) for prompt, max_tokens in requests]
-    seconds = floors.offline_seconds(QWEN_0_5B, lengths, CEILINGS)
-    assert 133_966 / seconds == pytest.approx(183e3, rel=0.01)

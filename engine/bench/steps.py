@@ -1,0 +1,58 @@
+"""Steps: an engine that runs sequences of random tokens, step by step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.protocol import AddRequest
+from engine.token_ids import pack_token_ids
+
+
+class Steps:
+    """An engine with these settings, alone in this process."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.core = EngineCore(EngineConfig.parse(settings))
+        self._uid = 0
+
+    def add(self, lengths: Sequence[int], *, seed: int, max_tokens: int = 2**20) -> None:
+        """Add prompts of these lengths without common prefixes, to be answered greedily."""
+        draw = random.Random(seed)
+        params = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+        for length in lengths:
+            prompt = draw.choices(range(self.core.ready.vocab_size), k=length)
+            self._uid += 1
+            self.core.add_request(
+                AddRequest(self._uid, pack_token_ids(prompt), params, stream=True)
+            )
+
+    def fill(self, batch: int, context: int) -> None:
+        """Add `batch` sequences of `context` tokens, and step until all decode together.
+
+        The first ones decode while the last ones prefill.
+
+        Raises:
+            ValueError: the KV cache cannot hold so many.
+        """
+        self.add([context] * batch, seed=batch)
+        while len(self.core.step()) < batch:
+            if not self.core.has_unfinished_requests():
+                raise ValueError(f"no room in the KV cache for {batch} sequences of {context}")
+
+    def run(self, count: int, batch: int) -> None:
+        """Run steps, each of which gives `batch` sequences a token."""
+        for _ in range(count):
+            assert len(self.core.step()) == batch, "a sequence has got no token, or ended"
+
+    def clear(self) -> None:
+        """Abort unfinished requests, and assert that no block has leaked."""
+        for uid in list(self.core.scheduler.unfinished):
+            self.core.abort(uid)
+        while self.core.has_unfinished_requests():
+            self.core.step()
+        self.core.check_integrity()
+        self.core.check_idle()
