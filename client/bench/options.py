@@ -1,205 +1,110 @@
-"""What the options of `trident bench` choose: workloads and servers."""
+"""The options of `trident bench`."""
 
-from __future__ import annotations
-
-import json
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
-
-from client.bench.comparison import Comparison
-from client.bench.errors import BenchError
-from client.bench.load.lengths import Lengths, numbers
-from client.bench.load.workload import BY_NAME, GROUPS, Workload, named
-from client.bench.load.workload import tiny as in_small
-from client.bench.report.html import prepare, write_report
-from client.bench.report.results import Bounds, as_json
-from client.bench.report.tables import tables
-from client.bench.servers.arguments import all_named
-from client.bench.servers.engine_alone import EngineAlone
-from client.bench.servers.external import External
-from client.bench.servers.peer import Peer, PeerCommand, parse_peers
-from client.bench.servers.random_checkpoint import random_checkpoint
-from client.bench.servers.server import Server
-from client.bench.servers.trident import ENGINE, TRIDENT, WAYS, Trident, parse_variants
-from client.commands.server_display import stopped_by_signals
-from engine.hub import resolve_checkpoint
-
-_BASELINES = ("none", "static", "continuous")
-_PER_STREAM = 4  # requests of a stream, unless told
-_REQUESTS = 100  # of an open loop, unless told
-_FASTEST = 500  # requests that are answered per second at most
+import typer
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `trident bench`, as they are given."""
+    """As they are given."""
 
-    workload: str | None
-    concurrency: str
-    rate: str
-    evenly: bool
-    trace: Path | None
-    requests: int | None
-    duration: float | None
-    prompt_tokens: str
-    max_tokens: str
-    shared_tokens: int
-    turns: int
-    n: int
-    temperature: float
-    url: list[str] | None
-    metrics_url: str
-    model_name: str
-    through: str
-    trident: list[str] | None
-    peer: list[str] | None
-    baseline: str
-    model: str | None
-    random_model: str
-    rounds: int
-    processes: int
-    goodput: str
-    tiny: bool
-    json: Path | None
-    report: Path | None
-
-    def workloads(self) -> list[Workload]:
-        """Return those that are named, and one for each rate or number of streams.
-
-        Raises:
-            BenchError: an option is wrong; names it.
-        """
-        base = Workload(
-            "trace" if self.trace is not None else "",
-            self.requests or _REQUESTS,
-            Lengths.parse("--prompt-tokens", self.prompt_tokens),
-            Lengths.parse("--max-tokens", self.max_tokens),
-            turns=self.turns,
-            poisson=not self.evenly,
-            shared=self.shared_tokens,
-            history=self.turns > 1,
-            n=self.n,
-            temperature=self.temperature,
-            trace=self.trace,
-            duration=self.duration,
-        )
-        found = [] if self.workload is None else named(self.workload)
-        if self.trace is not None:
-            found.append(base)
-        for each in numbers("--rate", self.rate):
-            found.append(replace(base, name=f"{each:g}/s", rate=each))
-        for each in numbers("--concurrency", self.concurrency):
-            if each != int(each):
-                raise BenchError(f"--concurrency: must be whole numbers (got {each:g})")
-            # With a duration it ends by time: more sessions than are answered until then.
-            more = _PER_STREAM * each if self.duration is None else each + _FASTEST * self.duration
-            count = self.requests or int(more)
-            found.append(
-                replace(base, name=f"{each:g} streams", concurrency=int(each), sessions=count)
-            )
-        if not found:
-            raise BenchError("--workload, --concurrency, --rate or --trace: give one of them")
-        return [in_small(each) for each in found] if self.tiny else found
-
-    def checkpoint(self, console: Console) -> Path:
-        """Return the folder of the checkpoint that all serve, or whose tokenizer makes prompts."""
-        if self.model is None and not self.url and not self.tiny:
-            return random_checkpoint(self.random_model, console)
-        return resolve_checkpoint(self.model or "demo", weights=False)
-
-    def servers(self, model: Path) -> tuple[list[Server], list[Server]]:
-        """Return Tridents and their peers on a checkpoint.
-
-        Raises:
-            BenchError, ServerStartError: an option is wrong; names it.
-        """
-        if self.url:
-            return [], [
-                External(name, url, model=self.model_name, metrics_url=self.metrics_url)
-                for name, url in all_named("--url", self.url).items()
-            ]
-        ways = self.through.split(",")
-        if unknown := [way for way in ways if way not in (ENGINE, *WAYS)]:
-            raise BenchError(f"--through: {unknown[0]!r} is none of {', '.join((ENGINE, *WAYS))}")
-        variants = parse_variants(self.trident or [])
-        names = [TRIDENT if len(ways) == 1 else f"{TRIDENT}-{way}" for way in ways]
-        tridents = [
-            *(_trident(model, {}, *each) for each in zip(names, ways, strict=True)),
-            *(_trident(model, each, name, ways[0]) for name, each in variants.items()),
-        ]
-        peers = parse_peers(self.peer or [], taken=[*names, *variants])
-        peers += [_baseline(each) for each in self.baseline.split(",") if each]
-        return tridents, [Peer(peer, model) for peer in peers]
-
-    def bounds(self) -> Bounds:
-        """Return what goodput demands."""
-        found = numbers("--goodput", self.goodput)
-        if len(found) != 2:
-            raise BenchError(f"--goodput: must be two numbers (got {self.goodput!r})")
-        return Bounds(*found)
-
-
-def _trident(model: Path, settings: Mapping[str, str], name: str, way: str) -> Server:
-    if way == ENGINE:
-        return EngineAlone(model, settings, name=name)
-    return Trident(model, settings, name=name, way=way)
-
-
-def _baseline(batching: str) -> PeerCommand:
-    if batching not in _BASELINES:
-        raise BenchError(f"--baseline: {batching!r} is none of {', '.join(_BASELINES)}")
-    module = (sys.executable, "-m", "client.bench.servers.baseline")
-    return PeerCommand(
-        f"transformers, {batching}",
-        (*module, "{model}", "--port", "{port}", "--batching", batching),
-    )
-
-
-def list_workloads() -> str:
-    """Return the names of all workloads, and what they ask."""
-    lines = (f"  {name:17} {each.description}" for name, each in BY_NAME.items())
-    groups = (f"  {name:17} {', '.join(w.name for w in each)}" for name, each in GROUPS.items())
-    return "\n".join(("Workloads:", *lines, "", "Groups:", *groups))
-
-
-def run(options: Options, console: Console) -> bool:
-    """Measure, print the tables, and write the files.
-
-    Returns:
-        whether all figures of Trident were measured; peers are optional, unless alone.
-
-    Raises:
-        BenchError, ServerStartError: the message says what to do.
-        KeyboardInterrupt: after printing what was measured.
-    """
-    workloads, bounds = options.workloads(), options.bounds()
-    model = options.checkpoint(console)
-    tridents, others = options.servers(model)
-    if options.json is not None:  # now, as a measurement of minutes must not be lost
-        try:
-            options.json.touch()
-        except OSError as error:
-            raise BenchError(f"--json: cannot write {options.json}: {error.strerror}") from None
-    if options.report is not None:
-        prepare(options.report)
-    with stopped_by_signals():
-        results = Comparison(
-            *(tridents, others, model, workloads, options.rounds, console),
-            processes=options.processes,
-        ).run()
-    found = as_json(results, bounds)
-    console.print(f"The checkpoint is {model}", highlight=False, markup=False, soft_wrap=True)
-    shown = tables(found, options.rounds)
-    for each in shown:
-        console.print(each, highlight=False, markup=False, soft_wrap=isinstance(each, str))
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    if options.report is not None:
-        write_report(found, shown, options.report)
-    if results.interrupted:
-        raise KeyboardInterrupt
-    return not any(server.name in results.failures for server in tridents or others)
+    workload: Annotated[
+        str | None,
+        typer.Option(help="Names or groups, between commas; without options all are listed."),
+    ] = None
+    concurrency: Annotated[
+        str, typer.Option(help="Numbers of streams, a workload each: 1,16,64.")
+    ] = ""
+    rate: Annotated[
+        str, typer.Option(help="Requests or sessions per second, a workload each: 0.5,2.")
+    ] = ""
+    evenly: Annotated[
+        bool, typer.Option("--evenly", help="With --rate: equally far apart, not at random.")
+    ] = False
+    trace: Annotated[
+        Path | None, typer.Option(help="A file of requests with their times, in Mooncake's form.")
+    ] = None
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests, or sessions; default: 4 per stream, or 100."),
+    ] = None
+    duration: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds after which no request is sent.")
+    ] = None
+    prompt_tokens: Annotated[
+        str, typer.Option(help="Of each prompt: N, LOW-HIGH or lognormal:MEDIAN:SIGMA.")
+    ] = "128"
+    max_tokens: Annotated[str, typer.Option(help="Of each answer, exactly; the same.")] = "64"
+    shared_tokens: Annotated[
+        int, typer.Option(min=0, help="Of the prompt, the same for all requests.")
+    ] = 0
+    turns: Annotated[
+        int, typer.Option(min=1, help="Of each session; a turn repeats all before it.")
+    ] = 1
+    n: Annotated[int, typer.Option("--n", min=1, help="Answers per request.")] = 1
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL",
+            help="A server that runs: http://HOST:PORT/v1 of OpenAI's API, /v1/chat to ask for "
+            "chats, or of Trident grpc://HOST:PORT or http://HOST:PORT/v2. Trident is not started.",
+        ),
+    ] = None
+    metrics_url: Annotated[
+        str, typer.Option(help="With --url: where the server's metrics are read.")
+    ] = ""
+    model_name: Annotated[
+        str, typer.Option(help="With --url: its model; default: the first that it lists.")
+    ] = ""
+    through: Annotated[
+        str,
+        typer.Option(
+            help="Ways to Trident, between commas: grpc, http, completions, chat, or engine: in "
+            "process, without a server."
+        ),
+    ] = "grpc"
+    trident: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SETTING=VALUE",
+            help="Also measure Trident with other settings; separate several by spaces.",
+        ),
+    ] = None
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COMMAND",
+            help="Another server: {model} is the checkpoint's folder, {port} a free port. "
+            "May be given several times.",
+        ),
+    ] = None
+    baseline: Annotated[
+        str,
+        typer.Option(help="Also transformers: none (one at a time), static, continuous batching."),
+    ] = ""
+    model: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint folder, hub id, or demo, instead of a random one."),
+    ] = None
+    random_model: Annotated[
+        str,
+        typer.Option(help="The random checkpoint: a size of engine.demo.random_checkpoint."),
+    ] = "0.4b-tied"
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements per server, in turns.")] = 3
+    processes: Annotated[
+        int, typer.Option(min=0, help="Of the load generator; 0: as many as it needs.")
+    ] = 0
+    goodput: Annotated[
+        str, typer.Option(help="Bounds of goodput: seconds to the first token, and per token.")
+    ] = "2,0.2"
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Check the setup, on the bundled model and a few tokens.")
+    ] = False
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report to this folder: HTML, PNG plots, JSON.")
+    ] = None

@@ -75,9 +75,6 @@ class Paged:
 
 
 def _decode(lengths: list[int], heads: Heads, device: torch.device) -> Work:
-    # Takes a second, which only the processes that measure it should spend.
-    from torch.nn.attention.flex_attention import flex_attention
-
     paged = Paged(lengths, heads, device)
     (key_cache, value_cache), (keys, values) = paged.caches, paged.dense
     query = randn(len(lengths), heads.heads, heads.dim, dtype=heads.dtype, device=device, seed=2)
@@ -96,9 +93,6 @@ def _decode(lengths: list[int], heads: Heads, device: torch.device) -> Work:
             **paged.scales,
         ),
         peers={"sdpa": partial(_packed, query, keys, values, mask, scale)},
-        compiled=None
-        if mask is not None
-        else partial(_flex, flex_attention, query, keys, values, scale),
         bytes=sum(lengths) * heads.kv_bytes + 2 * numel_bytes(query),
     )
 
@@ -110,11 +104,6 @@ def _packed(
     q = query.unflatten(1, (keys.shape[1], -1))
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
     return out.flatten(1, 2)
-
-
-def _flex(attend: Any, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    out: Tensor = attend(query.unsqueeze(2), keys, values, scale=scale, enable_gqa=True)
-    return out.squeeze(2)
 
 
 def _plan(rows: int, kv_heads: int, device: torch.device) -> Work:
@@ -178,7 +167,6 @@ def _case(
     *,
     aim: Aim | None,
     block_size: int = 16,
-    compile: bool = False,
 ) -> Case:
     float8 = "fp8" in name
     sizes = (model.heads, model.kv_heads, model.head_dim, torch.bfloat16)
@@ -193,7 +181,6 @@ def _case(
         {key: size, **heads},
         {key: tiny, "heads": Heads(6, 2, 64, dtype, float8, block_size)},
         aim=aim,
-        compile=compile,
     )
 
 
@@ -213,7 +200,6 @@ _DECODE = [
             *("paged_decode", f"{kind}{count} x {length // 1024}k", model),
             *([length] * count, [70, 70]),
             aim=_decode_aim(model, count, length),
-            compile=model is LLAMA_8B and not kind and (count, length) in ((64, 1024), (1, 8192)),
         )
         for model, kind, sizes in (
             (LLAMA_8B, "", _MANY),

@@ -17,7 +17,11 @@ def player(label: str, device: torch.device) -> Player:
     return Player(models(tiny=device.type == "cpu")[label], device)
 
 
-@pytest.mark.parametrize("first", range(0, _EPISODES, _IN_TEST))
+@pytest.mark.parametrize(
+    "first",
+    range(0, _EPISODES, _IN_TEST),
+    ids=lambda first: f"{'first' if first < _EPISODES // 2 else 'second'}-{first}",
+)
 @pytest.mark.parametrize("label", models())
 def test_every_run_of_a_step_gives_the_same_bits(
     label: str, first: int, device: torch.device

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -101,8 +102,10 @@ class Run:
             status = _end(_start([*_PYTEST, *arguments], out), deadline)
         lines = log.read_text(errors="replace").splitlines() or [""]
         failures = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
-        if status not in (0, 1, 5):  # 5: all of its tests were left out
-            begun = next((line for line in reversed(lines) if "::" in line), "")
+        begun = next((line for line in reversed(lines) if "::" in line), "")
+        if status is None:
+            lines.append(f"no time was left after {begun}")
+        elif status not in (0, 1, 5):  # 5: all of its tests were left out
             failures.append(f"FAILED {name}: ended with {status}: {begun}")
             lines.append(f"ended with {status}")
         self.report.tests[name] = [lines[-1].strip("= "), *failures]
@@ -143,7 +146,8 @@ def files_of_tests(*, tiny: bool) -> list[list[str]]:
     ]
     replays = "tests/gpu/test_replays.py"
     files.remove(replays)
-    return [*([replays, "-k", label] for label in REPLAYED), *([file] for file in files)]
+    halves = [f"{label} and {half}" for label in REPLAYED for half in ("first", "second")]
+    return [*([replays, "-k", half] for half in halves), *([file] for file in files)]
 
 
 def _start(command: Sequence[str], out: int | IO[str]) -> subprocess.Popen[str]:
@@ -159,13 +163,14 @@ def _start(command: Sequence[str], out: int | IO[str]) -> subprocess.Popen[str]:
     )
 
 
-def _end(process: subprocess.Popen[str], deadline: float) -> int:
-    """Return its status when it has ended; ends it at the deadline."""
+def _end(process: subprocess.Popen[str], deadline: float) -> int | None:
+    """Return its status when it has ended; at the deadline end it, and return None."""
     try:
         return process.wait(max(deadline - time.time(), 0))
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.wait()
+        process.wait()
+        return None
 
 
 def _rows(
@@ -187,7 +192,8 @@ def _rows(
     ):
         assert process.stdin is not None
         assert process.stdout is not None
-        print(json.dumps(request), file=process.stdin, flush=True)
+        with suppress(BrokenPipeError), process.stdin:  # it has ended, which its output shows too
+            process.stdin.write(json.dumps(request) + "\n")
         while True:
             limit = max(min(_HUNG_S, deadline - time.time() + 15), 0.1)
             timer = Timer(limit, process.kill)

@@ -105,6 +105,7 @@ for number, key in enumerate({keys}):
 """
 PASSES = "def test_x(): pass\n"
 FAILS = "def test_y():\n    assert 1 == 2\n"
+SLEEPS = "import time\ndef test_s(): time.sleep(60)\n"
 DIES = "import os\ndef test_z():\n    print('last words', flush=True); os.abort()\n"
 
 
@@ -146,6 +147,18 @@ def test_a_process_that_cannot_begin_is_told(
     assert {each["reason"] for each in figures.values()} == {"its process has died"}
     assert main(["--tiny", "--minutes", "0.01", "--only", "engine", "--out", str(tmp_path)]) == 0
     assert f"{KEYS[0]}: no time was left" in (tmp_path / "report.md").read_text()
+
+
+def test_what_runs_at_the_end_of_the_time_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "test_sleeps.py"
+    file.write_text(SLEEPS)
+    monkeypatch.setattr(run, "files_of_tests", lambda tiny: [[str(file)]])
+    monkeypatch.setattr(run, "_WORKER", (sys.executable, "-c", ""))
+    monkeypatch.setattr(run, "_LEAST_S", 0.0)
+    assert main(["--tiny", "--minutes", "0.1", "--only", "tests", "--out", str(tmp_path)]) == 0
+    assert "no time was left after ::test_s" in (tmp_path / "report.md").read_text()
 
 
 def test_every_file_of_tests_is_run() -> None:
