@@ -19,7 +19,7 @@ log = logging.getLogger("trident.engine")
 # Between two frames with outputs, for each row of the first one: a row costs the stub about 3 us in
 # the process that also sends the responses, so that frames take a twentieth of its time.
 _INTERVAL_PER_ROW_S = 60e-6
-_MOST_INTERVAL_S = 0.02  # no token waits longer here; responses of so many are 0.1 s apart and more
+_MOST_INTERVAL_S = 0.06  # of 1,000 rows, whose responses are 0.3 s apart and more
 
 T = TypeVar("T")
 EngineChannel = Channel[FromEngine, ToEngine]
@@ -30,7 +30,7 @@ class Writer:
     """Sends from its own thread, so that the engine loop never waits for the socket.
 
     Outputs that were queued while one frame was sent are merged into the next one, in which each
-    sequence has one row. Frames with outputs of many sequences keep an interval, 20 ms at most, so
+    sequence has one row. Frames with outputs of many sequences keep an interval, 60 ms at most, so
     that fast steps share a frame.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
 import time
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 
 import psutil
 
-# Share of the cores that responses may take. They begin with the least, which they have even where
-# the engine could use every core, and get what is idle but for a rest.
+# Share of the cores that responses may take. They begin with the most, so that the first users are
+# answered as later ones are, and get what is idle but for a rest. The least they have even where
+# the engine could use every core.
 _LEAST_SHARE, _MOST_SHARE = 0.25, 0.9
 _REST = 0.1
 
@@ -20,7 +22,7 @@ _MOST_INTERVAL_S = 1.0  # a reader takes a longer pause for a fault
 _MEASURING_S = 0.5
 _LEAST_RESPONSES = 100  # that a measurement needs: below, the processes' other work counts
 _GUESS_S = 0.5e-3  # cost of a response before it has been measured
-_SMOOTHING = 0.5  # weight of the newest measurement
+_NUM_MEASUREMENTS = 8  # of the last ones the least holds: new requests cost their stages too
 _BOUNDS_S = (0.05e-3, 5e-3)
 
 
@@ -76,7 +78,7 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Measure the cost of responses from the CPU `times`."""
-        self._share = _LEAST_SHARE
+        self._share = _MOST_SHARE
         self._times = times
         self._num_cores = num_cores
         self._clock = clock
@@ -84,7 +86,8 @@ class Pace:
         self._num_responses = 0  # since the measurement began
         self._began = clock()
         self._before = StageTimes(0.0, {}, 0.0)
-        self._cost = _GUESS_S  # of a response, in all processes together
+        # Of a response, in all processes together.
+        self._costs = collections.deque([_GUESS_S], maxlen=_NUM_MEASUREMENTS)
 
     def count_response(self) -> None:
         """Count a response that has been sent, and measure once in a while."""
@@ -101,7 +104,7 @@ class Pace:
 
     def interval_s(self, num_streams: int) -> float:
         """Return the seconds between two responses of each of `num_streams`."""
-        interval_s = num_streams * self._cost / (self._share * self._num_cores)
+        interval_s = num_streams * min(self._costs) / (self._share * self._num_cores)
         return min(max(interval_s, _LEAST_INTERVAL_S), _MOST_INTERVAL_S)
 
     def _learn(
@@ -112,8 +115,7 @@ class Pace:
         used = after.server - before.server
         used += sum(after.stubs.values()) - sum(before.stubs.values())
         low, high = _BOUNDS_S
-        cost = min(max(used / num_responses, low), high)
-        self._cost = (1 - _SMOOTHING) * self._cost + _SMOOTHING * cost
+        self._costs.append(min(max(used / num_responses, low), high))
         idle = (after.idle - before.idle) / (seconds * self._num_cores)
         self._share = min(max(self._share + idle - _REST, _LEAST_SHARE), _MOST_SHARE)
 

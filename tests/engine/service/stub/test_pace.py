@@ -49,7 +49,8 @@ def machine() -> Machine:
 
 def test_before_a_measurement_a_guess_holds(machine: Machine) -> None:
     assert machine.pace.interval_s(1) == 0.004
-    assert machine.pace.interval_s(100) == pytest.approx(0.1)  # 500 per core and second
+    # 1.8 cores carry 3,600 per second.
+    assert machine.pace.interval_s(100) == pytest.approx(100 / 3600)
 
 
 def test_what_responses_cost_sets_the_interval(machine: Machine) -> None:
@@ -78,7 +79,16 @@ def test_a_token_waits_no_longer_than_the_bound(machine: Machine) -> None:
 
 def test_few_responses_tell_nothing(machine: Machine) -> None:
     machine.run(30, 50, server=10e-3, stubs=(1e-3, 1e-3))
-    assert machine.pace.interval_s(100) == pytest.approx(0.1)
+    assert machine.pace.interval_s(100) == pytest.approx(100 / 3600)
+
+
+def test_what_new_requests_cost_the_stages_is_no_cost_of_responses(machine: Machine) -> None:
+    machine.run(12)
+    before = machine.pace.interval_s(64)
+    machine.run(3, server=2e-3, stubs=(2e-3, 0.15e-3))
+    assert machine.pace.interval_s(64) == pytest.approx(before, rel=0.01)
+    machine.run(2, server=2e-3, stubs=(2e-3, 0.15e-3))  # it has lasted: it is their cost
+    assert machine.pace.interval_s(64) == pytest.approx(10.4 * before, rel=0.02)
 
 
 def test_a_stub_that_is_started_again_is_no_measurement(machine: Machine) -> None:
