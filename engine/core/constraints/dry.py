@@ -51,6 +51,8 @@ class Dry:
             return Breakers(texts, text_of)
 
         self._breakers = breakers
+        # The sequences of a request begin alike.
+        self._of_prompt = lru_cache(_MAX_KEPT)(_of_prompt)
 
     def validate(self, args: object) -> None:
         """The fields have been checked with all others of the request."""
@@ -62,7 +64,7 @@ class Dry:
     def _adjust(self, row: ProcessorRow) -> Penalties | None:
         args: DryArgs = row.args
         if row.state is None:
-            row.state = Repetitions(args.last_n, self._breakers(args.breakers))
+            row.state = Repetitions(args.last_n, self._breakers(args.breakers), self._of_prompt)
         state: Repetitions = row.state
         # Beyond this exponent every penalty is the largest; with base 1 it makes no difference.
         grows = math.log(args.base)
@@ -121,10 +123,13 @@ class Repetitions:
     where a repetition is.
     """
 
-    def __init__(self, last_n: int, breakers: Breakers) -> None:
-        """Look at the last `last_n` tokens alone."""
+    def __init__(
+        self, last_n: int, breakers: Breakers, of_prompt: Callable[[bytes], NDArray[np.int32]]
+    ) -> None:
+        """Look at the last `last_n` tokens alone; `of_prompt`: `common_suffixes` of bytes."""
         self._last_n = last_n
         self._breakers = breakers
+        self._of_prompt = of_prompt
         self._num_tokens = 0
         # How many of the last tokens are also those up to place p: at p + 1.
         self._lengths = np.zeros(1, dtype=np.int32)
@@ -189,7 +194,9 @@ class Repetitions:
             self._lengths = longer
         if not self._num_tokens:
             start, self._num_tokens = self._start(len(token_ids)), len(token_ids)
-            self._lengths[start + 1 : len(token_ids) + 1] = _of_prompt(token_ids[start:].tobytes())
+            self._lengths[start + 1 : len(token_ids) + 1] = self._of_prompt(
+                token_ids[start:].tobytes()
+            )
         for count in range(self._num_tokens + 1, len(token_ids) + 1):
             self._append(token_ids[:count])
         self._num_tokens = len(token_ids)
@@ -200,7 +207,6 @@ class Repetitions:
         self._lengths[start + 1 : last + 1] = (self._lengths[start:last] + 1) * is_same
 
 
-@lru_cache(_MAX_KEPT)  # the sequences of a request begin alike
 def _of_prompt(prompt: bytes) -> NDArray[np.int32]:
     return common_suffixes(np.frombuffer(prompt, dtype=np.int32))
 
