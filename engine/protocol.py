@@ -115,6 +115,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     takes_late_system: bool = False  # whether that has a place for system messages after others
     do_sample: bool = False  # what requests get that name no sampling parameters
     sampling_defaults: dict[str, float] = {}  # of the checkpoint, beside that
+    computes_on_cpu: bool = False  # on the cores that the stages run on
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

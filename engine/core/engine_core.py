@@ -143,6 +143,7 @@ class EngineCore:
             kv_cache_tokens=plan.num_tokens,
             max_num_seqs=loaded.config.max_num_seqs,
             description=loaded.description,
+            computes_on_cpu=self.config.device == "cpu",
             tool_call_parser=tool_call_parser(self.tokenizer, config.tool_call_parser),
             has_reasoning=self.section_format.has_reasoning,
             **template_facts(self.tokenizer),

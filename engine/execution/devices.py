@@ -12,7 +12,7 @@ from engine.errors import ConfigError, UnsupportedError
 
 
 class ResolvedConfig(EngineConfig):
-    """The settings of an engine whose device is known: none of the limits of a step is open."""
+    """The settings of an engine: neither its device nor the limits of a step are open."""
 
     max_num_seqs: Annotated[int, Field(ge=1)]
     max_num_batched_tokens: Annotated[int, Field(ge=1)]
@@ -96,8 +96,10 @@ def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
         tokens = max(default.max_num_batched_tokens, seqs)
     if device.type == "cuda" and seqs > _MOST_SEQS:
         raise ConfigError(f"max_num_seqs: must be at most {_MOST_SEQS} on a GPU (got {seqs})")
-    limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    return ResolvedConfig.model_validate(config.model_dump(exclude_unset=True) | limits)
+    known: dict[str, object] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+    if config.device == "auto":
+        known["device"] = device.type
+    return ResolvedConfig.model_validate(config.model_dump(exclude_unset=True) | known)
 
 
 def _step_limits(device: torch.device) -> StepLimits:

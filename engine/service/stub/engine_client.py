@@ -182,6 +182,7 @@ class EngineClient:
 
     def on_up(self, ready: Ready, *, is_restart: bool) -> None:
         """Take requests from now on."""
+        self._senders.pace.beside_cpu_engine = ready.computes_on_cpu
         with self._lock:
             self._ready = ready
             self._admission = Admission(self._config, ready)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import psutil
 
 # Share of the cores that responses may take. They begin with the most, so that the first users are
-# answered as later ones are, and get what is idle but for a rest. The least they have even where
-# the engine could use every core.
+# answered as later ones are, and get what is idle but for a rest. The least they have in any case.
 _LEAST_SHARE, _MOST_SHARE = 0.25, 0.9
 _REST = 0.1
+# The same where the engine computes on these cores: what responses take, it loses.
+_SHARE_BESIDE_CPU_ENGINE = 1 / 16
 
 _LEAST_INTERVAL_S = 0.004  # of one stream: 250 responses per second look as smooth as more
 _MOST_INTERVAL_S = 1.0  # a reader takes a longer pause for a fault
@@ -66,8 +67,11 @@ class Pace:
 
     What the engine produces meanwhile goes into one response: under load a response carries more
     tokens. Responses get the cores that are idle beside the engine, and a quarter of them where
-    none is. A token waits for 1 s at most, then for the turn of its stream: `Window` bounds how
-    many responses are under way. Thread-safe.
+    none is; a sixteenth where the engine computes on them. A token waits for 1 s at most, then for
+    the turn of its stream: `Window` bounds how many responses are under way. Thread-safe.
+
+    Attributes:
+        beside_cpu_engine: whether the engine computes on the same cores.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Measure the cost of responses from the CPU `times`."""
+        self.beside_cpu_engine = False
         self._share = _MOST_SHARE
         self._times = times
         self._num_cores = num_cores
@@ -104,7 +109,8 @@ class Pace:
 
     def interval_s(self, num_streams: int) -> float:
         """Return the seconds between two responses of each of `num_streams`."""
-        interval_s = num_streams * min(self._costs) / (self._share * self._num_cores)
+        share = _SHARE_BESIDE_CPU_ENGINE if self.beside_cpu_engine else self._share
+        interval_s = num_streams * min(self._costs) / (share * self._num_cores)
         return min(max(interval_s, _LEAST_INTERVAL_S), _MOST_INTERVAL_S)
 
     def _learn(

@@ -72,6 +72,12 @@ def test_responses_take_what_is_idle_and_give_it_back(machine: Machine) -> None:
     assert machine.pace.interval_s(256) == pytest.approx(256 * 0.4e-3 / 0.5, rel=0.01)
 
 
+def test_beside_an_engine_on_the_same_cores_responses_take_a_sixteenth(machine: Machine) -> None:
+    machine.pace.beside_cpu_engine = True
+    machine.run(12, idle=0.3)
+    assert machine.pace.interval_s(16) == pytest.approx(16 * 0.4e-3 / (2 / 16), rel=0.01)
+
+
 def test_a_token_waits_no_longer_than_the_bound(machine: Machine) -> None:
     machine.run(12)
     assert machine.pace.interval_s(2000) == 1.0
