@@ -14,7 +14,7 @@ from kernels.experts.activation import ExpertActivation
 from kernels.experts.combine import combine
 from kernels.experts.product_kernel import block_rows
 from kernels.experts.products import expert_gated_linear, expert_linear
-from kernels.experts.sorting import sort_by_expert
+from kernels.experts.sorting import ExpertBlocks, sort_by_expert
 
 
 class ExpertsForm(Protocol):
@@ -69,17 +69,12 @@ class Experts(nn.Module):
         self.invariant = False
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, totals: Tensor) -> Tensor:
-        blocks = sort_by_expert(chosen, totals, self._block_rows(x, chosen.numel()))
+        blocks = in_blocks(x, chosen, totals, invariant=self.invariant)
         inner = expert_gated_linear(
             x, self.gate_up, self.gate_up_bias, blocks, self.activation, top_k=chosen.shape[1]
         )
         each = expert_linear(inner, self.down, self.down_bias, blocks)
         return combine(each, chosen, weights)
-
-    def _block_rows(self, x: Tensor, num_choices: int) -> int:
-        if has_triton(x.device):
-            return block_rows(x.dtype, num_choices, len(self.down), invariant=self.invariant)
-        return int(triton.next_power_of_2(max(num_choices, 1)))  # one product per expert
 
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
@@ -109,3 +104,12 @@ class Experts(nn.Module):
             places["experts.gate_up_proj_bias"] = self.gate_up_bias
             places["experts.down_proj_bias"] = self.down_bias
         return places
+
+
+def in_blocks(x: Tensor, chosen: Tensor, totals: Tensor, *, invariant: bool) -> ExpertBlocks:
+    """Return the choices in blocks as large as products of `x` take; arguments as above."""
+    if has_triton(x.device):
+        rows = block_rows(x.dtype, chosen.numel(), len(totals), invariant=invariant)
+    else:
+        rows = int(triton.next_power_of_2(max(chosen.numel(), 1)))  # one product per expert
+    return sort_by_expert(chosen, totals, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.layers.integer_weight import Int8Weight, IntegerWeight
-from kernels.quantized.codes import BITS, Kind
+from kernels.quantized.codes import BITS, Codes, Kind, pack
 from kernels.quantized.fp8_product import GROUP
 from kernels.quantized.rows import quantize_rows
 
@@ -29,14 +30,20 @@ class Fp8Weight(NamedTuple):
     scale: Tensor
     input_scale: Tensor | None = None
 
+    def packed(self) -> Codes:
+        """Return the codes of products that widen them."""
+        return pack(self.codes.view(torch.uint8), "e4m3", self.scale)
+
 
 class CodedWeight(NamedTuple):
     """A weight [N, K]: `steps` * `scale` + `offset`, as `kernels.quantized.codes.pack` takes it.
 
     Attributes:
         steps: uint8 [N, K].
-        scale, offset: float32 [N, groups]; without offsets the middle of integers stands for 0.
+        scale: float32 [N / R, groups], of R output channels.
+        offset: float32 [N, groups]; without offsets the middle of integers stands for 0.
         table: float32 [16], of the values that `steps` stand for.
+        factor: float32 [N], by which all is multiplied, or None.
         order: int64 [K], the input that each column multiplies; None: they are in order.
     """
 
@@ -45,7 +52,19 @@ class CodedWeight(NamedTuple):
     scale: Tensor
     offset: Tensor | None = None
     table: Tensor | None = None
+    factor: Tensor | None = None
     order: Tensor | None = None
+
+    def packed(self) -> Codes:
+        """Return the codes of its rows, whose columns are in the order of `order`."""
+        return pack(self.steps, self.kind, self.scale, self.offset, self.table, self.factor)
+
+    def rows(self, chosen: slice) -> CodedWeight:
+        """Return the weight of some rows."""
+        offset, factor = (None if e is None else e[chosen] for e in (self.offset, self.factor))
+        return self._replace(
+            steps=self.steps[chosen], scale=self.scale[chosen], offset=offset, factor=factor
+        )
 
 
 def quantize_fp8(weight: Tensor) -> Fp8Weight:
@@ -54,12 +73,17 @@ def quantize_fp8(weight: Tensor) -> Fp8Weight:
     return Fp8Weight(codes, scale[:, None])
 
 
-def of_blocks(codes: Tensor, scale: Tensor) -> Fp8Weight:
-    """Return a weight with `scale` [N / 128, K / 128], both rounded up, of square blocks."""
+def of_blocks(codes: Tensor, scale: Tensor, rows: int) -> Fp8Weight | CodedWeight:
+    """Return a weight [N, K] in FP8 with `scale` [N / `rows`, groups], rounded up.
+
+    Activations are quantised where groups are as large as those of products of FP8.
+    """
     # As many output channels share a scale as divide N, so that parts can be stacked.
-    rows = min(len(codes) & -len(codes), GROUP)
-    of_rows = scale.repeat_interleave(GROUP // rows, 0)[: len(codes) // rows]
-    return Fp8Weight(codes, of_rows.contiguous())
+    shared = math.gcd(len(codes), rows)
+    scale = scale.repeat_interleave(rows // shared, 0)[: len(codes) // shared].contiguous()
+    if codes.shape[1] == GROUP * scale.shape[1]:
+        return Fp8Weight(codes, scale)
+    return CodedWeight(codes.view(torch.uint8), "e4m3", scale)
 
 
 def of_integers(weight: IntegerWeight) -> CodedWeight:
@@ -97,18 +121,14 @@ def stack_fp8(parts: Sequence[Fp8Weight]) -> Fp8Weight | None:
     Activations are quantised once for all, with the largest of their scales.
     """
     inputs = [part.input_scale for part in parts if part.input_scale is not None]
-    rows = min(len(part.codes) // len(part.scale) for part in parts)
     if len({part.scale.shape[1] for part in parts}) > 1 or len(inputs) not in (0, len(parts)):
         return None
-    scales = [
-        part.scale.repeat_interleave(len(part.codes) // len(part.scale) // rows, 0)
-        for part in parts
-    ]
     codes = parts[0].codes
     if len(parts) > 1:  # as bytes: torch does not stack FP8 everywhere
         codes = torch.cat([part.codes.view(torch.uint8) for part in parts]).view(codes.dtype)
     largest = torch.stack(inputs).amax(0) if inputs else None
-    return Fp8Weight(codes, torch.cat(scales), largest)
+    scale = _stack_scales([(len(part.codes), part.scale) for part in parts])
+    return Fp8Weight(codes, scale, largest)
 
 
 def stack_coded(parts: Sequence[CodedWeight]) -> CodedWeight | None:
@@ -119,17 +139,33 @@ def stack_coded(parts: Sequence[CodedWeight]) -> CodedWeight | None:
             return None
         if not (_equal(part.table, first.table) and _equal(part.order, first.order)):
             return None
+        if (part.factor is None) != (first.factor is None):
+            return None
     offsets = [part.offset for part in parts if part.offset is not None]
     if offsets and len(offsets) < len(parts):
         middle = 2.0 ** (BITS[first.kind] - 1)
         offsets = [-middle * part.scale if part.offset is None else part.offset for part in parts]
+    factors = [part.factor for part in parts if part.factor is not None]
     return CodedWeight(
         torch.cat([part.steps for part in parts]),
         first.kind,
-        torch.cat([part.scale for part in parts]),
+        _stack_scales([(len(part.steps), part.scale) for part in parts]),
         torch.cat(offsets) if offsets else None,
         first.table,
+        torch.cat(factors) if factors else None,
         first.order,
+    )
+
+
+def _stack_scales(parts: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """Return the scales of all rows, of as many rows each as all parts' can be.
+
+    Args:
+        parts: rows of each weight, and its scales.
+    """
+    shared = math.gcd(*(rows // len(scale) for rows, scale in parts))
+    return torch.cat(
+        [scale.repeat_interleave(rows // len(scale) // shared, 0) for rows, scale in parts]
     )
 
 

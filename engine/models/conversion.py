@@ -143,12 +143,11 @@ class Conversion:
         """
         for name in [name for name, _ in module.named_children()]:
             child = module.get_submodule(name)
-            if isinstance(child, QuantizedLinear):
+            if isinstance(child, (QuantizedLinear, QuantizedExperts)):
                 form = self._placed(self._forms.of_stored(child))
                 if form is not None:
                     setattr(module, name, form)
                     continue
-            if isinstance(child, (QuantizedLinear, QuantizedExperts)):
                 self.num_bytes_dequantized += child.num_bytes_dequantized
                 child = child.dequantized()
                 setattr(module, name, child)

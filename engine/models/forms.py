@@ -27,7 +27,12 @@ from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_experts import PanelExperts
 from engine.layers.panel_linear import PanelLinear
 from engine.layers.tiled_linear import TiledLinear
-from engine.models.gpu_forms import form_of_fp8, form_of_stored, stays_quantized
+from engine.models.gpu_forms import (
+    form_of_experts,
+    form_of_fp8,
+    form_of_stored,
+    stays_quantized,
+)
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.cpu import linear as panels
@@ -93,9 +98,12 @@ class Forms:
         assert weight.steps.shape == rows.shape
         return PanelLinear(weight, None, wide=True)
 
-    def of_stored(self, linear: QuantizedLinear) -> nn.Module | None:
+    def of_stored(self, linear: QuantizedLinear | QuantizedExperts) -> nn.Module | None:
         """Return a product of the weight as the checkpoint stores it, if there is one."""
-        if has_triton(self.device):
+        on_gpu = has_triton(self.device)
+        if isinstance(linear, QuantizedExperts):
+            return form_of_experts(linear, invariant=self.deterministic) if on_gpu else None
+        if on_gpu:
             return form_of_stored(linear, invariant=self.deterministic)
         weight = linear.integers() if self._multiplies_stored(linear) else None
         if weight is None or not self._keeps(weight.kind):
@@ -144,9 +152,9 @@ class Forms:
         return self._kind(module.weight).num_bytes(*module.weight.shape)
 
     def _num_bytes_on_gpu(self, module: nn.Module) -> int:
-        if isinstance(module, QuantizedLinear) and stays_quantized(module):
-            return sum(parameter.nbytes for parameter in module.parameters())
         if isinstance(module, (QuantizedLinear, QuantizedExperts)):
+            if stays_quantized(module):
+                return sum(parameter.nbytes for parameter in module.parameters())
             return module.num_bytes_dequantized
         if self.quantization == "fp8" and not isinstance(module, (Router, Experts)):
             assert isinstance(module, Linear)

@@ -1,28 +1,29 @@
-"""Forms of projections on a GPU whose weights are quantised."""
+"""Forms of projections and experts on a GPU whose weights are quantised."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from engine.layers.coded_experts import CodedExperts
 from engine.layers.coded_linear import CodedLinear
 from engine.layers.fp8_linear import Fp8Gated, Fp8Linear
 from engine.layers.linear import Gated, GatedLinear
 from engine.layers.mlp import GatedMLP
 from engine.layers.stored_weight import Fp8Weight, quantize_fp8
+from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.device import multiplies_fp8
-from kernels.quantized.codes import pack
 
 _FLOATS = (torch.bfloat16, torch.float16)
 
 
-def stays_quantized(linear: QuantizedLinear) -> bool:
-    """Return whether `form_of_stored` returns a form, as far as it is known before it is loaded.
+def stays_quantized(module: QuantizedLinear | QuantizedExperts) -> bool:
+    """Return whether it has a form here, as far as it is known before it is loaded.
 
     In float32 no matrix instruction is exact.
     """
-    return linear.plain.weight.dtype in _FLOATS and linear.stays_on_gpu
+    return next(module.plain.parameters()).dtype in _FLOATS and module.stays_on_gpu
 
 
 def form_of_stored(linear: QuantizedLinear, *, invariant: bool) -> nn.Module | None:
@@ -36,9 +37,23 @@ def form_of_stored(linear: QuantizedLinear, *, invariant: bool) -> nn.Module | N
     if isinstance(weight, Fp8Weight):
         form = _of_fp8(weight, linear.bias, invariant=invariant)
     else:
-        form = CodedLinear(pack(*weight[:5]), linear.bias, order=weight.order, invariant=invariant)
+        form = CodedLinear(weight.packed(), linear.bias, order=weight.order, invariant=invariant)
     plain = linear.plain
     return Gated(form, plain.activation) if isinstance(plain, GatedLinear) else form
+
+
+def form_of_experts(experts: QuantizedExperts, *, invariant: bool) -> CodedExperts | None:
+    """Return products of experts as the checkpoint stores them, widened; None: there are none."""
+    codes = experts.for_gpu() if stays_quantized(experts) else None
+    if codes is None:
+        return None
+    return CodedExperts(
+        *codes,
+        experts.gate_up_bias,
+        experts.down_bias,
+        activation=experts.plain.activation,
+        invariant=invariant,
+    )
 
 
 def form_of_fp8(
@@ -59,5 +74,4 @@ def fuse_quantisation(mlp: GatedMLP) -> None:
 def _of_fp8(weight: Fp8Weight, bias: Tensor | None, *, invariant: bool) -> nn.Module:
     if multiplies_fp8(weight.codes.device):
         return Fp8Linear(weight, bias, invariant=invariant)
-    codes = pack(weight.codes.view(torch.uint8), "e4m3", weight.scale)
-    return CodedLinear(codes, bias, invariant=invariant)
+    return CodedLinear(weight.packed(), bias, invariant=invariant)

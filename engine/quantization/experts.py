@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
 from engine.layers.experts import Experts
 from engine.layers.linear import parameter
+from engine.layers.stored_weight import CodedWeight, Fp8Weight, stack_coded, stack_fp8
 from engine.quantization.format import Format
 from engine.quantization.stored import StoredProjection
+from kernels.quantized.codes import Codes, stack
 
 
 class QuantizedExperts(nn.Module):
@@ -90,6 +94,30 @@ class QuantizedExperts(nn.Module):
             places |= {f"experts.{i}.{part}.bias": each for i, each in enumerate(bias)}
         return places
 
+    @property
+    def stays_on_gpu(self) -> bool:
+        """Whether `for_gpu` returns weights, as far as it is known before they are read."""
+        return all(self._part(name).stays_on_gpu for name in self.stored)
+
+    def for_gpu(self) -> tuple[Codes, Codes] | None:
+        """Return gates, ups and downs as they are stored, for products on a GPU that widen them.
+
+        Returns:
+            Codes of all experts, [E, 2 * size, hidden_size], gates first, and [E, hidden_size,
+            size]; None: there are no products of them.
+
+        Raises:
+            CheckpointError: a scale is not finite or 0, or an index is out of range.
+        """
+        both: Iterable[Fp8Weight | CodedWeight | None]
+        if self._is_stacked:
+            both = map(_gates_first, self._part("gate_up_proj").each_for_gpu())
+        else:
+            gates, ups = (self._part(f"{name}_proj").each_for_gpu() for name in ("gate", "up"))
+            both = (_stacked(*pair) for pair in zip(gates, ups, strict=True))
+        gate_up, down = (_codes(each) for each in (both, self._part("down_proj").each_for_gpu()))
+        return None if gate_up is None or down is None else (gate_up, down)
+
     def dequantized(self) -> Experts:
         """Return the experts with their weights.
 
@@ -110,3 +138,30 @@ class QuantizedExperts(nn.Module):
             if own is not None and bias is not None:
                 bias.copy_(own)
         return plain
+
+
+def _codes(experts: Iterable[Fp8Weight | CodedWeight | None]) -> Codes | None:
+    """Return the codes of all experts; None: there are none of one."""
+    packed: list[Codes] = []
+    for weight in experts:  # the weight of one at a time is not packed
+        if weight is None or (isinstance(weight, CodedWeight) and weight.order is not None):
+            return None
+        packed.append(weight.packed())
+    return stack(packed)
+
+
+def _stacked(
+    gate: Fp8Weight | CodedWeight | None, up: Fp8Weight | CodedWeight | None
+) -> Fp8Weight | CodedWeight | None:
+    if isinstance(gate, Fp8Weight) and isinstance(up, Fp8Weight):
+        return stack_fp8([gate, up])
+    if isinstance(gate, CodedWeight) and isinstance(up, CodedWeight):
+        return stack_coded([gate, up])
+    return None
+
+
+def _gates_first(weight: Fp8Weight | CodedWeight | None) -> Fp8Weight | CodedWeight | None:
+    """Return a weight whose rows, gates and ups, alternate, with all gates before the ups."""
+    if not isinstance(weight, CodedWeight) or len(weight.scale) < len(weight.steps):
+        return None  # scales of blocks of rows are of both
+    return _stacked(*(weight.rows(slice(first, None, 2)) for first in range(2)))

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.fields import Fields
-from engine.layers.stored_weight import Fp8Weight, of_blocks
+from engine.layers.stored_weight import CodedWeight, Fp8Weight, of_blocks
 from engine.quantization.format import Format, Stored
 from kernels.quantized.codes import can_pack
-from kernels.quantized.fp8_product import GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,13 @@ class Fp8(Format):
         return weight * scale
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
-        if self.block is None:
-            return can_pack(in_features)
-        return self.block == (GROUP, GROUP) and in_features % GROUP == 0
+        columns = in_features if self.block is None else self.block[1]
+        return can_pack(columns) and in_features % columns == 0
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight:
         weight, scale = tensors["weight"], tensors[self.scale_name]
         if self.block is not None:
-            return of_blocks(weight, scale)
+            return of_blocks(weight, scale, self.block[0])
         of_rows = scale.expand(len(weight), 1) if not self.per_channel else scale
         return Fp8Weight(weight, of_rows.contiguous(), tensors.get("input_scale"))
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
-from engine.quantization.e2m1 import unpack_e2m1
+from engine.layers.stored_weight import CodedWeight
+from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
 from engine.quantization.format import Format, Stored
 
 _BLOCK = 32
@@ -47,12 +48,24 @@ class Mxfp4(Format):
         }
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        blocks, scales = tensors["blocks"], tensors["scales"]
+        values = unpack_e2m1(tensors["blocks"]).flatten(1)
+        return torch.ldexp(values, self._exponents(tensors).repeat_interleave(_BLOCK, 1))
+
+    def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
+        return True
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
+        # 2^-127 has no normal float32; what it is of is 0 beside any other weight, twice as well.
+        exponents = self._exponents(tensors).clamp_min(1 - _EXPONENT_BIAS)
+        scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+        return CodedWeight(unpack_nibbles(tensors["blocks"]).flatten(1), "e2m1", scale)
+
+    def _exponents(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the exponents of blocks, int32 [N, blocks]."""
+        scales = tensors["scales"]
         if bool((scales == _NAN).any()):
             raise ValueError("scales: one is NaN")
-        exponents = scales.to(torch.int32) - _EXPONENT_BIAS
-        values = unpack_e2m1(blocks).flatten(1)
-        return torch.ldexp(values, exponents.repeat_interleave(_BLOCK, 1))
+        return scales.to(torch.int32) - _EXPONENT_BIAS
 
 
 def parse_mxfp4(_config: Fields) -> Mxfp4:

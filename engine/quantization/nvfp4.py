@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.layers.stored_weight import CodedWeight
-from engine.quantization.e2m1 import e2m1_values, unpack_e2m1, unpack_nibbles
+from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
 from engine.quantization.format import Format, Stored
 
 _BLOCK = 16
@@ -55,25 +55,22 @@ class Nvfp4(Format):
         return stored
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        scale = self._scales(tensors).repeat_interleave(_BLOCK, 1)
-        return unpack_e2m1(tensors[self.weight_name]) * scale
+        scale, shared = self._scales(tensors), tensors[self.global_name]
+        scale = scale / shared if self.divides else scale * shared
+        return unpack_e2m1(tensors[self.weight_name]) * scale.repeat_interleave(_BLOCK, 1)
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         return True
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
-        packed = tensors[self.weight_name]
-        return CodedWeight(
-            unpack_nibbles(packed),
-            "table4",
-            self._scales(tensors),
-            table=e2m1_values(packed.device),
-        )
+        steps, shared = unpack_nibbles(tensors[self.weight_name]), tensors[self.global_name]
+        factor = (shared.reciprocal() if self.divides else shared).expand(len(steps))
+        return CodedWeight(steps, "e2m1", self._scales(tensors), factor=factor)
 
     def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the scales of blocks, float32 [N, blocks]."""
+        """Return the scales of blocks, float32 [N, blocks], without the one for all."""
         # Scales of 0 are what becomes of those of blocks that are small beside the largest.
-        scale, shared = tensors["weight_scale"].float(), tensors[self.global_name]
+        scale = tensors["weight_scale"].float()
         if not bool((scale >= 0).all()):
             raise ValueError("weight_scale: a scale is negative or NaN")
-        return scale / shared if self.divides else scale * shared
+        return scale

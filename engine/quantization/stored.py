@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -91,6 +93,19 @@ class StoredProjection(nn.Module):
         tensors = self.checked()
         try:
             return self._format.for_gpu(tensors)
+        except ValueError as error:
+            raise CheckpointError(f"{self._path}.{error}") from None
+
+    def each_for_gpu(self) -> Iterator[Fp8Weight | CodedWeight | None]:
+        """Yield the same of each expert.
+
+        Raises:
+            CheckpointError: likewise.
+        """
+        tensors = self.checked()
+        try:
+            for i in range(len(self._tensors[0])):
+                yield self._format.for_gpu({name: tensor[i] for name, tensor in tensors.items()})
         except ValueError as error:
             raise CheckpointError(f"{self._path}.{error}") from None
 

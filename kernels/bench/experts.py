@@ -5,6 +5,7 @@ torch's grouped product needs sorted rows; its form sorts, gathers, multiplies, 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from kernels.experts.product_kernel import block_rows
 from kernels.experts.products import expert_gated_linear, expert_linear
 from kernels.experts.routing import route
 from kernels.experts.sorting import sort_by_expert
+from kernels.quantized.codes import Codes, expert, pack, stack, unpack
 
 # Inner and hidden size, experts, and how many of them a token goes through.
 _MIXTURES = {
@@ -68,9 +70,68 @@ def _experts(
     )
 
 
-def _ours(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-    totals = torch.zeros(len(gate_up), dtype=torch.int64, device=x.device)
-    rows = block_rows(x.dtype, experts.numel(), len(gate_up))
+def _mxfp4(
+    tokens: int,
+    inner: int,
+    hidden: int,
+    experts: int,
+    top_k: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Work:
+    """Experts of 4 bits, next to the same widened to floats before."""
+    x = randn(tokens, hidden, dtype=dtype, device=device)
+    gate_up, down = (
+        _random_mxfp4(experts, *shape, device) for shape in ((2 * inner, hidden), (hidden, inner))
+    )
+    logits = randn(tokens, experts, dtype=torch.float32, device=device, seed=3)
+    chosen, weights = route(logits, top_k, normalize=True)
+    wide_gate_up, wide_down = (
+        torch.stack([unpack(expert(codes, i)).to(dtype) for i in range(experts)])
+        for codes in (gate_up, down)
+    )
+    order = torch.arange(2 * inner, device=device).view(2, inner).t().flatten()
+    each = numel_bytes(gate_up.packed, gate_up.scale, down.packed, down.scale) // experts
+    flops = 2 * tokens * top_k * 3 * inner * hidden
+    return Work(
+        ours=partial(_ours, x, gate_up, down, chosen, weights),
+        peers={
+            "grouped_mm": partial(_torch, x, wide_gate_up[:, order], wide_down, chosen, weights)
+        },
+        bytes=int(chosen.unique().numel()) * each + 2 * numel_bytes(x),
+        flops=flops if tokens * top_k > 64 * experts else 0,
+    )
+
+
+def _random_mxfp4(experts: int, rows: int, depth: int, device: torch.device) -> Codes:
+    draw = torch.Generator(device).manual_seed(rows)
+
+    def random(most: int, columns: int) -> Tensor:
+        return torch.randint(0, most, (rows, columns), generator=draw, device=device)
+
+    smallest = -3 - round(math.log2(depth) / 2)  # weights of about 1 / sqrt(depth)
+    return stack(
+        [
+            pack(
+                random(16, depth).to(torch.uint8),
+                "e2m1",
+                2.0 ** (smallest + random(4, depth // 32)),
+            )
+            for _ in range(experts)
+        ]
+    )
+
+
+def _ours(
+    x: Tensor,
+    gate_up: Tensor | Codes,
+    down: Tensor | Codes,
+    experts: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    num_experts = len(gate_up.packed if isinstance(gate_up, Codes) else gate_up)
+    totals = torch.zeros(num_experts, dtype=torch.int64, device=x.device)
+    rows = block_rows(x.dtype, experts.numel(), num_experts)
     blocks = sort_by_expert(experts, totals, rows)
     inner = expert_gated_linear(
         x, gate_up, None, blocks, ExpertActivation(), top_k=experts.shape[1]
@@ -108,4 +169,20 @@ CASES = [
     for name, build in (("experts", _experts), ("route", _route))
     for tokens in (8192, 64, 1)
     if name == "experts" or (tokens == 64 and sizes[-1] == 8)
+]
+CASES += [
+    Case(
+        operation="experts",
+        name=f"mxfp4 gpt-oss-20b {tokens}",
+        build=_mxfp4,
+        shape={
+            **dict(
+                zip(("inner", "hidden", "experts", "top_k"), _MIXTURES["gpt-oss-20b"], strict=True)
+            ),
+            "tokens": tokens,
+            "dtype": torch.bfloat16,
+        },
+        tiny={"tokens": 3, "inner": 32, "hidden": 64, "dtype": torch.float16},
+    )
+    for tokens in (8192, 64, 1)
 ]

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from kernels import device
 from kernels.checks import check_device, check_dtype, check_last_stride, check_output, check_shape
-from kernels.quantized.codes import Codes, unpack
+from kernels.quantized.coded_sum import add_block, scaled_sum
+from kernels.quantized.codes import BITS, Codes, unpack
 from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
 from kernels.quantized.tiles import tile_of
-from kernels.quantized.widen import widen_e4m3, widen_int4
 
 
 def coded_linear(
@@ -46,7 +46,7 @@ def coded_linear(
     (num_rows, depth), num_columns = x.shape, len(weight.packed)
     limits = device.limits(x.device)
     tile = settings(num_rows, limits.shared_memory, invariant=invariant)
-    halves = 2 if weight.kind in ("int4", "table4") else 1
+    halves = 8 // BITS[weight.kind]
     tiles_n = triton.cdiv(num_columns, tile["BLOCK_N"])
     num_blocks = triton.cdiv(depth, halves * weight.run)
     splits = plan_splits(tiles_n, num_blocks, limits.num_sms)
@@ -61,23 +61,13 @@ def coded_linear(
         return out[0].to(x.dtype)
     _kernel[(tiles_n * triton.cdiv(num_rows, tile["BLOCK_M"]), num_parts)](
         x_ptr=x,
-        packed_ptr=weight.packed,
-        scale_ptr=weight.scale,
-        shift_ptr=weight.shift,
-        table_ptr=weight.table,
         bias_ptr=None if is_split else bias,
         out_ptr=out,
         num_rows=num_rows,
         x_stride=x.stride(0),
-        N=num_columns,
-        K=depth,
-        ROWS=num_columns // len(weight.scale),
-        GROUP=weight.group,
-        KIND=weight.kind,
-        HALVES=halves,
-        RUN=weight.run,
         NUM_BLOCKS=in_each,
-        NATIVE=not device.INTERPRETED,
+        **weight.pointers(),
+        **weight.constants(num_columns),
         **tile,
     )
     return sum_parts(out, bias, x.dtype) if is_split else out[0]
@@ -97,6 +87,7 @@ def _kernel(
     scale_ptr,
     shift_ptr,
     table_ptr,
+    factor_ptr,
     bias_ptr,
     out_ptr,
     num_rows,
@@ -106,6 +97,7 @@ def _kernel(
     ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     KIND: tl.constexpr,
+    SCALES: tl.constexpr,
     HALVES: tl.constexpr,
     RUN: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
@@ -117,9 +109,6 @@ def _kernel(
     BLOCK_K: tl.constexpr = HALVES * RUN
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     BYTES: tl.constexpr = BLOCKS * RUN if HALVES == 2 else K  # of a row
-    # Scales of few rows multiply sums, of which there are fewer than weights in a tile.
-    OF_ALL: tl.constexpr = GROUP == K
-    OF_SUMS: tl.constexpr = not OF_ALL and BLOCK_M <= 64
     i_m, i_n = tile_of(tl.program_id(0), num_rows, N, BLOCK_M, BLOCK_N, BAND)
     i_part = tl.program_id(1)
     o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -136,63 +125,30 @@ def _kernel(
         if BYTES % RUN:
             m_w = m_w & (i_block * RUN + o_k < BYTES)[None, :]
         b_code = tl.load(p_w + i_block * RUN, mask=m_w, other=0)  # [BLOCK_N, RUN]
-        for i_half in tl.static_range(HALVES):
-            i_k = i_block * BLOCK_K + i_half * RUN
-            m_x, m_scale = m_m[:, None], m_n
-            if K % BLOCK_K:
-                m_x = m_x & (i_k + o_k < K)[None, :]
-                m_scale = m_scale & (tl.full([BLOCK_N], i_k, tl.int32) < K)
-            b_x = tl.load(p_x + i_k, mask=m_x, other=0.0)  # [BLOCK_M, RUN]
-            b_shift = tl.zeros([BLOCK_N], tl.float32)
-            if shift_ptr is not None:
-                p_shift = shift_ptr + o_scale + i_k // GROUP
-                b_shift = tl.load(p_shift, mask=m_scale, other=0).to(tl.float32)
-            b_w = _widen(b_code, b_shift, shift_ptr, table_ptr, KIND, i_half, b_x.dtype, NATIVE)
-            if OF_ALL:
-                b_sum = tl.dot(b_w, tl.trans(b_x), b_sum)
-            else:
-                p_scale = scale_ptr + o_scale + i_k // GROUP
-                b_scale = tl.load(p_scale, mask=m_scale, other=0.0).to(tl.float32)[:, None]
-                if OF_SUMS:
-                    b_sum += tl.dot(b_w, tl.trans(b_x)) * b_scale
-                else:
-                    b_w = (b_w.to(tl.float32) * b_scale).to(b_x.dtype)
-                    b_sum = tl.dot(b_w, tl.trans(b_x), b_sum)
-    if OF_ALL:
-        b_sum *= tl.load(scale_ptr + o_scale, mask=m_n, other=0.0).to(tl.float32)[:, None]
+        b_sum = add_block(
+            b_sum,
+            b_code,
+            p_x,
+            m_m,
+            m_n,
+            i_block * BLOCK_K,
+            scale_ptr,
+            shift_ptr,
+            table_ptr,
+            o_scale,
+            K,
+            GROUP,
+            KIND,
+            SCALES,
+            HALVES,
+            RUN,
+            NATIVE,
+        )
+    b_sum = scaled_sum(b_sum, scale_ptr, factor_ptr, o_scale, o_n, m_n, SCALES, GROUP == K)
     if bias_ptr is not None:
         b_sum += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
     p_out = out_ptr + (i_part.to(tl.int64) * num_rows + o_m)[None, :] * N + o_n[:, None]
     tl.store(p_out, b_sum.to(out_ptr.dtype.element_ty), mask=m_n[:, None] & m_m[None, :])
-
-
-@triton.jit
-def _widen(
-    b_code,
-    b_shift,
-    shift_ptr,
-    table_ptr,
-    KIND: tl.constexpr,
-    HALF: tl.constexpr,
-    DTYPE: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
-    """Return the values of codes plus their shifts, in DTYPE."""
-    IS_WHOLE: tl.constexpr = shift_ptr is None or shift_ptr.dtype.element_ty == tl.int8
-    if KIND == "e4m3":
-        b_w = widen_e4m3(b_code, DTYPE, NATIVE)
-    elif KIND == "table4":
-        b_w = tl.load(table_ptr + ((b_code >> 4 * HALF) & 15).to(tl.int32)).to(DTYPE)
-    elif KIND == "int4" and IS_WHOLE:
-        b_w = widen_int4(b_code, b_shift, HALF, DTYPE, NATIVE)
-    else:
-        if KIND == "int4":
-            b_code = (b_code >> 4 * HALF) & 15
-        # As the last bits of 2^15, which additions take away faster than integers are converted.
-        CENTRE: tl.constexpr = 32776.0 if KIND == "int4" else 32896.0
-        b_w = ((b_code.to(tl.int32) << 8) | 0x47000000).to(tl.float32, bitcast=True)
-        b_w = (b_w - (CENTRE - b_shift)[:, None]).to(DTYPE)
-    return b_w
 
 
 def settings(num_rows: int, shared_memory: int, *, invariant: bool = False) -> dict[str, int]:

@@ -35,15 +35,16 @@ _BF16_HIGH = tl.constexpr(_INTEGERS.format(extract=_HIGH, **_BF16))
 _FP16_LOW = tl.constexpr(_INTEGERS.format(extract=_LOW, **_FP16))
 _FP16_HIGH = tl.constexpr(_INTEGERS.format(extract=_HIGH, **_FP16))
 
-# Sign, exponent and fraction of E4M3 are shifted into the fields of a 16-bit float, whose exponent,
-# read with another bias, is then corrected.
+# Sign, exponent and fraction of E4M3 or E2M1 are shifted into the fields of a 16-bit float, whose
+# exponent, read with another bias, is then corrected.
 _FLOATS = """
 {{
-.reg .b32 low, high, sign, power, none;
+.reg .b32 codes, low, high, sign, power, none;
 mov.b32 power, {power};
 mov.b32 none, 0x80008000;
-prmt.b32 low, $2, 0, 0x1404;
-prmt.b32 high, $2, 0, 0x3424;
+shl.b32 codes, $2, {left};
+prmt.b32 low, codes, 0, 0x1404;
+prmt.b32 high, codes, 0, 0x3424;
 and.b32 sign, low, 0x80008000;
 shr.b32 low, low, {shift};
 and.b32 low, low, {fields};
@@ -56,12 +57,16 @@ or.b32 high, high, sign;
 fma.rn.{kind} $1, high, power, none;
 }}
 """
-_BF16_FLOATS = tl.constexpr(
-    _FLOATS.format(kind="bf16x2", shift=4, fields="0x07F007F0", power="0x7B807B80")  # 2^120
-)
-_FP16_FLOATS = tl.constexpr(
-    _FLOATS.format(kind="f16x2", shift=1, fields="0x3F803F80", power="0x5C005C00")  # 2^8
-)
+_BF16_E4M3 = {"kind": "bf16x2", "shift": 4, "fields": "0x07F007F0", "power": "0x7B807B80"}  # 2^120
+_FP16_E4M3 = {"kind": "f16x2", "shift": 1, "fields": "0x3F803F80", "power": "0x5C005C00"}  # 2^8
+_BF16_E2M1 = {"kind": "bf16x2", "shift": 6, "fields": "0x01C001C0", "power": "0x7E807E80"}  # 2^126
+_FP16_E2M1 = {"kind": "f16x2", "shift": 3, "fields": "0x0E000E00", "power": "0x74007400"}  # 2^14
+_BF16_BYTES = tl.constexpr(_FLOATS.format(left=0, **_BF16_E4M3))
+_FP16_BYTES = tl.constexpr(_FLOATS.format(left=0, **_FP16_E4M3))
+_BF16_E2M1_LOW = tl.constexpr(_FLOATS.format(left=4, **_BF16_E2M1))
+_BF16_E2M1_HIGH = tl.constexpr(_FLOATS.format(left=0, **_BF16_E2M1))
+_FP16_E2M1_LOW = tl.constexpr(_FLOATS.format(left=4, **_FP16_E2M1))
+_FP16_E2M1_HIGH = tl.constexpr(_FLOATS.format(left=0, **_FP16_E2M1))
 
 
 @triton.jit
@@ -105,12 +110,45 @@ def widen_e4m3(b_code, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
     if NATIVE:
         if DTYPE.is_bf16():
             b_value = tl.inline_asm_elementwise(
-                _BF16_FLOATS, "=r,=r,r", [b_code], dtype=tl.bfloat16, is_pure=True, pack=4
+                _BF16_BYTES, "=r,=r,r", [b_code], dtype=tl.bfloat16, is_pure=True, pack=4
             )
         else:
             b_value = tl.inline_asm_elementwise(
-                _FP16_FLOATS, "=r,=r,r", [b_code], dtype=tl.float16, is_pure=True, pack=4
+                _FP16_BYTES, "=r,=r,r", [b_code], dtype=tl.float16, is_pure=True, pack=4
             )
     else:
         b_value = from_e4m3(b_code).to(DTYPE)
+    return b_value
+
+
+@triton.jit
+def widen_e2m1(b_code, HALF: tl.constexpr, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """Return floats of 4 bits in DTYPE, which is exact.
+
+    Args:
+        b_code: uint8 [N, K], floats in the low bits if HALF is 0, in the high ones if it is 1.
+    """
+    if NATIVE:
+        if DTYPE.is_bf16():
+            b_value = tl.inline_asm_elementwise(
+                _BF16_E2M1_HIGH if HALF else _BF16_E2M1_LOW,
+                "=r,=r,r",
+                [b_code],
+                dtype=tl.bfloat16,
+                is_pure=True,
+                pack=4,
+            )
+        else:
+            b_value = tl.inline_asm_elementwise(
+                _FP16_E2M1_HIGH if HALF else _FP16_E2M1_LOW,
+                "=r,=r,r",
+                [b_code],
+                dtype=tl.float16,
+                is_pure=True,
+                pack=4,
+            )
+    else:
+        b_bits = ((b_code >> 4 * HALF) & 15).to(tl.uint32)
+        b_bits = ((b_bits & 8) << 28) | ((b_bits & 7) << 22)
+        b_value = (b_bits.to(tl.float32, bitcast=True) * 8.507059173023462e37).to(DTYPE)  # 2^126
     return b_value

@@ -10,6 +10,7 @@ from kernels.experts.product_kernel import block_rows
 from kernels.experts.products import expert_gated_linear, expert_linear
 from kernels.experts.routing import route
 from kernels.experts.sorting import ExpertBlocks, sort_by_expert
+from kernels.quantized.codes import BITS, Codes, Kind
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import Compiled, compile_call
 
@@ -71,6 +72,63 @@ def test_products(mixture: tuple[int, int, int, int, bool], large: bool, gpu: st
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_products_in_float32(large: bool) -> None:
     check(_products("sm_90", MIXTURES["Qwen3-30B-A3B"], torch.float32, large=large))
+
+
+# Kind, inputs per scale (None: all), output channels per scale, and types of scales and shifts.
+CODES: dict[str, tuple[Kind, int | None, int, torch.dtype, torch.dtype | None]] = {
+    "mxfp4": ("e2m1", 32, 1, torch.float8_e8m0fnu, None),
+    "awq": ("int4", 64, 1, torch.float16, torch.int8),
+    "w8a16": ("int8", None, 1, torch.bfloat16, None),
+    "fp8 rows": ("e4m3", None, 1, torch.float32, None),
+    "fp8 blocks": ("e4m3", 64, 64, torch.float32, None),
+}
+
+
+def _codes(name: str, experts: int, rows: int, depth: int) -> Codes:
+    kind, group, shared, scales, shifts = CODES[name]
+    group = group or depth
+    run = min(group & -group, 64)
+    in_bytes = run * -(-depth // (2 * run)) if BITS[kind] == 4 else depth
+    shape = experts, rows // shared, depth // group
+    return Codes(
+        _empty(experts, rows, in_bytes, dtype=torch.uint8),
+        kind,
+        run,
+        depth,
+        _empty(*shape, dtype=scales),
+        None if shifts is None else _empty(*shape, dtype=shifts),
+    )
+
+
+@each_gpu
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("name", CODES)
+def test_products_with_codes(name: str, large: bool, gpu: str) -> None:
+    hidden, inner, num, top_k, has_bias = MIXTURES["gpt-oss-20b"]
+    rows = block_rows(torch.bfloat16, 1, 1, invariant=large)
+    blocks = ExpertBlocks(_empty(100, rows, dtype=torch.int32), _empty(100, dtype=torch.int32))
+    found = compile_call(
+        gpu,
+        expert_gated_linear,
+        _empty(TOKENS, hidden),
+        _codes(name, num, 2 * inner, hidden),
+        _empty(num, 2 * inner) if has_bias else None,
+        blocks,
+        GPT_OSS,
+        top_k=top_k,
+    )
+    found += compile_call(
+        gpu,
+        expert_linear,
+        _empty(TOKENS * top_k, inner),
+        _codes(name, num, hidden, inner),
+        _empty(num, hidden) if has_bias else None,
+        blocks,
+    )
+    check(found)
+    assert len(found) == 2
+    units = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05"}
+    assert {kernel.matrix for kernel in found} == {units[gpu]}
 
 
 @each_gpu

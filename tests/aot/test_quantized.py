@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.e4m3 import FP8
 from kernels.quantized.coded_product import coded_linear
-from kernels.quantized.codes import Codes, Kind
+from kernels.quantized.codes import BITS, Codes, Kind
 from kernels.quantized.fp8_product import GROUP, fp8_linear
 from kernels.quantized.gated_rows import gated_rows
 from kernels.quantized.rows import quantize_rows
@@ -70,6 +70,7 @@ CODES: dict[str, tuple[Kind, int | None, torch.dtype | None]] = {
     "w4a16": ("int4", 32, None),
     "q4_k": ("int4", 32, torch.float16),
     "nf4": ("table4", 64, None),
+    "nvfp4": ("e2m1", 16, None),
     "gptq-8": ("int8", 128, torch.int8),
     "fp8 rows": ("e4m3", None, None),
     "fp8 blocks": ("e4m3", 128, None),
@@ -82,7 +83,8 @@ CODES: dict[str, tuple[Kind, int | None, torch.dtype | None]] = {
 def test_codes(name: str, tokens: int, gpu: str) -> None:
     kind, group, shifts = CODES[name]
     columns, depth = PROJECTIONS["Llama-3.1-8B down"]
-    has_halves = kind in ("int4", "table4")
+    has_halves = BITS[kind] == 4
+    scale_type = torch.float8_e4m3fn if name == "nvfp4" else torch.float16
     group = group or depth
     rows = 128 if name == "fp8 blocks" else 1
     scales = columns // rows, depth // group
@@ -91,9 +93,10 @@ def test_codes(name: str, tokens: int, gpu: str) -> None:
         kind,
         min(group & -group, 64),
         depth,
-        _empty(*scales, dtype=torch.float16),
+        _empty(*scales, dtype=scale_type),
         None if shifts is None else _empty(*scales, dtype=shifts),
         _empty(16, dtype=torch.float32) if kind == "table4" else None,
+        _empty(columns, dtype=torch.float32) if name == "nvfp4" else None,
     )
     found = compile_call(gpu, coded_linear, _empty(tokens, depth), weight, _empty(columns))
     check(found)

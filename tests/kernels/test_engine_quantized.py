@@ -21,9 +21,11 @@ from engine import LLM, SamplingParams
 from engine.errors import UnsupportedError
 from engine.layers.coded_linear import CodedLinear
 from engine.layers.fp8_linear import Fp8Gated, Fp8Linear
+from engine.layers.linear import Linear
 from engine.models.build import build_model
 from engine.models.gpu_forms import form_of_stored
 from engine.models.registry import read_model_spec
+from engine.quantization.fp8 import Fp8
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.registry import read_quantization
 from engine.weights import SINGLE, load_weights
@@ -47,7 +49,7 @@ SIZES = {
     # A block of 64 weights may not be of two rows.
     **{name: {"intermediate_size": 128} for name in FORMATS if name.startswith("bitsandbytes")},
 }
-NOT_SERVED = {"fp8-blocks", "compressed-fp8-block"}  # blocks of other sizes
+NOT_SERVED = {"fp8-blocks"}  # of 24 inputs, which no run of a matrix product divides
 PERMUTED = {"gptq-v2-desc-act", "compressed-w4a16-actorder"}
 STATIC = {"fp8-static", "modelopt-fp8"}  # scales of activations
 IN_FP8 = {"compressed-fp8-channel", BLOCKS, *STATIC}
@@ -84,6 +86,16 @@ def load(name: str, folder: Path) -> tuple[dict[str, Tensor], dict[str, Quantize
         if isinstance(module, QuantizedLinear)
     }
     return load_file(plain / SINGLE), found
+
+
+def fp8_of(
+    name: str, block: tuple[int, int], rows: int, columns: int, draw: torch.Generator
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the tensors of a weight with scales of blocks, and what it is."""
+    codes = torch.randn(rows, columns, generator=draw).to(torch.float8_e4m3fn)
+    scale = torch.rand(-(-rows // block[0]), columns // block[1], generator=draw) + 0.5
+    wide = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)
+    return {"weight": codes, name: scale}, codes.float() * wide
 
 
 def product_in(form: nn.Module | None) -> nn.Module:
@@ -123,6 +135,38 @@ def test_products_of_each_format(
             product = product_in(form_of_stored(module, invariant=False))
             assert isinstance(product, CodedLinear)
             assert_close(product(x), x.float() @ weight.t() + bias)
+
+
+@pytest.mark.parametrize(
+    ("block", "product"),
+    [
+        ((64, 128), Fp8Linear),
+        ((1, 128), Fp8Linear),
+        ((48, 32), CodedLinear),
+        ((128, 256), CodedLinear),
+    ],
+)
+def test_blocks_of_fp8(block: tuple[int, int], product: type[nn.Module]) -> None:
+    """Parts whose rows no block divides; activations are FP8 where a block has 128 inputs."""
+    parts, depth = {"a": 96, "b": 40}, 256
+    plain = Linear(depth, parts, bias=False, dtype=torch.float16, device=torch.device("meta"))
+    fmt = Fp8("scale", block=block)
+    linear = QuantizedLinear(plain, parts, dict.fromkeys(parts, fmt), parent="", device=DEVICE)
+    draw = torch.Generator().manual_seed(0)
+    weights = []
+    for name, rows in parts.items():
+        tensors, weight = fp8_of("scale", block, rows, depth, draw)
+        weights.append(weight.to(DEVICE))
+        for key, tensor in tensors.items():
+            linear.destinations()[f"{name}.{key}"].copy_(tensor)
+    form = form_of_stored(linear, invariant=False)
+    assert isinstance(form, product)
+    x = randn(5, depth, dtype=torch.float16)
+    rounded = x.float()
+    if product is Fp8Linear:
+        codes, scales = quantize_rows(x.view(-1, 128))
+        rounded = (codes.float() * scales[:, None]).view(x.shape)
+    assert_close(form(x), rounded @ torch.cat(weights).t())
 
 
 @pytest.mark.parametrize("name", ["awq", pytest.param("fp8-static", marks=pytest.mark.large)])

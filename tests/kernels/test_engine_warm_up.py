@@ -36,6 +36,14 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 160,
     "swap_space": 2**-6,
 }
+MIXTURE: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "moe_intermediate_size": 32,
+    "num_experts": 2,
+    "num_experts_per_tok": 2,
+}
 # What changes the numbers and shapes that a kernel gets.
 SAMPLING: tuple[dict[str, Any], ...] = (
     {},
@@ -146,19 +154,15 @@ def test_nor_in_the_deterministic_mode(checkpoint: GreedyCheckpoint) -> None:
     check_forms(found, warm)
 
 
-def test_nor_in_a_mixture_of_experts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", [False, True], ids=["floats", "awq"])
+def test_nor_in_a_mixture_of_experts(stored: bool, tmp_path: Path) -> None:
     """Whose blocks of rows depend on the number of tokens."""
     mixture = GreedyCheckpoint(
-        tmp_path,
+        tmp_path / "floats",
         "Qwen3MoeForCausalLM",
         lengths=(58, 2),
         max_tokens=1,
-        num_hidden_layers=1,
-        head_dim=32,
-        max_position_embeddings=64,
-        moe_intermediate_size=32,
-        num_experts=2,
-        num_experts_per_tok=2,
+        **MIXTURE,
     )
     settings = {
         **SETTINGS,
@@ -166,13 +170,22 @@ def test_nor_in_a_mixture_of_experts(tmp_path: Path) -> None:
         "max_num_seqs": 2,
         "max_num_batched_tokens": 64,
     }
+    folder = mixture.path
+    if stored:
+        _, folder = write_quantized(
+            "awq", tmp_path, "Qwen3MoeForCausalLM", vocab_size=400, **MIXTURE
+        )
+        byte_level_tokenizer().save_pretrained(folder)
     with recorded_forms() as warm:
-        llm = start(mixture, settings, captured=False)
-    assert names(warm) >= EXPERTS
+        llm = LLM(str(folder), device=DEVICE.type, **settings)
+        if device.INTERPRETED:
+            llm._core._runner.warm_up()
+    kernel = "experts.coded_kernel" if stored else "experts.product_kernel"
+    assert {name.rpartition(".")[0] for name in names(warm)} >= {kernel}
     with recorded_forms() as found:
         llm.generate(mixture.prompts, params({"max_tokens": 2}), use_tqdm=False)
     check_forms(found, warm)
-    rows = {text for text in found.values() if text.startswith("experts.product_kernel")}
+    rows = {text for text in found.values() if text.startswith(kernel)}
     assert len(rows) == 4, "small and large blocks of both products"
 
 

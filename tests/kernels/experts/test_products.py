@@ -9,7 +9,18 @@ from kernels.experts.activation import ExpertActivation
 from kernels.experts.product_kernel import block_rows
 from kernels.experts.products import expert_gated_linear, expert_linear, reference
 from kernels.experts.sorting import ExpertBlocks, sort_by_expert
-from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn, take_path
+from kernels.quantized import codes as formats
+from kernels.quantized.codes import Codes, Kind, stack, unpack
+from tests.kernels.quantized.test_coded_product import weight_of
+from tests.kernels.support import (
+    DEVICE,
+    TOLERANCES,
+    assert_close,
+    each_dtype,
+    padded,
+    randn,
+    take_path,
+)
 
 GPT_OSS = ExpertActivation(alpha=1.702, limit=0.7, offset=1.0)  # a limit that values reach
 
@@ -103,6 +114,70 @@ def test_gated_products(
     assert_close(out, reference(x, weight, bias, blocks, activation, top_k=top_k))
 
 
+# Values of codes, inputs per scale, and output channels; shapes fill no tile, run or block.
+CODED: tuple[tuple[Kind, int, int], ...] = (
+    ("e2m1", 32, 1),
+    ("table4", 64, 1),
+    ("int4", 48, 1),
+    ("int8", 144, 1),
+    ("e4m3", 144, 1),
+    ("e4m3", 16, 4),
+)
+each_coded = pytest.mark.parametrize("coded", CODED, ids=str)
+each_narrow_dtype = pytest.mark.parametrize(
+    "dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32], ids=str
+)
+
+
+def _coded(kind: Kind, group: int, shared: int, experts: int, rows: int) -> tuple[Codes, Tensor]:
+    """Return random codes of experts, and their weights in float32."""
+    depth = 3 * group if group < 100 else group
+    each = [
+        weight_of(kind, rows, depth, group, zeros=("integers", "none")[i % 2], rows=shared)
+        for i in range(experts)
+    ]
+    each = [(c._replace(scale=c.scale * (i + 1)), w * (i + 1)) for i, (c, w) in enumerate(each)]
+    codes = stack([codes for codes, _ in each])
+    assert [unpack(formats.expert(codes, i)).shape for i in range(experts)] == [
+        (rows, depth)
+    ] * experts
+    return codes, torch.stack([weight for _, weight in each])
+
+
+@pytest.mark.usefixtures("path")
+@each_narrow_dtype
+@each_size
+@each_coded
+def test_products_with_codes(coded: tuple[Kind, int, int], large: bool, dtype: torch.dtype) -> None:
+    codes, weight = _coded(*coded, 3, 40)
+    x = padded(randn(21, weight.shape[2], dtype=dtype) / weight.shape[2] ** 0.5)
+    bias = randn(3, 40, dtype=dtype, seed=2) if large else None
+    blocks = _blocks(_experts(21, 2, 3), 3, _rows(dtype, large))
+    out = expert_linear(x, codes, bias, blocks, top_k=2)
+    assert out.dtype == dtype
+    assert_close(out, reference(x, weight, bias, blocks, top_k=2))
+    for activation in (ExpertActivation(), GPT_OSS):
+        out = expert_gated_linear(x, codes, bias, blocks, activation, top_k=2)
+        order = torch.arange(40, device=DEVICE).view(2, 20).t().flatten()  # gates and ups alternate
+        its_bias = None if bias is None else bias[:, order]
+        wanted = reference(x, weight[:, order], its_bias, blocks, activation, top_k=2)
+        assert_close(out, wanted)
+
+
+@each_coded
+def test_codes_give_a_row_the_same_bits_whatever_rows_there_are(
+    coded: tuple[Kind, int, int],
+) -> None:
+    codes, weight = _coded(*coded, 3, 40)
+    x = randn(30, weight.shape[2], dtype=torch.float16)
+    experts, rows = _experts(30, 2, 3), _rows(torch.float16, large=True)
+    together = expert_linear(x, codes, None, _blocks(experts, 3, rows), top_k=2)
+    for part in (slice(0, 1), slice(11, 30)):
+        others = _blocks(experts[part].contiguous(), 3, rows)
+        found = expert_linear(x[part], codes, None, others, top_k=2)
+        assert torch.equal(found, together[2 * part.start : 2 * part.stop])
+
+
 @each_dtype
 def test_a_row_gets_the_same_bits_whatever_rows_there_are(dtype: torch.dtype) -> None:
     x, weight = randn(50, 96, dtype=dtype), randn(3, 40, 96, dtype=dtype, seed=1)
@@ -157,6 +232,14 @@ def test_wrong_arguments_are_named() -> None:
         expert_linear(x, weight, bias[:3], blocks, top_k=2)
     with pytest.raises(ValueError, match="top_k: must be positive"):
         expert_linear(x, weight, bias, blocks, top_k=0)
+    codes, _ = _coded("int8", 144, 1, 4, 6)
+    wide = randn(3, 144, dtype=torch.float16)
+    with pytest.raises(ValueError, match="x: must be"):
+        expert_linear(wide.float(), codes, None, blocks, top_k=2)
+    with pytest.raises(ValueError, match=r"x: must have shape \[any, 144\]"):
+        expert_linear(wide[:, :16], codes, None, blocks, top_k=2)
+    with pytest.raises(ValueError, match="weight: must have shape"):
+        expert_linear(wide, formats.expert(codes, 0), None, blocks, top_k=2)
     for wrong in ({"alpha": 0.0}, {"limit": -1.0}, {"offset": math.nan}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ExpertActivation(**wrong)

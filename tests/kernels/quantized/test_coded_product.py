@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels import device
 from kernels.quantized.coded_product import coded_linear, reference
-from kernels.quantized.codes import Codes, Kind, pack, unpack
+from kernels.quantized.codes import BITS, Codes, Kind, expert, pack, stack, unpack
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn, take_path
 
 # Rows, columns, depth, inputs per scale: less than a tile, several, splits of the depth, runs of
@@ -19,7 +19,7 @@ SHAPES = [
     (5, 64, 576, 64),
     (3, 20, 144, 144),
 ]
-KINDS: tuple[Kind, ...] = ("int4", "table4", "int8", "e4m3")
+KINDS: tuple[Kind, ...] = ("int4", "table4", "e2m1", "int8", "e4m3")
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_dtype = pytest.mark.parametrize(
     "dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32], ids=str
@@ -37,7 +37,7 @@ def weight_of(
 ) -> tuple[Codes, Tensor]:
     """Return a random weight, and its values computed as its format defines them."""
     draw = torch.Generator().manual_seed(columns)
-    most = 16 if kind in ("int4", "table4") else 256
+    most = 2 ** BITS[kind]
     steps = torch.randint(0, most, (columns, depth), generator=draw).to(DEVICE, torch.uint8)
     shape = columns // rows, depth // group
     scale = (0.5 + torch.rand(shape, generator=draw)).to(DEVICE) / 16
@@ -46,6 +46,12 @@ def weight_of(
     if kind == "table4":
         table = torch.randn(16, generator=draw).to(DEVICE)
         values = table[steps.int()]
+    elif kind == "e2m1":
+        exponent, fraction = steps >> 1 & 3, (steps & 1) / 2
+        values = torch.where(
+            exponent == 0, fraction, (1 + fraction) * 2.0 ** (exponent.float() - 1)
+        )
+        values = torch.where(steps < 8, values, -values)
     elif kind == "e4m3":
         steps[steps & 127 == 127] = 3  # NaN
         values = steps.view(torch.float8_e4m3fn).float()
@@ -70,16 +76,19 @@ def weight_of(
 def test_unpacked_weights_are_those_packed(shape: tuple[int, int, int, int], kind: Kind) -> None:
     codes, weight = weight_of(kind, *shape[1:])
     assert_close(unpack(codes), weight)
-    halves = 2 if kind in ("int4", "table4") else 1
+    halves = 8 // BITS[kind]
     assert shape[2] <= halves * codes.packed.shape[1] < shape[2] + 2 * codes.run
 
 
 def test_types_are_the_smallest_that_have_the_values() -> None:
     steps = torch.zeros(4, 64, dtype=torch.uint8, device=DEVICE)
     scale = torch.tensor([[0.5], [0.25], [2.0], [3.0]], device=DEVICE)
-    symmetric = pack(steps, "int4", scale, -8 * scale)
-    assert symmetric.shift is None
-    assert symmetric.scale.dtype == torch.float16
+    power = torch.tensor([[2.0**20], [2.0**-20], [1.0], [4.0]], device=DEVICE)
+    powers = pack(steps, "int4", power, -8 * power)
+    assert powers.shift is None
+    assert powers.scale.dtype == torch.float8_e8m0fnu
+    assert pack(steps, "e2m1", scale).scale.dtype == torch.float8_e4m3fn
+    assert pack(steps, "int4", 1.125 * scale).scale.dtype == torch.float16
     zeros = pack(steps, "int4", 2.0**-30 * scale, -(2.0**-30) * scale)
     assert zeros.scale.dtype == torch.bfloat16
     assert zeros.shift is not None
@@ -88,6 +97,20 @@ def test_types_are_the_smallest_that_have_the_values() -> None:
     assert fractions.scale.dtype == torch.float32
     assert fractions.shift is not None
     assert fractions.shift.dtype == torch.float16
+
+
+def test_experts_are_stacked_in_types_that_all_fit() -> None:
+    """Some without shifts, or with whole ones; some with scales that fewer bits have."""
+    kinds = ("none", "integers", "fractions")
+    each = [weight_of("int4", 24, 128, 64, zeros=zeros) for zeros in kinds]
+    plain = pack(torch.zeros(24, 128, dtype=torch.uint8, device=DEVICE), "int4", each[0][1][:, :2])
+    together = stack([codes for codes, _ in each] + [plain])
+    for i, (_, weight) in enumerate(each):
+        assert_close(unpack(expert(together, i)), weight)
+    assert torch.equal(unpack(expert(together, 3)), unpack(plain))
+    whole = stack([each[0][0], each[1][0]])
+    assert whole.shift is not None
+    assert whole.shift.dtype == torch.int8
 
 
 def test_groups_of_one_value_have_no_scale() -> None:
@@ -129,6 +152,28 @@ def test_shifts_and_blocks(
     codes, weight = weight_of(kind, 128, 256, 128, zeros=zeros, rows=block)
     x = randn(rows, 256, dtype=dtype)
     assert_close(coded_linear(x, codes, None), x.float() @ weight.t())
+
+
+@each_dtype
+@pytest.mark.parametrize("rows", [5, 70])
+@pytest.mark.parametrize("scale_type", [torch.float8_e4m3fn, torch.float8_e8m0fnu])
+def test_scales_of_8_bits_and_factors(
+    scale_type: torch.dtype, rows: int, dtype: torch.dtype
+) -> None:
+    """As NVFP4 and MXFP4 have: of 16 and of 32 inputs."""
+    columns, depth = 40, 96
+    group = 16 if scale_type == torch.float8_e4m3fn else 32
+    draw = torch.Generator().manual_seed(rows)
+    steps = torch.randint(0, 16, (columns, depth), generator=draw).to(DEVICE, torch.uint8)
+    scale = torch.rand(columns, depth // group, generator=draw).add(0.01).to(scale_type).float()
+    factor = torch.rand(columns, generator=draw).to(DEVICE)
+    if group == 32:
+        scale, factor = scale / 2**8, factor * 2**8  # powers that E4M3 has not
+    scale = scale.to(DEVICE)
+    codes = pack(steps, "e2m1", scale, factor=factor)
+    assert codes.scale.dtype == scale_type
+    x = randn(rows, depth, dtype=dtype)
+    assert_close(coded_linear(x, codes, None), x.float() @ unpack(codes).t())
 
 
 @each_kind

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.quantized import widen
+from kernels.quantized.codes import E2M1
 
 _TYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
 
@@ -36,6 +37,8 @@ def _result(name: str, a: int, b: int = 0, c: int = 0) -> int:
             return a | b
         case "shr", _:
             return a >> b
+        case "shl", _:
+            return a << b & 0xFFFFFFFF
         case "prmt", _:
             both = (a | b << 32).to_bytes(8, "little")
             return int.from_bytes(bytes(both[c >> 4 * i & 7] for i in range(4)), "little")
@@ -69,7 +72,7 @@ def test_integers_of_4_bits() -> None:
 
 
 def test_fp8() -> None:
-    for kind, assembly in (("bf16x2", widen._BF16_FLOATS), ("f16x2", widen._FP16_FLOATS)):
+    for kind, assembly in (("bf16x2", widen._BF16_BYTES), ("f16x2", widen._FP16_BYTES)):
         for first in range(0, 256, 4):
             codes = bytes(range(first, first + 4))
             found = run(assembly.value, int.from_bytes(codes, "little"))
@@ -77,3 +80,16 @@ def test_fp8() -> None:
             wanted = torch.tensor(list(codes), dtype=torch.uint8).view(torch.float8_e4m3fn).float()
             is_number = ~wanted.isnan()  # NaN is not stored in checkpoints
             assert torch.equal(values[is_number], wanted[is_number])
+
+
+def test_floats_of_4_bits() -> None:
+    for kind, halves in (
+        ("bf16x2", (widen._BF16_E2M1_LOW, widen._BF16_E2M1_HIGH)),
+        ("f16x2", (widen._FP16_E2M1_LOW, widen._FP16_E2M1_HIGH)),
+    ):
+        for first in range(0, 256, 4):
+            codes = bytes(range(first, first + 4))
+            for half, assembly in enumerate(halves):
+                found = run(assembly.value, int.from_bytes(codes, "little"))
+                values = torch.cat([floats(word, kind) for word in found]).tolist()
+                assert values == [E2M1[code >> 4 * half & 15] for code in codes]
