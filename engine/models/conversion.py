@@ -222,11 +222,12 @@ def num_bytes_while_loading(
     ]
     if device.type != "cpu":
         every = [module for projections in projections_of for module in projections]
-        num_bytes += sum(forms.num_bytes(module) - _num_bytes(module) for module in every)
+        # All as it is stored, then all in its forms; an FP8 of floats is never all floats.
+        more = sum(forms.num_bytes(module) - _num_bytes(module) for module in every)
+        if quantization is None:
+            more = max(more, 0)
         # A projection while it is unpacked, or read and quantised.
-        return num_bytes + max(
-            (2 * module.num_bytes_dequantized for module in quantized), default=0
-        )
+        return num_bytes + more + max(map(forms.num_bytes_while_converted, quantized), default=0)
     largest = 0
     for projections in projections_of:
         loaded = sum(map(_num_bytes, projections))

@@ -154,12 +154,20 @@ class Forms:
     def _num_bytes_on_gpu(self, module: nn.Module) -> int:
         if isinstance(module, (QuantizedLinear, QuantizedExperts)):
             if stays_quantized(module):
-                return sum(parameter.nbytes for parameter in module.parameters())
+                return module.num_bytes_on_gpu
             return module.num_bytes_dequantized
         if self.quantization == "fp8" and not isinstance(module, (Router, Experts)):
             assert isinstance(module, Linear)
             return module.weight.numel() + 4 * len(module.weight)
         return sum(parameter.nbytes for parameter in module.parameters())
+
+    def num_bytes_while_converted(self, module: QuantizedLinear | QuantizedExperts) -> int:
+        """Return the bytes that it takes on a GPU to convert a projection, beside its form."""
+        if isinstance(module, QuantizedExperts) and stays_quantized(module):
+            # Each expert is packed alone; then all are in one tensor.
+            one = 2 * module.num_bytes_dequantized // len(module.plain.down)
+            return module.num_bytes_on_gpu + one
+        return 2 * module.num_bytes_dequantized
 
     def num_bytes_of_head(self, rows: Tensor) -> int:
         """Return the bytes of the head's form on a CPU, at most."""

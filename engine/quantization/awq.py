@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
-from engine.quantization.format import Format, Stored, unpack
+from engine.quantization.format import Format, Stored, num_bytes_of_codes, unpack
 
 _BITS = 4
 _PER_WORD = 32 // _BITS
@@ -51,6 +51,9 @@ class Awq(Format):
             each.repeat_interleave(self.group_size, 0) for each in (zeros, tensors["scales"])
         )
         return ((steps - zeros) * scales).t().contiguous()
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        return num_bytes_of_codes(out_features, in_features, _BITS, self.group_size, shift=1)
 
     def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight:
         steps, zeros = (_channels(tensors[name]) for name in ("qweight", "qzeros"))

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.fields import Fields
 from engine.layers.integer_weight import Int8Weight
 from engine.layers.stored_weight import CodedWeight, of_integers
-from engine.quantization.format import Format, Stored
+from engine.quantization.format import Format, Stored, num_bytes_of_codes
 from kernels.quantized.codes import can_pack
 
 _LARGEST = 127  # the integer that stands for the largest weight of a channel
@@ -48,6 +48,9 @@ class LlmInt8(Format):
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         return can_pack(in_features)
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        return num_bytes_of_codes(out_features, in_features, 8, in_features)
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
         return of_integers(self._weight(tensors))

@@ -16,7 +16,12 @@ from torch import Tensor
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields, parse_json_object
 from engine.layers.stored_weight import CodedWeight
-from engine.quantization.format import Format, QuantizedCheckpoint, Stored
+from engine.quantization.format import (
+    Format,
+    QuantizedCheckpoint,
+    Stored,
+    num_bytes_of_codes,
+)
 from engine.quantization.ignored import is_ignored
 from engine.tensor_files.elements import read_tensor
 from engine.tensor_files.headers import StoredTensor, read_headers, where_missing
@@ -87,6 +92,10 @@ class FourBit(Format):
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         return can_pack(self.block) and in_features % self.block == 0
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        table = 16 * 4
+        return table + num_bytes_of_codes(out_features, in_features, 4, self.block)
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
         if self.shape[1] % self.block:

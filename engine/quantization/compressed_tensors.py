@@ -12,7 +12,7 @@ from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerKind
 from engine.layers.stored_weight import CodedWeight, in_groups
-from engine.quantization.format import Format, Stored, unpack
+from engine.quantization.format import Format, Stored, num_bytes_of_codes, unpack
 from engine.quantization.fp8 import Fp8
 from engine.quantization.nvfp4 import Nvfp4
 from kernels.quantized.codes import can_pack
@@ -41,6 +41,9 @@ class Int8Channels(Format):
 
     def integer_kind(self, in_features: int) -> IntegerKind:
         return IntegerKind(8, None)
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        return num_bytes_of_codes(out_features, in_features, 8, in_features)
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return tensors["weight"].float() * tensors["weight_scale"]
@@ -107,6 +110,13 @@ class PackedGroups(Format):
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         return can_pack(self.group_size or in_features)
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        order = 8 * in_features if self.has_group_index else 0
+        shift = self.bits // 4 if self.has_zeros else 0  # of 8 bits it may be one of 16
+        return order + num_bytes_of_codes(
+            out_features, in_features, self.bits, self.group_size or in_features, shift=shift
+        )
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
         steps, scales = self._steps(tensors).to(torch.uint8), tensors["weight_scale"]

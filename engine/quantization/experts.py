@@ -99,6 +99,11 @@ class QuantizedExperts(nn.Module):
         """Whether `for_gpu` returns weights, as far as it is known before they are read."""
         return all(self._part(name).stays_on_gpu for name in self.stored)
 
+    @property
+    def num_bytes_on_gpu(self) -> int:
+        """The bytes of what `for_gpu` returns, at most."""
+        return sum(self._part(name).num_bytes_on_gpu for name in self.stored)
+
     def for_gpu(self) -> tuple[Codes, Codes] | None:
         """Return gates, ups and downs as they are stored, for products on a GPU that widen them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
@@ -65,6 +66,13 @@ class Format(Protocol):
         kind = self.integer_kind(in_features)
         return kind is not None and can_pack(kind.group_size or in_features)
 
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        """Return the bytes that the weight of `for_gpu` takes, at most."""
+        kind = self.integer_kind(in_features)
+        assert kind is not None
+        group = kind.group_size or in_features
+        return num_bytes_of_codes(out_features, in_features, kind.bits, group, scale=4, shift=2)
+
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight | None:
         """Return the weight as it is stored, for products on a GPU; None: there are none of it.
 
@@ -107,6 +115,15 @@ class QuantizedCheckpoint(Protocol):
         Raises:
             CheckpointError: the checkpoint lacks it.
         """
+
+
+def num_bytes_of_codes(
+    out_features: int, in_features: int, bits: int, group: int, *, scale: int = 4, shift: int = 0
+) -> int:
+    """Return the bytes of a weight in codes, with `scale` and `shift` of each group of inputs."""
+    run = 2 * math.gcd(group, 64) if bits == 4 else 1  # rows of 4 bits end with whole runs
+    padded = -(-in_features // run) * run
+    return out_features * (padded * bits // 8 + in_features // group * (scale + shift))
 
 
 def unpack(packed: Tensor, bits: int, dim: int) -> Tensor:

@@ -6,6 +6,7 @@ compressed-tensors' `float-quantized`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,6 +61,11 @@ class Fp8(Format):
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         columns = in_features if self.block is None else self.block[1]
         return can_pack(columns) and in_features % columns == 0
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        rows, columns = (1, in_features) if self.block is None else self.block
+        scales = out_features // math.gcd(out_features, rows) * (in_features // columns)
+        return out_features * in_features + 4 * (scales + self.has_input_scale)
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight:
         weight, scale = tensors["weight"], tensors[self.scale_name]

@@ -12,7 +12,7 @@ from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.layers.stored_weight import CodedWeight, in_groups
-from engine.quantization.format import Format, Stored, unpack
+from engine.quantization.format import Format, Stored, num_bytes_of_codes, unpack
 from kernels.quantized.codes import can_pack
 
 
@@ -65,6 +65,13 @@ class Gptq(Format):
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         return can_pack(in_features if self.group_size == -1 else self.group_size)
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        group = in_features if self.group_size == -1 else self.group_size
+        order = 8 * in_features if self.desc_act else 0
+        # A zero of 8 bits may be one of 16 beside the middle.
+        shift = self.bits // 4
+        return order + num_bytes_of_codes(out_features, in_features, self.bits, group, shift=shift)
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
         scales = tensors["scales"]

@@ -16,7 +16,7 @@ from engine.layers.stored_weight import (
     stack_coded,
     stack_fp8,
 )
-from engine.quantization.format import Format
+from engine.quantization.format import Format, num_bytes_of_codes
 from engine.quantization.stored import StoredProjection
 
 
@@ -118,6 +118,17 @@ class QuantizedLinear(nn.Module):
     def stays_on_gpu(self) -> bool:
         """Whether `for_gpu` returns a weight, as far as it is known before the weights are read."""
         return all(part.stays_on_gpu for part in self._parts().values())
+
+    @property
+    def num_bytes_on_gpu(self) -> int:
+        """The bytes of the weight that `for_gpu` returns, at most, as codes."""
+        parts = self._parts().values()
+        kind = self.integer_kind
+        if kind is None or len({part.integer_kind for part in parts}) == 1:
+            return sum(part.num_bytes_on_gpu for part in parts)
+        rows, columns = self.plain.weight.shape  # in the most bits of them
+        group = kind.group_size or columns
+        return num_bytes_of_codes(rows, columns, kind.bits, group, shift=2)
 
     def for_gpu(self) -> Fp8Weight | CodedWeight | None:
         """Return the weight as it is stored, for products on a GPU; None: there are none of it.

@@ -16,7 +16,7 @@ from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.stored_weight import CodedWeight
 from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
-from engine.quantization.format import Format, Stored
+from engine.quantization.format import Format, Stored, num_bytes_of_codes
 
 _BLOCK = 32
 _EXPONENT_BIAS = 127
@@ -53,6 +53,9 @@ class Mxfp4(Format):
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         return True
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        return num_bytes_of_codes(out_features, in_features, 4, _BLOCK, scale=1)
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
         # 2^-127 has no normal float32; what it is of is 0 beside any other weight, twice as well.

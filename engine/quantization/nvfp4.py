@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.layers.stored_weight import CodedWeight
 from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
-from engine.quantization.format import Format, Stored
+from engine.quantization.format import Format, Stored, num_bytes_of_codes
 
 _BLOCK = 16
 
@@ -61,6 +61,10 @@ class Nvfp4(Format):
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         return True
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        factors = 4 * out_features
+        return factors + num_bytes_of_codes(out_features, in_features, 4, _BLOCK, scale=1)
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
         steps, shared = unpack_nibbles(tensors[self.weight_name]), tensors[self.global_name]

@@ -38,6 +38,7 @@ class StoredProjection(nn.Module):
     ) -> None:
         super().__init__()
         self._format, self._path = fmt, path
+        self._shape, self._count = (out_features, in_features), count or 1
         self.integer_kind = fmt.integer_kind(in_features)
         self.stays_on_gpu = fmt.stays_on_gpu(out_features, in_features)
         leading = () if count is None else (count,)
@@ -55,6 +56,11 @@ class StoredProjection(nn.Module):
         In a list of modules they could not have the dots that some names have.
         """
         return dict(zip(self._names, self._tensors, strict=True))
+
+    @property
+    def num_bytes_on_gpu(self) -> int:
+        """The bytes that what `for_gpu` returns takes, at most; of all experts."""
+        return self._count * self._format.num_bytes_on_gpu(*self._shape)
 
     def checked(self) -> dict[str, Tensor]:
         """Return the tensors.
