@@ -7,10 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.layers.norm import RMSNorm
 from engine.layers.stored_weight import Fp8Weight
 from kernels.cpu.activation import Activation
 from kernels.quantized.fp8_product import GROUP, fp8_linear
 from kernels.quantized.gated_rows import gated_rows
+from kernels.quantized.normed_rows import normed_rows
 from kernels.quantized.rows import quantize_rows
 
 
@@ -80,7 +82,41 @@ class Fp8Gated(nn.Module):
         self._activation = activation
         self._group, self._scale = down.group, down.input_scale
 
-    def forward(self, x: Tensor) -> Fp8Rows:
+    @property
+    def projection(self) -> nn.Module:
+        """What computes gates and ups."""
+        return self._projection
+
+    def forward(self, x: Tensor | Fp8Rows) -> Fp8Rows:
         gate_up: Tensor = self._projection(x)
         codes, scales = gated_rows(gate_up, self._activation, group=self._group, scale=self._scale)
         return Fp8Rows(codes, scales, gate_up.dtype)
+
+
+class Fp8Norm(nn.Module):
+    """What `norm` does, quantised for the product `following`."""
+
+    def __init__(self, norm: RMSNorm, following: Fp8Linear) -> None:
+        super().__init__()
+        self._norm = norm
+        self._group, self._scale = following.group, following.input_scale
+
+    def forward(self, x: Tensor) -> Fp8Rows:
+        return self._quantized(x, None)[0]
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Fp8Rows, Tensor]:
+        """Return the norm of `x + residual`, and the sum."""
+        return self._quantized(x, residual)
+
+    def _quantized(self, x: Tensor, residual: Tensor | None) -> tuple[Fp8Rows, Tensor]:
+        norm = self._norm
+        codes, scales, total = normed_rows(
+            x,
+            residual,
+            norm.weight,
+            norm.eps,
+            unit_offset=norm.unit_offset,
+            group=self._group,
+            scale=self._scale,
+        )
+        return Fp8Rows(codes, scales, x.dtype), total

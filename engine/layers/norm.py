@@ -40,14 +40,14 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = parameter(size, dtype=dtype, device=device)
         self.eps = eps
-        self._unit_offset = unit_offset
+        self.unit_offset = unit_offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, unit_offset=self._unit_offset)
+        return rms_norm(x, self.weight, self.eps, unit_offset=self.unit_offset)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of `x + residual`, and the sum."""
-        return rms_norm_add(x, residual, self.weight, self.eps, unit_offset=self._unit_offset)
+        return rms_norm_add(x, residual, self.weight, self.eps, unit_offset=self.unit_offset)
 
 
 class LayerNorm(nn.Module):

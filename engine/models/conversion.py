@@ -23,7 +23,7 @@ from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer
 from engine.models.forms import Forms
 from engine.models.fused_layers import FusedLayers, can_fuse
-from engine.models.gpu_forms import fuse_quantisation
+from engine.models.gpu_forms import fuse_norms, fuse_quantisation
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.cpu import linear as panels
@@ -157,6 +157,8 @@ class Conversion:
                 setattr(module, name, form)
         if isinstance(module, GatedMLP):
             fuse_quantisation(module)
+        if isinstance(module, DecoderLayer):
+            fuse_norms(module)
 
     def finish(self, read_head: Callable[[], IntegerWeight | None] = lambda: None) -> None:
         """Convert the layers that have not been, and the head.

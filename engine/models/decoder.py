@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.layers import moe
 from engine.layers.attention import Attention, LayerCache, QKNorm, StepAttention
+from engine.layers.fp8_linear import Fp8Norm
 from engine.layers.mlp import GatedMLP, PlainMLP
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rotary import RotaryEmbedding
@@ -89,6 +91,7 @@ class DecoderLayer(nn.Module):
 
     Attributes:
         attention_norm, mlp_norm: before the attention and the MLP; None where there is none.
+            Conversion may let them quantise.
         attention_output_norm, mlp_output_norm: after them; likewise.
     """
 
@@ -96,7 +99,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.spec = spec
 
-        def norm(*places: NormPlaces) -> RMSNorm | LayerNorm | None:
+        def norm(*places: NormPlaces) -> RMSNorm | LayerNorm | Fp8Norm | None:
             return _norm(spec.norm, hidden_size, scheme) if spec.norms in places else None
 
         self.attention_norm = norm("pre", "sandwich", "parallel")
@@ -138,8 +141,8 @@ class DecoderLayer(nn.Module):
 
 
 def _add_and_norm(
-    norm: RMSNorm | LayerNorm | None, x: Tensor, residual: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    norm: RMSNorm | LayerNorm | Fp8Norm | None, x: Tensor, residual: Tensor | None
+) -> tuple[Any, Tensor]:
     """Return the norm of `x + residual`, and the sum; without a norm the sum twice."""
     if norm is not None and residual is not None:
         return norm.add(x, residual)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from engine.layers.attention import LayerCache
 from engine.layers.mlp import GatedMLP
+from engine.layers.norm import RMSNorm
 from engine.layers.panel_linear import PanelLinear
 from engine.models.batch import Batch
 from engine.models.decoder import DecoderLayer
@@ -98,8 +99,8 @@ def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
 
 def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
     attention = layer.self_attn
-    assert layer.attention_norm is not None
-    assert layer.mlp_norm is not None
+    assert isinstance(layer.attention_norm, RMSNorm)
+    assert isinstance(layer.mlp_norm, RMSNorm)
     tensors: dict[str, Tensor] = {
         "input_layernorm.weight": layer.attention_norm.weight,
         "post_attention_layernorm.weight": layer.mlp_norm.weight,

@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from engine.layers.coded_experts import CodedExperts
 from engine.layers.coded_linear import CodedLinear
-from engine.layers.fp8_linear import Fp8Gated, Fp8Linear
+from engine.layers.fp8_linear import Fp8Gated, Fp8Linear, Fp8Norm
 from engine.layers.linear import Gated, GatedLinear
 from engine.layers.mlp import GatedMLP
+from engine.layers.norm import RMSNorm
 from engine.layers.stored_weight import Fp8Weight, quantize_fp8
+from engine.models.decoder import DecoderLayer
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.device import multiplies_fp8
@@ -69,6 +71,19 @@ def fuse_quantisation(mlp: GatedMLP) -> None:
     gated, down = mlp.gate_up_proj, mlp.down_proj
     if isinstance(gated, Gated) and isinstance(down, Fp8Linear):
         mlp.gate_up_proj = Fp8Gated(gated.projection, gated.activation, down)
+
+
+def fuse_norms(layer: DecoderLayer) -> None:
+    """Let the norms of a converted layer quantise for products of FP8, where nothing else reads."""
+    qkv, mlp = layer.self_attn.qkv_proj, layer.mlp
+    if layer.spec.norms == "parallel":
+        return
+    if isinstance(layer.attention_norm, RMSNorm) and isinstance(qkv, Fp8Linear):
+        layer.attention_norm = Fp8Norm(layer.attention_norm, qkv)
+    gated = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else None
+    product = gated.projection if isinstance(gated, (Fp8Gated, Gated)) else None
+    if isinstance(layer.mlp_norm, RMSNorm) and isinstance(product, Fp8Linear):
+        layer.mlp_norm = Fp8Norm(layer.mlp_norm, product)
 
 
 def _of_fp8(weight: Fp8Weight, bias: Tensor | None, *, invariant: bool) -> nn.Module:

@@ -17,6 +17,7 @@ from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Kind, pack, unpack
 from kernels.quantized.fp8_product import GROUP, fp8_linear
 from kernels.quantized.gated_rows import gated_rows
+from kernels.quantized.normed_rows import normed_rows
 from kernels.quantized.rows import quantize_rows, reference
 from kernels.quantized.splits import MOST_SPLIT
 
@@ -49,6 +50,25 @@ def _gated(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> 
         peers={"torch": partial(unfused, x)},
         compiled=partial(unfused, x),
         bytes=numel_bytes(x) + tokens * (size + 4),
+    )
+
+
+def _normed(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> Work:
+    x, residual = (randn(tokens, size, dtype=dtype, device=device, seed=seed) for seed in (0, 1))
+    weight = randn(size, dtype=dtype, device=device, seed=2)
+
+    def unfused(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return reference(F.rms_norm(x + residual, (size,), weight, 1e-5))
+
+    def ours(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        codes, scales, _ = normed_rows(x, residual, weight, 1e-5, unit_offset=False, group=None)
+        return codes, scales[:, 0]
+
+    return Work(
+        ours=partial(ours, x, residual),
+        peers={"torch": partial(unfused, x, residual)},
+        compiled=partial(unfused, x, residual),
+        bytes=3 * numel_bytes(x) + tokens * (size + 4),
     )
 
 
@@ -157,6 +177,7 @@ CASES += [
     for label, build, size in (
         ("to fp8", _rows, LLAMA_8B.hidden),
         ("activation to fp8", _gated, LLAMA_8B.inner),
+        ("norm to fp8", _normed, LLAMA_8B.hidden),
     )
     for tokens in (8192, 1)
 ]

@@ -9,6 +9,7 @@ from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import BITS, Codes, Kind
 from kernels.quantized.fp8_product import GROUP, fp8_linear
 from kernels.quantized.gated_rows import gated_rows
+from kernels.quantized.normed_rows import normed_rows
 from kernels.quantized.rows import quantize_rows
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
@@ -41,6 +42,15 @@ def test_rows(size: int, is_static: bool, gpu: str) -> None:
 @pytest.mark.parametrize("group", [None, GROUP])
 def test_gated_rows(size: int, group: int | None, gpu: str) -> None:
     check(compile_call(gpu, gated_rows, _empty(64, 2 * size), "silu", group=group))
+
+
+@each_fp8_gpu
+@pytest.mark.parametrize("size", [896, 4096, 8192])
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_normed_rows(size: int, group: int | None, gpu: str) -> None:
+    x = _empty(64, size)
+    check(compile_call(gpu, normed_rows, x, x, x[0], 1e-5, unit_offset=False, group=group))
+    check(compile_call(gpu, normed_rows, x, None, x[0], 1e-5, unit_offset=True, group=group))
 
 
 @each_fp8_gpu

@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 from engine import LLM, SamplingParams
 from engine.errors import UnsupportedError
 from engine.layers.coded_linear import CodedLinear
-from engine.layers.fp8_linear import Fp8Gated, Fp8Linear
+from engine.layers.fp8_linear import Fp8Gated, Fp8Linear, Fp8Norm
 from engine.layers.linear import Linear
 from engine.models.build import build_model
 from engine.models.gpu_forms import form_of_stored
@@ -214,6 +214,7 @@ def test_fp8_while_loading(tmp_path: Path) -> None:
     modules = list(llm._core._runner.model.model.layers.modules())
     assert sum(isinstance(each, Fp8Linear) for each in modules) == 4
     assert sum(isinstance(each, Fp8Gated) for each in modules) == 1
+    assert sum(isinstance(each, Fp8Norm) for each in modules) == 2
     (expected,) = plain.generate(PROMPTS[:1], params, use_tqdm=False)
     (alone,) = llm.generate(PROMPTS[:1], params, use_tqdm=False)
     capturer = ReplayingCapturer()
