@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstdint>
 
+#include "attention_keys.h"
 #include "attention_packing.h"
 #include "attention_scratch.h"
 #include "attention_tasks.h"
-#include "attention_tiles.h"
 #include "exponential.h"
 #include "kernels.h"
 #include "tile.h"
@@ -38,8 +38,8 @@ class RowAttention {
           s_.scores + row * kKeys, first + row, std::min(low, tile.count),
           std::clamp<int64_t>(own + 1 - key, 0, tile.count));
     }
-    pack_values(tile, head, columns, fetch);
-    add_values(first, rows, columns, tile.count);
+    pack_values(tile, head, fetch);
+    add_values(first, rows, tile.count);
   }
 
  private:
@@ -49,33 +49,12 @@ class RowAttention {
 
   void score(int64_t first, int64_t rows, int64_t columns) {
     const float* query = s_.query + first * layout_.units;
-#ifdef TRIDENT_TILES
-    if (layout_.tiles) {
-      return multiply_rows_on_tiles<false>(
-          query, layout_.units, s_.keys, kKeys, layout_.units, columns, s_.scores, kKeys);
-    }
-#endif
     multiply<kPairs<T>>(
         rows, query, layout_.units, s_.keys, kKeys, units(), columns, s_.scores, kKeys, nullptr);
   }
 
-  void add_values(int64_t first, int64_t rows, [[maybe_unused]] int64_t columns,
-      [[maybe_unused]] int64_t keys) {
+  void add_values(int64_t first, int64_t rows, int64_t keys) {
     float* out = s_.out + first * layout_.dim;
-#ifdef TRIDENT_TILES
-    if (layout_.tiles) {
-      for (int64_t row = 0; row < rows; ++row) {
-        if (const float keep = s_.keep[first + row]; keep != 1.0f) {
-          for (int64_t i = row * layout_.dim; i < (row + 1) * layout_.dim; i += W) {
-            (Vec::loadu(out + i) * Vec(keep)).store(out + i);
-          }
-        }
-      }
-      return multiply_rows_on_tiles<true>(
-          s_.scores, kKeys, s_.values, layout_.dim, columns / kPerUnit<T>, layout_.dim, out,
-          layout_.dim);
-    }
-#endif
     multiply<kPairs<T>>(
         rows, s_.scores, kKeys, s_.values, layout_.dim, units_of<T>(keys), layout_.dim, out,
         layout_.dim, s_.keep + first);
@@ -101,7 +80,7 @@ class RowAttention {
 
   // Packs values into rows of units, zeros for keys that there are not, and prefetches those of the
   // next tile likewise.
-  void pack_values(const KeyRows& tile, int64_t head, int64_t columns, const auto& fetch) {
+  void pack_values(const KeyRows& tile, int64_t head, const auto& fetch) {
     const T* values = a_.value_cache + head * a_.dim;
     const int64_t count = tile.count;
     for (int64_t j = 0; j < count; j += kPerUnit<T>) {
@@ -115,9 +94,6 @@ class RowAttention {
         right.store(to + W);
       }
     }
-    std::fill(
-        s_.values + units_of<T>(count) * layout_.dim,
-        s_.values + columns / kPerUnit<T> * layout_.dim, 0.0f);
   }
 
   // Turns a row's scores into weights for keys [low, high) of the tile; the others get 0.

@@ -16,15 +16,15 @@ using Floats = Aligned<float>;
 template <typename T>
 struct Scratch {
   Floats memory;
-  float *query, *keys, *values, *scores, *out, *columns, *maximum, *sum, *keep;
+  float *query, *keys, *values, *scores, *weights, *out, *columns, *maximum, *sum, *keep;
 
   explicit Scratch(const Layout<T>& layout) {
     const int64_t rows = std::max(kTaskRows, round_up(layout.group, kTileRows));
     const int64_t sizes[] = {
         rows * layout.units, kKeys * layout.units, kKeys * layout.dim, rows * kKeys,
-        rows * layout.dim, layout.tiles ? rows * layout.dim : 0, rows, rows, rows};
-    float** const parts[] = {&query,   &keys, &values, &scores, &out,
-                             &columns, &maximum, &sum, &keep};
+        layout.tiles ? 2 * kTileRows * kKeys : 0, rows * layout.dim, layout.tiles ? rows * layout.dim : 0, rows, rows, rows};
+    float** const parts[] = {&query,   &keys, &values, &scores, &weights,
+                             &out, &columns, &maximum, &sum, &keep};
     int64_t total = 0;
     for (const int64_t size : sizes) {
       total += round_up(size, 16);

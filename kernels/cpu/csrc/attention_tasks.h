@@ -36,21 +36,16 @@ struct Task {
   }
 };
 
-// Where the keys of a tile are.
-struct KeyRows {
-  int64_t rows[kKeys];  // offsets into the caches: the first KV head of each key
-  int64_t count = 0, kv_heads = 0;
-  int64_t skipped;      // keys that no query of the task sees
-};
-
 template <typename T>
 struct Layout {
   bool tiles, splits;         // whether products are on AMX, and keys may be divided
+  bool in_place;              // whether tiles can be loaded from the cache
   int64_t group, units, dim;  // padded to whole vectors and panels
 
   explicit Layout(const PagedAttention<T>& a)
       : tiles(kPairs<T> && has_tiles()),
         splits(a.splits),
+        in_place(a.dim % (2 * W) == 0 && a.block_size % kTileRows == 0),
         group(a.heads / a.kv_heads),
         units(round_up(units_of<T>(a.dim), W)),
         dim(round_up(a.dim, kColumns)) {}
@@ -62,6 +57,14 @@ struct Layout {
   // vector would have few of them; but not where a result must not depend on how many there are.
   bool in_columns(int64_t count) const {
     return tiles && (!splits || count * group > kTileRows);
+  }
+  // Whether they are columns that several KV heads share.
+  bool in_groups(int64_t count) const {
+    return tiles && !in_columns(count);
+  }
+  // The KV heads that share a tile of `count` queries. Rows that are copied are of one head.
+  int64_t heads_per_tile(int64_t count) const {
+    return in_place && in_groups(count) ? kTileRows / (count * group) : 1;
   }
   // Rows of `count` queries for a KV head, with padding to whole tiles.
   int64_t places(int64_t count) const {

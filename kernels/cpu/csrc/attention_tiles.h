@@ -1,4 +1,5 @@
-// A tile of keys and its values on AMX. For attention_rows.h and attention_worker.h alone.
+// A tile of keys and its values on AMX, for many queries. For attention_groups.h and
+// attention_worker.h alone.
 //
 // Many queries are columns: keys are the unit's first operand where they lie in the cache, and the
 // softmax of a query runs down a lane of a register. So does the second product: values, transposed,
@@ -11,19 +12,21 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "attention_keys.h"
 #include "attention_packing.h"
 #include "attention_scratch.h"
+#include "attention_softmax.h"
 #include "attention_tasks.h"
-#include "exponential.h"
 #include "kernels.h"
 
 namespace trident {
 namespace {
 
-// c (+)= a b for one or two runs of 16 rows, and one or two of 16 columns. A step is 16 units deep.
+// c (+)= a b for one or two runs of 16 rows, and one or two of 16 columns. A step is 16 units deep,
+// and b(step) is where its rows of b are.
 template <int RUNS, int COLUMNS, bool ADDS>
 inline void multiply_tiles(
-    const char* first, const char* second, int64_t row_bytes, const float* b, int64_t ldb,
+    const char* first, const char* second, int64_t row_bytes, const auto& b, int64_t ldb,
     int64_t steps, float* c, int64_t ldc) {
   float* const below = c + kTileRows * ldc;
   if constexpr (ADDS) {
@@ -43,8 +46,9 @@ inline void multiply_tiles(
     zero_tile<2>();
     zero_tile<3>();
   }
-  for (int64_t k = 0; k < steps; ++k, b += kTileUnits * ldb) {
-    load_tile<6>(b, ldb * 4);
+  for (int64_t k = 0; k < steps; ++k) {
+    const float* const right = b(k);
+    load_tile<6>(right, ldb * 4);
     load_tile<4>(first + k * kTileRowBytes, row_bytes);
     BFloat16Tiles::multiply<0, 4, 6>();
     if constexpr (RUNS == 2) {
@@ -52,7 +56,7 @@ inline void multiply_tiles(
       BFloat16Tiles::multiply<2, 5, 6>();
     }
     if constexpr (COLUMNS == 2) {
-      load_tile<7>(b + W, ldb * 4);
+      load_tile<7>(right + W, ldb * 4);
       BFloat16Tiles::multiply<1, 4, 7>();
       if constexpr (RUNS == 2) {
         BFloat16Tiles::multiply<3, 5, 7>();
@@ -71,18 +75,6 @@ inline void multiply_tiles(
   }
 }
 
-// c (+)= a b, for a tile of rows: a [16, depth], b [depth, columns]. Columns are whole panels, and the
-// depth whole tiles.
-template <bool ADDS>
-void multiply_rows_on_tiles(
-    const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, int64_t columns,
-    float* c, int64_t ldc) {
-  const char* rows = reinterpret_cast<const char*>(a);
-  for (int64_t n = 0; n < columns; n += 2 * W) {
-    multiply_tiles<1, 2, ADDS>(rows, rows, lda * 4, b + n, ldb, depth / kTileUnits, c + n, ldc);
-  }
-}
-
 // The queries of one KV head of a task: columns, padded to whole tiles.
 struct QueryColumns {
   float* query;   // [units, places]
@@ -97,10 +89,9 @@ struct QueryColumns {
   }
 };
 
-// Where the keys of a tile are, 16 by 16, and how many there are from position `first` on.
 struct KeyTile {
-  const char* keys[kKeys / kTileRows];
-  int64_t row_bytes, first, count;
+  KeyRuns runs;
+  int64_t first, count;  // the first position, and the number of keys
 };
 
 template <typename T>
@@ -159,19 +150,20 @@ class TileAttention {
   template <int COLUMNS>
   void attend_some(const QueryColumns& q, const KeyTile& tile, int64_t column) {
     constexpr int64_t kStride = 2 * W;
-    const float* query = q.query + column;
+    const auto query = [&](int64_t k) { return q.query + k * kTileUnits * q.places + column; };
+    const auto weights = [&](int64_t k) { return weights_ + k * kTileUnits * kStride; };
     const int64_t query_steps = layout_.units / kTileUnits;
     int64_t run = 0;
     for (; run + kTileRows < tile.count; run += 2 * kTileRows) {
-      const char* const* keys = tile.keys + run / kTileRows;
+      const char* const* keys = tile.runs.keys + run / kTileRows;
       multiply_tiles<2, COLUMNS, false>(
-          keys[0], keys[1], tile.row_bytes, query, q.places, query_steps, scores_ + run * kStride,
+          keys[0], keys[1], tile.runs.row_bytes, query, q.places, query_steps, scores_ + run * kStride,
           kStride);
     }
     if (run < tile.count) {
-      const char* keys = tile.keys[run / kTileRows];
+      const char* keys = tile.runs.keys[run / kTileRows];
       multiply_tiles<1, COLUMNS, false>(
-          keys, keys, tile.row_bytes, query, q.places, query_steps, scores_ + run * kStride,
+          keys, keys, tile.runs.row_bytes, query, q.places, query_steps, scores_ + run * kStride,
           kStride);
     }
     for (int64_t v = 0; v < COLUMNS; ++v) {
@@ -181,7 +173,7 @@ class TileAttention {
       const float* values = values_ + i * kPairs;
       multiply_tiles<2, COLUMNS, true>(
           reinterpret_cast<const char*>(values),
-          reinterpret_cast<const char*>(values + kTileRows * kPairs), kPairs * 4, weights_, kStride,
+          reinterpret_cast<const char*>(values + kTileRows * kPairs), kPairs * 4, weights, kStride,
           steps(tile.count), q.out + i * q.places + column, q.places);
     }
   }
@@ -190,47 +182,17 @@ class TileAttention {
   void weigh(
       const QueryColumns& q, const KeyTile& tile, int64_t column, float* scores, float* weights) {
     constexpr int64_t kStride = 2 * W;
-    const bool is_limited = limit(q, tile, column, scores);
-    const Vec scale(is_limited ? 1.0f : a_.scale);
-    const Vec before = Vec::loadu(q.maximum + column);
-    Vec most[4] = {Vec(kNothing), Vec(kNothing), Vec(kNothing), Vec(kNothing)};
-    int64_t j = 0;
-    for (; j + 4 <= tile.count; j += 4) {
-#pragma GCC unroll 4
-      for (int64_t i = 0; i < 4; ++i) {
-        most[i] = _mm512_max_ps(Vec::loadu(scores + (j + i) * kStride), most[i]);
-      }
+    int32_t own[W];
+    for (int64_t i = 0; i < W; ++i) {
+      own[i] = static_cast<int32_t>(q.position_of(column + i, layout_.group) - tile.first);
     }
-    for (; j < tile.count; ++j) {
-      most[0] = _mm512_max_ps(Vec::loadu(scores + j * kStride), most[0]);
+    ColumnSoftmax<T, kStride> softmax(
+        a_, scores, tile.count, _mm512_loadu_si512(own), q.maximum + column);
+    for (int64_t j = 0; j < round_up(tile.count, 2 * W); j += 2) {
+      const Vec first = softmax.weight(j);
+      interleaved(first, softmax.weight(j + 1)).store(weights + j / 2 * kStride);
     }
-    const Vec largest = _mm512_max_ps(
-        Vec(_mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]))) * scale,
-        before);
-    // What has seen no key yet has no maximum.
-    const __mmask16 none = _mm512_cmp_ps_mask(largest, Vec(kNothing), _CMP_EQ_OQ);
-    const Vec shift = _mm512_mask_mov_ps(largest, none, Vec(0.0f));
-    const __m512i order = _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
-        19, 3, 18, 2, 17, 1, 16, 0);
-    Vec sum(0.0f);
-    const auto weight = [&](int64_t k) {
-      return exponential<T>(Vec(_mm512_fmsub_ps(Vec::loadu(scores + k * kStride), scale, shift)));
-    };
-    const auto put = [&](int64_t k, Vec first, Vec second) {
-      sum = sum + (first + second);
-      const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, first);
-      _mm512_storeu_si512(weights + k / 2 * kStride, _mm512_permutexvar_epi16(order, both));
-    };
-    for (j = 0; j + 2 <= tile.count; j += 2) {
-      put(j, weight(j), weight(j + 1));
-    }
-    for (; j < round_up(tile.count, 2 * W); j += 2) {
-      put(j, j < tile.count ? weight(j) : Vec(0.0f), Vec(0.0f));
-    }
-    const Vec keep = (before - shift).exp();
-    (Vec::loadu(q.sum + column) * keep + sum).store(q.sum + column);
-    largest.store(q.maximum + column);
+    const Vec keep = softmax.finish(q.sum + column);
     if (_mm512_cmp_ps_mask(keep, Vec(1.0f), _CMP_NEQ_UQ) != 0) {
       for (int64_t i = 0; i < a_.dim; ++i) {
         float* out = q.out + i * q.places + column;
@@ -238,42 +200,6 @@ class TileAttention {
       }
     }
   }
-
-  // Scales and caps the scores of 16 columns, where there is a cap or a key that a query does not see,
-  // whose score becomes -inf; returns whether it did.
-  bool limit(const QueryColumns& q, const KeyTile& tile, int64_t column, float* scores) {
-    constexpr int64_t kStride = 2 * W;
-    const Vec scale(a_.scale);
-    int32_t own[W];
-    for (int64_t i = 0; i < W; ++i) {
-      own[i] = static_cast<int32_t>(q.position_of(column + i, layout_.group) - tile.first);
-    }
-    const bool is_whole =
-        own[0] + 1 >= tile.count && (a_.window == 0 || own[W - 1] - a_.window + 1 <= 0);
-    if (is_whole && a_.soft_cap == 0 && a_.scale > 0) {
-      return false;
-    }
-    const __m512i last = _mm512_loadu_si512(own);
-    const int64_t window = a_.window == 0 ? kNoWindow : a_.window;
-    const __m512i before = _mm512_sub_epi32(last, _mm512_set1_epi32(static_cast<int32_t>(window)));
-    for (int64_t j = 0; j < tile.count; ++j) {
-      Vec score = Vec::loadu(scores + j * kStride) * scale;
-      if (a_.soft_cap > 0) {
-        const Vec cap(a_.soft_cap);
-        score = (score / cap).tanh() * cap;
-      }
-      if (!is_whole) {
-        const __m512i key = _mm512_set1_epi32(static_cast<int32_t>(j));
-        const __mmask16 seen =
-            _mm512_cmple_epi32_mask(key, last) & _mm512_cmpgt_epi32_mask(key, before);
-        score = _mm512_mask_mov_ps(Vec(kNothing), seen, score);
-      }
-      score.store(scores + j * kStride);
-    }
-    return true;
-  }
-
-  static constexpr int64_t kNoWindow = 1 << 30;
 
   const PagedAttention<T>& a_;
   const Layout<T>& layout_;

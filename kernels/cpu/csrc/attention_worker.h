@@ -8,6 +8,8 @@
 #include <optional>
 #include <type_traits>
 
+#include "attention_groups.h"
+#include "attention_keys.h"
 #include "attention_packing.h"
 #include "attention_rows.h"
 #include "attention_scratch.h"
@@ -39,41 +41,29 @@ class Worker {
     const int64_t total = a_.query_start_loc[task.sequence + 1] - query_start;
     const int64_t position = a_.seq_lens[task.sequence] - total + task.first;  // of row 0
     if (located_ != &task) {
-      locate(task, task.first_tile());
-      for (int64_t head = 0; head < task.kv_heads; ++head) {
-        fetch(a_.key_cache, head, 0, kKeys);
-        fetch(a_.value_cache, head, 0, kKeys);
-      }
+      locate(a_, task, task.first_tile(), ahead_);
+      fetch(a_.key_cache, 0, task.kv_heads, 0, kKeys);
+      fetch(a_.value_cache, 0, task.kv_heads, 0, kKeys);
     }
     located_ = next;
-    pack_queries(task, query_start);
     std::fill_n(s_.maximum, places, kNothing);
     std::fill_n(s_.sum, places, 0.0f);
-    const bool in_columns = layout_.in_columns(task.count);
-    std::fill_n(in_columns ? s_.columns : s_.out, places * layout_.dim, 0.0f);
-    for (int64_t key = task.first_tile(); key < task.key_end; key += kKeys) {
-      std::swap(tile_, ahead_);
-      if (key + kKeys < task.key_end) {
-        locate(task, key + kKeys);
-      } else if (next != nullptr) {
-        locate(*next, next->first_tile());
-      } else {
-        ahead_.count = 0;
-      }
-      for (int64_t head = 0; head < task.kv_heads; ++head) {
-        if (in_columns) {
-          attend_in_columns(head, head_places, head_rows, key, position);
-        } else {
-          RowAttention<T>(a_, layout_, s_)
-              .attend(
-                  tile_, head, head * head_places, head_rows, key, position,
-                  [&](const T* cache, int64_t of, int64_t begin, int64_t end) {
-                    fetch(cache, of, begin, end);
-                  });
+    std::fill_n(layout_.tiles ? s_.columns : s_.out, places * layout_.dim, 0.0f);
+    if (layout_.in_groups(task.count)) {
+      attend_in_groups(task, next, query_start, position);
+    } else {
+      pack_queries(task, query_start);
+      for_each_tile(task, next, [&](int64_t key) {
+        for (int64_t head = 0; head < task.kv_heads; ++head) {
+          if (layout_.tiles) {
+            attend_in_columns(head, head_places, head_rows, key, position);
+          } else {
+            attend_in_rows(head, head_rows, key, position);
+          }
         }
-      }
+      });
     }
-    if (in_columns) {
+    if (layout_.in_columns(task.count)) {
       for (int64_t first = 0; first < places; first += head_places) {
         const int64_t at = first * layout_.dim;
         transpose(s_.columns + at, layout_.dim, head_places, s_.out + at);
@@ -136,7 +126,8 @@ class Worker {
   // Where a row is in the buffers: those of a KV head are padded to whole tiles.
   int64_t place(const Task& task, int64_t row) const {
     const int64_t head_rows = task.count * layout_.group;
-    return row / head_rows * layout_.places(task.count) + row % head_rows;
+    const int64_t heads = layout_.heads_per_tile(task.count), head = row / head_rows;
+    return head / heads * layout_.places(task.count) + head % heads * head_rows + row % head_rows;
   }
 
   void pack_queries(const Task& task, int64_t query_start) {
@@ -177,40 +168,56 @@ class Worker {
     }
   }
 
-  // Computes the offsets of the next tile's keys from the block table. Keys that no query of the
-  // task sees may not exist: the first one that exists takes their places.
-  void locate(const Task& task, int64_t key) {
-    const int32_t* table = a_.block_tables + task.sequence * a_.table_stride;
-    const int64_t first = std::max(key, task.key_begin);
-    int64_t block = first / a_.block_size, place = first % a_.block_size;
-    ahead_.kv_heads = task.kv_heads;
-    ahead_.skipped = first - key;
-    ahead_.count = std::min(kKeys, task.key_end - key);
-    for (int64_t j = first - key; j < ahead_.count; ++j) {
-      const int64_t slot = table[block] * a_.block_size + place;
-      ahead_.rows[j] = (slot * a_.kv_heads + task.kv_head) * a_.dim;
-      if (++place == a_.block_size) {
-        place = 0;
-        ++block;
+  // Calls attend(key) for the first position of each tile, with the next one located.
+  void for_each_tile(const Task& task, const Task* next, const auto& attend) {
+    for (int64_t key = task.first_tile(); key < task.key_end; key += kKeys) {
+      std::swap(tile_, ahead_);
+      if (key + kKeys < task.key_end) {
+        locate(a_, task, key + kKeys, ahead_);
+      } else if (next != nullptr) {
+        locate(a_, *next, next->first_tile(), ahead_);
+      } else {
+        ahead_.count = 0;
       }
+      attend(key);
     }
-    std::fill_n(ahead_.rows, first - key, ahead_.rows[first - key]);
   }
 
-  // Prefetches keys [begin, end) of the next tile from one of the caches: hardware prefetchers do
-  // not follow scattered blocks. Call for a few keys at a time, as fill buffers are few; into L2,
-  // as a tile would fill L1.
-  void fetch(const T* cache, int64_t head, int64_t begin, int64_t end) const {
-    constexpr int64_t kLine = 64 / sizeof(T);
-    if (head >= ahead_.kv_heads) {
-      return;
+  // Prefetches keys [begin, end) of the next tile.
+  void fetch(const T* cache, int64_t head, int64_t heads, int64_t begin, int64_t end) const {
+    prefetch(a_, ahead_, cache, head, heads, begin, end);
+  }
+
+  // Adds the tile, whose first position is `key`, to the results of a KV head's rows.
+  void attend_in_rows(int64_t head, int64_t rows, int64_t key, int64_t position) {
+    RowAttention<T>(a_, layout_, s_)
+        .attend(
+            tile_, head, head * rows, rows, key, position,
+            [&](const T* cache, int64_t of, int64_t begin, int64_t end) {
+              fetch(cache, of, 1, begin, end);
+            });
+  }
+
+  void attend_in_groups(
+      [[maybe_unused]] const Task& task, [[maybe_unused]] const Task* next,
+      [[maybe_unused]] int64_t query_start, [[maybe_unused]] int64_t position) {
+#ifdef TRIDENT_TILES
+    if constexpr (kPairs<T>) {
+      GroupAttention<T> groups(a_, layout_, s_, task, position);
+      groups.pack_queries([&](int64_t head, int64_t row) {
+        return a_.query + offset(task, query_start, head * task.count * layout_.group + row);
+      });
+      for_each_tile(task, next, [&](int64_t key) {
+        groups.attend(tile_, key, [&](int64_t head, int64_t heads, int64_t j, int64_t end) {
+          for (; j < end; ++j) {  // both caches at the same pace
+            fetch(a_.key_cache, head, heads, j, j + 1);
+            fetch(a_.value_cache, head, heads, j, j + 1);
+          }
+        });
+      });
+      groups.finish();
     }
-    for (int64_t j = begin; j < std::min(end, ahead_.count); ++j) {
-      for (int64_t i = 0; i < a_.dim; i += kLine) {
-        // GCC 12 sees no effect in a function that only has __builtin_prefetch, and drops it.
-        asm volatile("prefetcht1 %0" : : "m"(cache[ahead_.rows[j] + head * a_.dim + i]));
-      }
-    }
+#endif
   }
 
   // Adds the tile, whose first position is `key`, to the results of a KV head's rows, as columns.
@@ -226,42 +233,18 @@ class Worker {
           tile_.count, [&](int64_t j) { return values + tile_.rows[j]; },
           [&](int64_t j) {
             const int64_t end = j + 2 < tile_.count ? j + 2 : kKeys;
-            fetch(a_.key_cache, head, j, end);
-            fetch(a_.value_cache, head, j, end);
+            fetch(a_.key_cache, head, 1, j, end);
+            fetch(a_.value_cache, head, 1, j, end);
           });
       const int64_t first = head * places;
       const QueryColumns columns{
           s_.query + first * layout_.units, s_.columns + first * layout_.dim, s_.maximum + first,
           s_.sum + first, rows, places, position};
-      tiles.attend(columns, key_tile(head, key));
+      const KeyRuns runs = key_runs(a_, layout_, tile_, a_.key_cache + head * a_.dim, s_.keys);
+      tiles.attend(columns, {runs, key, tile_.count});
     }
 #endif
   }
-
-#ifdef TRIDENT_TILES
-  KeyTile key_tile(int64_t head, int64_t key) {
-    KeyTile found{{}, a_.kv_heads * a_.dim * static_cast<int64_t>(sizeof(T)), key, tile_.count};
-    const bool in_place = a_.dim % (2 * W) == 0 && a_.block_size % kTileRows == 0;
-    if (!in_place) {
-      found.row_bytes = layout_.units * sizeof(float);
-      for (int64_t j = 0; j < tile_.count; ++j) {
-        const T* row = a_.key_cache + tile_.rows[j] + head * a_.dim;
-        for (int64_t u = 0; u < units(); u += W) {
-          load_units(row, u, a_.dim).store(s_.keys + j * layout_.units + u);
-        }
-      }
-    }
-    for (int64_t i = 0; i < tile_.count; i += kTileRows) {
-      // A key that exists, in the same block if one of these 16 does.
-      const int64_t j = std::max(i, tile_.skipped);
-      const int64_t row = tile_.rows[j] - j % kTileRows * a_.kv_heads * a_.dim;
-      found.keys[i / kTileRows] =
-          in_place ? reinterpret_cast<const char*>(a_.key_cache + row + head * a_.dim)
-                   : reinterpret_cast<const char*>(s_.keys + i * layout_.units);
-    }
-    return found;
-  }
-#endif
 
   void write(
       const Task& task, int64_t query_start, int64_t row, const float* from, float sum,

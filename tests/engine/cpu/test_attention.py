@@ -84,15 +84,18 @@ def test_few_long_sequences_are_divided(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(14, 2), (8, 8), (72, 3), (130, 2)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [(14, 2, 40), (8, 8, 40), (72, 3, 40), (130, 2, 40), (14, 2, 64), (30, 10, 96), (48, 4, 96)],
+)
 @pytest.mark.usefixtures("threads")
 def test_many_sequences_take_several_heads_at_once(
-    fast: Any, heads: int, kv_heads: int, window: int | None, dtype: torch.dtype
+    fast: Any, heads: int, kv_heads: int, dim: int, window: int | None, dtype: torch.dtype
 ) -> None:
     lengths = [1, 64, 65, 130, 200, 97, 33] * 6
     queries = [1, 1, 2, 1, 9, 1, 33] * 6  # from decodes, which take all heads, to a prefill
-    given = _inputs(lengths, queries, heads, kv_heads, 40, dtype)
-    out = attention_in_place(**given, scale=40**-0.5, sliding_window=window).double()
+    given = _inputs(lengths, queries, heads, kv_heads, dim, dtype)
+    out = attention_in_place(**given, scale=dim**-0.5, sliding_window=window).double()
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for row, (start, end) in enumerate(pairwise(given["query_start_loc"].tolist())):
         expected = _expected(given, row, window)
