@@ -50,6 +50,8 @@ class ColumnSoftmax {
     // What has seen no key yet has no maximum.
     const __mmask16 none = _mm512_cmp_ps_mask(largest, Vec(kNothing), _CMP_EQ_OQ);
     shift_ = _mm512_mask_mov_ps(largest, none, Vec(0.0f));
+    power_scale_ = scale_ * Vec(kLog2OfE);
+    power_shift_ = shift_ * Vec(kLog2OfE);
     largest.store(maximum);
   }
 
@@ -59,7 +61,7 @@ class ColumnSoftmax {
       return Vec(0.0f);
     }
     const Vec score = Vec::loadu(scores_ + j * STRIDE);
-    const Vec weight = exponential<T>(Vec(_mm512_fmsub_ps(score, scale_, shift_)));
+    const Vec weight = power_of_two(Vec(_mm512_fmsub_ps(score, power_scale_, power_shift_)));
     sum_ = sum_ + weight;
     return weight;
   }
@@ -72,8 +74,9 @@ class ColumnSoftmax {
   }
 
  private:
-  // Scales and caps the scores, where there is a cap or a key that a query does not see, whose score
-  // becomes -inf; returns whether it did.
+  // Gives keys that a query does not see the score -inf, and scales all where the weights' own scaling
+  // would not do; returns whether it did. A score must not be rounded in one way where there are such
+  // keys and in another where there are none: that depends on the other queries.
   bool limit(const PagedAttention<T>& a, __m512i own) {
     const int64_t window = a.window == 0 ? kNoWindow : a.window;
     const __m512i before = _mm512_sub_epi32(own, _mm512_set1_epi32(static_cast<int32_t>(window)));
@@ -81,26 +84,29 @@ class ColumnSoftmax {
       const __m512i key = _mm512_set1_epi32(static_cast<int32_t>(j));
       return _mm512_cmple_epi32_mask(key, own) & _mm512_cmpgt_epi32_mask(key, before);
     };
-    const bool is_whole = (seen(0) & seen(count_ - 1)) == 0xffff;
-    if (is_whole && a.soft_cap == 0 && a.scale > 0) {
+    const bool is_scaled = a.soft_cap > 0 || !(a.scale > 0);
+    if (!is_scaled && (seen(0) & seen(count_ - 1)) == 0xffff) {
       return false;
     }
     for (int64_t j = 0; j < count_; ++j) {
-      Vec score = Vec::loadu(scores_ + j * STRIDE) * Vec(a.scale);
+      Vec score = Vec::loadu(scores_ + j * STRIDE);
+      if (is_scaled) {
+        score = score * Vec(a.scale);
+      }
       if (a.soft_cap > 0) {
         const Vec cap(a.soft_cap);
         score = (score / cap).tanh() * cap;
       }
       Vec(_mm512_mask_mov_ps(Vec(kNothing), seen(j), score)).store(scores_ + j * STRIDE);
     }
-    return true;
+    return is_scaled;
   }
 
   static constexpr int64_t kNoWindow = 1 << 30;
 
   float* scores_;
   int64_t count_;
-  Vec scale_, before_, shift_, sum_;
+  Vec scale_, before_, shift_, power_scale_, power_shift_, sum_;
 };
 
 }  // namespace
