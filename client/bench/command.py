@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +18,16 @@ from client.bench.options import Options
 from client.bench.report.html import prepare, write_report
 from client.bench.report.results import Bounds, as_json
 from client.bench.report.tables import tables
-from client.bench.servers.arguments import all_named
-from client.bench.servers.engine_alone import EngineAlone
-from client.bench.servers.external import External
-from client.bench.servers.peer import Peer, PeerCommand, parse_peers
+from client.bench.servers.arguments import all_named, commands, variants
+from client.bench.servers.external import external
+from client.bench.servers.peer import peer
 from client.bench.servers.random_checkpoint import random_checkpoint
 from client.bench.servers.server import Server
-from client.bench.servers.trident import ENGINE, TRIDENT, WAYS, Trident, parse_variants
+from client.bench.servers.trident import TRIDENT, WAYS, trident
 from client.commands.server_display import stopped_by_signals
 from engine.hub import resolve_checkpoint
 
-_BASELINES = ("none", "static", "continuous")
+_BATCHINGS = ("none", "static", "continuous")  # of transformers, in `servers/baseline.py`
 _PER_STREAM = 4  # requests of a stream, unless told
 _REQUESTS = 100  # of an open loop, unless told
 _FASTEST = 500  # requests that are answered per second at most
@@ -89,21 +87,27 @@ def servers(options: Options, model: Path) -> tuple[list[Server], list[Server]]:
     """
     if options.url:
         return [], [
-            External(name, url, model=options.model_name, metrics_url=options.metrics_url)
+            external(name, url, model=options.model_name, metrics_url=options.metrics_url)
             for name, url in all_named("--url", options.url).items()
         ]
     ways = options.through.split(",")
-    if unknown := [way for way in ways if way not in (ENGINE, *WAYS)]:
-        raise BenchError(f"--through: {unknown[0]!r} is none of {', '.join((ENGINE, *WAYS))}")
-    variants = parse_variants(options.trident or [])
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise BenchError(f"--through: {unknown[0]!r} is none of {', '.join(WAYS)}")
+    others = variants(options.trident or [], taken=[TRIDENT])
     names = [TRIDENT if len(ways) == 1 else f"{TRIDENT}-{way}" for way in ways]
     tridents = [
-        *(_trident(model, {}, *each) for each in zip(names, ways, strict=True)),
-        *(_trident(model, each, name, ways[0]) for name, each in variants.items()),
+        *(trident(model, {}, name=n, way=way) for n, way in zip(names, ways, strict=True)),
+        *(trident(model, each, name=n, way=ways[0]) for n, each in others.items()),
     ]
-    peers = parse_peers(options.peer or [], taken=[*names, *variants])
-    peers += [_baseline(each) for each in options.baseline.split(",") if each]
-    return tridents, [Peer(peer, model) for peer in peers]
+    peers = commands(options.peer or [], taken=[*names, *others])
+    for batching in filter(None, options.baseline.split(",")):
+        if batching not in _BATCHINGS:
+            raise BenchError(f"--baseline: {batching!r} is none of {', '.join(_BATCHINGS)}")
+        peers[f"transformers, {batching}"] = [
+            *(sys.executable, "-m", "client.bench.servers.baseline"),
+            *("{model}", "--port", "{port}", "--batching", batching),
+        ]
+    return tridents, [peer(name, words, model) for name, words in peers.items()]
 
 
 def bounds(options: Options) -> Bounds:
@@ -112,22 +116,6 @@ def bounds(options: Options) -> Bounds:
     if len(found) != 2:
         raise BenchError(f"--goodput: must be two numbers (got {options.goodput!r})")
     return Bounds(*found)
-
-
-def _trident(model: Path, settings: Mapping[str, str], name: str, way: str) -> Server:
-    if way == ENGINE:
-        return EngineAlone(model, settings, name=name)
-    return Trident(model, settings, name=name, way=way)
-
-
-def _baseline(batching: str) -> PeerCommand:
-    if batching not in _BASELINES:
-        raise BenchError(f"--baseline: {batching!r} is none of {', '.join(_BASELINES)}")
-    module = (sys.executable, "-m", "client.bench.servers.baseline")
-    return PeerCommand(
-        f"transformers, {batching}",
-        (*module, "{model}", "--port", "{port}", "--batching", batching),
-    )
 
 
 def list_workloads() -> str:

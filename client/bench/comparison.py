@@ -88,14 +88,14 @@ class Comparison:
         """
         title = f"round {number + 1} of {self._rounds}, {server.name}: "
         try:
-            with self._console.status(f"{title}starting") as status, server:
-                start = first_token(server, self._source, f"{number}/first")
+            with self._console.status(f"{title}starting") as status, server.start() as running:
+                start = first_token(running, self._source, f"{number}/first")
                 session = Session(start)
                 sessions.append(session)
                 for workload in self._workloads:
                     status.update(f"{title}{workload.name}")
                     one = run_workload(
-                        *(server, workload, self._source, f"{number}/{workload.name}"),
+                        *(running, workload, self._source, f"{number}/{workload.name}"),
                         processes=self._processes,
                     )
                     session.measurements[workload.name] = one

@@ -6,18 +6,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import msgspec
 import psutil
 
 from client.bench.errors import BenchError
-from client.bench.load.plan import Plan, Turn
+from client.bench.load.plan import Plan, Result, Task, Turn
 from client.bench.load.record import Record, Target
 from client.bench.load.scrape import Metrics
-from client.bench.load.worker import Result, Task
 
 BUSY = 0.8  # share of the time from which a load generator may be the limit
 LATE_S = 0.02  # sending later than this is the generator's doing
@@ -63,23 +63,47 @@ class Ran:
     metrics: Metrics | None = None
 
 
-def start_worker(
-    python: str = sys.executable, environ: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a process that runs what it is told."""
-    return subprocess.Popen(
-        [python, "-P", "-m", "client.bench.load.worker"],
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C goes to this process, which ends the other
-    )
+class Worker:
+    """A process that runs one task after the other, until `end`."""
 
+    def __init__(
+        self, python: str = sys.executable, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._connection, its = Pipe()
+        with its:
+            self.process = subprocess.Popen(
+                [python, "-P", "-m", "client.bench.load.worker", str(its.fileno())],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what libraries print is not for this process's output
+                pass_fds=[its.fileno()],
+                start_new_session=True,  # Ctrl-C goes to this process, which ends the other
+            )
 
-def end_worker(process: subprocess.Popen[bytes]) -> None:
-    """End it: it has nothing to save."""
-    process.kill()
-    process.communicate()
+    def tell(self, what: Task | float) -> None:
+        """Send it a task, or the second at which the plan begins."""
+        with suppress(OSError):  # the missing answer is reported
+            self._connection.send(what)
+
+    def hear(self) -> Result:
+        """Wait for its result; one without records says that it is ready.
+
+        Raises:
+            BenchError: it died, or has not done what it was told.
+        """
+        try:
+            found: Result = self._connection.recv()
+        except (EOFError, OSError):
+            raise BenchError("a load generator died; see above") from None
+        if found.error:
+            raise BenchError(found.error)
+        return found
+
+    def end(self) -> None:
+        """End it: it has nothing to save."""
+        self.process.kill()
+        self.process.wait()
+        self._connection.close()
 
 
 class Generators:
@@ -101,7 +125,7 @@ class Generators:
         *,
         warm_up: Sequence[Turn] = (),
         processes: int = 0,
-        worker: subprocess.Popen[bytes] | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self._worker = worker
         users = len(plan.sessions) if plan.concurrency is None else plan.concurrency
@@ -109,12 +133,12 @@ class Generators:
         self._count = min(self._count, users, len(plan.sessions))
         assert self._count > 0
         self._tasks = [Task(target, part, list(warm_up)) for part in plan.parts(self._count)]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._workers: list[Worker] = []
 
     @property
     def pids(self) -> list[int]:
         """The ids of the processes that do nothing but generate load."""
-        return [each.pid for each in self._processes if each is not self._worker]
+        return [each.process.pid for each in self._workers if each is not self._worker]
 
     def run(self, on_start: Callable[[float], None] = lambda start: None) -> Ran:
         """Send the plan; `on_start` is told the second of its beginning just before it.
@@ -125,9 +149,9 @@ class Generators:
         start = time.monotonic() + _START_S
         on_start(start)
         before = {pid: _used(pid) for pid in self.pids}
-        for each in self._processes:
-            self._tell(each, f"{start!r}\n".encode())
-        results = [_result(self._hear(each)) for each in self._processes]
+        for each in self._workers:
+            each.tell(start)
+        results = [each.hear() for each in self._workers]
         busy = max((_used(pid) - used for pid, used in before.items()), default=0.0)
         records = sorted((r for each in results for r in each.records), key=lambda r: r.intended)
         late = sorted(each.sent - each.intended for each in records)
@@ -140,48 +164,19 @@ class Generators:
     def __enter__(self) -> Self:
         try:
             for task in self._tasks:
-                process = self._worker or start_worker()
-                self._processes.append(process)
-                self._tell(process, msgspec.json.encode(task) + b"\n")
+                self._workers.append(self._worker or Worker())
+                self._workers[-1].tell(task)
                 # One after the other: warming up must not be the largest load of all.
-                line = self._hear(process)
-                if line.strip() != b"ready":
-                    raise BenchError(_result(line).error)
+                self._workers[-1].hear()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        for each in self._processes:
+        for each in self._workers:
             if each is not self._worker:
-                end_worker(each)
-
-    def _tell(self, process: subprocess.Popen[bytes], line: bytes) -> None:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the missing answer is reported
-
-    def _hear(self, process: subprocess.Popen[bytes]) -> bytes:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise BenchError("a load generator died; see above")
-        return line
-
-
-def _result(line: bytes) -> Result:
-    found: Any = msgspec.json.decode(line, type=Result)
-    if found.error:
-        raise BenchError(found.error)
-    result: Result = found
-    return result
+                each.end()
 
 
 def _used(pid: int) -> float:

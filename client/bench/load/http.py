@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
-import msgspec
 
 from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
 from client.bench.load.plan import Turn
@@ -91,15 +90,15 @@ class HttpConnector(Connector):
         counted = 0
         for at, data in events(pieces):
             try:
-                event = read(data)
-            except msgspec.MsgspecError as error:
+                event = read(json.loads(data))
+            except (ValueError, AttributeError, TypeError) as error:
                 raise RequestFailedError(f"an event cannot be read: {error}") from None
             if event.error:
                 raise RequestFailedError(
                     f"the stream ends with an error: {event.error[:_WORDS]}",
                     refused="queue" in event.error,
                 )
-            count = event.count
+            count = event.new
             if event.total is not None:
                 count = event.total - counted
             counted += count
@@ -135,78 +134,35 @@ def events(pieces: list[Piece]) -> Iterator[Piece]:
                 yield at, content
 
 
-class _Event(msgspec.Struct):
-    """What an event says: `count` new tokens, or `total` so far."""
+class _Event(NamedTuple):
+    """What an event says: `new` tokens, or `total` so far."""
 
-    text: str = ""
-    has_text: bool = False
-    count: int = 0
-    total: int | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    error: str = ""
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
+    text: str
+    has_text: bool
+    new: int
+    total: int | None
+    prompt_tokens: int
+    cached_tokens: int
+    error: str
 
 
-class _Choice(msgspec.Struct):
-    text: str = ""
-    delta: _Delta | None = None
-
-
-class _Cached(msgspec.Struct):
-    cached_tokens: int | None = 0
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Cached | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-class _Response(msgspec.Struct):
-    text_output: str = ""
-    num_input_tokens: int = 0
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    error: str = ""
-
-
-_CHUNK = msgspec.json.Decoder(_Chunk)
-_RESPONSE = msgspec.json.Decoder(_Response)
-
-
-def _openai_event(data: bytes) -> _Event:
-    chunk = _CHUNK.decode(data)
-    text = ""
-    for choice in chunk.choices:
-        delta = choice.delta or _Delta()
-        text += choice.text or delta.content or delta.reasoning_content or ""
-    event = _Event(text, bool(chunk.choices), int(bool(text)))
-    if chunk.error is not None:
-        event.error = str(chunk.error)
-    if (usage := chunk.usage) is not None:
-        event.total, event.prompt_tokens = usage.completion_tokens, usage.prompt_tokens
-        event.cached_tokens = (usage.prompt_tokens_details or _Cached()).cached_tokens or 0
-    return event
-
-
-def _triton_event(data: bytes) -> _Event:
-    said = _RESPONSE.decode(data)
+def _openai_event(said: dict[str, Any]) -> _Event:
+    choices, usage = said.get("choices") or [], said.get("usage") or {}
+    deltas = [choice.get("delta") or {"content": choice.get("text")} for choice in choices]
+    text = "".join(each.get("content") or each.get("reasoning_content") or "" for each in deltas)
     return _Event(
-        said.text_output,
-        said.num_output_tokens > 0,
-        said.num_output_tokens,
-        prompt_tokens=said.num_input_tokens,
-        cached_tokens=said.num_cached_tokens,
-        error=said.error,
+        *(text, bool(choices), int(bool(text)), usage.get("completion_tokens")),
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        error=str(said.get("error") or ""),
+    )
+
+
+def _triton_event(said: dict[str, Any]) -> _Event:
+    count = said.get("num_output_tokens", 0)
+    return _Event(
+        *(said.get("text_output", ""), count > 0, count, None),
+        prompt_tokens=said.get("num_input_tokens", 0),
+        cached_tokens=said.get("num_cached_tokens", 0),
+        error=said.get("error", ""),
     )

@@ -1,4 +1,4 @@
-"""Plan: a workload's requests, drawn; what a generator process is given."""
+"""Plan: a workload's requests, drawn; what a generator process is given, and gives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import msgspec
 
 from client.bench.errors import BenchError
 from client.bench.load.prompts import Prompt, PromptSource
+from client.bench.load.record import Record, Target
+from client.bench.load.scrape import Metrics
 from client.bench.load.workload import Workload
 
 _HASHED = 512  # tokens of a prompt that one of a trace's `hash_ids` stands for
@@ -62,6 +64,22 @@ class Plan(msgspec.Struct):
             )
             for index in range(count)
         ]
+
+
+class Task(msgspec.Struct):
+    """What a generator has to do; `warm_up` is asked before the plan."""
+
+    target: Target
+    plan: Plan
+    warm_up: list[Turn] = []
+
+
+class Result(msgspec.Struct):
+    """What a generator reports; `error`: why it has not run; `metrics` of the engine alone."""
+
+    records: list[Record] = []
+    error: str = ""
+    metrics: Metrics | None = None
 
 
 def draw(workload: Workload, source: PromptSource, seed: str) -> Plan:

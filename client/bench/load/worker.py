@@ -1,48 +1,30 @@
-"""`python -m client.bench.load.worker`: one load generator, started by `Generators`.
+"""`python -m client.bench.load.worker FD`: one load generator, a `Worker` of `generators.py`.
 
-Reads a task as a line of JSON from stdin, warms the server up, and says that it is ready. The
-next line is the second of `time.monotonic` at which the plan begins. Writes the records at the end,
-and reads the next task. One whose target is the engine alone has that in its own process.
+Receives a task from the connection FD, warms the server up, and says that it is ready. What comes
+next is the second of `time.monotonic` at which the plan begins. Sends the records at the end, and
+receives the next task. One whose target is the engine alone has that in its own process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import msgspec
 
 from client.bench.load.connector import Connector, Piece, RequestFailedError, sampling
-from client.bench.load.plan import Plan, Session, Turn
+from client.bench.load.plan import Plan, Result, Session, Task, Turn
 from client.bench.load.record import CUT, Record, Target
-from client.bench.load.scrape import Metrics
 from client.errors import TridentClientError
 from engine.errors import TridentError
 
 _WARM_UP_TOKENS = 4
 _ANSWER_TIMEOUT_S = 3600.0  # no answer takes this long: the server hangs
 _DRAIN_S = 60.0  # that answers may take after the last request of a run with a duration
-
-
-class Task(msgspec.Struct):
-    """What a generator has to do; `warm_up` is asked before the plan."""
-
-    target: Target
-    plan: Plan
-    warm_up: list[Turn] = []
-
-
-class Result(msgspec.Struct):
-    """What a generator reports; `error`: why it has not run; `metrics` of the engine alone."""
-
-    records: list[Record] = []
-    error: str = ""
-    metrics: Metrics | None = None
 
 
 def connector_to(target: Target) -> Connector:
@@ -171,7 +153,7 @@ async def ask_once(target: Target, turn: Turn) -> Record:
         await connector.close()
 
 
-async def _work(task: Task, say: Callable[[bytes], None]) -> Result:
+async def _work(task: Task, parent: Connection) -> Result:
     connector = connector_to(task.target)
     try:
         short = [
@@ -184,8 +166,8 @@ async def _work(task: Task, say: Callable[[bytes], None]) -> Result:
             if each.error:
                 return Result(error=f"the server {each.error}")
         connector.metrics()  # those of the warm-up
-        say(b"ready")
-        start = float(await asyncio.to_thread(sys.stdin.readline))
+        parent.send(Result())
+        start: float = await asyncio.to_thread(parent.recv)
         gc.collect()
         gc.freeze()  # what lives for the whole run need not be looked through in it
         records = await Runner(connector, task.plan, start).run()
@@ -195,21 +177,18 @@ async def _work(task: Task, say: Callable[[bytes], None]) -> Result:
 
 
 def main() -> None:
-    """Run one task after the other, until stdin ends."""
-    said = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not mix with it
-
-    def say(line: bytes) -> None:
-        said.write(line + b"\n")
-        said.flush()
-
-    while line := sys.stdin.readline():
-        task: Any = msgspec.json.decode(line, type=Task)
+    """Run one task after the other, until the other end is closed."""
+    parent = Connection(int(sys.argv[1]))
+    while True:
         try:
-            result = asyncio.run(_work(task, say))
+            task = parent.recv()
+        except EOFError:
+            return
+        try:
+            result = asyncio.run(_work(task, parent))
         except (TridentClientError, TridentError, OSError) as error:
             result = Result(error=str(error))
-        say(msgspec.json.encode(result))
+        parent.send(result)
 
 
 if __name__ == "__main__":

@@ -17,20 +17,19 @@ from client.bench.load.workload import Workload
 from client.bench.measure.cpu import OTHERS, CpuMeter
 from client.bench.measure.measurement import Measurement, measurement
 from client.bench.measure.memory import tree_memory
-from client.bench.servers.server import Server
+from client.bench.servers.server import Running
 
 _ATTEMPTS = 3  # to get a run without disturbance by other programs
 _WARM_UP_REQUESTS = 2  # so that one-time work of the server is not measured
 _POLL_S = 0.1
 
 
-def first_token(server: Server, source: PromptSource, seed: str) -> float:
+def first_token(server: Running, source: PromptSource, seed: str) -> float:
     """Return the seconds from the launch of `server` to its first token.
 
     Raises:
-        TridentClientError: the server does not start, or does not answer.
+        TridentClientError: the server does not answer.
     """
-    server.wait_until_ready()
     prompt = source.prompt(seed, 16)
     turn = Turn(prompt.text, prompt.token_ids, 1)
     if server.worker is None:
@@ -47,7 +46,7 @@ def first_token(server: Server, source: PromptSource, seed: str) -> float:
 
 
 def run_workload(
-    server: Server, workload: Workload, source: PromptSource, seed: str, *, processes: int = 0
+    server: Running, workload: Workload, source: PromptSource, seed: str, *, processes: int = 0
 ) -> Measurement:
     """Measure a workload, repeating a disturbed run a few times.
 
@@ -71,7 +70,7 @@ def run_workload(
 
 
 def _run_once(
-    server: Server, workload: Workload, source: PromptSource, seed: str, processes: int
+    server: Running, workload: Workload, source: PromptSource, seed: str, processes: int
 ) -> Measurement:
     # New prompts each time, to miss the prefix cache.
     plan = draw(workload, source, seed)
@@ -87,8 +86,7 @@ def _run_once(
     try:
         with (
             Generators(
-                server.target,
-                plan,
+                *(server.target, plan),
                 warm_up=warm_up,
                 processes=processes,
                 worker=server.worker,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -12,18 +11,16 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Container, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Self
 
 import psutil
 
 from client.bench.errors import BenchError
 from client.bench.load.record import Target
-from client.bench.servers.arguments import all_named
-from client.bench.servers.server import Server, first_model
+from client.bench.servers.server import Running, Server, first_model
 from engine.launch.ports import pick_free
 from engine.launch.processes import uninterrupted
 
@@ -33,121 +30,75 @@ _POLL_S = 0.1
 _LAST_LINES = 8
 
 
-@dataclass(frozen=True)
-class PeerCommand:
-    """How to start a peer.
-
-    Attributes:
-        name: shown in tables.
-        command: its words; `{model}` stands for the checkpoint's folder, `{port}` for a free port.
-    """
-
-    name: str
-    command: tuple[str, ...]
-
-
-def parse_peers(commands: Sequence[str], *, taken: Container[str] = ()) -> list[PeerCommand]:
-    """Parse `NAME=COMMAND` arguments.
+def peer(name: str, command: Sequence[str], model: Path) -> Server:
+    """Return a server of the checkpoint in the folder `model`.
 
     Args:
-        taken: names already in use.
-
-    Raises:
-        BenchError: an argument is invalid; says why.
+        command: its words; `{model}` stands for the checkpoint's folder, `{port}` for a free port.
     """
-    peers: list[PeerCommand] = []
-    for name, command in all_named("--peer", commands, taken=taken).items():
+    return Server(name, partial(_running, name, command, model))
+
+
+@contextmanager
+def _running(name: str, command: Sequence[str], model: Path) -> Iterator[Running]:
+    (port,) = pick_free(1)
+    url = f"http://127.0.0.1:{port}"
+    words = [each.replace("{model}", str(model)).replace("{port}", str(port)) for each in command]
+    if not words or shutil.which(words[0]) is None:
+        raise BenchError(f"{name}: {' '.join(words[:1]) or 'the command'} is not installed")
+    with tempfile.TemporaryFile() as log:
+
+        def told(what: str) -> str:
+            log.seek(0)
+            lines = log.read().decode("utf-8", errors="replace").splitlines()
+            last_words = "\n".join(lines[-_LAST_LINES:])
+            return f"{name}: {what}; its last words:\n{last_words}"
+
+        def end() -> str:
+            status = process.poll()
+            return "" if status is None else told(f"ended with status {status}")
+
+        launched = time.monotonic()
         try:
-            words = tuple(shlex.split(command))
-        except ValueError as error:
-            raise BenchError(f"--peer {name}: the command cannot be read: {error}") from None
-        if "{port}" not in command:
-            raise BenchError(f"--peer {name}: put {{port}} into the command")
-        peers.append(PeerCommand(name, words))
-    return peers
-
-
-class Peer(Server):
-    """A peer, serving the checkpoint in the folder `model`."""
-
-    def __init__(self, command: PeerCommand, model: Path) -> None:
-        self.name = command.name
-        self._command = command
-        self._checkpoint = model
-        self._model = ""
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pids(self) -> list[int]:
-        """As `Server.pids`."""
-        assert self._process is not None
-        return [self._process.pid]
-
-    @property
-    def target(self) -> Target:
-        """As `Server.target`."""
-        return Target("completions", self._url, self._model)
-
-    def wait_until_ready(self) -> None:
-        """Return when `/models` lists a model, and completions are not answered with 503.
-
-        This takes one request before the first measured one.
-        """
-        end = time.monotonic() + _START_TIMEOUT_S
-        while not (self._model and _is_loaded(self._url, self._model)):
-            self.require_alive()
-            if time.monotonic() > end:
-                raise self._failure(f"was not ready after {_START_TIMEOUT_S:g} s")
-            time.sleep(_POLL_S)
-            with suppress(OSError, ValueError, LookupError, TypeError):
-                self._model = self._model or first_model(self._url)
-
-    def __enter__(self) -> Self:
-        (port,) = pick_free(1)
-        self._url = f"http://127.0.0.1:{port}/v1"
-        model = str(self._checkpoint)
-        words = [
-            word.replace("{model}", model).replace("{port}", str(port))
-            for word in self._command.command
-        ]
-        if not words or shutil.which(words[0]) is None:
-            raise BenchError(
-                f"{self.name}: {' '.join(words[:1]) or 'the command'} is not installed"
-            )
-        self._model = ""
-        self.metrics_url = f"http://127.0.0.1:{port}/metrics"
-        self._log: IO[bytes] = tempfile.TemporaryFile()
-        self.launched = time.monotonic()
-        try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
-                stdout=self._log,
+                stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us, who then end it
             )
         except OSError as error:
-            self._log.close()
-            raise BenchError(f"{self.name}: cannot be started: {error}") from None
-        return self
+            raise BenchError(f"{name}: cannot be started: {error}") from None
+        target = Target("completions", f"{url}/v1", "")
+        running = Running(target, launched, [process.pid], f"{url}/metrics", end=end)
+        try:
+            if not _becomes_ready(running):
+                raise BenchError(told(f"was not ready after {_START_TIMEOUT_S:g} s"))
+            yield running
+        finally:
+            with uninterrupted():
+                _end(process)
 
-    def __exit__(self, *raised: object) -> None:
-        assert self._process is not None
-        with uninterrupted():
-            _end(self._process)
-            self._log.close()
 
-    def require_alive(self) -> None:
-        """As `Server.require_alive`."""
-        assert self._process is not None
-        if (status := self._process.poll()) is not None:
-            raise self._failure(f"ended with status {status}")
+def _becomes_ready(server: Running) -> bool:
+    """Return whether `/models` lists a model, its target's from now on, and it does not answer 503.
 
-    def _failure(self, what: str) -> BenchError:
-        self._log.seek(0)
-        lines = self._log.read().decode("utf-8", errors="replace").splitlines()
-        last_words = "\n".join(lines[-_LAST_LINES:])
-        return BenchError(f"{self.name}: {what}; its last words:\n{last_words}")
+    This takes one request before the first measured one.
+
+    Raises:
+        BenchError: the server has ended.
+    """
+    url, model = server.target.url, ""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not (model and _is_loaded(url, model)):
+        server.require_alive()
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            model = model or first_model(url)
+    server.target = Target("completions", url, model)
+    return True
 
 
 def _is_loaded(url: str, model: str) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from abc import ABC, abstractmethod
-from subprocess import Popen
-from typing import Self
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
+from client.bench.errors import BenchError
+from client.bench.load.generators import Worker
 from client.bench.load.record import Target
 
 _TIMEOUT_S = 30.0
@@ -25,49 +27,41 @@ def first_model(url: str, key: str = "") -> str:
         return str(json.load(response)["data"][0]["id"])
 
 
-class Server(ABC):
-    """A server to be measured: a context manager, inside whose block its processes run.
+@dataclass
+class Running:
+    """A server that takes requests.
+
+    Attributes:
+        target: where they go.
+        launched: start time by `time.monotonic`.
+        pids: the processes that all others of the server descend from; none: it is not ours.
+        metrics_url: where its metrics are read; empty: nowhere.
+        worker: the load generator that it runs in, if it does.
+        end: says how its process has ended, with its last words; "" if it has not, as far as known.
+    """
+
+    target: Target
+    launched: float
+    pids: Sequence[int] = ()
+    metrics_url: str = ""
+    worker: Worker | None = None
+    end: Callable[[], str] = str
+
+    def require_alive(self) -> None:
+        """Raise `BenchError` if its process has ended."""
+        if ended := self.end():
+            raise BenchError(ended)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server to be measured.
 
     Attributes:
         name: shown in tables.
-        launched: start time by `time.monotonic`; set inside the block.
-        metrics_url: where its metrics are read; empty: nowhere. Set inside the block.
-        worker: the load generator that it runs in, if it does. Set inside the block.
+        start: starts it; inside the block it takes requests, and behind it nothing of it is left.
+            Raises TridentClientError or TridentError: it does not become ready.
     """
 
     name: str
-    launched: float
-    metrics_url: str = ""
-    worker: Popen[bytes] | None = None
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes that all others of the server descend from; none: it is not ours."""
-        return []
-
-    @property
-    @abstractmethod
-    def target(self) -> Target:
-        """Where requests go, when it is ready."""
-
-    def wait_until_ready(self) -> None:  # noqa: B027
-        """Return when requests can be sent; at once where that is so inside the block.
-
-        Raises:
-            TridentClientError: the server will not become ready.
-        """
-
-    def require_alive(self) -> None:  # noqa: B027
-        """Raise `BenchError` with its last words if its process has ended, where that is known."""
-
-    @abstractmethod
-    def __enter__(self) -> Self:
-        """Start the server.
-
-        Raises:
-            TridentClientError: it cannot be started.
-        """
-
-    @abstractmethod
-    def __exit__(self, *raised: object) -> None:
-        """End all its processes."""
+    start: Callable[[], AbstractContextManager[Running]]

@@ -1,23 +1,29 @@
-"""Trident as a measured server: the whole ensemble, by one of the ways to it."""
+"""Trident as a measured server: the whole ensemble by one of the ways to it, or the engine alone.
+
+Settings override those of `engine.json` and the `TRIDENT_*` variables.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Self
 
-from client.bench.errors import BenchError
+from client.bench.load.generators import Worker
 from client.bench.load.record import Form, Target
-from client.bench.servers.arguments import all_named
-from client.bench.servers.server import Server
+from client.bench.servers.server import Running, Server
 from client.commands.gateway_process import GatewayOptions, GatewayProcess, gateway_endpoint
+from engine.launch.environment import interpreter_folder, server_environment
+from engine.launch.installation import find_tritonserver
 from engine.launch.server import TritonServer
+from engine.service.stub.environment import engine_environment
 
 TRIDENT = "trident"
-ENGINE = "engine"  # the way to it without a server
 WAYS: dict[str, Form] = {
+    "engine": "engine",  # without a server
     "grpc": "grpc",
     "http": "triton-http",
     "completions": "completions",
@@ -25,82 +31,57 @@ WAYS: dict[str, Form] = {
 }
 
 
-class Trident(Server):
-    """A tritonserver serving the checkpoint in the folder `model`.
+def trident(
+    model: Path, settings: Mapping[str, str], *, name: str = TRIDENT, way: str = "grpc"
+) -> Server:
+    """Return Trident serving the checkpoint in the folder `model`.
 
     Args:
-        settings: override those of `engine.json` and the `TRIDENT_*` variables.
         way: how it is asked, of `WAYS`; the last two go through the gateway.
 
     Raises:
         ServerStartError: a setting is invalid.
     """
-
-    def __init__(
-        self,
-        model: Path,
-        settings: Mapping[str, str] = {},
-        *,
-        name: str = TRIDENT,
-        way: str = "grpc",
-    ) -> None:
-        self.name = name
-        self._settings = {**settings, "model": str(model)}
-        self._form = WAYS[way]
-        self._make_server()
-        self._server: TritonServer | None = None
-        self._gateway: GatewayProcess | None = None
-        self._stack = ExitStack()
-
-    @property
-    def pids(self) -> list[int]:
-        """As `Server.pids`."""
-        assert self._server is not None
-        return [self._server.pid, *([] if self._gateway is None else [self._gateway.pid])]
-
-    @property
-    def target(self) -> Target:
-        """As `Server.target`."""
-        assert self._server is not None
-        if self._form == "grpc":
-            return Target("grpc", self._server.grpc_url, self._server.model)
-        if self._form == "triton-http":
-            return Target("triton-http", f"http://{self._server.http_url}", self._server.model)
-        return Target(self._form, self._url, self._server.model)
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._server = server = self._make_server()
-            self.launched = time.monotonic()
-            stack.enter_context(server)
-            self.metrics_url = f"http://{server.metrics_url}/metrics"
-            if self._form in ("completions", "chat"):
-                endpoint = gateway_endpoint(server, GatewayOptions("0", "127.0.0.1", 1))
-                assert endpoint is not None
-                self._url = f"http://{endpoint.url}/v1"
-                self._gateway = stack.enter_context(
-                    GatewayProcess(server, endpoint, 1, server.log_path)
-                )
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._stack.close()
-        self._server = self._gateway = None
-
-    def _make_server(self) -> TritonServer:
-        return TritonServer(self._settings, ports=0)
+    settings = {**settings, "model": str(model)}
+    config = TritonServer(settings, ports=0).config
+    if way == "engine":
+        target = Target("engine", "", str(model), settings=config.model_dump(mode="json"))
+        return Server(name, partial(_engine_alone, target))
+    return Server(name, partial(_ensemble, settings, WAYS[way]))
 
 
-def parse_variants(arguments: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Parse `NAME=SETTING=VALUE ...` arguments into settings by name.
+@contextmanager
+def _ensemble(settings: Mapping[str, str], form: Form) -> Iterator[Running]:
+    launched = time.monotonic()
+    with ExitStack() as stack:
+        server = stack.enter_context(TritonServer(settings, ports=0))
+        pids = [server.pid]
+        urls = {"grpc": server.grpc_url, "triton-http": f"http://{server.http_url}"}
+        if form not in urls:
+            endpoint = gateway_endpoint(server, GatewayOptions("0", "127.0.0.1", 1))
+            assert endpoint is not None
+            gateway = GatewayProcess(server, endpoint, 1, server.log_path)
+            pids.append(stack.enter_context(gateway).pid)
+            urls[form] = f"http://{endpoint.url}/v1"
+        metrics_url = f"http://{server.metrics_url}/metrics"
+        yield Running(Target(form, urls[form], server.model), launched, pids, metrics_url)
 
-    Raises:
-        BenchError: an argument has another form; names it.
-    """
-    variants: dict[str, dict[str, str]] = {}
-    for name, words in all_named("--trident", arguments, taken=[TRIDENT]).items():
-        variants[name] = all_named(f"--trident {name}", words.split())
-        if "model" in variants[name]:
-            raise BenchError(f"--trident {name}: all serve the same model")
-    return variants
+
+@contextmanager
+def _engine_alone(target: Target) -> Iterator[Running]:
+    """The engine with the interpreter and the variables that it has in the server."""
+    libraries = find_tritonserver().libraries
+    environment = engine_environment(
+        server_environment(os.environ, run_id="bench", libraries=libraries, settings={})
+    )
+
+    def end() -> str:
+        status = worker.process.poll()
+        return "" if status is None else f"the engine alone ended with status {status}; see above"
+
+    launched = time.monotonic()
+    worker = Worker(str(interpreter_folder() / "python3"), environment)
+    try:
+        yield Running(target, launched, [worker.process.pid], worker=worker, end=end)
+    finally:
+        worker.end()

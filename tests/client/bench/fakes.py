@@ -10,21 +10,22 @@ from client.bench.load.workload import Workload
 from client.bench.measure.cpu import OTHERS, STOLEN
 from client.bench.measure.measurement import Measurement
 from client.bench.measure.run import first_token, run_workload
-from client.bench.servers.peer import Peer, PeerCommand
+from client.bench.servers.peer import peer
+from client.bench.servers.server import Server
 from engine.demo import CHECKPOINT_DIR
 
 SCRIPT = Path(__file__).parent / "openai_server.py"
 
 
-def fake_peer(*flags: str, name: str = "fake") -> Peer:
+def fake_peer(*flags: str, name: str = "fake") -> Server:
     command = (sys.executable, str(SCRIPT), "{model}", "--port", "{port}", *flags)
-    return Peer(PeerCommand(name, command), CHECKPOINT_DIR)
+    return peer(name, command, CHECKPOINT_DIR)
 
 
-def measure(peer: Peer, workload: Workload, source: PromptSource) -> tuple[float, Measurement]:
-    with peer:
-        start = first_token(peer, source, "first")
-        return start, run_workload(peer, workload, source, "seed")
+def measure(server: Server, workload: Workload, source: PromptSource) -> tuple[float, Measurement]:
+    with server.start() as running:
+        start = first_token(running, source, "first")
+        return start, run_workload(running, workload, source, "seed")
 
 
 def fake_measurement(seconds: float, others: float = 0.0) -> Measurement:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 from itertools import count
@@ -85,10 +86,13 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, help="of each answer, whatever is asked")
     parser.add_argument("--loads", type=float, default=0.0, help="seconds of 503")
     parser.add_argument("--fails", action="store_true")
+    parser.add_argument("--child", action="store_true", help="start another process")
     parser.add_argument("--dies-after", type=int, default=0, help="streams, in the middle of one")
     given = parser.parse_args()
     if given.fails:
         sys.exit("no such model")
+    if given.child:
+        subprocess.Popen(["sleep", "60"])
     server, app = Application(given), web.Application()
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/v1/completions", server.completions)

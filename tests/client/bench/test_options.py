@@ -14,19 +14,19 @@ from client.bench.load.lengths import Lengths
 from client.bench.load.plan import read_trace
 from client.bench.load.prompts import PromptSource
 from client.bench.load.workload import named
-from client.bench.servers.peer import PeerCommand, parse_peers
-from client.bench.servers.trident import Trident, parse_variants
+from client.bench.servers.arguments import commands, variants
+from client.bench.servers.trident import trident
 from engine.demo import CHECKPOINT_DIR
 from engine.launch.errors import ServerStartError
 
 
 class TestPeerArguments:
     def test_are_read(self) -> None:
-        (peer,) = parse_peers(["a=serve '{model}' --port {port} x=y"])
-        assert peer == PeerCommand("a", ("serve", "{model}", "--port", "{port}", "x=y"))
+        found = commands(["a=serve '{model}' --port {port} x=y"])
+        assert found == {"a": ["serve", "{model}", "--port", "{port}", "x=y"]}
 
     @pytest.mark.parametrize(
-        ("commands", "error"),
+        ("texts", "error"),
         [
             (["serve"], "--peer: must be NAME=VALUE"),
             (["a=serve"], r"--peer a: put \{port\}"),
@@ -35,14 +35,14 @@ class TestPeerArguments:
             (["a=s '{port}"], "cannot be read"),
         ],
     )
-    def test_wrong_ones_are_named(self, commands: list[str], error: str) -> None:
+    def test_wrong_ones_are_named(self, texts: list[str], error: str) -> None:
         with pytest.raises(BenchError, match=error):
-            parse_peers(commands, taken=["other"])
+            commands(texts, taken=["other"])
 
 
 class TestVariants:
     def test_are_read(self) -> None:
-        assert parse_variants(["a=max_num_seqs=8 block_size=32", "b=seed=1"]) == {
+        assert variants(["a=max_num_seqs=8 block_size=32", "b=seed=1"]) == {
             "a": {"max_num_seqs": "8", "block_size": "32"},
             "b": {"seed": "1"},
         }
@@ -60,11 +60,11 @@ class TestVariants:
     )
     def test_wrong_ones_are_named(self, arguments: list[str], error: str) -> None:
         with pytest.raises(BenchError, match=error):
-            parse_variants(arguments)
+            variants(arguments, taken=["trident"])
 
     def test_a_wrong_setting_is_named_before_anything_is_measured(self) -> None:
         with pytest.raises(ServerStartError, match="max_num_seqs"):
-            Trident(CHECKPOINT_DIR, {"max_num_seqs": "none"})
+            trident(CHECKPOINT_DIR, {"max_num_seqs": "none"})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from client.bench.load.generators import Generators, Ran
 from client.bench.load.plan import draw
 from client.bench.load.prompts import PromptSource
+from client.bench.load.record import Target
 from client.bench.load.scrape import Metrics
 from client.bench.load.workload import Lengths, Workload
 from client.bench.measure.cpu import OTHERS, STOLEN
@@ -26,24 +27,23 @@ FEW = Lengths(2, 6)
 class Stub:
     """A server of known delays."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
-        self.log = folder / "log"
-        times = ("--first=0.4", "--gap=0.1", "--spread=0.5")
-        self.peer = fake_peer(f"--log={self.log}", *times, *flags)
+    def __init__(self, target: Target, log: Path) -> None:
+        self.target, self.log = target, log
 
     def run(self, workload: Workload, *, processes: int = 0) -> Ran:
         plan = draw(workload, PromptSource(CHECKPOINT_DIR), "seed")
-        with Generators(self.peer.target, plan, processes=processes) as generators:
+        with Generators(self.target, plan, processes=processes) as generators:
             return generators.run()
 
 
 @pytest.fixture
 def stub(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stub]:
-    one = Stub(tmp_path, *getattr(request, "param", ()))
-    with one.peer:
-        one.peer.wait_until_ready()
-        one.log.unlink()
-        yield one
+    log = tmp_path / "log"
+    times = ("--first=0.4", "--gap=0.1", "--spread=0.5")
+    server = fake_peer(f"--log={log}", *times, *getattr(request, "param", ()))
+    with server.start() as running:
+        log.unlink()
+        yield Stub(running.target, log)
 
 
 def _measured(ran: Ran) -> Measurement:

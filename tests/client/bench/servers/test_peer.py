@@ -1,8 +1,6 @@
 """The load generator and the servers that it measures."""
 
 import json
-import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,7 +13,7 @@ from client.bench.load.workload import closed
 from client.bench.measure.cpu import OTHERS, STOLEN
 from client.bench.measure.memory import tree_memory
 from client.bench.servers import peer
-from client.bench.servers.peer import Peer, PeerCommand
+from client.bench.servers.peer import peer as serve
 from engine.demo import CHECKPOINT_DIR
 from tests.client.bench.fakes import fake_peer, measure
 
@@ -92,26 +90,18 @@ class TestPeer:
         script.write_text("no program")
         script.chmod(0o755)
         with pytest.raises(BenchError, match="b: cannot be started"):
-            measure(
-                Peer(PeerCommand("b", (str(script), "{port}")), CHECKPOINT_DIR),
-                self.WORKLOAD,
-                source,
-            )
+            measure(serve("b", (str(script), "{port}"), CHECKPOINT_DIR), self.WORKLOAD, source)
 
     def test_that_is_not_installed_is_named(self, source: PromptSource) -> None:
-        peer = Peer(PeerCommand("b", ("/nonexistent/serve", "{port}")), CHECKPOINT_DIR)
+        missing = serve("b", ("/nonexistent/serve", "{port}"), CHECKPOINT_DIR)
         with pytest.raises(BenchError, match="b: /nonexistent/serve is not installed"):
-            measure(peer, self.WORKLOAD, source)
+            measure(missing, self.WORKLOAD, source)
 
     def test_nothing_of_it_is_left(self) -> None:
-        script = "import subprocess as s, time; s.Popen(['sleep', '60']); time.sleep(60)"
-        with Peer(PeerCommand("b", (sys.executable, "-c", script)), CHECKPOINT_DIR) as peer:
-            parent = psutil.Process(peer.pids[0])
-            deadline = time.monotonic() + 10
-            while not (family := parent.children(recursive=True)):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            assert tree_memory(peer.pids[0]) > tree_memory(family[0].pid) > 0
+        with fake_peer("--child").start() as running:
+            parent = psutil.Process(running.pids[0])
+            family = parent.children(recursive=True)
+            assert tree_memory(parent.pid) > tree_memory(family[0].pid) > 0
         assert not any(process.is_running() for process in [parent, *family])
 
 
