@@ -9,16 +9,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from engine.bench.steps import Steps
 from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
-from engine.config import EngineConfig
-from engine.core.engine_core import EngineCore
-from engine.protocol import AddRequest
 from engine.service.garbage import spare_startup_objects
-from engine.token_ids import pack_token_ids
 
 _JSON = r"""
 root ::= object
@@ -47,8 +44,7 @@ def cases() -> dict[str, dict[str, Any]]:
     }
 
 
-@dataclass
-class MaskCost:
+class MaskCost(NamedTuple):
     """Seconds per step and for its masks, how many these are, and tokens per row of a step."""
 
     step_s: float
@@ -57,42 +53,38 @@ class MaskCost:
     tokens_per_row: float
 
 
-class Bench:
-    """An engine on the null device."""
+class Bench(Steps):
+    """An engine on the null device that serves `rows` sequences with the vocabulary of `model`."""
 
     def __init__(self, model: str, rows: int, step_ms: float) -> None:
-        """Serve `rows` sequences at once with the vocabulary of `model`."""
-        settings: dict[str, Any] = {
-            "model": model,
-            "device": f"null:{step_ms:g}",
-            "max_num_seqs": rows,
-            # One step ahead, sequences with grammars would take part in every other step.
-            "async_scheduling": False,
-        }
-        self.core = EngineCore(EngineConfig.parse(settings))
+        super().__init__(
+            {
+                "model": model,
+                "device": f"null:{step_ms:g}",
+                "max_num_seqs": rows,
+                # One step ahead, sequences with grammars would take part in every other step.
+                "async_scheduling": False,
+            }
+        )
         self._rows = rows
-        self._uid = 0
+        self._seeds = count(1)
         self._masks_s, self._num_masks = 0.0, 0
         constraints: Any = self.core.scheduler.constraints
         constraints.batch = self._timed(constraints.batch)
         spare_startup_objects()
 
-    def add(self, max_tokens: int = _MAX_TOKENS, **fields: Any) -> int:
-        """Add a request; return its uid."""
-        self._uid += 1
-        params = {"max_tokens": max_tokens, "seed": self._uid, "temperature": 1.0, **fields}
-        self.core.add_request(AddRequest(self._uid, pack_token_ids(_PROMPT), params))
-        return self._uid
-
     def masks(self, asked: dict[str, Any] | None) -> MaskCost:
         """Measure decode steps of all rows, each of which asks for a document after the other."""
-        fields = {"ignore_eos": True} if asked is None else {"structured_outputs": asked}
+        fields: dict[str, Any] = (
+            {"ignore_eos": True} if asked is None else {"structured_outputs": asked}
+        )
         unfinished = self.core.scheduler.unfinished
         steps = num_tokens = num_rows = 0
         began = 0.0
         while steps < _WARM_UP_STEPS + _STEPS:
             for _ in range(self._rows - len(unfinished)):
-                self.add(**fields)
+                seed = next(self._seeds)
+                self.ask(_PROMPT, max_tokens=_MAX_TOKENS, seed=seed, temperature=1.0, **fields)
             outputs = self.core.step()
             if len(self.core.scheduler.running) < self._rows // 2:
                 continue  # the grammar is being compiled
@@ -112,13 +104,6 @@ class Bench:
         self.clear()
         return cost
 
-    def clear(self) -> None:
-        """End all requests."""
-        for uid in list(self.core.scheduler.unfinished):
-            self.core.abort(uid)
-        while self.core.has_unfinished_requests():
-            self.core.step()
-
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
             began = time.monotonic()
@@ -137,22 +122,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=64, help="sequences (default: 64)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of a step (default: 10)")
     options = parser.parse_args(arguments)
+    step_ms = options.step_ms
     for model in options.models:
-        bench = Bench(model, options.rows, options.step_ms)
+        bench = Bench(model, options.rows, step_ms)
         size = bench.core.ready.vocab_size
-        print(
-            f"{Path(model).name}: {size} tokens, {options.rows} rows, {options.step_ms:g} ms steps"
-        )
+        print(f"{Path(model).name}: {size} tokens, {options.rows} rows, {step_ms:g} ms steps")
         print(f"{'':26}{'ms/step':>9}{'masks, ms':>11}{'us/mask':>9}{'share':>8}{'tokens':>8}")
         for name, asked in {"no grammar": None, **cases()}.items():
             cost = bench.masks(asked)
-            each_s = cost.masks_s / cost.num_masks if cost.num_masks else 0.0
-            print(
-                f"{name:26}{1e3 * cost.step_s:9.2f}{1e3 * cost.masks_s:11.2f}"
-                f"{1e6 * each_s:9.1f}"
-                f"{1e3 * cost.masks_s / options.step_ms:8.0%}{cost.tokens_per_row:8.2f}",
-                flush=True,
-            )
+            masks_ms = 1e3 * cost.masks_s
+            each_us = 1e3 * masks_ms / cost.num_masks if cost.num_masks else 0.0
+            print(f"{name:26}{1e3 * cost.step_s:9.2f}{masks_ms:11.2f}{each_us:9.1f}", end="")
+            print(f"{masks_ms / step_ms:8.0%}{cost.tokens_per_row:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

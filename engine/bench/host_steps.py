@@ -15,15 +15,12 @@ from typing import Any
 
 import msgspec
 
+from engine.bench.steps import Steps
 from engine.bench.tables import markdown
-from engine.config import EngineConfig
-from engine.core.engine_core import EngineCore
 from engine.execution import null_device, pending_step
-from engine.protocol import AddRequest
 from engine.service.garbage import spare_startup_objects
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import EngineLoop
-from engine.token_ids import pack_token_ids
 
 # What takes the time: in `EngineCore.step`, then around it.
 STEP_PARTS = ("schedule", "plan, upload", "read, update", "outputs", "stats", "other")
@@ -75,28 +72,25 @@ class PartClock:
         return timed
 
 
-class HostSteps:
+class HostSteps(Steps):
     """The engine and its loop on the null device, with the parts of a step timed."""
 
     def __init__(self, max_num_seqs: int) -> None:
         """Serve up to `max_num_seqs` sequences at once."""
-        self._core = EngineCore(
-            EngineConfig.parse(
-                {
-                    "device": "null",
-                    "max_num_seqs": max_num_seqs,
-                    "max_num_batched_tokens": max(8192, max_num_seqs),
-                    "max_num_queued_reqs": 2**31,
-                    "max_num_queued_tokens": 2**31,
-                }
-            )
+        super().__init__(
+            {
+                "device": "null",
+                "max_num_seqs": max_num_seqs,
+                "max_num_batched_tokens": max(8192, max_num_seqs),
+                "max_num_queued_reqs": 2**31,
+                "max_num_queued_tokens": 2**31,
+            }
         )
         self._encode = msgspec.msgpack.Encoder().encode
-        self._loop = EngineLoop(self._core, Inbox(lambda request: None), self._send)
+        self._loop = EngineLoop(self.core, Inbox(lambda request: None), self._send)
         self._clock = clock = PartClock()
-        self._uid = 0
         self._random = random.Random(0)
-        core = self._core
+        core = self.core
         clock.wrap("schedule", core.scheduler, "schedule")
         clock.wrap("plan, upload", core._runner, "forward", "sample")
         clock.wrap("read, update", pending_step.PendingStep, "wait")
@@ -121,12 +115,12 @@ class HostSteps:
         for _ in range(steps):
             self._step(case, rows)
         seconds = {part: self._clock.seconds[part] / steps for part in PARTS}
-        self._clear()
+        self.clear()
         return seconds
 
     def _step(self, case: str, rows: int) -> None:
         self._loop._step()
-        for _ in range(rows - len(self._core.scheduler.unfinished)):
+        for _ in range(rows - len(self.core.scheduler.unfinished)):
             self._add(case, rows, rows)
 
     def _add(self, case: str, place: int, rows: int) -> None:
@@ -136,15 +130,7 @@ class HostSteps:
             length, max_tokens = _TOKENS, -(-_TOKENS * place // rows)
         prompt = self._random.choices(range(100, 1000), k=length)
         params = {"max_tokens": max_tokens, "ignore_eos": True, **_PARAMS.get(case, {})}
-        self._core.add_request(AddRequest(self._uid, pack_token_ids(prompt), params))
-        self._uid += 1
-
-    def _clear(self) -> None:
-        for uid in list(self._core.scheduler.unfinished):
-            self._core.abort(uid)
-        while self._core.has_unfinished_requests():
-            self._core.step()
-        self._core.check_idle()
+        self.ask(prompt, **params)
 
     def _send(self, message: Any) -> None:
         to_message = getattr(message, "message", None)  # of the outputs of a step, as arrays

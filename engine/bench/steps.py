@@ -19,16 +19,17 @@ class Steps:
         self.core = EngineCore(EngineConfig.parse(settings))
         self._uid = 0
 
+    def ask(self, prompt: Sequence[int], **params: Any) -> None:
+        """Add a request with these sampling parameters."""
+        self._uid += 1
+        self.core.add_request(AddRequest(self._uid, pack_token_ids(prompt), params))
+
     def add(self, lengths: Sequence[int], *, seed: int, max_tokens: int = 2**20) -> None:
         """Add prompts of these lengths without common prefixes, to be answered greedily."""
         draw = random.Random(seed)
-        params = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
         for length in lengths:
             prompt = draw.choices(range(self.core.ready.vocab_size), k=length)
-            self._uid += 1
-            self.core.add_request(
-                AddRequest(self._uid, pack_token_ids(prompt), params, stream=True)
-            )
+            self.ask(prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
     def fill(self, batch: int, context: int) -> None:
         """Add `batch` sequences of `context` tokens, and step until all decode together.

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from kernels.bench import (
-    attention,
-    block_copy,
-    experts,
-    gated_activation,
-    matmul,
-    norms,
-    quantized,
-    rotary,
-    sampling,
-    slot_tables,
-)
+from kernels.bench import attention, experts, layers, quantized, sampling, tables
 from kernels.bench.case import Case
 
-_MODULES = (
-    *(attention, norms, gated_activation, rotary, matmul, quantized),
-    *(experts, sampling, slot_tables, block_copy),
-)
+_MODULES = (attention, layers, quantized, experts, sampling, tables)
 
 
 def all_cases() -> list[Case]:
