@@ -14,6 +14,7 @@ from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B, Shape
 
 Call = partial[Any]
 MODELS = (LLAMA_8B, QWEN_0_5B)
+SMALL = Shape("small", "for the interpreter", 2, 100, 100, 6, 2, 16, 300)
 
 # Tolerated relative RMS difference between two summation orders, by the coarser dtype of the two.
 _TOLERANCES = {
@@ -135,8 +136,6 @@ def by_tokens(
     operation: str,
     name: str,
     build: Callable[..., Work],
-    sizes: Callable[[Shape], dict[str, Any]],
-    tiny: dict[str, Any],
     *,
     models: Sequence[Shape] = MODELS,
     tokens: Sequence[int] = (8192, 64, 1),
@@ -148,8 +147,8 @@ def by_tokens(
             operation,
             f"{name} {model.label} {count}",
             build,
-            {"tokens": count, "dtype": torch.bfloat16, **sizes(model)},
-            {"tokens": 3, "dtype": torch.float32, **tiny},
+            {"tokens": count, "model": model, "dtype": torch.bfloat16},
+            {"tokens": 19, "model": SMALL, "dtype": torch.float32},
             aim=aim if model is LLAMA_8B and count == 8192 else None,
             compile=model is LLAMA_8B and count == 8192,
         )

@@ -26,8 +26,10 @@ _BLOCK_SIZE = 16
 _EPS = 1e-5
 
 
-def _gated(tokens: int, inner: int, silu: bool, dtype: torch.dtype, device: torch.device) -> Work:
-    gate_up = randn(tokens, 2 * inner, dtype=dtype, device=device)
+def _gated(
+    tokens: int, model: Shape, dtype: torch.dtype, device: torch.device, *, silu: bool
+) -> Work:
+    gate_up = randn(tokens, 2 * model.inner, dtype=dtype, device=device)
     form = partial(_torch_gated, gate_up, silu)
     return Work(
         ours=partial(gated_activation, gate_up, "silu" if silu else "gelu_tanh"),
@@ -43,14 +45,9 @@ def _torch_gated(gate_up: Tensor, silu: bool) -> Tensor:
 
 
 def _rotary(
-    tokens: int,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    float8: bool,
-    dtype: torch.dtype,
-    device: torch.device,
+    tokens: int, model: Shape, dtype: torch.dtype, device: torch.device, *, float8: bool
 ) -> Work:
+    heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
     # Views of one fused projection, as in the model.
     sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
     fused = randn(tokens, sum(sizes), dtype=dtype, device=device).split(sizes, dim=-1)
@@ -104,8 +101,9 @@ def _torch_rotary(
 
 
 def _linear(
-    tokens: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device
+    tokens: int, model: Shape, dtype: torch.dtype, device: torch.device, *, name: str
 ) -> Work:
+    columns, depth = model.projections[name]
     x = randn(tokens, depth, dtype=dtype, device=device)
     weight = randn(columns, depth, dtype=dtype, device=device, seed=1) / depth**0.5
     return Work(
@@ -116,14 +114,10 @@ def _linear(
     )
 
 
-def _sizes(name: str, model: Shape) -> dict[str, int]:
-    columns, depth = model.projections[name]
-    return {"columns": columns, "depth": depth}
-
-
 def _norm(
-    tokens: int, size: int, dtype: torch.dtype, device: torch.device, *, kind: str, add: bool
+    tokens: int, model: Shape, dtype: torch.dtype, device: torch.device, *, kind: str, add: bool
 ) -> Work:
+    size = model.hidden
     x, residual = (randn(tokens, size, dtype=dtype, device=device, seed=i) for i in (0, 1))
     parameters = [randn(size, dtype=dtype, device=device, seed=i) for i in (2, 3)]
     ours: Any
@@ -150,52 +144,26 @@ def _torch_norm(norm: Any, inputs: tuple[Tensor, ...], parameters: list[Tensor])
     return (out, total) if len(inputs) > 1 else out
 
 
+_FORMS = (
+    *(
+        (kind, name, partial(_norm, kind=kind, add=name == "add"), {"models": MODELS[:1]})
+        for kind in ("rms_norm", "layer_norm")
+        for name in ("add", "alone")
+    ),
+    ("gated_activation", "silu", partial(_gated, silu=True), {}),
+    (
+        *("gated_activation", "gelu", partial(_gated, silu=False)),
+        {"models": MODELS[:1], "tokens": (8192,)},
+    ),
+    ("rotary", "bf16", partial(_rotary, float8=False), {}),
+    ("rotary", "fp8", partial(_rotary, float8=True), {"models": MODELS[:1]}),
+    *(
+        ("matmul", name, partial(_linear, name=name), {"aim": None})
+        for name in ("gate_up_proj", "down_proj")
+    ),
+)
 CASES = [
     case
-    for name, models in (("silu", MODELS), ("gelu", MODELS[:1]))
-    for case in by_tokens(
-        "gated_activation",
-        name,
-        partial(_gated, silu=name == "silu"),
-        lambda model: {"inner": model.inner},
-        {"inner": 100},
-        models=models,
-        tokens=(8192, 64, 1) if name == "silu" else (8192,),
-    )
-]
-CASES += [
-    case
-    for name, models in (("bf16", MODELS), ("fp8", MODELS[:1]))
-    for case in by_tokens(
-        "rotary",
-        name,
-        partial(_rotary, float8=name == "fp8"),
-        lambda model: {
-            "heads": model.heads,
-            "kv_heads": model.kv_heads,
-            "dim": model.head_dim,
-        },
-        {"tokens": 19, "heads": 6, "kv_heads": 2, "dim": 16},
-        models=models,
-    )
-]
-CASES += [
-    case
-    for name in ("gate_up_proj", "down_proj")
-    for case in by_tokens(
-        *("matmul", name, _linear, partial(_sizes, name), {"columns": 40, "depth": 64}), aim=None
-    )
-]
-CASES += [
-    case
-    for kind in ("rms_norm", "layer_norm")
-    for name in ("add", "alone")
-    for case in by_tokens(
-        kind,
-        name,
-        partial(_norm, kind=kind, add=name == "add"),
-        lambda model: {"size": model.hidden},
-        {"size": 100},
-        models=MODELS[:1],
-    )
+    for operation, name, build, some in _FORMS
+    for case in by_tokens(operation, name, build, **some)
 ]

@@ -8,6 +8,7 @@ filters keep.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +27,11 @@ _BIASES = 4  # per row
 _NUM_TOP = 5
 
 
-def _tables(rows: int, vocab: int, device: torch.device, max_model_len: int = 1) -> SlotTables:
-    return SlotTables.allocate(
+def _inputs(
+    rows: int, vocab: int, device: torch.device, max_model_len: int = 1
+) -> tuple[Tensor, SlotTables, Tensor]:
+    """Return logits, tables, and the slot of each row."""
+    tables = SlotTables.allocate(
         rows,
         max_model_len=max_model_len,
         max_blocks=1,
@@ -36,18 +40,19 @@ def _tables(rows: int, vocab: int, device: torch.device, max_model_len: int = 1)
         vocab_size=vocab,
         device=device,
     )
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    return randn(rows, vocab, dtype=torch.float32, device=device), tables, slots
 
 
 def draw(
     rows: int, vocab: int, temperature: float, top_k: int, top_p: float, device: torch.device
 ) -> Work:
     """Return sampling from random logits."""
-    logits = randn(rows, vocab, dtype=torch.float32, device=device) * _SPREAD
-    tables = _tables(rows, vocab, device)
+    logits, tables, slots = _inputs(rows, vocab, device)
+    logits *= _SPREAD
     kelvin, mass = tables.temperature.fill_(temperature), tables.top_p.fill_(top_p)
     tables.top_k.fill_(top_k)
     tables.seeds.copy_(torch.arange(1000, 1000 + rows))
-    slots = torch.arange(rows, dtype=torch.int32, device=device)
     ours = partial(sample_tokens, logits, tables, slots)
     peer: dict[str, Call] = {"argmax": partial(torch.argmax, logits, -1)}
     if top_k or top_p < 1:
@@ -101,10 +106,8 @@ def _outside(kept: Tensor, ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...])
 
 
 def _penalties(rows: int, vocab: int, prompt: int, output: int, device: torch.device) -> Work:
-    logits = randn(rows, vocab, dtype=torch.float32, device=device)
+    logits, tables, slots = _inputs(rows, vocab, device, max_model_len=prompt + output)
     generator = torch.Generator().manual_seed(0)
-    slots = torch.arange(rows, dtype=torch.int32, device=device)
-    tables = _tables(rows, vocab, device, max_model_len=prompt + output)
     tables.token_ids.copy_(torch.randint(vocab, (rows, prompt + output), generator=generator))
     tables.num_tokens.fill_(prompt + output)
     tables.num_prompt_tokens.fill_(prompt)
@@ -125,12 +128,10 @@ def _penalties(rows: int, vocab: int, prompt: int, output: int, device: torch.de
 
 
 def _truncation(rows: int, vocab: int, device: torch.device) -> Work:
-    logits = randn(rows, vocab, dtype=torch.float32, device=device)
-    tables = _tables(rows, vocab, device)
+    logits, tables, slots = _inputs(rows, vocab, device)
     tables.temperature.fill_(1.0)
     tables.top_n_sigma.fill_(3.0)
     tables.typical_p.fill_(0.9)
-    slots = torch.arange(rows, dtype=torch.int32, device=device)
     return Work(
         ours=partial(truncate_logits, logits, tables, slots),
         bytes=2 * numel_bytes(logits),
@@ -159,46 +160,39 @@ def _torch_logprobs(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor, 
     return chosen[:, 0], ranks, tokens, values
 
 
+_DRAWS: dict[str, dict[str, Any]] = {
+    "top-k top-p": {"temperature": 0.7, "top_k": 50, "top_p": 0.9},
+    "top-p": {"temperature": 0.7, "top_k": 0, "top_p": 0.9},
+    "unfiltered": {"temperature": 0.7, "top_k": 0, "top_p": 1.0},
+    "greedy": {"temperature": 0.0, "top_k": 0, "top_p": 1.0},
+}
 CASES = [
-    *(
-        Case(
-            operation="sampling",
-            name=f"{name} {model.label} {rows}",
-            build=draw,
-            shape={
-                "rows": rows,
-                "vocab": model.vocab,
-                "temperature": temperature,
-                "top_k": top_k,
-                "top_p": top_p,
-            },
-            tiny={"rows": 4, "vocab": 300, "top_k": min(top_k, 7)},
-            aim=Aim(seconds=250e-6) if top_k and rows == 64 else None,
-            compile=temperature > 0 and rows == 64,
-        )
-        for name, temperature, top_k, top_p in (
-            ("top-k top-p", 0.7, 50, 0.9),
-            ("top-p", 0.7, 0, 0.9),
-            ("unfiltered", 0.7, 0, 1.0),
-            ("greedy", 0.0, 0, 1.0),
-        )
-        for model, rows in ((LLAMA_8B, 64), (LLAMA_8B, 256), (LLAMA_8B, 1), (QWEN_0_5B, 64))
-        if model is LLAMA_8B or name == "top-k top-p"
-    ),
-    *(
-        Case(
-            operation="sampling",
-            name=f"{name} {LLAMA_8B.label} {rows}",
-            build=build,
-            shape={"rows": rows, "vocab": LLAMA_8B.vocab, **others},
-            tiny={"rows": 3, "vocab": 300, **dict.fromkeys(others, 40)},
-            compile=rows == 64,
-        )
-        for name, build, others in (
-            ("penalties", _penalties, {"prompt": 1024, "output": 256}),
-            ("truncation", _truncation, {}),
-            ("logprobs", _logprobs, {}),
-        )
-        for rows in (64, 256, 1)
-    ),
+    Case(
+        operation="sampling",
+        name=f"{name} {model.label} {rows}",
+        build=draw,
+        shape={"rows": rows, "vocab": model.vocab, **filters},
+        tiny={"rows": 4, "vocab": 300, "top_k": min(filters["top_k"], 7)},
+        aim=Aim(seconds=250e-6) if filters["top_k"] and rows == 64 else None,
+        compile=name != "greedy" and rows == 64,
+    )
+    for name, filters in _DRAWS.items()
+    for model, rows in ((LLAMA_8B, 64), (LLAMA_8B, 256), (LLAMA_8B, 1), (QWEN_0_5B, 64))
+    if model is LLAMA_8B or name == "top-k top-p"
+]
+CASES += [
+    Case(
+        operation="sampling",
+        name=f"{name} {LLAMA_8B.label} {rows}",
+        build=build,
+        shape={"rows": rows, "vocab": LLAMA_8B.vocab, **others},
+        tiny={"rows": 3, "vocab": 300, **dict.fromkeys(others, 40)},
+        compile=rows == 64,
+    )
+    for name, build, others in (
+        ("penalties", _penalties, {"prompt": 1024, "output": 256}),
+        ("truncation", _truncation, {}),
+        ("logprobs", _logprobs, {}),
+    )
+    for rows in (64, 256, 1)
 ]

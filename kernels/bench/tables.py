@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.bench.case import Case, Work, numel_bytes, randn
-from kernels.bench.shapes import LLAMA_8B
+from kernels.bench.case import SMALL, Case, Work, numel_bytes, randn
+from kernels.bench.shapes import LLAMA_8B, Shape
 from kernels.block_copy import BlockCopier
 from kernels.slot_tables import SlotTables
 from kernels.step_inputs import StepInputs, prepare_inputs
@@ -72,17 +72,12 @@ def _scatter(rows: int, known: int, length: int, device: torch.device) -> Work:
 
 
 def _copy(
-    blocks: int,
-    to_host: bool,
-    layers: int,
-    kv_heads: int,
-    dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    blocks: int, to_host: bool, model: Shape, dtype: torch.dtype, device: torch.device
 ) -> Work:
-    shape = (_BLOCK_SIZE, kv_heads, dim)
+    shape = (_BLOCK_SIZE, model.kv_heads, model.head_dim)
     caches = [
-        randn(2 * blocks, *shape, dtype=dtype, device=device, seed=i) for i in range(2 * layers)
+        randn(2 * blocks, *shape, dtype=dtype, device=device, seed=i)
+        for i in range(2 * model.layers)
     ]
     order = torch.randperm(2 * blocks, generator=torch.Generator().manual_seed(0))
     sources, destinations = order[:blocks], order[blocks:]
@@ -131,15 +126,8 @@ CASES += [
         operation="block_copy",
         name=f"{'swap out' if to_host else 'copy'} {LLAMA_8B.label} {blocks} blocks",
         build=_copy,
-        shape={
-            "blocks": blocks,
-            "to_host": to_host,
-            "layers": LLAMA_8B.layers,
-            "kv_heads": LLAMA_8B.kv_heads,
-            "dim": LLAMA_8B.head_dim,
-            "dtype": torch.bfloat16,
-        },
-        tiny={"blocks": 3, "layers": 2, "kv_heads": 2, "dim": 8, "dtype": torch.float32},
+        shape={"blocks": blocks, "to_host": to_host, "model": LLAMA_8B, "dtype": torch.bfloat16},
+        tiny={"blocks": 3, "model": SMALL, "dtype": torch.float32},
     )
     for blocks, to_host in ((512, False), (1, False), (64, True))
 ]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from client.bench.errors import BenchError
-from client.bench.load.plan import Turn
+from client.bench.load.prompts import Turn
 from client.bench.load.scrape import Metrics
 
 Piece = tuple[float, bytes]  # `time.monotonic()` second, what arrived

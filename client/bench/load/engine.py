@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
-from client.bench.load.plan import Turn
+from client.bench.load.prompts import Turn
 from client.bench.load.record import Target
 from client.bench.load.scrape import Metrics, Sample
 from engine.config import EngineConfig

@@ -15,7 +15,8 @@ from typing import Self
 import psutil
 
 from client.bench.errors import BenchError
-from client.bench.load.plan import Plan, Result, Task, Turn
+from client.bench.load.plan import Plan, Result, Task
+from client.bench.load.prompts import Turn
 from client.bench.load.record import Record, Target
 from client.bench.load.scrape import Metrics
 

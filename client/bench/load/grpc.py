@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from client import Chunk
 from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
-from client.bench.load.plan import Turn
+from client.bench.load.prompts import Turn
 from client.bench.load.record import Target
 from client.request import completion
 from client.response import read_chunks

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
-from client.bench.load.plan import Turn
+from client.bench.load.prompts import Turn
 from client.bench.load.record import Target
 
 _WORDS = 300  # characters shown of an error's body

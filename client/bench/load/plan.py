@@ -8,20 +8,12 @@ from pathlib import Path
 import msgspec
 
 from client.bench.errors import BenchError
-from client.bench.load.prompts import Prompt, PromptSource
+from client.bench.load.prompts import PromptSource, Turn
 from client.bench.load.record import Record, Target
 from client.bench.load.scrape import Metrics
 from client.bench.load.workload import Workload
 
 _HASHED = 512  # tokens of a prompt that one of a trace's `hash_ids` stands for
-
-
-class Turn(msgspec.Struct):
-    """One request: its prompt as text and as tokens, and the exact length of each answer."""
-
-    text: str
-    token_ids: list[int]
-    output_tokens: int
 
 
 class Session(msgspec.Struct):
@@ -95,15 +87,16 @@ def draw(workload: Workload, source: PromptSource, seed: str) -> Plan:
     else:
         generator = random.Random(seed)
         beginning = source.words(f"{seed}/shared", workload.shared)
+
+        def turn(number: int, place: int) -> Turn:
+            if workload.question:
+                text = workload.question.replace("{n}", str(number))
+                return source.encode(text, workload.output.draw(generator))
+            lengths = (workload.prompt.draw(generator), workload.output.draw(generator))
+            return source.turn(f"{seed}/{number}/{place}", *lengths, beginning)
+
         sessions = [
-            Session(
-                number,
-                [
-                    _turn(workload, source, generator, f"{seed}/{number}/{turn}", number, beginning)
-                    for turn in range(workload.turns)
-                ],
-                start,
-            )
+            Session(number, [turn(number, place) for place in range(workload.turns)], start)
             for number, start in enumerate(_starts(workload, generator))
         ]
     return Plan(
@@ -127,25 +120,6 @@ def _starts(workload: Workload, generator: random.Random) -> list[float | None]:
         starts.append(at)
         at += generator.expovariate(workload.rate) if workload.poisson else 1 / workload.rate
     return starts
-
-
-def _turn(
-    workload: Workload,
-    source: PromptSource,
-    generator: random.Random,
-    seed: str,
-    number: int,
-    beginning: list[str],
-) -> Turn:
-    if workload.question:
-        prompt = source.encode(workload.question.replace("{n}", str(number)))
-    else:
-        prompt = source.prompt(seed, workload.prompt.draw(generator), beginning)
-    return _of(prompt, workload.output.draw(generator))
-
-
-def _of(prompt: Prompt, output_tokens: int) -> Turn:
-    return Turn(prompt.text, prompt.token_ids, output_tokens)
 
 
 class _Line(msgspec.Struct):
@@ -177,8 +151,9 @@ def read_trace(path: Path, source: PromptSource) -> list[Session]:
         if line.input_length < 1 or line.output_length < 1 or line.timestamp < 0:
             raise BenchError(f"--trace: {path}, line {number + 1}: lengths must be at least 1")
         beginning = [word for each in line.hash_ids for word in source.words(str(each), _HASHED)]
-        prompt = source.prompt(f"{path.name}/{number}", line.input_length, beginning)
-        sessions.append(Session(number, [_of(prompt, line.output_length)], line.timestamp / 1000))
+        lengths = (line.input_length, line.output_length)
+        turn = source.turn(f"{path.name}/{number}", *lengths, beginning)
+        sessions.append(Session(number, [turn], line.timestamp / 1000))
     if not sessions:
         raise BenchError(f"--trace: {path} has no requests")
     return sessions

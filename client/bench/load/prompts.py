@@ -1,22 +1,23 @@
-"""Seeded prompts of an exact number of tokens."""
+"""Requests with seeded prompts of an exact number of tokens."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from client.bench.errors import BenchError
 from engine.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt as text, for the ensemble, and as its token ids."""
+class Turn(msgspec.Struct):
+    """One request: its prompt as text, for the ensemble, and as tokens; the length of an answer."""
 
     text: str
     token_ids: list[int]
+    output_tokens: int
 
 
 class PromptSource:
@@ -37,12 +38,14 @@ class PromptSource:
         """Return `count` words of about a token each, determined by `seed`."""
         return random.Random(seed).choices(self._words, k=count)
 
-    def encode(self, text: str) -> Prompt:
-        """Return `text` as a prompt."""
-        return Prompt(text, self._tokenizer.encode(text))
+    def encode(self, text: str, output_tokens: int) -> Turn:
+        """Return a request with `text` as its prompt."""
+        return Turn(text, self._tokenizer.encode(text), output_tokens)
 
-    def prompt(self, seed: str, num_tokens: int, beginning: Sequence[str] = ()) -> Prompt:
-        """Return a prompt of exactly `num_tokens` that starts with the words of `beginning`.
+    def turn(
+        self, seed: str, num_tokens: int, output_tokens: int, beginning: Sequence[str] = ()
+    ) -> Turn:
+        """Return one with a prompt of exactly `num_tokens` that starts with the words `beginning`.
 
         Raises:
             BenchError: there is none.
@@ -52,10 +55,10 @@ class PromptSource:
         words += generator.choices(self._words, k=num_tokens - len(words))
         # BOS tokens count, and so may the space before the first word.
         for _ in range(num_tokens + 1):
-            prompt = self.encode("".join(words))
-            missing = num_tokens - len(prompt.token_ids)
+            turn = self.encode("".join(words), output_tokens)
+            missing = num_tokens - len(turn.token_ids)
             if missing == 0:
-                return prompt
+                return turn
             if missing < 0:
                 words = words[:missing]
             else:

@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from client.bench.load.connector import Connector, Piece, RequestFailedError, sampling
-from client.bench.load.plan import Plan, Result, Session, Task, Turn
+from client.bench.load.plan import Plan, Result, Session, Task
+from client.bench.load.prompts import Turn
 from client.bench.load.record import CUT, Record, Target
 from client.errors import TridentClientError
 from engine.errors import TridentError

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from client.bench.errors import BenchError
 from client.bench.load.generators import Generators
-from client.bench.load.plan import Plan, Session, Turn, draw
+from client.bench.load.plan import Plan, Session, draw
 from client.bench.load.prompts import PromptSource
 from client.bench.load.scrape import Scraper
 from client.bench.load.worker import ask_once
@@ -30,14 +30,12 @@ def first_token(server: Running, source: PromptSource, seed: str) -> float:
     Raises:
         TridentClientError: the server does not answer.
     """
-    prompt = source.prompt(seed, 16)
-    turn = Turn(prompt.text, prompt.token_ids, 1)
+    turn = source.turn(seed, 16, 1)
     if server.worker is None:
         record = asyncio.run(ask_once(server.target, turn))
     else:
-        with Generators(
-            server.target, Plan([Session(0, [turn], 0.0)]), worker=server.worker
-        ) as one:
+        plan = Plan([Session(0, [turn], 0.0)])
+        with Generators(server.target, plan, worker=server.worker) as one:
             (record,) = one.run().records
     if record.error:
         server.require_alive()
@@ -75,13 +73,10 @@ def _run_once(
     # New prompts each time, to miss the prefix cache.
     plan = draw(workload, source, seed)
     users = len(plan.sessions) if plan.concurrency is None else plan.concurrency
-    length = plan.sessions[0].turns[0].token_ids
+    first = plan.sessions[0].turns[0]
     warm_up = [
-        Turn(prompt.text, prompt.token_ids, plan.sessions[0].turns[0].output_tokens)
-        for prompt in (
-            source.prompt(f"{seed}/warm-up/{number}", len(length))
-            for number in range(min(_WARM_UP_REQUESTS, users))
-        )
+        source.turn(f"{seed}/warm-up/{number}", len(first.token_ids), first.output_tokens)
+        for number in range(min(_WARM_UP_REQUESTS, users))
     ]
     try:
         with (

@@ -9,16 +9,16 @@ from typing import Any
 import psutil
 import pytest
 
-from client.bench.load.prompts import Prompt, PromptSource
+from client.bench.load.prompts import PromptSource, Turn
 from client.bench.measure.cpu import CLIENT, OTHERS, STOLEN, CpuMeter, process_name
 from engine.demo import CHECKPOINT_DIR
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer, save_tokenizer
 
 
-def _prompts(folder: Path, num_tokens: int, seed: str, count: int) -> list[Prompt]:
+def _prompts(folder: Path, num_tokens: int, seed: str, count: int) -> list[Turn]:
     source = PromptSource(folder)
-    return [source.prompt(f"{seed}/{number}", num_tokens) for number in range(count)]
+    return [source.turn(f"{seed}/{number}", num_tokens, 1) for number in range(count)]
 
 
 class TestPrompts:
@@ -38,7 +38,7 @@ class TestPrompts:
     def test_may_begin_with_the_same_tokens(self) -> None:
         source = PromptSource(CHECKPOINT_DIR)
         beginning = source.words("seed", 32)
-        made = [source.prompt(str(number), 48, beginning) for number in range(4)]
+        made = [source.turn(str(number), 48, 1, beginning) for number in range(4)]
         assert {len(prompt.token_ids) for prompt in made} == {48}
         assert len({tuple(prompt.token_ids[:32]) for prompt in made}) == 1
         assert len({tuple(prompt.token_ids[32:]) for prompt in made}) == 4

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.bench.load.plan import Plan, Session, Turn
+from client.bench.load.plan import Plan, Session
+from client.bench.load.prompts import Turn
 from client.bench.load.record import Record, Target
 from client.bench.load.worker import Runner, connector_to
 from client.gateway.settings import GatewaySettings

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from client.bench.load import engine
-from client.bench.load.plan import Plan, Session, Turn
-from client.bench.load.prompts import PromptSource
+from client.bench.load.plan import Plan, Session
+from client.bench.load.prompts import PromptSource, Turn
 from client.bench.load.record import CUT, Record, Target
 from client.bench.load.scrape import Metrics
 from client.bench.load.worker import Runner, connector_to
@@ -41,8 +41,7 @@ def run(target: Target, plan: Plan) -> tuple[list[Record], Metrics]:
 
 
 def turn(output_tokens: int) -> Turn:
-    prompt = PromptSource(CHECKPOINT_DIR).prompt(f"seed {output_tokens}", PROMPT)
-    return Turn(prompt.text, prompt.token_ids, output_tokens)
+    return PromptSource(CHECKPOINT_DIR).turn(f"seed {output_tokens}", PROMPT, output_tokens)
 
 
 def test_sequences_that_share_a_prompt_save_its_blocks(target: Target) -> None:
