@@ -11,7 +11,7 @@ from client.bench.load.prompts import PromptSource
 from client.bench.load.workload import Workload
 from client.bench.measure.measurement import Measurement
 from client.bench.measure.run import first_token, run_workload
-from client.bench.report.results import Results, Session
+from client.bench.report.results import Results, Run
 from client.bench.servers.server import Server
 from client.errors import TridentClientError
 from engine.errors import TridentError
@@ -39,9 +39,8 @@ class Comparison:
         processes: int = 0,
     ) -> None:
         self._processes = processes
-        self._tridents = [server.name for server in tridents]
         self._servers = [*tridents, *peers]
-        self._workloads = workloads
+        self._results = Results(workloads, [server.name for server in tridents])
         self._rounds = rounds
         self._console = console
         self._source = PromptSource(model)
@@ -54,55 +53,37 @@ class Comparison:
         Raises:
             KeyboardInterrupt: before anything was measured.
         """
-        sessions: dict[str, list[Session | None]] = {each.name: [] for each in self._servers}
-        failures: dict[str, str] = {}
-        interrupted = False
+        results = self._results
         try:
             for number in range(self._rounds):
-                self._round(number, sessions, failures)
+                # Alternate the order, so that linear drift cancels.
+                for server in self._servers if number % 2 == 0 else reversed(self._servers):
+                    if server.name not in results.failures:
+                        self._measure(server, number)
         except KeyboardInterrupt:
-            if not any(any(each) for each in sessions.values()):
+            if not results.runs:
                 raise
-            interrupted = True
+            results.interrupted = True
             self._say("interrupted: this is what was measured until then")
-        return Results(self._workloads, self._tridents, sessions, failures, interrupted)
+        return results
 
-    def _round(
-        self, number: int, sessions: dict[str, list[Session | None]], failures: dict[str, str]
-    ) -> None:
-        # Alternate the order, so that linear drift cancels.
-        for server in self._servers if number % 2 == 0 else reversed(self._servers):
-            its_sessions = sessions[server.name]
-            if server.name not in failures:
-                failure = self._session(server, number, its_sessions)
-                if failure:
-                    failures[server.name] = failure
-                    self._say(f"{server.name}: left out from now on: {failure}")
-            if len(its_sessions) == number:
-                its_sessions.append(None)
-
-    def _session(self, server: Server, number: int, sessions: list[Session | None]) -> str:
-        """Start and measure a server.
-
-        Results are stored in `sessions` from the first answer on. Returns why some are missing.
-        """
+    def _measure(self, server: Server, number: int) -> None:
+        """Start and measure a server."""
         title = f"round {number + 1} of {self._rounds}, {server.name}: "
         try:
             with self._console.status(f"{title}starting") as status, server.start() as running:
                 start = first_token(running, self._source, f"{number}/first")
-                session = Session(start)
-                sessions.append(session)
-                for workload in self._workloads:
+                for workload in self._results.workloads:
                     status.update(f"{title}{workload.name}")
                     one = run_workload(
                         *(running, workload, self._source, f"{number}/{workload.name}"),
                         processes=self._processes,
                     )
-                    session.measurements[workload.name] = one
+                    self._results.runs.append(Run(server.name, workload.name, number, start, one))
                     self._report(f"round {number + 1}, {server.name}, {workload.name}", one)
         except (TridentClientError, TridentError) as error:
-            return str(error)
-        return ""
+            self._results.failures[server.name] = str(error)
+            self._say(f"{server.name}: left out from now on: {error}")
 
     def _report(self, title: str, one: Measurement) -> None:
         words = [f"{title}: {one.tokens_per_second:.1f} tok/s"]

@@ -28,10 +28,14 @@ def _figures(found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
         yield "throughput", _bars(rows)
     if len({row["workload"] for row in rows}) > 1:
         yield "load", _load(rows)
-    runs = list(_runs(found))
-    if any(len(run["requests"]) > 1 for _, _, run in runs):
+    runs = [
+        (f"{run['workload']}, {run['server']}", run["measurement"])
+        for run in found["runs"]
+        if run["round"] == 0
+    ]
+    if any(len(run["requests"]) > 1 for _, run in runs):
         yield "users", _users(runs)
-    if any(run["metrics"]["samples"] for _, _, run in runs):
+    if any(run["metrics"]["samples"] for _, run in runs):
         yield "kv", _kv(runs)
 
 
@@ -87,19 +91,11 @@ def _load(rows: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _runs(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the first round of each server and workload."""
-    for server, sessions in found["rounds"].items():
-        for session in sessions[:1]:
-            for workload, run in (session or {"measurements": {}})["measurements"].items():
-                yield server, workload, run
-
-
-def _users(runs: list[tuple[str, str, dict[str, Any]]]) -> Figure:
+def _users(runs: list[tuple[str, dict[str, Any]]]) -> Figure:
     """The speed that each user sees, against the time at which the user came."""
     title = "Tokens per second of each user, by when the user came"
     figure, axes = _axes(title, "seconds since the first user", "tokens per second")
-    for server, workload, run in runs:
+    for name, run in runs:
         intended = [request["intended"] for request in run["requests"]]
         speeds = [
             sum(count for _, count in request["arrivals"])
@@ -107,20 +103,20 @@ def _users(runs: list[tuple[str, str, dict[str, Any]]]) -> Figure:
             for request in run["requests"]
         ]
         came = [at - min(intended) for at in intended]
-        axes.plot(came, speeds, ".", label=f"{workload}, {server}")
+        axes.plot(came, speeds, ".", label=name)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=7)
     return figure
 
 
-def _kv(runs: list[tuple[str, str, dict[str, Any]]]) -> Figure:
+def _kv(runs: list[tuple[str, dict[str, Any]]]) -> Figure:
     """The share of the KV cache in use, over time."""
     figure, axes = _axes("KV cache in use", "seconds", "% of the blocks")
-    for server, workload, run in runs:
+    for name, run in runs:
         samples = run["metrics"]["samples"]
         if samples:
             at = [each[0] for each in samples]
-            axes.plot(at, [100 * each[3] for each in samples], label=f"{workload}, {server}")
+            axes.plot(at, [100 * each[3] for each in samples], label=name)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=7)
     return figure

@@ -25,17 +25,15 @@ class Bounds:
     token_time: float = 0.2
 
 
-@dataclass
-class Session:
-    """One server's results from start to exit.
+@dataclass(frozen=True)
+class Run:
+    """A measured workload; `start_seconds`: of its server, from launch to the first token."""
 
-    Attributes:
-        start_seconds: from launch to the first token.
-        measurements: by name of the workload.
-    """
-
+    server: str
+    workload: str
+    round: int
     start_seconds: float
-    measurements: dict[str, Measurement] = field(default_factory=dict)
+    measurement: Measurement
 
 
 @dataclass
@@ -44,24 +42,21 @@ class Results:
 
     Attributes:
         tridents: the servers that ratios are relative to.
-        sessions: by server and round; None if it failed, fewer if interrupted.
+        runs: as they were measured.
         failures: by server, why figures are missing.
         interrupted: whether the run ended before all rounds were measured.
     """
 
     workloads: Sequence[Workload]
     tridents: Sequence[str]
-    sessions: dict[str, list[Session | None]]
-    failures: dict[str, str]
+    runs: list[Run] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
 
     def measured(self, workload: str, server: str) -> dict[int, Measurement]:
         """Return the measurements by round."""
-        return {
-            number: session.measurements[workload]
-            for number, session in enumerate(self.sessions[server])
-            if session is not None and workload in session.measurements
-        }
+        found = [run for run in self.runs if (run.workload, run.server) == (workload, server)]
+        return {run.round: run.measurement for run in found}
 
     def ratios(self, workload: str, server: str) -> dict[str, float]:
         """Return tokens per second of each Trident relative to a server's.
@@ -97,7 +92,8 @@ _METRICS: dict[str, Callable[[Measurement], float]] = {
 
 def as_json(results: Results, bounds: Bounds) -> dict[str, Any]:
     """Return everything as plain data, a row of `summary` per workload and server."""
-    pairs = [(w.name, server) for w in results.workloads for server in results.sessions]
+    servers = dict.fromkeys(run.server for run in results.runs)
+    pairs = [(workload.name, server) for workload in results.workloads for server in servers]
     found: dict[str, Any] = to_builtins(
         {
             "summary": [_row(results, bounds, *each) for each in pairs if results.measured(*each)],
@@ -108,7 +104,7 @@ def as_json(results: Results, bounds: Bounds) -> dict[str, Any]:
             "tridents": results.tridents,
             "bounds": bounds,
             "cores": len(os.sched_getaffinity(0)),
-            "rounds": results.sessions,
+            "runs": results.runs,
             "failures": results.failures,
             "interrupted": results.interrupted,
         }
@@ -128,7 +124,7 @@ def _row(results: Results, bounds: Bounds, workload: str, server: str) -> Row:
     names = dict.fromkeys(name for one in measured for name in one.cpu_per_1000_tokens)
     cpu = [one.cpu_per_1000_tokens for one in measured]
     speeds = [one.tokens_per_second for one in measured]
-    starts = [each.start_seconds for each in results.sessions[server] if each is not None]
+    starts = {run.round: run.start_seconds for run in results.runs if run.server == server}
     return {
         "workload": workload,
         "server": server,
@@ -155,7 +151,7 @@ def _row(results: Results, bounds: Bounds, workload: str, server: str) -> Row:
         "cpu": {name: median(each.get(name, 0.0) for each in cpu) for name in names},
         "tokens_per_response": median(one.tokens_per_response for one in measured),
         "memory": median(one.memory for one in measured),
-        "start": median(starts),
+        "start": median(starts.values()),
         "others": max(one.others for one in measured),
         "stolen": max(one.stolen for one in measured),
         "is_disturbed": any(one.is_disturbed for one in measured),

@@ -40,16 +40,13 @@ def test_servers_under_load(tmp_path: Path) -> None:
         assert row["memory"] > (1e6 if row["server"] == "fake" else 1e8)
         assert set(row["ratios"]) == set(ours)
         assert row["failed"] == 0
-    for server in (*ours, "fake"):
-        measurements = figures["rounds"][server][0]["measurements"]
-        assert measurements["W2"]["num_tokens"] == 4 * 8
-        assert measurements["W5"]["num_tokens"] == 4 * 8
-    assert set(measurements["W2"]["cpu_seconds"]) >= {"load generator"}
-    (alone,) = figures["rounds"]["trident-engine"]
-    assert "engine alone" in alone["measurements"]["W2"]["cpu_seconds"]
-    for sample in alone["measurements"]["W5"]["metrics"]["samples"]:
+    runs = {(run["server"], run["workload"]): run["measurement"] for run in figures["runs"]}
+    assert {run["num_tokens"] for run in runs.values()} == {4 * 8}
+    assert set(runs["fake", "W2"]["cpu_seconds"]) >= {"load generator"}
+    assert "engine alone" in runs["trident-engine", "W2"]["cpu_seconds"]
+    for sample in runs["trident-engine", "W5"]["metrics"]["samples"]:
         assert sample[4] is None or 0 <= sample[4] < 1  # None once nothing runs
-    through_gateway = figures["rounds"]["trident-completions"][0]["measurements"]["W2"]
+    through_gateway = runs["trident-completions", "W2"]
     assert set(through_gateway["cpu_seconds"]) >= STAGES | {"gateway"}
     assert figures["failures"] == {"missing": "missing: /nonexistent/server is not installed"}
     assert "missing has not all its figures" in output

@@ -29,9 +29,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
+
+
 @needs_fused_layers
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_the_parts_are_those_of_the_step(path: Path, quantization: str | None) -> None:
+def test_the_parts_are_those_of_the_step(
+    path: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_step, "_BUDGET", 8)  # prefilled in several steps, they wait
     profile = CpuStep(path, quantization, most=3, context=20)
     for batch in (1, 3):
         step, parts = profile.measure(batch, context=20)
@@ -60,9 +68,8 @@ def test_floors_follow_from_the_shapes(path: Path) -> None:
 
 @needs_fused_layers
 def test_the_command_prints_every_part_beside_its_floor(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
     main([str(path), "--batches", "1,2", "--context", "20"])
     said = capsys.readouterr().out
     assert "bf16, 1 sequences of 20 tokens" in said
@@ -72,20 +79,20 @@ def test_the_command_prints_every_part_beside_its_floor(
 
 
 @needs_fused_layers
-def test_a_prompt_is_a_step_of_its_own(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    profile = CpuStep(path, None, most=1, context=8, longest_prompt=40)
-    step, parts = profile.measure_prompt(40)
-    assert parts.keys() == PARTS - {"lm_head", "draw", "all else"}
-    assert 0 < sum(parts.values()) < step
-    assert not profile.core.has_unfinished_requests()
-    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
+def test_a_prompt_is_a_step_of_its_own(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(path), "--prompts", "30,40"])
     said = capsys.readouterr().out
     assert "bf16, a prompt of 30 tokens" in said
     assert "bf16, a prompt of 40 tokens" in said
     assert "sequences of" not in said
+    for part in PARTS:
+        assert said.count(f"\n| {part} ") == (0 if part in ("lm_head", "draw") else 2)
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
+    with pytest.raises(SystemExit):
+        main([str(folder), *arguments])
+    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -95,47 +102,28 @@ def test_a_prompt_is_a_step_of_its_own(
         (["--batches", "0"], "argument --batches: invalid"),
         (["--context", "0"], "--context: must be at least 1"),
         (["--quantization", "int3"], "argument --quantization: invalid choice"),
+        ([], "missing"),
     ],
 )
 def test_wrong_arguments_are_named(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["folder", *arguments])
-    assert message in capsys.readouterr().err
-
-
-@needs_fused_layers
-def test_sequences_that_are_not_prefilled_in_one_step_wait_for_each_other(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_step, "_BUDGET", 8)
-    _, parts = CpuStep(path, None, most=3, context=40).measure(3, 40)
-    assert parts.keys() == PARTS - {"all else"}
+    assert message in refused(capsys, tmp_path / "missing", *arguments)
 
 
 @needs_fused_layers
 def test_sequences_without_room_are_refused(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
     monkeypatch.setattr(EngineCore, "has_unfinished_requests", lambda core: False)
     monkeypatch.setattr(cpu_step, "_BUDGET", 8)
-    with pytest.raises(SystemExit):
-        main([str(path), "--batches", "3", "--context", "40"])
-    assert "no room in the KV cache for 3" in capsys.readouterr().err
-
-
-def test_a_missing_checkpoint_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([str(tmp_path / "missing")])
-    assert "missing" in capsys.readouterr().err
+    said = refused(capsys, path, "--batches", "3", "--context", "40")
+    assert "no room in the KV cache for 3" in said
 
 
 def test_layers_that_no_kernel_runs_are_refused(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_step, "FusedLayers", type("Other", (), {}))
-    with pytest.raises(SystemExit):
-        main([str(path), "--batches", "1", "--context", "8"])
-    assert "no kernel runs whole layers" in capsys.readouterr().err
+    said = refused(capsys, path, "--batches", "1", "--context", "8")
+    assert "no kernel runs whole layers" in said

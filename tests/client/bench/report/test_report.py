@@ -14,7 +14,7 @@ from client.bench.report.diff import table as diff_table
 from client.bench.report.diff import verdict
 from client.bench.report.html import prepare, write_report
 from client.bench.report.plots import draw
-from client.bench.report.results import Bounds, Results, Session, as_json
+from client.bench.report.results import Bounds, Results, Run, as_json
 from client.bench.report.tables import tables
 from tests.client.bench.fakes import fake_measurement
 
@@ -23,17 +23,13 @@ class TestReport:
     RESULTS = Results(
         workloads=STANDARD[:2],
         tridents=["trident", "int8"],
-        sessions={
-            "trident": [
-                Session(2.0, {"W1": fake_measurement(1.0), "W2": fake_measurement(1.0)}),
-                Session(4.0, {"W1": fake_measurement(2.0)}),
-            ],
-            "int8": [Session(3.0, {"W1": fake_measurement(0.5)}), None],
-            "a peer with a long name": [
-                Session(60.0, {"W1": fake_measurement(4.0, others=0.3)}),
-                None,
-            ],
-        },
+        runs=[
+            Run("trident", "W1", 0, 2.0, fake_measurement(1.0)),
+            Run("trident", "W2", 0, 2.0, fake_measurement(1.0)),
+            Run("int8", "W1", 0, 3.0, fake_measurement(0.5)),
+            Run("a peer with a long name", "W1", 0, 60.0, fake_measurement(4.0, others=0.3)),
+            Run("trident", "W1", 1, 4.0, fake_measurement(2.0)),
+        ],
         failures={"a peer with a long name": "ended"},
     )
 
@@ -53,10 +49,7 @@ class TestReport:
         assert trident["ratios"] == {"trident": 1.0, "int8": 2.0}
         assert not trident["is_disturbed"]
         assert trident["start"] == 3.0
-        assert peer["ratios"] == {
-            "trident": 4.0,
-            "int8": 8.0,
-        }  # of the one round that both completed
+        assert peer["ratios"] == {"trident": 4.0, "int8": 8.0}  # of the round both completed
         assert last["ratios"] == {"trident": 1.0}
         assert peer["ttft"] == pytest.approx([0.2, 0.28, 0.298])
         assert peer["is_disturbed"]
@@ -67,24 +60,15 @@ class TestReport:
             console.print(each)
         text = console.export_text()
         assert "…" not in text
-        for cell in (
-            "W1",
-            "75.0",
-            "50.0-100.0",
-            "4.00",
-            "8.00",
-            " 200",
-            "2.0, -",
-            "server 5.000",
-        ):
-            assert cell in text
+        cells = ("W1", "75.0", "50.0-100.0", "4.00", "8.00", " 200", "2.0, -", "server 5.000")
+        assert all(cell in text for cell in cells)
         assert max(map(len, text.splitlines())) <= 80
 
     def test_json_has_everything(self) -> None:
         data = json.loads(json.dumps(as_json(self.RESULTS, Bounds())))
         assert [row["server"] for row in data["summary"]].count("trident") == 2
-        assert data["rounds"]["trident"][0]["measurements"]["W2"]["num_tokens"] == 100
-        assert data["rounds"]["a peer with a long name"][1] is None
+        assert [run["round"] for run in data["runs"]] == [0, 0, 0, 0, 1]
+        assert data["runs"][1]["measurement"]["num_tokens"] == 100
         assert data["failures"] == {"a peer with a long name": "ended"}
 
 
