@@ -60,12 +60,8 @@ class ToolSets:
 
     def _object(self, num_fields: int, depth: int) -> Schema:
         names = self._random.sample(_FIELDS, num_fields)
-        return {
-            "type": "object",
-            "properties": {name: self._field(depth) for name in names},
-            "required": [name for name in names if self._random.random() < 0.6],
-            "additionalProperties": False,
-        }
+        fields = {name: self._field(depth) for name in names}
+        return _object_of(fields, [name for name in names if self._random.random() < 0.6])
 
     def _field(self, depth: int) -> Schema:
         described = {"description": self._sentence(3, 20)}
@@ -103,31 +99,23 @@ class ToolSets:
         return " ".join(words).capitalize() + "."
 
 
+def _object_of(fields: Schema, required: list[str]) -> Schema:
+    closed = {"required": required, "additionalProperties": False}
+    return {"type": "object", "properties": fields, **closed}
+
+
 def calls_schema(tools: list[Schema]) -> Schema:
     """Return the JSON schema of a call of one of `tools`."""
-    calls = []
-    for tool in tools:
-        function = tool["function"]
-        properties = {"name": {"const": function["name"]}, "arguments": function["parameters"]}
-        calls.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    return {"anyOf": calls}
+    functions = [tool["function"] for tool in tools]
+    calls = [{"name": {"const": f["name"]}, "arguments": f["parameters"]} for f in functions]
+    return {"anyOf": [_object_of(call, [*call]) for call in calls]}
 
 
 def calls_tag(tools: list[Schema]) -> Schema:
     """Return the structural tag of text with calls of `tools` in it."""
+    functions = [tool["function"] for tool in tools]
     structures = [
-        {
-            "begin": f"<function={tool['function']['name']}>",
-            "schema": tool["function"]["parameters"],
-            "end": "</function>",
-        }
-        for tool in tools
+        {"begin": f"<function={f['name']}>", "schema": f["parameters"], "end": "</function>"}
+        for f in functions
     ]
     return {"type": "structural_tag", "structures": structures, "triggers": ["<function="]}

@@ -140,6 +140,7 @@ def by_tokens(
     models: Sequence[Shape] = MODELS,
     tokens: Sequence[int] = (8192, 64, 1),
     aim: Aim | None = ELEMENTWISE,
+    tiny: torch.dtype = torch.float32,
 ) -> list[Case]:
     """Return cases of these models with so many tokens; the largest of Llama's has the aim."""
     return [
@@ -148,7 +149,7 @@ def by_tokens(
             f"{name} {model.label} {count}",
             build,
             {"tokens": count, "model": model, "dtype": torch.bfloat16},
-            {"tokens": 19, "model": SMALL, "dtype": torch.float32},
+            {"tokens": 19, "model": SMALL, "dtype": tiny},
             aim=aim if model is LLAMA_8B and count == 8192 else None,
             compile=model is LLAMA_8B and count == 8192,
         )

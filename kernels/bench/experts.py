@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,8 @@ _MIXTURES = {
     "Mixtral-8x7B": (14336, 4096, 8, 2),
     "gpt-oss-20b": (2880, 2880, 32, 4),
 }
+_TINY = {"inner": 24, "hidden": 32, "dtype": torch.float32}
+_TINY_MXFP4 = {"inner": 32, "hidden": 64, "dtype": torch.float16}
 
 
 def _route(
@@ -54,51 +57,34 @@ def _experts(
     top_k: int,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    mxfp4: bool,
 ) -> Work:
+    """Experts of floats, or of 4 bits, next to the same widened to floats before."""
     x = randn(tokens, hidden, dtype=dtype, device=device)
-    gate_up = randn(experts, 2 * inner, hidden, dtype=dtype, device=device, seed=1) / hidden**0.5
-    down = randn(experts, hidden, inner, dtype=dtype, device=device, seed=2) / inner**0.5
     logits = randn(tokens, experts, dtype=torch.float32, device=device, seed=3)
     chosen, weights = route(logits, top_k, normalize=True)
-    read = int(chosen.unique().numel()) * 3 * inner * hidden * dtype.itemsize
+    shapes = ((2 * inner, hidden), (hidden, inner))
+    ours: list[Any]
+    if mxfp4:
+        ours = [_random_mxfp4(experts, *shape, device) for shape in shapes]
+        wide_gate_up, wide_down = (
+            torch.stack([unpack(expert(codes, i)).to(dtype) for i in range(experts)])
+            for codes in ours
+        )
+        order = torch.arange(2 * inner, device=device).view(2, inner).t().flatten()
+        theirs = [wide_gate_up[:, order], wide_down]
+        stored = [each for codes in ours for each in (codes.packed, codes.scale)]
+    else:
+        ours = theirs = stored = [
+            randn(experts, *shape, dtype=dtype, device=device, seed=seed) / shape[1] ** 0.5
+            for seed, shape in enumerate(shapes, 1)
+        ]
     flops = 2 * tokens * top_k * 3 * inner * hidden
     return Work(
-        ours=partial(_ours, x, gate_up, down, chosen, weights),
-        peers={"grouped_mm": partial(_torch, x, gate_up, down, chosen, weights)},
-        bytes=read + 2 * numel_bytes(x),
-        flops=flops if tokens * top_k > 64 * experts else 0,
-    )
-
-
-def _mxfp4(
-    tokens: int,
-    inner: int,
-    hidden: int,
-    experts: int,
-    top_k: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Work:
-    """Experts of 4 bits, next to the same widened to floats before."""
-    x = randn(tokens, hidden, dtype=dtype, device=device)
-    gate_up, down = (
-        _random_mxfp4(experts, *shape, device) for shape in ((2 * inner, hidden), (hidden, inner))
-    )
-    logits = randn(tokens, experts, dtype=torch.float32, device=device, seed=3)
-    chosen, weights = route(logits, top_k, normalize=True)
-    wide_gate_up, wide_down = (
-        torch.stack([unpack(expert(codes, i)).to(dtype) for i in range(experts)])
-        for codes in (gate_up, down)
-    )
-    order = torch.arange(2 * inner, device=device).view(2, inner).t().flatten()
-    each = numel_bytes(gate_up.packed, gate_up.scale, down.packed, down.scale) // experts
-    flops = 2 * tokens * top_k * 3 * inner * hidden
-    return Work(
-        ours=partial(_ours, x, gate_up, down, chosen, weights),
-        peers={
-            "grouped_mm": partial(_torch, x, wide_gate_up[:, order], wide_down, chosen, weights)
-        },
-        bytes=int(chosen.unique().numel()) * each + 2 * numel_bytes(x),
+        ours=partial(_ours, x, *ours, chosen, weights),
+        peers={"grouped_mm": partial(_torch, x, *theirs, chosen, weights)},
+        bytes=int(chosen.unique().numel()) * (numel_bytes(*stored) // experts) + 2 * numel_bytes(x),
         flops=flops if tokens * top_k > 64 * experts else 0,
     )
 
@@ -159,30 +145,17 @@ CASES = [
         name=f"{name} {label} {tokens}",
         build=build,
         shape={
-            **dict(zip(("inner", "hidden", "experts", "top_k"), sizes, strict=True)),
+            **dict(zip(("inner", "hidden", "experts", "top_k"), _MIXTURES[label], strict=True)),
             "tokens": tokens,
             "dtype": torch.bfloat16,
         },
-        tiny={"tokens": 3, "inner": 24, "hidden": 32, "dtype": torch.float32},
+        tiny={"tokens": 3, **tiny},
     )
-    for label, sizes in _MIXTURES.items()
-    for name, build in (("experts", _experts), ("route", _route))
-    for tokens in (8192, 64, 1)
-    if name == "experts" or (tokens == 64 and sizes[-1] == 8)
-]
-CASES += [
-    Case(
-        operation="experts",
-        name=f"mxfp4 gpt-oss-20b {tokens}",
-        build=_mxfp4,
-        shape={
-            **dict(
-                zip(("inner", "hidden", "experts", "top_k"), _MIXTURES["gpt-oss-20b"], strict=True)
-            ),
-            "tokens": tokens,
-            "dtype": torch.bfloat16,
-        },
-        tiny={"tokens": 3, "inner": 32, "hidden": 64, "dtype": torch.float16},
+    for name, build, tiny, labels, counts in (
+        ("experts", partial(_experts, mxfp4=False), _TINY, [*_MIXTURES], (8192, 64, 1)),
+        ("route", _route, _TINY, ["Qwen3-30B-A3B"], (64,)),
+        ("mxfp4", partial(_experts, mxfp4=True), _TINY_MXFP4, ["gpt-oss-20b"], (8192, 64, 1)),
     )
-    for tokens in (8192, 64, 1)
+    for label in labels
+    for tokens in counts
 ]

@@ -144,7 +144,7 @@ def _torch_norm(norm: Any, inputs: tuple[Tensor, ...], parameters: list[Tensor])
     return (out, total) if len(inputs) > 1 else out
 
 
-_FORMS = (
+_FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
     *(
         (kind, name, partial(_norm, kind=kind, add=name == "add"), {"models": MODELS[:1]})
         for kind in ("rms_norm", "layer_norm")

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.bench.case import ELEMENTWISE, Aim, Case, Work, numel_bytes, randn
-from kernels.bench.shapes import LLAMA_8B
+from kernels.bench.case import Aim, Case, Work, by_tokens, numel_bytes, randn
+from kernels.bench.shapes import LLAMA_8B, Shape
 from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Kind, pack, unpack
 from kernels.quantized.fp8_product import GROUP, fp8_linear
@@ -24,8 +24,8 @@ from kernels.quantized.splits import MOST_SPLIT
 _AIMS = {"fp8": Aim(share=0.75), "int4": Aim(share=0.6)}
 
 
-def _rows(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> Work:
-    x = randn(tokens, size, dtype=dtype, device=device)
+def _rows(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device) -> Work:
+    x = randn(tokens, model.hidden, dtype=dtype, device=device)
     return Work(
         ours=partial(quantize_rows, x),
         peers={"torch": partial(reference, x)},
@@ -34,8 +34,8 @@ def _rows(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> W
     )
 
 
-def _gated(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> Work:
-    x = randn(tokens, 2 * size, dtype=dtype, device=device)
+def _gated(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device) -> Work:
+    x = randn(tokens, 2 * model.inner, dtype=dtype, device=device)
 
     def unfused(x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = x.float().chunk(2, -1)
@@ -49,11 +49,12 @@ def _gated(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> 
         ours=partial(ours, x),
         peers={"torch": partial(unfused, x)},
         compiled=partial(unfused, x),
-        bytes=numel_bytes(x) + tokens * (size + 4),
+        bytes=numel_bytes(x) + tokens * (model.inner + 4),
     )
 
 
-def _normed(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> Work:
+def _normed(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device) -> Work:
+    size = model.hidden
     x, residual = (randn(tokens, size, dtype=dtype, device=device, seed=seed) for seed in (0, 1))
     weight = randn(size, dtype=dtype, device=device, seed=2)
 
@@ -164,20 +165,14 @@ CASES = [
     )
     for tokens in (8192, 64, 1)
 ]
+_ROWS = {"to fp8": _rows, "activation to fp8": _gated, "norm to fp8": _normed}
 CASES += [
-    Case(
-        operation="quantized",
-        name=f"{label} {LLAMA_8B.label} {tokens}",
-        build=build,
-        shape={"tokens": tokens, "size": size, "dtype": torch.bfloat16},
-        tiny={"tokens": 3, "size": 40, "dtype": torch.float16},
-        aim=ELEMENTWISE if tokens == 8192 else None,
-        compile=tokens == 8192,
+    case
+    for name, build in _ROWS.items()
+    for case in by_tokens(
+        *("quantized", name, build),
+        models=(LLAMA_8B,),
+        tokens=(8192, 1),
+        tiny=torch.float16,
     )
-    for label, build, size in (
-        ("to fp8", _rows, LLAMA_8B.hidden),
-        ("activation to fp8", _gated, LLAMA_8B.inner),
-        ("norm to fp8", _normed, LLAMA_8B.hidden),
-    )
-    for tokens in (8192, 1)
 ]

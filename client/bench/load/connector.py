@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from client.bench.errors import BenchError
@@ -18,6 +19,25 @@ class RequestFailedError(BenchError):
     def __init__(self, text: str, *, refused: bool = False) -> None:
         super().__init__(text)
         self.refused = refused
+
+
+class Event(NamedTuple):
+    """A part of an answer that arrived `at` a second.
+
+    Attributes:
+        new, total: output tokens in it, or so far, which takes precedence.
+        is_response: whether it counts as one; else its tokens belong to the one before.
+        error: what the server says is wrong.
+    """
+
+    at: float
+    text: str = ""
+    new: int = 0
+    total: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    error: str = ""
+    is_response: bool = True
 
 
 class Answer(NamedTuple):
@@ -52,12 +72,37 @@ class Connector(ABC):
         """
 
     @abstractmethod
+    def events(self, pieces: list[Piece]) -> Iterator[Event]:
+        """Yield what pieces say, whether the answer is complete or not.
+
+        Raises:
+            RequestFailedError: one cannot be read.
+        """
+
     def decode(self, pieces: list[Piece]) -> Answer:
-        """Read what has arrived, whether complete or not.
+        """Read what has arrived.
 
         Raises:
             RequestFailedError: it is an error.
         """
+        answer = Answer([], "", 0, 0)
+        counted = 0
+        for event in self.events(pieces):
+            if event.error:
+                raise RequestFailedError(event.error, refused="queue" in event.error)
+            new = event.new if event.total is None else event.total - counted
+            counted += new
+            if new and event.is_response:
+                answer.arrivals.append((event.at, new))
+            elif new and answer.arrivals:
+                at, before = answer.arrivals[-1]
+                answer.arrivals[-1] = (at, before + new)
+            answer = answer._replace(
+                text=answer.text + event.text,
+                prompt_tokens=max(answer.prompt_tokens, event.prompt_tokens),
+                cached_tokens=max(answer.cached_tokens, event.cached_tokens),
+            )
+        return answer
 
     def metrics(self) -> Metrics | None:
         """Return what was seen of the server from inside since the last call; None: nothing."""

@@ -9,13 +9,15 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
+from client.bench.load.connector import Connector, Event, Piece
 from client.bench.load.prompts import Turn
 from client.bench.load.record import Target
 from client.bench.load.scrape import Metrics, Sample
@@ -27,7 +29,6 @@ from engine.token_ids import pack_token_ids
 
 if TYPE_CHECKING:
     from engine.core.engine_core import EngineCore
-    from engine.text.tokenizer import Tokenizer
 
 _SAMPLES_S = 0.1  # between two looks at the KV cache, each at the end of a step
 
@@ -72,13 +73,11 @@ class EngineThread:
         self._streams: dict[int, _Stream] = {}
         self._samples: list[Sample] = []
         self._next_uid = 0
-        self._loaded: queue.SimpleQueue[TridentError | Tokenizer] = queue.SimpleQueue()
+        self._loaded: Future[EngineCore] = Future()
         set_wait(config)
         threading.Thread(target=self._run, daemon=True).start()
-        loaded = self._loaded.get()
-        if isinstance(loaded, TridentError):
-            raise loaded
-        self.tokenizer = loaded
+        self._core = self._loaded.result()
+        self.tokenizer = self._core.tokenizer
 
     async def ask(
         self, token_ids: list[int], parameters: dict[str, Any], pieces: list[Piece]
@@ -111,11 +110,11 @@ class EngineThread:
         from engine.core.engine_core import EngineCore  # after `set_wait`, because it imports torch
 
         try:
-            self._core = core = EngineCore(self._config)
+            core = EngineCore(self._config)
         except TridentError as error:
-            self._loaded.put(error)
+            self._loaded.set_exception(error)
             return
-        self._loaded.put(core.tokenizer)
+        self._loaded.set_result(core)
         try:
             while True:
                 self._take(core)
@@ -179,24 +178,24 @@ class EngineConnector(Connector):
         token_ids = turn.token_ids or self._engine.tokenizer.encode(turn.text)
         await self._engine.ask(token_ids, parameters, pieces)
 
-    def decode(self, pieces: list[Piece]) -> Answer:
-        """As `Connector.decode`."""
-        arrivals: list[tuple[float, int]] = []
+    def events(self, pieces: list[Piece]) -> Iterator[Event]:
+        """As `Connector.events`; the text comes last."""
         token_ids: list[int] = []
-        prompt_tokens = cached_tokens = 0
+        before = 0.0
         for at, data in pieces:
             said = msgspec.msgpack.decode(data, type=_Said)
-            if said.error:
-                raise RequestFailedError(said.error, refused="queue" in said.error)
-            if said.token_ids:
-                same = bool(arrivals) and arrivals[-1][0] == at  # another sequence of that step
-                arrivals.append((at, len(said.token_ids) + (arrivals.pop()[1] if same else 0)))
-                token_ids += said.token_ids
-            if said.stats is not None:
-                prompt_tokens = said.stats.num_prompt_tokens
-                cached_tokens = max(cached_tokens, said.stats.num_cached_tokens)
-        text = self._engine.tokenizer.decode(token_ids)
-        return Answer(arrivals, text, prompt_tokens, cached_tokens)
+            stats = said.stats or RequestStats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+            yield Event(
+                at,
+                new=len(said.token_ids),
+                prompt_tokens=stats.num_prompt_tokens,
+                cached_tokens=stats.num_cached_tokens,
+                error=said.error,
+                is_response=at != before,  # else of another sequence of that step
+            )
+            token_ids += said.token_ids
+            before = at if said.token_ids else before
+        yield Event(before, self._engine.tokenizer.decode(token_ids))
 
     def metrics(self) -> Metrics:
         """As `Connector.metrics`."""

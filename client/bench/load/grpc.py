@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from client import Chunk
-from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
+from client.bench.load.connector import Connector, Event, Piece, RequestFailedError
 from client.bench.load.prompts import Turn
 from client.bench.load.record import Target
 from client.request import completion
@@ -57,29 +56,23 @@ class GrpcConnector(Connector):
         self._streams.append(0)
         return len(self._streams) - 1
 
-    def decode(self, pieces: list[Piece]) -> Answer:
-        """As `Connector.decode`."""
-        answer = Answer([], "", 0, 0)
-        for at, chunks in _responses(pieces):
-            if count := sum(chunk.num_output_tokens for chunk in chunks):
-                answer.arrivals.append((at, count))
-            answer = answer._replace(
-                text=answer.text + "".join(chunk.text for chunk in chunks),
-                prompt_tokens=max(answer.prompt_tokens, *(c.num_input_tokens for c in chunks), 0),
-                cached_tokens=max(answer.cached_tokens, *(c.num_cached_tokens for c in chunks), 0),
+    def events(self, pieces: list[Piece]) -> Iterator[Event]:
+        """As `Connector.events`."""
+        for at, message in pieces:
+            reply = service_pb2.ModelStreamInferResponse.FromString(message)
+            if reply.error_message:
+                yield Event(at, error=f"a request failed: {reply.error_message}")
+                return
+            chunks = list(read_chunks(reply.infer_response))
+            yield Event(
+                at,
+                "".join(chunk.text for chunk in chunks),
+                sum(chunk.num_output_tokens for chunk in chunks),
+                prompt_tokens=max((chunk.num_input_tokens for chunk in chunks), default=0),
+                cached_tokens=max((chunk.num_cached_tokens for chunk in chunks), default=0),
             )
-        return answer
 
     async def close(self) -> None:
         """As `Connector.close`: the server cancels what still runs."""
         for each in self._channels:
             await each.close()
-
-
-def _responses(pieces: list[Piece]) -> Iterator[tuple[float, list[Chunk]]]:
-    for at, message in pieces:
-        reply = service_pb2.ModelStreamInferResponse.FromString(message)
-        if reply.error_message:
-            refused = "queue" in reply.error_message
-            raise RequestFailedError(f"a request failed: {reply.error_message}", refused=refused)
-        yield at, list(read_chunks(reply.infer_response))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 
-from client.bench.load.connector import Answer, Connector, Piece, RequestFailedError
+from client.bench.load.connector import Connector, Event, Piece, RequestFailedError
 from client.bench.load.prompts import Turn
 from client.bench.load.record import Target
 
@@ -79,40 +79,22 @@ class HttpConnector(Connector):
         except aiohttp.ClientError as error:
             raise RequestFailedError(f"{self._url}: {error}") from None
 
-    def decode(self, pieces: list[Piece]) -> Answer:
-        """As `Connector.decode`.
+    def events(self, pieces: list[Piece]) -> Iterator[Event]:
+        """As `Connector.events`.
 
         A chunk's own count of tokens so far takes precedence; otherwise each chunk with text counts
         as one token, which the final usage may correct.
         """
         read = _triton_event if self._target.form == "triton-http" else _openai_event
-        answer = Answer([], "", 0, 0)
-        counted = 0
         for at, data in events(pieces):
             try:
-                event = read(json.loads(data))
+                event = read(at, json.loads(data))
             except (ValueError, AttributeError, TypeError) as error:
                 raise RequestFailedError(f"an event cannot be read: {error}") from None
             if event.error:
-                raise RequestFailedError(
-                    f"the stream ends with an error: {event.error[:_WORDS]}",
-                    refused="queue" in event.error,
-                )
-            count = event.new
-            if event.total is not None:
-                count = event.total - counted
-            counted += count
-            if count and event.has_text:
-                answer.arrivals.append((at, count))
-            elif count and answer.arrivals:  # the last count corrects those before
-                last = answer.arrivals[-1]
-                answer.arrivals[-1] = (last[0], last[1] + count)
-            answer = answer._replace(
-                text=answer.text + event.text,
-                prompt_tokens=event.prompt_tokens or answer.prompt_tokens,
-                cached_tokens=event.cached_tokens or answer.cached_tokens,
-            )
-        return answer
+                error_text = f"the stream ends with an error: {event.error[:_WORDS]}"
+                event = event._replace(error=error_text)
+            yield event
 
     async def close(self) -> None:
         """As `Connector.close`."""
@@ -134,34 +116,22 @@ def events(pieces: list[Piece]) -> Iterator[Piece]:
                 yield at, content
 
 
-class _Event(NamedTuple):
-    """What an event says: `new` tokens, or `total` so far."""
-
-    text: str
-    has_text: bool
-    new: int
-    total: int | None
-    prompt_tokens: int
-    cached_tokens: int
-    error: str
-
-
-def _openai_event(said: dict[str, Any]) -> _Event:
+def _openai_event(at: float, said: dict[str, Any]) -> Event:
     choices, usage = said.get("choices") or [], said.get("usage") or {}
     deltas = [choice.get("delta") or {"content": choice.get("text")} for choice in choices]
     text = "".join(each.get("content") or each.get("reasoning_content") or "" for each in deltas)
-    return _Event(
-        *(text, bool(choices), int(bool(text)), usage.get("completion_tokens")),
+    return Event(
+        *(at, text, int(bool(text)), usage.get("completion_tokens")),
         prompt_tokens=usage.get("prompt_tokens") or 0,
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
         error=str(said.get("error") or ""),
+        is_response=bool(choices),
     )
 
 
-def _triton_event(said: dict[str, Any]) -> _Event:
-    count = said.get("num_output_tokens", 0)
-    return _Event(
-        *(said.get("text_output", ""), count > 0, count, None),
+def _triton_event(at: float, said: dict[str, Any]) -> Event:
+    return Event(
+        *(at, said.get("text_output", ""), said.get("num_output_tokens", 0)),
         prompt_tokens=said.get("num_input_tokens", 0),
         cached_tokens=said.get("num_cached_tokens", 0),
         error=said.get("error", ""),

@@ -1,4 +1,4 @@
-"""CpuMeter: CPU time of each process of a server, and of the load generator."""
+"""CPU time of each process of a server, and of the load generator; memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+
+from client.bench.errors import BenchError
 
 CLIENT = "load generator"
 OTHERS = "all else on these cores"
@@ -77,3 +79,24 @@ def process_name(name: str, command: list[str]) -> str:
     if "client.gateway.worker" in command or command[2:4] == ["client.cli", "gateway"]:
         return "gateway"
     return name
+
+
+def tree_memory(pid: int) -> int:
+    """Return the bytes used by a process and its descendants, shared pages divided (PSS).
+
+    Raises:
+        BenchError: one belongs to another user and cannot be inspected.
+    """
+    total = 0
+    root = psutil.Process(pid)
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.AccessDenied:
+            raise BenchError(
+                f"the memory of process {process.pid} of the server cannot be read: it is "
+                "another user's"
+            ) from None
+    return total

@@ -14,9 +14,8 @@ from client.bench.load.prompts import PromptSource
 from client.bench.load.scrape import Scraper
 from client.bench.load.worker import ask_once
 from client.bench.load.workload import Workload
-from client.bench.measure.cpu import OTHERS, CpuMeter
+from client.bench.measure.cpu import OTHERS, CpuMeter, tree_memory
 from client.bench.measure.measurement import Measurement, measurement
-from client.bench.measure.memory import tree_memory
 from client.bench.servers.server import Running
 
 _ATTEMPTS = 3  # to get a run without disturbance by other programs

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import queue
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -61,15 +60,7 @@ class Job:
             self.loop.call_soon_threadsafe(self.said.put_nowait, each)
 
 
-class Batching(ABC):
-    """Answers jobs."""
-
-    @abstractmethod
-    def submit(self, job: Job) -> None:
-        """Take a job; returns at once."""
-
-
-class StaticBatching(Batching):
+class StaticBatching:
     """Batches of up to `most` of what waits; 1: no batching."""
 
     def __init__(self, model: Any, most: int) -> None:
@@ -79,7 +70,7 @@ class StaticBatching(Batching):
         Thread(target=self._serve, daemon=True).start()
 
     def submit(self, job: Job) -> None:
-        """As `Batching.submit`."""
+        """Take a job; returns at once."""
         self._jobs.put(job)
 
     def _serve(self) -> None:
@@ -99,7 +90,7 @@ class StaticBatching(Batching):
         longest = max(len(job.prompt) for job in batch)
         pads = [longest - len(job.prompt) for job in batch]
         rows = [[0] * pad + job.prompt for pad, job in zip(pads, batch, strict=True)]
-        mask = [[0] * pad + [1] * len(job.prompt) for pad, job in zip(pads, batch, strict=True)]
+        mask = [[0] * pad + [1] * (longest - pad) for pad in pads]
         most = max(job.max_tokens for job in batch)
         temperature = batch[0].temperature
         sampled = {"do_sample": True, "temperature": temperature, "top_k": 0}
@@ -114,7 +105,7 @@ class StaticBatching(Batching):
         return [tokens[: job.max_tokens] for tokens, job in zip(answers, batch, strict=True)]
 
 
-class ContinuousBatching(Batching):
+class ContinuousBatching:
     """Transformers' own."""
 
     def __init__(self, model: Any) -> None:
@@ -128,7 +119,7 @@ class ContinuousBatching(Batching):
         self._readers = ThreadPoolExecutor(_LARGEST_BATCH * 4)
 
     def submit(self, job: Job) -> None:
-        """As `Batching.submit`."""
+        """Take a job; returns at once."""
         self._readers.submit(self._follow, job)
 
     def _follow(self, job: Job) -> None:
@@ -157,11 +148,8 @@ def application(folder: str, batching: str) -> FastAPI:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    answers: Batching
-    if batching == "continuous":
-        answers = ContinuousBatching(model)
-    else:
-        answers = StaticBatching(model, 1 if batching == "none" else _LARGEST_BATCH)
+    most = {"none": 1, "static": _LARGEST_BATCH}.get(batching)
+    answers = StaticBatching(model, most) if most else ContinuousBatching(model)
     app = FastAPI()
 
     @app.get("/v1/models")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import triton
+from torch.utils import collect_env
 
 from engine.bench.gpu.part import Figures
 from engine.bench.tables import markdown
@@ -45,7 +44,7 @@ class Report:
     @property
     def faulty(self) -> bool:
         """Whether a test failed, or something that should be measured was not, or is wrong."""
-        return any(self._faults())
+        return any(is_fault for _, is_fault in self._told())
 
     def write(self) -> str:
         """Write everything so far; return the report, which ends with the table for a README."""
@@ -56,42 +55,42 @@ class Report:
             "figures": self.figures,
         }
         (self._folder / "results.json").write_text(json.dumps(content, indent=1) + "\n")
-        text = "\n".join([*self._lines(), "", self._table()])
+        limits = (f"{k} {v:.4g}" for k, v in self.ceilings.items() if k != "key")
+        text = "\n".join(
+            (
+                *(line for line, _ in sorted(self._told(), key=lambda told: not told[1])),
+                "",
+                ", ".join(f"{k} {v}" for k, v in self._machine.items() if v) + ".",
+                f"Ceilings, in bytes and operations per second: {', '.join(limits)}.",
+                *(f"{name}: {last}" for name, (last, *_) in self.tests.items()),
+                "",
+                self._table(),
+            )
+        )
         (self._folder / "report.md").write_text(text + "\n")
         return text
 
-    def _faults(self) -> Iterator[str]:
+    def _told(self) -> Iterator[tuple[str, bool]]:
+        """Yield what went otherwise than planned, and whether it is a fault."""
         for _, *failures in self.tests.values():
-            yield from failures
+            yield from ((line, True) for line in failures)
         for key, each in self.figures.items():
-            if "reason" in each:
-                yield f"{key}: {each['reason']}"
+            for why in ("reason", "left_out"):
+                if why in each:
+                    yield f"{key}: {each[why]}", why == "reason"
             for name, peer in each.get("peers", {}).items():
                 if "differs" in peer:
-                    yield f"{key}: {name} differs: {peer['differs']}"
-
-    def _lines(self) -> Iterator[str]:
-        yield from self._faults()
-        for key, each in self.figures.items():
-            if "left_out" in each:
-                yield f"{key}: {each['left_out']}"
-            for name, peer in each.get("peers", {}).items():
-                if "reason" in peer:
-                    yield f"{key}: {name}: {peer['reason']}"
-        yield from ("", ", ".join(f"{k} {v}" for k, v in self._machine.items() if v) + ".")
-        limits = (f"{k} {v:.4g}" for k, v in self.ceilings.items() if k != "key")
-        yield f"Ceilings, in bytes and operations per second: {', '.join(limits)}."
-        yield from (f"{name}: {last}" for name, (last, *_) in self.tests.items())
+                    yield f"{key}: {name} differs: {peer['differs']}", True
+                elif "reason" in peer:
+                    yield f"{key}: {name}: {peer['reason']}", False
 
     def _table(self) -> str:
         found = [each for each in self.figures.values() if "seconds" in each]
-        rows = [_row(each) for each in found]
+        rows = [_row(each)[: None if self._judged else -2] for each in found]
+        met = Counter(each.get("met") for each in found)
+        last = f"Aims: {met[True]} met, {met[False]} missed."
         if not self._judged:
-            rows = [(*row[:-2], "", "") for row in rows]
             last = "The models are tiny: all this shows is that everything ran."
-        else:
-            met = Counter(each.get("met") for each in found)
-            last = f"Aims: {met[True]} met, {met[False]} missed."
         return f"{markdown(HEADER, rows)}\n\n{last}"
 
 
@@ -133,14 +132,10 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _machine() -> dict[str, str | None]:
     """Return date, GPU, versions, the command, and settings of TRIDENT_* variables."""
-    driver = None
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        driver = subprocess.check_output(query, text=True, timeout=20).split("\n")[0].strip()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "driver": driver,
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run),  # type: ignore[no-untyped-call]
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "triton": triton.__version__,

@@ -85,9 +85,8 @@ class Run:
         ]
         count = 1 if self._tiny else os.cpu_count() or 1
         with ThreadPoolExecutor(count) as pool:
-            for _ in pool.map(
-                partial(self._test_file, deadline), files_of_tests(tiny=bool(self._tiny))
-            ):
+            files = files_of_tests(tiny=bool(self._tiny))
+            for _ in pool.map(partial(self._test_file, deadline), files):
                 self.report.write()
         for process in ahead:
             _end(process, deadline)
@@ -118,11 +117,8 @@ class Run:
         seen = -1
         while seen < len(done) < len(group.parts) and deadline - time.time() > _LEAST_S:
             seen = len(done)
-            request = {
-                "done": [*done],
-                "deadline": deadline,
-                "ceilings": self.report.ceilings,
-            }
+            limits = self.report.ceilings
+            request = {"done": [*done], "deadline": deadline, "ceilings": limits}
             for row in _rows(command, request, deadline, self._log(group.name)):
                 done[row["key"]] = row
                 self.report.figures[row["key"]] = row
@@ -150,16 +146,16 @@ def files_of_tests(*, tiny: bool) -> list[list[str]]:
     return [*([replays, "-k", half] for half in halves), *([file] for file in files)]
 
 
-def _start(command: Sequence[str], out: int | IO[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, **_ENVIRONMENT}
+def _start(
+    command: Sequence[str],
+    out: int | IO[str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stderr: int | IO[str] = subprocess.STDOUT,
+) -> subprocess.Popen[str]:
+    environ = {**os.environ, **_ENVIRONMENT}
     return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, cwd=ROOT, env=environ, stdin=stdin, stdout=out, stderr=stderr, text=True
     )
 
 
@@ -178,17 +174,10 @@ def _rows(
 ) -> Iterator[Figures]:
     """Yield the rows that a worker prints; the last one has a `reason` if it died in a part."""
     running: str | None = None
+    pipe = subprocess.PIPE
     with (
         log.open("a") as errors,
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **_ENVIRONMENT},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
+        _start(command, pipe, stdin=pipe, stderr=errors) as process,
     ):
         assert process.stdin is not None
         assert process.stdout is not None

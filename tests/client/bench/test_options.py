@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,51 +21,39 @@ from engine.demo import CHECKPOINT_DIR
 from engine.launch.errors import ServerStartError
 
 
-class TestPeerArguments:
-    def test_are_read(self) -> None:
-        found = commands(["a=serve '{model}' --port {port} x=y"])
-        assert found == {"a": ["serve", "{model}", "--port", "{port}", "x=y"]}
-
-    @pytest.mark.parametrize(
-        ("texts", "error"),
-        [
-            (["serve"], "--peer: must be NAME=VALUE"),
-            (["a=serve"], r"--peer a: put \{port\}"),
-            (["a=s {port}", "a=t {port}"], "the name a is taken"),
-            (["other=s {port}"], "the name other is taken"),
-            (["a=s '{port}"], "cannot be read"),
-        ],
-    )
-    def test_wrong_ones_are_named(self, texts: list[str], error: str) -> None:
-        with pytest.raises(BenchError, match=error):
-            commands(texts, taken=["other"])
+def test_peers_and_variants_are_read() -> None:
+    found = commands(["a=serve '{model}' --port {port} x=y"])
+    assert found == {"a": ["serve", "{model}", "--port", "{port}", "x=y"]}
+    assert variants(["a=max_num_seqs=8 block_size=32", "b=seed=1"]) == {
+        "a": {"max_num_seqs": "8", "block_size": "32"},
+        "b": {"seed": "1"},
+    }
 
 
-class TestVariants:
-    def test_are_read(self) -> None:
-        assert variants(["a=max_num_seqs=8 block_size=32", "b=seed=1"]) == {
-            "a": {"max_num_seqs": "8", "block_size": "32"},
-            "b": {"seed": "1"},
-        }
+@pytest.mark.parametrize(
+    ("read", "texts", "error"),
+    [
+        (commands, ["serve"], "--peer: must be NAME=VALUE"),
+        (commands, ["a=serve"], r"--peer a: put \{port\}"),
+        (commands, ["a=s {port}", "a=t {port}"], "the name a is taken"),
+        (commands, ["other=s {port}"], "the name other is taken"),
+        (commands, ["a=s '{port}"], "cannot be read"),
+        (variants, ["a"], "--trident: must be NAME=VALUE"),
+        (variants, ["a=max_num_seqs"], "--trident a: must be NAME=VALUE"),
+        (variants, ["other=seed=1"], "the name other is taken"),
+        (variants, ["a=seed=1", "a=seed=2"], "the name a is taken"),
+        (variants, ["a=seed=1 seed=2"], "--trident a: the name seed is taken"),
+        (variants, ["a=model=/other"], "--trident a: all serve the same model"),
+    ],
+)
+def test_wrong_ones_are_named(read: Callable[..., object], texts: list[str], error: str) -> None:
+    with pytest.raises(BenchError, match=error):
+        read(texts, taken=["other"])
 
-    @pytest.mark.parametrize(
-        ("arguments", "error"),
-        [
-            (["a"], "--trident: must be NAME=VALUE"),
-            (["a=max_num_seqs"], "--trident a: must be NAME=VALUE"),
-            (["trident=seed=1"], "the name trident is taken"),
-            (["a=seed=1", "a=seed=2"], "the name a is taken"),
-            (["a=seed=1 seed=2"], "--trident a: the name seed is taken"),
-            (["a=model=/other"], "--trident a: all serve the same model"),
-        ],
-    )
-    def test_wrong_ones_are_named(self, arguments: list[str], error: str) -> None:
-        with pytest.raises(BenchError, match=error):
-            variants(arguments, taken=["trident"])
 
-    def test_a_wrong_setting_is_named_before_anything_is_measured(self) -> None:
-        with pytest.raises(ServerStartError, match="max_num_seqs"):
-            trident(CHECKPOINT_DIR, {"max_num_seqs": "none"})
+def test_a_wrong_setting_is_named_before_anything_is_measured() -> None:
+    with pytest.raises(ServerStartError, match="max_num_seqs"):
+        trident(CHECKPOINT_DIR, {"max_num_seqs": "none"})
 
 
 @pytest.mark.parametrize(
