@@ -1,6 +1,7 @@
 """The `trident bench` commands."""
 
 import inspect
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,10 +33,19 @@ def load(context: typer.Context, **given: Any) -> None:
         raise typer.Exit(1)
 
 
+def _parameter(option: Field[Any]) -> inspect.Parameter:
+    more = dict(option.metadata)
+    kind = Annotated[option.type, typer.Option(*more.pop("param_decls"), **more)]  # type: ignore[name-defined]
+    default = option.default
+    return inspect.Parameter(option.name, _KEYWORD, default=default, annotation=kind)
+
+
 # What typer reads: each field of `Options` is an option.
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CONTEXT = list(inspect.signature(load).parameters.values())[:1]
-_FIELDS = inspect.signature(Options).parameters.values()
-load.__signature__ = inspect.Signature([*_CONTEXT, *_FIELDS])  # type: ignore[attr-defined]
+load.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*_CONTEXT, *map(_parameter, fields(Options))]
+)
 app.callback(invoke_without_command=True)(load)
 
 
@@ -45,6 +55,6 @@ def diff(
     after: Annotated[Path, typer.Argument(help="What it wrote of another run.")],
 ) -> None:
     """Compare two saved runs, and say which differences are more than noise."""
-    from client.bench.report.diff import table
+    from client.bench.report.tables import differences
 
-    Console().print(table(before, after))
+    Console().print(differences(before, after))

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from client.bench.comparison import Comparison
 from client.bench.errors import BenchError
-from client.bench.load.lengths import Lengths, numbers
-from client.bench.load.workload import BY_NAME, GROUPS, Workload, named
+from client.bench.load.workload import BY_NAME, GROUPS, Lengths, Workload, named, numbers
 from client.bench.load.workload import tiny as in_small
 from client.bench.options import Options
 from client.bench.report.html import prepare, write_report

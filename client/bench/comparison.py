@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -17,33 +18,24 @@ from client.errors import TridentClientError
 from engine.errors import TridentError
 
 
+@dataclass
 class Comparison:
     """Measures several servers on one checkpoint.
 
-    Args:
+    Attributes:
         tridents, peers: the servers; ratios are relative to each of `tridents`.
         model: the checkpoint's folder.
         rounds: number of starts and measurements per server.
         processes: of the load generator; 0: as many as it needs.
     """
 
-    def __init__(
-        self,
-        tridents: Sequence[Server],
-        peers: Sequence[Server],
-        model: Path,
-        workloads: Sequence[Workload],
-        rounds: int,
-        console: Console,
-        *,
-        processes: int = 0,
-    ) -> None:
-        self._processes = processes
-        self._servers = [*tridents, *peers]
-        self._results = Results(workloads, [server.name for server in tridents])
-        self._rounds = rounds
-        self._console = console
-        self._source = PromptSource(model)
+    tridents: Sequence[Server]
+    peers: Sequence[Server]
+    model: Path
+    workloads: Sequence[Workload]
+    rounds: int
+    console: Console
+    processes: int = 0
 
     def run(self) -> Results:
         """Measure. A server that fails is left out of later rounds.
@@ -53,13 +45,14 @@ class Comparison:
         Raises:
             KeyboardInterrupt: before anything was measured.
         """
-        results = self._results
+        results = Results(self.workloads, [server.name for server in self.tridents])
+        servers, source = [*self.tridents, *self.peers], PromptSource(self.model)
         try:
-            for number in range(self._rounds):
+            for number in range(self.rounds):
                 # Alternate the order, so that linear drift cancels.
-                for server in self._servers if number % 2 == 0 else reversed(self._servers):
+                for server in servers if number % 2 == 0 else reversed(servers):
                     if server.name not in results.failures:
-                        self._measure(server, number)
+                        self._measure(server, number, source, results)
         except KeyboardInterrupt:
             if not results.runs:
                 raise
@@ -67,22 +60,21 @@ class Comparison:
             self._say("interrupted: this is what was measured until then")
         return results
 
-    def _measure(self, server: Server, number: int) -> None:
-        """Start and measure a server."""
-        title = f"round {number + 1} of {self._rounds}, {server.name}: "
+    def _measure(self, server: Server, number: int, source: PromptSource, results: Results) -> None:
+        title = f"round {number + 1} of {self.rounds}, {server.name}: "
         try:
-            with self._console.status(f"{title}starting") as status, server.start() as running:
-                start = first_token(running, self._source, f"{number}/first")
-                for workload in self._results.workloads:
+            with self.console.status(f"{title}starting") as status, server.start() as running:
+                start = first_token(running, source, f"{number}/first")
+                for workload in self.workloads:
                     status.update(f"{title}{workload.name}")
                     one = run_workload(
-                        *(running, workload, self._source, f"{number}/{workload.name}"),
-                        processes=self._processes,
+                        *(running, workload, source, f"{number}/{workload.name}"),
+                        processes=self.processes,
                     )
-                    self._results.runs.append(Run(server.name, workload.name, number, start, one))
+                    results.runs.append(Run(server.name, workload.name, number, start, one))
                     self._report(f"round {number + 1}, {server.name}, {workload.name}", one)
         except (TridentClientError, TridentError) as error:
-            self._results.failures[server.name] = str(error)
+            results.failures[server.name] = str(error)
             self._say(f"{server.name}: left out from now on: {error}")
 
     def _report(self, title: str, one: Measurement) -> None:
@@ -98,4 +90,4 @@ class Comparison:
         self._say(", ".join(words))
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Measured limits of this machine, from which floors are computed."""
+"""The time of a call, on a CPU and on a GPU; measured limits of this machine, for floors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,39 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Measurement, Timer
 
-from engine.bench.clock import gpu_seconds, timed
 from engine.layers.int8_linear import Int8Product
 from engine.layers.packed_linear import can_pack
 
 _BYTES = 256 * 2**20  # on a CPU: larger than all caches
 _SIZE, _GPU_SIZE = 2048, 8192  # of the matrices
+
+
+def timed(call: Callable[[], object], least_s: float = 0.2) -> Measurement:
+    """Return the wall times of calls on a CPU, with all of torch's threads, for `least_s`."""
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=least_s)
+
+
+def gpu_seconds(call: Callable[[], Any], *, graph: bool = True) -> float:
+    """Return the median time of `call` on a GPU, each with a cold L2 cache; it has been called.
+
+    Args:
+        graph: replay it as a CUDA graph, like the engine's decode steps, which excludes the time
+            that the host takes to launch it.
+    """
+    from triton.testing import do_bench
+
+    if not graph:
+        return 1e-3 * float(do_bench(call, return_mode="median"))
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, capture_error_mode="thread_local"):
+        call()
+    try:
+        return 1e-3 * float(do_bench(captured.replay, return_mode="median"))
+    finally:
+        captured.reset()
 
 
 def measure(device: torch.device | None = None) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from engine.bench import ceilings, floors
-from engine.bench.clock import timed
+from engine.bench.ceilings import timed
 from engine.bench.steps import Steps
 from engine.bench.tables import markdown
 from engine.errors import TridentError

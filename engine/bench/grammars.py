@@ -75,9 +75,7 @@ class Bench(Steps):
 
     def masks(self, asked: dict[str, Any] | None) -> MaskCost:
         """Measure decode steps of all rows, each of which asks for a document after the other."""
-        fields: dict[str, Any] = (
-            {"ignore_eos": True} if asked is None else {"structured_outputs": asked}
-        )
+        fields = {"structured_outputs": asked} if asked else {"ignore_eos": True}
         unfinished = self.core.scheduler.unfinished
         steps = num_tokens = num_rows = 0
         began = 0.0

@@ -130,6 +130,7 @@ def _prefill(chunks: list[Chunk], heads: Heads, device: torch.device) -> Work:
     else:
         each = zip(query.split(counts), lengths, keys, values, strict=True)
         parts = [(q.transpose(0, 1)[None], k[None, :, :n], v[None, :, :n]) for q, n, k, v in each]
+    pairs = sum(n * prefix + n * (n + 1) // 2 for prefix, n in chunks)
     biases = [causal_lower_right(q.shape[2], k.shape[2]) for q, k, _ in parts]
     return Work(
         ours=partial(
@@ -140,10 +141,7 @@ def _prefill(chunks: list[Chunk], heads: Heads, device: torch.device) -> Work:
         ),
         peers={"sdpa": partial(_causal, parts, biases, scale)},
         # Two products of 2 operations per element, for every pair of a query and a visible key.
-        flops=4
-        * heads.heads
-        * heads.dim
-        * sum(n * prefix + n * (n + 1) // 2 for prefix, n in chunks),
+        flops=4 * heads.heads * heads.dim * pairs,
     )
 
 
@@ -159,26 +157,20 @@ def _causal(
 
 
 def _case(
-    operation: str,
-    name: str,
-    model: Shape,
-    size: Any,
-    tiny: Any,
-    *,
-    aim: Aim | None,
-    block_size: int = 16,
+    name: str, model: Shape, size: Any, tiny: Any, aim: Aim | None = None, block_size: int = 16
 ) -> Case:
+    """Return a case of decoding sequences of these lengths, or of prefilling these chunks."""
     float8 = "fp8" in name
-    sizes = (model.heads, model.kv_heads, model.head_dim, torch.bfloat16)
+    is_decode = isinstance(size[0], int)
+    key = "lengths" if is_decode else "chunks"
     # With a float8 cache the kernels compute in float16, whatever the queries' dtype.
     dtype = torch.float16 if float8 else torch.float32
-    heads = {"heads": Heads(*sizes, float8, block_size)}
-    key, build = ("lengths", _decode) if operation == "paged_decode" else ("chunks", _prefill)
+    sizes = (model.heads, model.kv_heads, model.head_dim, torch.bfloat16)
     return Case(
-        operation,
+        "paged_decode" if is_decode else "paged_prefill",
         f"{model.label} {name}",
-        build,
-        {key: size, **heads},
+        _decode if is_decode else _prefill,
+        {key: size, "heads": Heads(*sizes, float8, block_size)},
         {key: tiny, "heads": Heads(6, 2, 64, dtype, float8, block_size)},
         aim=aim,
     )
@@ -194,12 +186,16 @@ def _decode_aim(model: Shape, sequences: int, length: int) -> Aim | None:
 _FEW = [(64, 1024), (256, 8192)]
 _MANY = [(count, length) for length in (1024, 8192) for count in (1, 16, 64, 256)]
 _RAGGED = [random.Random(seed).randrange(1, 2048) for seed in range(64)]
-_DECODE = [
+_DECODE_AIM, _AIM = Aim(share=0.85), Aim(share=0.6)
+_LONG = ([(0, 8192)], [(0, 37)])
+_SHORT = ([(0, 1024)] * 8, [(0, 21)] * 2)
+_BEHIND = ([(6144, 2048)], [(20, 18)])
+_MIXED = ([(0, 1024), (2048, 512), (7000, 333), (100, 179)], [(0, 9), (40, 17)])
+CASES = [
     *(
         _case(
-            *("paged_decode", f"{kind}{count} x {length // 1024}k", model),
-            *([length] * count, [70, 70]),
-            aim=_decode_aim(model, count, length),
+            f"{kind}{count} x {length // 1024}k",
+            *(model, [length] * count, [70, 70], _decode_aim(model, count, length)),
         )
         for model, kind, sizes in (
             (LLAMA_8B, "", _MANY),
@@ -209,31 +205,19 @@ _DECODE = [
         )
         for count, length in sizes
     ),
-    _case("paged_decode", "64 x 1..2k", LLAMA_8B, _RAGGED, [70, 1, 33], aim=Aim(share=0.85)),
-    _case(
-        *("paged_decode", "64 x 1k blocks of 64", LLAMA_8B, [1024] * 64, [70, 70]),
-        aim=Aim(share=0.85),
-        block_size=64,
-    ),
+    _case("64 x 1..2k", LLAMA_8B, _RAGGED, [70, 1, 33], _DECODE_AIM),
+    _case("64 x 1k blocks of 64", LLAMA_8B, [1024] * 64, [70, 70], _DECODE_AIM, block_size=64),
     *(
         Case("paged_decode", f"plan of {rows}", _plan, {"rows": rows, "kv_heads": 8}, {"rows": 5})
         for rows in (64, 256)
     ),
+    _case("1 x 8k", LLAMA_8B, *_LONG, _AIM),
+    _case("1 x 8k blocks of 64", LLAMA_8B, *_LONG, _AIM, block_size=64),
+    _case("fp8 1 x 8k", LLAMA_8B, *_LONG, _AIM),
+    _case("8 x 1k", LLAMA_8B, *_SHORT),
+    _case("2k behind 6k", LLAMA_8B, *_BEHIND, _AIM),
+    _case("mixed chunks", LLAMA_8B, *_MIXED),
+    _case("1 x 8k", QWEN_0_5B, *_LONG),
+    _case("8 x 1k", QWEN_0_5B, *_SHORT),
+    _case("2k behind 6k", QWEN_0_5B, *_BEHIND),
 ]
-_AIM = Aim(share=0.6)
-_LONG = ([(0, 8192)], [(0, 37)])
-_SHORT = ([(0, 1024)] * 8, [(0, 21)] * 2)
-_BEHIND = ([(6144, 2048)], [(20, 18)])
-_MIXED = ([(0, 1024), (2048, 512), (7000, 333), (100, 179)], [(0, 9), (40, 17)])
-_PREFILL = [
-    _case("paged_prefill", "1 x 8k", LLAMA_8B, *_LONG, aim=_AIM),
-    _case("paged_prefill", "1 x 8k blocks of 64", LLAMA_8B, *_LONG, aim=_AIM, block_size=64),
-    _case("paged_prefill", "fp8 1 x 8k", LLAMA_8B, *_LONG, aim=_AIM),
-    _case("paged_prefill", "8 x 1k", LLAMA_8B, *_SHORT, aim=None),
-    _case("paged_prefill", "2k behind 6k", LLAMA_8B, *_BEHIND, aim=_AIM),
-    _case("paged_prefill", "mixed chunks", LLAMA_8B, *_MIXED, aim=None),
-    _case("paged_prefill", "1 x 8k", QWEN_0_5B, *_LONG, aim=None),
-    _case("paged_prefill", "8 x 1k", QWEN_0_5B, *_SHORT, aim=None),
-    _case("paged_prefill", "2k behind 6k", QWEN_0_5B, *_BEHIND, aim=None),
-]
-CASES = _DECODE + _PREFILL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -140,7 +140,7 @@ def by_tokens(
     models: Sequence[Shape] = MODELS,
     tokens: Sequence[int] = (8192, 64, 1),
     aim: Aim | None = ELEMENTWISE,
-    tiny: torch.dtype = torch.float32,
+    tiny: Mapping[str, Any] = {},
 ) -> list[Case]:
     """Return cases of these models with so many tokens; the largest of Llama's has the aim."""
     return [
@@ -149,7 +149,7 @@ def by_tokens(
             f"{name} {model.label} {count}",
             build,
             {"tokens": count, "model": model, "dtype": torch.bfloat16},
-            {"tokens": 19, "model": SMALL, "dtype": tiny},
+            {"tokens": 19, "model": SMALL, "dtype": torch.float32, **tiny},
             aim=aim if model is LLAMA_8B and count == 8192 else None,
             compile=model is LLAMA_8B and count == 8192,
         )

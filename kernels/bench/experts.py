@@ -6,6 +6,7 @@ torch's grouped product needs sorted rows; its form sorts, gathers, multiplies, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,19 +23,17 @@ from kernels.experts.routing import route
 from kernels.experts.sorting import sort_by_expert
 from kernels.quantized.codes import Codes, expert, pack, stack, unpack
 
-# Inner and hidden size, experts, and how many of them a token goes through.
+Sizes = tuple[int, int, int, int]  # inner and hidden, experts, and how many a token goes through
 _MIXTURES = {
     "Qwen3-30B-A3B": (768, 2048, 128, 8),
     "Mixtral-8x7B": (14336, 4096, 8, 2),
     "gpt-oss-20b": (2880, 2880, 32, 4),
 }
-_TINY = {"inner": 24, "hidden": 32, "dtype": torch.float32}
-_TINY_MXFP4 = {"inner": 32, "hidden": 64, "dtype": torch.float16}
+_TINY, _TINY_4 = ((24, 32), torch.float32), ((32, 64), torch.float16)
 
 
-def _route(
-    tokens: int, experts: int, top_k: int, dtype: torch.dtype, device: torch.device, **_: int
-) -> Work:
+def _route(tokens: int, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Work:
+    _, _, experts, top_k = sizes
     logits = randn(tokens, experts, dtype=dtype, device=device)
     return Work(
         ours=partial(route, logits, top_k, normalize=True),
@@ -50,39 +49,35 @@ def _torch_route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def _experts(
-    tokens: int,
-    inner: int,
-    hidden: int,
-    experts: int,
-    top_k: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    mxfp4: bool,
+    tokens: int, sizes: Sizes, dtype: torch.dtype, device: torch.device, *, mxfp4: bool
 ) -> Work:
     """Experts of floats, or of 4 bits, next to the same widened to floats before."""
+    inner, hidden, experts, top_k = sizes
     x = randn(tokens, hidden, dtype=dtype, device=device)
     logits = randn(tokens, experts, dtype=torch.float32, device=device, seed=3)
     chosen, weights = route(logits, top_k, normalize=True)
     shapes = ((2 * inner, hidden), (hidden, inner))
-    ours: list[Any]
+    ours: tuple[Any, Any]
+    theirs: tuple[Tensor, Tensor]
+    stored: Sequence[Tensor]
     if mxfp4:
-        ours = [_random_mxfp4(experts, *shape, device) for shape in shapes]
+        gate_up, down = (_random_mxfp4(experts, *shape, device) for shape in shapes)
         wide_gate_up, wide_down = (
             torch.stack([unpack(expert(codes, i)).to(dtype) for i in range(experts)])
-            for codes in ours
+            for codes in (gate_up, down)
         )
         order = torch.arange(2 * inner, device=device).view(2, inner).t().flatten()
-        theirs = [wide_gate_up[:, order], wide_down]
-        stored = [each for codes in ours for each in (codes.packed, codes.scale)]
+        ours, theirs = (gate_up, down), (wide_gate_up[:, order], wide_down)
+        stored = (gate_up.packed, gate_up.scale, down.packed, down.scale)
     else:
-        ours = theirs = stored = [
+        first, second = (
             randn(experts, *shape, dtype=dtype, device=device, seed=seed) / shape[1] ** 0.5
             for seed, shape in enumerate(shapes, 1)
-        ]
+        )
+        ours = theirs = stored = (first, second)
     flops = 2 * tokens * top_k * 3 * inner * hidden
     return Work(
-        ours=partial(_ours, x, *ours, chosen, weights),
+        ours=partial(_ours, x, ours[0], ours[1], chosen, weights),
         peers={"grouped_mm": partial(_torch, x, *theirs, chosen, weights)},
         bytes=int(chosen.unique().numel()) * (numel_bytes(*stored) // experts) + 2 * numel_bytes(x),
         flops=flops if tokens * top_k > 64 * experts else 0,
@@ -144,17 +139,13 @@ CASES = [
         operation="experts",
         name=f"{name} {label} {tokens}",
         build=build,
-        shape={
-            **dict(zip(("inner", "hidden", "experts", "top_k"), _MIXTURES[label], strict=True)),
-            "tokens": tokens,
-            "dtype": torch.bfloat16,
-        },
-        tiny={"tokens": 3, **tiny},
+        shape={"tokens": tokens, "sizes": _MIXTURES[label], "dtype": torch.bfloat16},
+        tiny={"tokens": 3, "sizes": (*tiny, *_MIXTURES[label][2:]), "dtype": dtype},
     )
-    for name, build, tiny, labels, counts in (
-        ("experts", partial(_experts, mxfp4=False), _TINY, [*_MIXTURES], (8192, 64, 1)),
-        ("route", _route, _TINY, ["Qwen3-30B-A3B"], (64,)),
-        ("mxfp4", partial(_experts, mxfp4=True), _TINY_MXFP4, ["gpt-oss-20b"], (8192, 64, 1)),
+    for name, build, tiny, dtype, labels, counts in (
+        ("experts", partial(_experts, mxfp4=False), *_TINY, [*_MIXTURES], (8192, 64, 1)),
+        ("route", _route, *_TINY, ["Qwen3-30B-A3B"], (64,)),
+        ("mxfp4", partial(_experts, mxfp4=True), *_TINY_4, ["gpt-oss-20b"], (8192, 64, 1)),
     )
     for label in labels
     for tokens in counts

@@ -5,13 +5,14 @@ Few tokens are bound by reading the weight: the aims are shares of the copy band
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.bench.case import Aim, Case, Work, by_tokens, numel_bytes, randn
+from kernels.bench.case import SMALL, Aim, Case, Work, by_tokens, numel_bytes, randn
 from kernels.bench.shapes import LLAMA_8B, Shape
 from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Kind, pack, unpack
@@ -74,13 +75,9 @@ def _normed(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device)
 
 
 def _fp8(
-    tokens: int,
-    columns: int,
-    depth: int,
-    in_blocks: bool,
-    dtype: torch.dtype,
-    device: torch.device,
+    tokens: int, sizes: tuple[int, int], in_blocks: bool, dtype: torch.dtype, device: torch.device
 ) -> Work:
+    columns, depth = sizes
     group = GROUP if in_blocks else depth
     x, weight = (
         randn(rows, depth, dtype=dtype, device=device, seed=rows) for rows in (tokens, columns)
@@ -110,13 +107,13 @@ def _widened(codes: Tensor, scale: Tensor, group: int, dtype: torch.dtype) -> Te
 
 def _coded(
     tokens: int,
-    columns: int,
-    depth: int,
+    sizes: tuple[int, int],
     kind: Kind,
     group: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Work:
+    columns, depth = sizes
     x = randn(tokens, depth, dtype=dtype, device=device)
     shape = columns, depth // group
     scale = (1 + randn(*shape, dtype=torch.float32, device=device).sigmoid()) / depth**0.5 / 8
@@ -140,7 +137,7 @@ def _coded(
     )
 
 
-_TINY = {"tokens": 3, "columns": 128, "depth": 256, "dtype": torch.float16}
+_TINY = {"tokens": 3, "sizes": (128, 256), "dtype": torch.float16}
 CASES = [
     Case(
         operation="quantized",
@@ -148,7 +145,7 @@ CASES = [
         build=build,
         shape={
             "tokens": tokens,
-            **dict(zip(("columns", "depth"), LLAMA_8B.projections[name], strict=True)),
+            "sizes": LLAMA_8B.projections[name],
             "dtype": torch.bfloat16,
             **settings,
         },
@@ -173,6 +170,6 @@ CASES += [
         *("quantized", name, build),
         models=(LLAMA_8B,),
         tokens=(8192, 1),
-        tiny=torch.float16,
+        tiny={"tokens": 3, "model": replace(SMALL, hidden=40, inner=40), "dtype": torch.float16},
     )
 ]

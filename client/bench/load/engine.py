@@ -19,7 +19,6 @@ import msgspec
 
 from client.bench.load.connector import Connector, Event, Piece
 from client.bench.load.prompts import Turn
-from client.bench.load.record import Target
 from client.bench.load.scrape import Metrics, Sample
 from engine.config import EngineConfig
 from engine.errors import TridentError
@@ -47,21 +46,17 @@ class _Stream:
     def __init__(self, pieces: list[Piece], sequences: int) -> None:
         self.pieces = pieces
         self.left = sequences
-        self.loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self.loop.create_future()
+        self.ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def end(self) -> None:
         """Wake the one who asked, from any thread."""
         with suppress(RuntimeError):  # the run was cut, and its loop is closed
-            self.loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+            self._loop.call_soon_threadsafe(self.ended.set)
 
 
-class EngineThread:
-    """The engine, in a thread that loads it and runs its steps.
+class EngineConnector(Connector):
+    """Asks the engine, which is in a thread that loads it and runs its steps.
 
     Raises:
         TridentError: it cannot be loaded.
@@ -77,24 +72,41 @@ class EngineThread:
         set_wait(config)
         threading.Thread(target=self._run, daemon=True).start()
         self._core = self._loaded.result()
-        self.tokenizer = self._core.tokenizer
 
-    async def ask(
-        self, token_ids: list[int], parameters: dict[str, Any], pieces: list[Piece]
-    ) -> None:
-        """Run a request to its end, or abort it if cancelled."""
+    async def ask(self, turn: Turn, parameters: dict[str, Any], pieces: list[Piece]) -> None:
+        """As `Connector.ask`; a request is aborted if cancelled."""
+        token_ids = turn.token_ids or self._core.tokenizer.encode(turn.text)
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         stream = self._streams[uid] = _Stream(pieces, parameters.get("n", 1))
         packed = pack_token_ids(token_ids, "input_ids")
         self._inbox.put(AddRequest(uid, packed, sampling_params=parameters))
         try:
-            await stream.ended
+            await stream.ended.wait()
         finally:
             if stream.left:
                 self._inbox.put(uid)
 
+    def events(self, pieces: list[Piece]) -> Iterator[Event]:
+        """As `Connector.events`; the text comes last."""
+        token_ids: list[int] = []
+        before = 0.0
+        for at, data in pieces:
+            said = msgspec.msgpack.decode(data, type=_Said)
+            stats = said.stats or RequestStats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+            yield Event(
+                at,
+                new=len(said.token_ids),
+                prompt_tokens=stats.num_prompt_tokens,
+                cached_tokens=stats.num_cached_tokens,
+                error=said.error,
+                is_response=at != before,  # else of another sequence of that step
+            )
+            token_ids += said.token_ids
+            before = at if said.token_ids else before
+        yield Event(before, self._core.tokenizer.decode(token_ids))
+
     def metrics(self) -> Metrics:
-        """Return what was seen since the last call, while no request runs."""
+        """As `Connector.metrics`; while no request runs."""
         samples, self._samples = self._samples, []
         stats = self._core.take_stats()
         queries = stats.num_prefix_queries
@@ -105,6 +117,9 @@ class EngineThread:
             prefix_hits=stats.num_prefix_hits / queries if queries else 0.0,
             queue_s=waits.sum / sum(waits.counts) if waits is not None else 0.0,
         )
+
+    async def close(self) -> None:
+        """As `Connector.close`: the engine stays loaded for the next plan."""
 
     def _run(self) -> None:
         from engine.core.engine_core import EngineCore  # after `set_wait`, because it imports torch
@@ -163,46 +178,9 @@ class EngineThread:
 
 
 @cache
-def _engine(settings: bytes) -> EngineThread:
-    return EngineThread(EngineConfig.parse(msgspec.json.decode(settings)))
-
-
-class EngineConnector(Connector):
-    """Asks the engine, which is loaded once in a process."""
-
-    def __init__(self, target: Target) -> None:
-        self._engine = _engine(msgspec.json.encode(target.settings))
-
-    async def ask(self, turn: Turn, parameters: dict[str, Any], pieces: list[Piece]) -> None:
-        """As `Connector.ask`."""
-        token_ids = turn.token_ids or self._engine.tokenizer.encode(turn.text)
-        await self._engine.ask(token_ids, parameters, pieces)
-
-    def events(self, pieces: list[Piece]) -> Iterator[Event]:
-        """As `Connector.events`; the text comes last."""
-        token_ids: list[int] = []
-        before = 0.0
-        for at, data in pieces:
-            said = msgspec.msgpack.decode(data, type=_Said)
-            stats = said.stats or RequestStats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-            yield Event(
-                at,
-                new=len(said.token_ids),
-                prompt_tokens=stats.num_prompt_tokens,
-                cached_tokens=stats.num_cached_tokens,
-                error=said.error,
-                is_response=at != before,  # else of another sequence of that step
-            )
-            token_ids += said.token_ids
-            before = at if said.token_ids else before
-        yield Event(before, self._engine.tokenizer.decode(token_ids))
-
-    def metrics(self) -> Metrics:
-        """As `Connector.metrics`."""
-        return self._engine.metrics()
-
-    async def close(self) -> None:
-        """As `Connector.close`: the engine stays loaded for the next plan."""
+def engine_of(settings: bytes) -> EngineConnector:
+    """Return the way to the engine with these settings as JSON, which is loaded once."""
+    return EngineConnector(EngineConfig.parse(msgspec.json.decode(settings)))
 
 
 def _sample(core: EngineCore, at: float) -> Sample:

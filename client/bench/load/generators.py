@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +15,8 @@ from client.bench.load.plan import Plan, Result, Task
 from client.bench.load.prompts import Turn
 from client.bench.load.record import Record, Target
 from client.bench.load.scrape import Metrics
+from client.bench.load.worker import prepare, run
+from engine.bench.child import Child
 
 BUSY = 0.8  # share of the time from which a load generator may be the limit
 LATE_S = 0.02  # sending later than this is the generator's doing
@@ -27,84 +25,18 @@ _PER_PROCESS = 256  # users or sessions at once that one process is given
 
 
 @dataclass(frozen=True)
-class Effort:
-    """What sending and reading took.
-
-    Attributes:
-        busy: share of a core that the busiest generator used, or waited for in vain.
-        late: seconds by which the latest percent of requests missed their time.
-    """
-
-    busy: float
-    late: float
-
-    @property
-    def was_the_limit(self) -> str:
-        """Why the figures may be those of the generator, or ""."""
-        if self.busy > BUSY:
-            return (
-                f"a load generator was busy, or waiting for a core, {self.busy:.0%} of the time: "
-                "the figures are those of the machine with it, not of the server alone"
-            )
-        if self.late > LATE_S:
-            return f"requests were sent up to {1000 * self.late:.0f} ms late: latencies include it"
-        return ""
-
-
-@dataclass(frozen=True)
 class Ran:
     """A plan that was run from `start` on, a second of `time.monotonic`.
 
-    `metrics` are what the generator saw of the engine in its own process.
+    Attributes:
+        limit: why the figures may be those of the generator, or "".
+        metrics: what the generator saw of the engine in its own process.
     """
 
     start: float
     records: list[Record]
-    effort: Effort
+    limit: str
     metrics: Metrics | None = None
-
-
-class Worker:
-    """A process that runs one task after the other, until `end`."""
-
-    def __init__(
-        self, python: str = sys.executable, environ: Mapping[str, str] | None = None
-    ) -> None:
-        self._connection, its = Pipe()
-        with its:
-            self.process = subprocess.Popen(
-                [python, "-P", "-m", "client.bench.load.worker", str(its.fileno())],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what libraries print is not for this process's output
-                pass_fds=[its.fileno()],
-                start_new_session=True,  # Ctrl-C goes to this process, which ends the other
-            )
-
-    def tell(self, what: Task | float) -> None:
-        """Send it a task, or the second at which the plan begins."""
-        with suppress(OSError):  # the missing answer is reported
-            self._connection.send(what)
-
-    def hear(self) -> Result:
-        """Wait for its result; one without records says that it is ready.
-
-        Raises:
-            BenchError: it died, or has not done what it was told.
-        """
-        try:
-            found: Result = self._connection.recv()
-        except (EOFError, OSError):
-            raise BenchError("a load generator died; see above") from None
-        if found.error:
-            raise BenchError(found.error)
-        return found
-
-    def end(self) -> None:
-        """End it: it has nothing to save."""
-        self.process.kill()
-        self.process.wait()
-        self._connection.close()
 
 
 class Generators:
@@ -126,7 +58,7 @@ class Generators:
         *,
         warm_up: Sequence[Turn] = (),
         processes: int = 0,
-        worker: Worker | None = None,
+        worker: Child | None = None,
     ) -> None:
         self._worker = worker
         users = len(plan.sessions) if plan.concurrency is None else plan.concurrency
@@ -134,41 +66,38 @@ class Generators:
         self._count = min(self._count, users, len(plan.sessions))
         assert self._count > 0
         self._tasks = [Task(target, part, list(warm_up)) for part in plan.parts(self._count)]
-        self._workers: list[Worker] = []
+        self._workers: list[Child] = []
 
     @property
     def pids(self) -> list[int]:
         """The ids of the processes that do nothing but generate load."""
         return [each.process.pid for each in self._workers if each is not self._worker]
 
-    def run(self, on_start: Callable[[float], None] = lambda start: None) -> Ran:
-        """Send the plan; `on_start` is told the second of its beginning just before it.
+    def run(self) -> Ran:
+        """Send the plan.
 
         Raises:
             BenchError: a generator died.
         """
         start = time.monotonic() + _START_S
-        on_start(start)
         before = {pid: _used(pid) for pid in self.pids}
         for each in self._workers:
-            each.tell(start)
-        results = [each.hear() for each in self._workers]
+            each.start(run, start)
+        results = [_result(each) for each in self._workers]
         busy = max((_used(pid) - used for pid, used in before.items()), default=0.0)
         records = sorted((r for each in results for r in each.records), key=lambda r: r.intended)
         late = sorted(each.sent - each.intended for each in records)
-        effort = Effort(
-            busy / (time.monotonic() - start + _START_S),
-            late[int(0.99 * (len(late) - 1))] if late else 0.0,
-        )
-        return Ran(start, records, effort, results[0].metrics)
+        latest = late[int(0.99 * (len(late) - 1))] if late else 0.0  # of the latest percent
+        share = busy / (time.monotonic() - start + _START_S)
+        return Ran(start, records, _limit(share, latest), results[0].metrics)
 
     def __enter__(self) -> Self:
         try:
             for task in self._tasks:
-                self._workers.append(self._worker or Worker())
-                self._workers[-1].tell(task)
+                self._workers.append(self._worker or Child())
+                self._workers[-1].start(prepare, task)
                 # One after the other: warming up must not be the largest load of all.
-                self._workers[-1].hear()
+                _result(self._workers[-1])
         except BaseException:
             self.__exit__()
             raise
@@ -178,6 +107,27 @@ class Generators:
         for each in self._workers:
             if each is not self._worker:
                 each.end()
+
+
+def _limit(busy: float, late_s: float) -> str:
+    if busy > BUSY:
+        return (
+            f"a load generator was busy, or waiting for a core, {busy:.0%} of the time: "
+            "the figures are those of the machine with it, not of the server alone"
+        )
+    if late_s > LATE_S:
+        return f"requests were sent up to {1000 * late_s:.0f} ms late: latencies include it"
+    return ""
+
+
+def _result(worker: Child) -> Result:
+    try:
+        found: Result = worker.result()
+    except ChildProcessError:
+        raise BenchError("a load generator died; see above") from None
+    if found.error:
+        raise BenchError(found.error)
+    return found
 
 
 def _used(pid: int) -> float:

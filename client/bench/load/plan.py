@@ -47,12 +47,12 @@ class Plan(msgspec.Struct):
     def parts(self, count: int) -> list[Plan]:
         """Deal the sessions, and the users, out to `count` generators."""
 
-        def share(index: int) -> int | None:
-            return None if self.concurrency is None else len(range(self.concurrency)[index::count])
-
+        users = range(self.concurrency or 0)
         return [
             msgspec.structs.replace(
-                self, sessions=self.sessions[index::count], concurrency=share(index)
+                self,
+                sessions=self.sessions[index::count],
+                concurrency=self.concurrency and len(users[index::count]),
             )
             for index in range(count)
         ]

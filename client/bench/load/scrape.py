@@ -63,7 +63,7 @@ class Metrics:
 
 
 class Scraper:
-    """A context manager that reads a server's metrics in a thread, from `start` on.
+    """A context manager that reads a server's metrics in a thread, inside the block.
 
     Args:
         url: of the metrics; empty: there are none.
@@ -94,15 +94,11 @@ class Scraper:
             gpu_joules=grown(_ENERGY),
         )
 
-    def start(self, at: float) -> None:
-        """Read for the first time, and begin to read regularly."""
-        if not self._url:
-            return
-        self._first = self._read() or {}
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
     def __enter__(self) -> Self:
+        if self._url:
+            self._first = self._read() or {}
+            self._thread = threading.Thread(target=self._follow, daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *raised: object) -> None:

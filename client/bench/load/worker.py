@@ -1,18 +1,12 @@
-"""`python -m client.bench.load.worker FD`: one load generator, a `Worker` of `generators.py`.
-
-Receives a task from the connection FD, warms the server up, and says that it is ready. What comes
-next is the second of `time.monotonic` at which the plan begins. Sends the records at the end, and
-receives the next task. One whose target is the engine alone has that in its own process.
-"""
+"""What the process of a load generator does: it asks a server, by a plan, and notes the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import msgspec
 
@@ -31,9 +25,9 @@ _DRAIN_S = 60.0  # that answers may take after the last request of a run with a 
 def connector_to(target: Target) -> Connector:
     """Return the way to a target; in a running event loop."""
     if target.form == "engine":
-        from client.bench.load.engine import EngineConnector
+        from client.bench.load.engine import engine_of
 
-        return EngineConnector(target)
+        return engine_of(msgspec.json.encode(target.settings))
     if target.form == "grpc":
         from client.bench.load.grpc import GrpcConnector
 
@@ -95,14 +89,13 @@ class Runner:
         """Ask a session's turns; the first was intended at a time, others when one has ended."""
         before = ""
         for number, turn in enumerate(session.turns):
-            if self._end is not None and time.monotonic() >= self._end and number > 0:
-                return
             now = time.monotonic()
             if self._end is not None and intended is None and now >= self._end:
                 return
             asked = Turn(before + turn.text, [] if before else turn.token_ids, turn.output_tokens)
-            record = Record(session.number, number, now if intended is None else intended, now, 0)
-            record.asked = turn.output_tokens * self._plan.n
+            tokens = turn.output_tokens * self._plan.n
+            at = now if intended is None else intended
+            record = Record(session.number, number, at, now, tokens)
             intended = None
             pieces = await self._ask(asked, record)
             if self._plan.history:
@@ -154,43 +147,46 @@ async def ask_once(target: Target, turn: Turn) -> Record:
         await connector.close()
 
 
-async def _work(task: Task, parent: Connection) -> Result:
-    connector = connector_to(task.target)
+_LOOP = asyncio.Runner()
+_ready: list[tuple[Connector, Plan]] = []  # what `run` runs
+
+
+def prepare(task: Task) -> Result:
+    """Warm the server of a task up. One that is the engine alone runs in this process."""
+    return _told(_prepare(task))
+
+
+def run(start: float) -> Result:
+    """Run the plan of the last task from `start` on, a second of `time.monotonic`."""
+    return _told(_run(start))
+
+
+def _told(work: Coroutine[Any, Any, Result]) -> Result:
     try:
-        short = [
-            msgspec.structs.replace(each, output_tokens=min(_WARM_UP_TOKENS, each.output_tokens))
-            for each in task.warm_up
-        ]
-        plan = Plan([Session(n, [turn], 0.0) for n, turn in enumerate(short)], n=task.plan.n)
-        warmed = await Runner(connector, plan, time.monotonic()).run()
-        for each in warmed:
-            if each.error:
-                return Result(error=f"the server {each.error}")
-        connector.metrics()  # those of the warm-up
-        parent.send(Result())
-        start: float = await asyncio.to_thread(parent.recv)
-        gc.collect()
-        gc.freeze()  # what lives for the whole run need not be looked through in it
-        records = await Runner(connector, task.plan, start).run()
+        return _LOOP.run(work)
+    except (TridentClientError, TridentError, OSError) as error:
+        return Result(error=str(error))
+
+
+async def _prepare(task: Task) -> Result:
+    connector = connector_to(task.target)
+    _ready[:] = [(connector, task.plan)]
+    short = [
+        msgspec.structs.replace(each, output_tokens=min(_WARM_UP_TOKENS, each.output_tokens))
+        for each in task.warm_up
+    ]
+    plan = Plan([Session(n, [turn], 0.0) for n, turn in enumerate(short)], n=task.plan.n)
+    warmed = await Runner(connector, plan, time.monotonic()).run()
+    connector.metrics()  # those of the warm-up
+    gc.collect()
+    gc.freeze()  # what lives for the whole run need not be looked through in it
+    return Result(error=next((f"the server {each.error}" for each in warmed if each.error), ""))
+
+
+async def _run(start: float) -> Result:
+    connector, plan = _ready.pop()
+    try:
+        records = await Runner(connector, plan, start).run()
         return Result(records, metrics=connector.metrics())
     finally:
         await connector.close()
-
-
-def main() -> None:
-    """Run one task after the other, until the other end is closed."""
-    parent = Connection(int(sys.argv[1]))
-    while True:
-        try:
-            task = parent.recv()
-        except EOFError:
-            return
-        try:
-            result = asyncio.run(_work(task, parent))
-        except (TridentClientError, TridentError, OSError) as error:
-            result = Result(error=str(error))
-        parent.send(result)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,56 @@
-"""Workload: what users ask, and when."""
+"""Workload: what users ask, and when; lengths are distributions of numbers of tokens."""
 
 from __future__ import annotations
 
+import math
+import random
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.bench.errors import BenchError
-from client.bench.load.lengths import Lengths
+
+_FORMS = "must be N, LOW-HIGH (uniform) or lognormal:MEDIAN:SIGMA, in tokens"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Uniform between `low` and `high`, or with a `sigma` log-normal around `low`; at least 1."""
+
+    low: int
+    high: int
+    sigma: float = 0.0
+
+    @classmethod
+    def parse(cls, flag: str, text: str) -> Lengths:
+        """Read `128`, `16-512` or `lognormal:256:0.8`.
+
+        Raises:
+            BenchError: it is none of these; names `flag`.
+        """
+        try:
+            if text.startswith("lognormal:"):
+                _, median, sigma = text.split(":")
+                found = cls(int(median), int(median), float(sigma))
+            else:
+                low, _, high = text.partition("-")
+                found = cls(int(low), int(high or low))
+        except ValueError:
+            raise BenchError(f"{flag}: {_FORMS} (got {text!r})") from None
+        if not (1 <= found.low <= found.high and 0 <= found.sigma < math.inf):
+            raise BenchError(f"{flag}: {_FORMS} (got {text!r})")
+        return found
+
+    def draw(self, generator: random.Random) -> int:
+        """Return one of them."""
+        if self.sigma:
+            return max(1, round(self.low * math.exp(generator.gauss(0, self.sigma))))
+        return generator.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        if self.sigma:
+            return f"lognormal:{self.low}:{self.sigma:g}"
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
 
 
 @dataclass(frozen=True)
@@ -79,14 +123,8 @@ def closed(
     name: str, streams: int, requests: int, prompt: int, output: int, shared: int = 0
 ) -> Workload:
     """Return a closed loop of single requests of one length."""
-    return Workload(
-        name,
-        requests,
-        Lengths.exactly(prompt),
-        Lengths.exactly(output),
-        concurrency=streams,
-        shared=shared,
-    )
+    lengths = (Lengths(prompt, prompt), Lengths(output, output))
+    return Workload(name, requests, *lengths, concurrency=streams, shared=shared)
 
 
 def _at_once(name: str, users: int, output: str, **fields: object) -> Workload:
@@ -117,12 +155,7 @@ PUBLISHED = (
         for n in range(1, 10)
     ),
     Workload("kv-waste", 64, Lengths(16, 512), Lengths(16, 512), concurrency=32, temperature=0.8),
-    Workload(
-        *("parallel-sampling", 8, Lengths.exactly(256), Lengths.exactly(96)),
-        concurrency=8,
-        n=4,
-        temperature=1.0,
-    ),
+    replace(closed("parallel-sampling", 8, 8, 256, 96), n=4, temperature=1.0),
     Workload("batching-ladder", 48, Lengths(16, 128), Lengths(8, 160), concurrency=16),
 )
 _STREAMS = tuple(closed(f"S{n}", n, n, 256, 32) for n in (1, 2, 4, 8, 16, 32, 64, 128))
@@ -167,3 +200,22 @@ def tiny(workload: Workload) -> Workload:
         concurrency=None if streams is None else min(streams, 4),
         shared=min(workload.shared, 16),
     )
+
+
+def numbers(flag: str, text: str) -> tuple[float, ...]:
+    """Read positive numbers separated by commas; there may be none.
+
+    Raises:
+        BenchError: it is something else; names `flag`.
+    """
+    if not text:
+        return ()
+    if not re.fullmatch(r"[\d.]+(,[\d.]+)*", text):
+        raise BenchError(f"{flag}: must be numbers such as 1,16,64 (got {text!r})")
+    try:
+        found = tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        found = (0.0,)
+    if min(found) <= 0:
+        raise BenchError(f"{flag}: must be numbers above 0 (got {text!r})")
+    return found

@@ -74,7 +74,7 @@ def process_name(name: str, command: list[str]) -> str:
         return f"{Path(command[1]).parents[1].name} stub"
     if "engine.service.process" in command:
         return "engine process"
-    if "client.bench.load.worker" in command:
+    if "engine.bench.child" in command:
         return "engine alone"
     if "client.gateway.worker" in command or command[2:4] == ["client.cli", "gateway"]:
         return "gateway"

@@ -64,24 +64,18 @@ class Measurement:
         return {name: 1000 * used / self.num_tokens for name, used in own.items()}
 
     @property
-    def ttfts(self) -> list[float]:
-        """Time to first token per request, in seconds."""
-        return [each.ttft for each in self.requests]
+    def figures(self) -> dict[str, list[float]]:
+        """Of each request: seconds to the first token and to the complete answer, a user's speed.
 
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds between consecutive responses of a request, over all requests."""
-        return [gap for each in self.requests for gap in each.gaps]
-
-    @property
-    def latencies(self) -> list[float]:
-        """Time to the complete answer per request, in seconds."""
-        return [each.latency for each in self.requests if not each.error]
-
-    @property
-    def user_speeds(self) -> list[float]:
-        """Tokens per second that each user saw, from the question to the end of the answer."""
-        return [each.num_tokens / each.latency for each in self.requests]
+        `gap`: seconds between any two consecutive responses. `user_speed`: tokens per second from
+        the question to the end of the answer.
+        """
+        return {
+            "ttft": [each.ttft for each in self.requests],
+            "gap": [gap for each in self.requests for gap in each.gaps],
+            "latency": [each.latency for each in self.requests if not each.error],
+            "user_speed": [each.num_tokens / each.latency for each in self.requests],
+        }
 
     @property
     def is_disturbed(self) -> bool:
@@ -99,7 +93,8 @@ class Measurement:
         half = len(self.requests) // 2
         if half < 10 or self.requests[-1].intended - self.requests[0].intended < 0.5:
             return False  # too few to tell, or all at once
-        early, late = (sum(part) / half for part in (self.ttfts[:half], self.ttfts[-half:]))
+        ttfts = self.figures["ttft"]
+        early, late = (sum(part) / half for part in (ttfts[:half], ttfts[-half:]))
         return late > 2 * early and late - early > 1.0
 
 
@@ -130,6 +125,6 @@ def measurement(
         cpu_seconds=cpu_seconds,
         others=cpu_seconds[OTHERS] / core_seconds,
         stolen=cpu_seconds[STOLEN] / core_seconds,
-        limit=ran.effort.was_the_limit,
+        limit=ran.limit,
         metrics=metrics.since(started),
     )

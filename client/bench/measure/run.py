@@ -90,7 +90,7 @@ def _run_once(
             meter = CpuMeter(*server.pids, clients=[*generators.pids, os.getpid()])
             meter.start()
             began = time.monotonic()
-            ran = generators.run(scraper.start)
+            ran = generators.run()
             cpu_seconds = meter.stop()
             if not server.pids:  # it may be among the other programs, or on another machine
                 cpu_seconds[OTHERS] = 0.0

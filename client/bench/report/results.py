@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -77,16 +78,19 @@ class Results:
         return found
 
 
+def _percentile(name: str, percent: float, one: Measurement) -> float:
+    return _percentiles(one.figures[name], percent)[0]
+
+
 # What `trident bench diff` compares, by round.
 _METRICS: dict[str, Callable[[Measurement], float]] = {
     "tok/s": lambda one: one.tokens_per_second,
-    "TTFT p50, s": lambda one: _percentiles(one.ttfts, 50)[0],
-    "TTFT p99, s": lambda one: _percentiles(one.ttfts, 99)[0],
-    "inter-token p50, s": lambda one: _percentiles(one.gaps, 50)[0],
-    "inter-token p99, s": lambda one: _percentiles(one.gaps, 99)[0],
-    "latency p50, s": lambda one: _percentiles(one.latencies, 50)[0],
-    "latency p99, s": lambda one: _percentiles(one.latencies, 99)[0],
-    "tok/s of a user, p50": lambda one: _percentiles(one.user_speeds, 50)[0],
+    **{
+        f"{title} p{percent}, s": partial(_percentile, name, percent)
+        for title, name in (("TTFT", "ttft"), ("inter-token", "gap"), ("latency", "latency"))
+        for percent in (50, 99)
+    },
+    "tok/s of a user, p50": partial(_percentile, "user_speed", 50),
 }
 
 
@@ -116,8 +120,8 @@ def _row(results: Results, bounds: Bounds, workload: str, server: str) -> Row:
     """Return the figures of one workload on one server. Times in seconds, memory in bytes."""
     measured = list(results.measured(workload, server).values())
 
-    def over(values: Callable[[Measurement], list[float]], *percents: float) -> list[float]:
-        return _percentiles([value for one in measured for value in values(one)], *percents)
+    def over(name: str, *percents: float) -> list[float]:
+        return _percentiles([value for one in measured for value in one.figures[name]], *percents)
 
     told = [one for one in measured if one.metrics.samples]  # by the server itself
     seen = [sample for one in told for sample in one.metrics.samples]
@@ -132,22 +136,20 @@ def _row(results: Results, bounds: Bounds, workload: str, server: str) -> Row:
         "rounds": {name: [of(one) for one in measured] for name, of in _METRICS.items()},
         "ratios": results.ratios(workload, server),
         # Over all requests, and over all pairs of consecutive responses.
-        "ttft": over(lambda one: one.ttfts, 50, 90, 99),
-        "gap": over(lambda one: one.gaps, 50, 90, 99),
-        "latency": over(lambda one: one.latencies, 50, 90, 99),
-        "user_speed": over(lambda one: one.user_speeds, 50, 10, 1),
+        **{name: over(name, 50, 90, 99) for name in ("ttft", "gap", "latency")},
+        "user_speed": over("user_speed", 50, 10, 1),
         "goodput": median(one.goodput(bounds.ttft, bounds.token_time) for one in measured),
         "failed": sum(one.failed for one in measured),
         "refused": sum(one.refused for one in measured),
-        "queue": _median(one.metrics.queue_s for one in told),
-        "prefix_hits": _median(one.metrics.prefix_hits for one in told),
-        "preemptions": _median(one.metrics.preemptions for one in told),
+        "queue": _told(median, (one.metrics.queue_s for one in told)),
+        "prefix_hits": _told(median, (one.metrics.prefix_hits for one in told)),
+        "preemptions": _told(median, (one.metrics.preemptions for one in told)),
         "kv_use": max((each.kv_usage for each in seen), default=None),
         # Means over time, of what the engine alone counts.
-        "kv_waste": _mean(each.kv_waste for each in seen),
-        "kv_saved": _mean(each.kv_saved for each in seen),
-        "gpu_use": _mean(each.gpu_use for each in seen),
-        "joules": _median(1000 * one.metrics.gpu_joules / one.num_tokens for one in told),
+        "kv_waste": _told(fmean, (each.kv_waste for each in seen)),
+        "kv_saved": _told(fmean, (each.kv_saved for each in seen)),
+        "gpu_use": _told(fmean, (each.gpu_use for each in seen)),
+        "joules": _told(median, (1000 * one.metrics.gpu_joules / one.num_tokens for one in told)),
         "cpu": {name: median(each.get(name, 0.0) for each in cpu) for name in names},
         "tokens_per_response": median(one.tokens_per_response for one in measured),
         "memory": median(one.memory for one in measured),
@@ -165,11 +167,9 @@ def _percentiles(values: Sequence[float], *percents: float) -> list[float]:
     return [float(each) for each in np.percentile(values or [0.0], percents)]
 
 
-def _median(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return median(found) if found else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
+def _told(
+    statistic: Callable[[list[float]], float], values: Iterable[float | None]
+) -> float | None:
+    """Return a statistic of the values that a server told; None: it told none."""
     found = [each for each in values if each is not None]
-    return fmean(found) if found else None
+    return statistic(found) if found else None

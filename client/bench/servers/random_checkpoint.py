@@ -29,19 +29,15 @@ def random_checkpoint(size: str, console: Console) -> Path:
     try:
         with console.status(f"writing a random checkpoint to {folder}"):
             # In a separate process, so that this one does not import torch.
-            made = subprocess.run(
-                command,
-                env=engine_environment(os.environ),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
+            env = engine_environment(os.environ)
+            subprocess.run(
+                command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True
             )
-        if made.returncode != 0:
-            words = made.stderr.strip().splitlines() or [f"status {made.returncode}"]
-            raise BenchError(f"no random checkpoint {size} in {folder.parent}: {words[-1]}")
         if not folder.is_dir():  # unless another process was faster
             unfinished.rename(folder)
+    except subprocess.CalledProcessError as error:
+        words = error.stderr.decode().strip().splitlines() or [f"status {error.returncode}"]
+        raise BenchError(f"no random checkpoint {size} in {folder.parent}: {words[-1]}") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from client.bench.errors import BenchError
-from client.bench.load.generators import Worker
 from client.bench.load.record import Target
+from engine.bench.child import Child
 
 _TIMEOUT_S = 30.0
 
@@ -44,7 +44,7 @@ class Running:
     launched: float
     pids: Sequence[int] = ()
     metrics_url: str = ""
-    worker: Worker | None = None
+    worker: Child | None = None
     end: Callable[[], str] = str
 
     def require_alive(self) -> None:

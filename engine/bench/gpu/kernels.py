@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.bench import floors
-from engine.bench.clock import gpu_seconds, timed
+from engine.bench.ceilings import gpu_seconds, timed
 from engine.bench.gpu.part import Figures, Group, Part
 from kernels.bench.case import Call, Case, Work
 from kernels.bench.cases import all_cases, tiny_cases

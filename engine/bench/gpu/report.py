@@ -55,7 +55,7 @@ class Report:
             "figures": self.figures,
         }
         (self._folder / "results.json").write_text(json.dumps(content, indent=1) + "\n")
-        limits = (f"{k} {v:.4g}" for k, v in self.ceilings.items() if k != "key")
+        limits = (f"{k} {v:.4g}" for k, v in self.ceilings.items())
         text = "\n".join(
             (
                 *(line for line, _ in sorted(self._told(), key=lambda told: not told[1])),

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Timer
-from typing import IO, Any
 
+from engine.bench import ceilings
+from engine.bench.child import Child
 from engine.bench.gpu.part import Figures, Group
 from engine.bench.gpu.report import Report
-from engine.bench.gpu.worker import CEILINGS, groups
+from engine.bench.gpu.worker import compile_ahead, device, groups, measure
 
 ROOT = Path(__file__).parents[3]
 REPLAYED = ("gqa", "vocab", "fp8", "window")  # labels of `tests.gpu.replays.models`
@@ -39,7 +38,6 @@ _PYTEST = (
     *("--rootdir", str(ROOT), "--import-mode=importlib", "-p", "no:cacheprovider"),
     *("-p", "no:warnings"),
 )
-_WORKER = (sys.executable, "-m", "engine.bench.gpu.worker")
 
 
 class Run:
@@ -51,15 +49,17 @@ class Run:
         self._end: float = self._started + 60 * options.minutes
         options.out.mkdir(parents=True, exist_ok=True)
         self._groups = [g for g in groups(tiny=options.tiny) if g.kind in options.only]
-        self._tiny = ["--tiny"] if options.tiny else []
         self.report = Report(options.out, judged=not options.tiny)
 
     def all(self) -> int:
         """Run all stages; return 0, or 1 if something failed."""
         if "tests" in self._options.only:
             self._test()
-        for row in _rows([*_WORKER, CEILINGS], {}, self._end, self._log(CEILINGS)):
-            self.report.ceilings = row
+        child = self._child("ceilings")
+        child.start(ceilings.measure, device())
+        with suppress(ChildProcessError):
+            self.report.ceilings = child.result(max(self._end - time.time(), 0))
+            child.end()
         for group in self._groups:
             self._measure(group)
         print(self.report.write())
@@ -71,6 +71,11 @@ class Run:
     def _log(self, name: str) -> Path:
         return Path(self._options.out) / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.log"
 
+    def _child(self, name: str) -> Child:
+        with self._log(name).open("a") as log:
+            path = os.pathsep.join(filter(None, sys.path))  # what this process finds
+            return Child(log, environ={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path})
+
     def _deadline(self) -> float:
         now = time.time()
         return now + _SHARE * (self._end - now)
@@ -78,18 +83,19 @@ class Run:
     def _test(self) -> None:
         """Run each file of tests in a process, and compile kernels of later stages meanwhile."""
         deadline = self._deadline()
-        ahead = [
-            _start([*_WORKER, group.name, "--compile", f"{i}/{group.shares}"], subprocess.DEVNULL)
-            for group in (() if self._tiny else self._groups)
-            for i in range(group.shares)
-        ]
-        count = 1 if self._tiny else os.cpu_count() or 1
-        with ThreadPoolExecutor(count) as pool:
-            files = files_of_tests(tiny=bool(self._tiny))
-            for _ in pool.map(partial(self._test_file, deadline), files):
+        tiny = self._options.tiny
+        ahead = []
+        for group in () if tiny else self._groups:
+            for first in range(group.shares):
+                ahead.append(self._child(f"{group.name} ahead"))
+                ahead[-1].start(compile_ahead, group.name, tiny, first)
+        with ThreadPoolExecutor(1 if tiny else os.cpu_count()) as pool:
+            for _ in pool.map(partial(self._test_file, deadline), files_of_tests(tiny=tiny)):
                 self.report.write()
-        for process in ahead:
-            _end(process, deadline)
+        for child in ahead:
+            with suppress(ChildProcessError):
+                child.result(max(deadline - time.time(), 0))
+                child.end()
 
     def _test_file(self, deadline: float, arguments: Sequence[str]) -> None:
         name = " ".join(arguments).removeprefix("tests/")
@@ -97,8 +103,17 @@ class Run:
             self.report.tests[name] = ["no time was left"]
             return
         log = self._log(name)
-        with log.open("w") as out:
-            status = _end(_start([*_PYTEST, *arguments], out), deadline)
+        status = None
+        with log.open("w") as out, suppress(subprocess.TimeoutExpired):
+            status = subprocess.run(
+                [*_PYTEST, *arguments],
+                cwd=ROOT,
+                env={**os.environ, **_ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=deadline - time.time(),
+            ).returncode
         lines = log.read_text(errors="replace").splitlines() or [""]
         failures = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
         begun = next((line for line in reversed(lines) if "::" in line), "")
@@ -112,22 +127,22 @@ class Run:
 
     def _measure(self, group: Group) -> None:
         """Measure a group in a process, and in another one if it faults or hangs."""
-        done: dict[str, Figures] = {}
-        deadline, command = self._deadline(), [*_WORKER, group.name, *self._tiny]
-        seen = -1
-        while seen < len(done) < len(group.parts) and deadline - time.time() > _LEAST_S:
-            seen = len(done)
-            limits = self.report.ceilings
-            request = {"done": [*done], "deadline": deadline, "ceilings": limits}
-            for row in _rows(command, request, deadline, self._log(group.name)):
-                done[row["key"]] = row
-                self.report.figures[row["key"]] = row
-                self._say(f"{row['key']}: {row.get('reason', 'measured')}")
-                self.report.write()
-        is_late = deadline - time.time() <= _LEAST_S
-        why = {"left_out": "no time was left"} if is_late else {"reason": "its process has died"}
+        deadline, child = self._deadline(), self._child(group.name)
         for part in group.parts:
-            self.report.figures.setdefault(part.key, {"key": part.key, **why})
+            figures: Figures = {"left_out": "no time was left"}
+            if (left := deadline - time.time()) > _LEAST_S:
+                limits = self.report.ceilings
+                child.start(measure, group.name, self._options.tiny, part.key, limits)
+                try:
+                    figures = child.result(min(_HUNG_S, left + 15))
+                except ChildProcessError as error:
+                    lines = self._log(group.name).read_text(errors="replace").splitlines() or [""]
+                    figures = {"reason": f"{error}: {lines[-1][:200]}"}
+                    child = self._child(group.name)
+                self._say(f"{part.key}: {figures.get('reason', 'measured')}")
+            self.report.figures[part.key] = {"key": part.key, **figures}
+            self.report.write()
+        child.end()
 
 
 def files_of_tests(*, tiny: bool) -> list[list[str]]:
@@ -144,57 +159,3 @@ def files_of_tests(*, tiny: bool) -> list[list[str]]:
     files.remove(replays)
     halves = [f"{label} and {half}" for label in REPLAYED for half in ("first", "second")]
     return [*([replays, "-k", half] for half in halves), *([file] for file in files)]
-
-
-def _start(
-    command: Sequence[str],
-    out: int | IO[str],
-    *,
-    stdin: int = subprocess.DEVNULL,
-    stderr: int | IO[str] = subprocess.STDOUT,
-) -> subprocess.Popen[str]:
-    environ = {**os.environ, **_ENVIRONMENT}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environ, stdin=stdin, stdout=out, stderr=stderr, text=True
-    )
-
-
-def _end(process: subprocess.Popen[str], deadline: float) -> int | None:
-    """Return its status when it has ended; at the deadline end it, and return None."""
-    try:
-        return process.wait(max(deadline - time.time(), 0))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return None
-
-
-def _rows(
-    command: Sequence[str], request: dict[str, Any], deadline: float, log: Path
-) -> Iterator[Figures]:
-    """Yield the rows that a worker prints; the last one has a `reason` if it died in a part."""
-    running: str | None = None
-    pipe = subprocess.PIPE
-    with (
-        log.open("a") as errors,
-        _start(command, pipe, stdin=pipe, stderr=errors) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError), process.stdin:  # it has ended, which its output shows too
-            process.stdin.write(json.dumps(request) + "\n")
-        while True:
-            limit = max(min(_HUNG_S, deadline - time.time() + 15), 0.1)
-            timer = Timer(limit, process.kill)
-            timer.start()
-            line = process.stdout.readline()
-            timer.cancel()
-            if not line:
-                break
-            row = json.loads(line)
-            running = row["key"] if "begins" in row else None
-            if running is None:
-                yield row
-    if running is not None:
-        last = (log.read_text(errors="replace").splitlines() or [""])[-1][:200]
-        yield {"key": running, "reason": f"its process ended with {process.returncode}: {last}"}

@@ -1,30 +1,18 @@
-"""`python -m engine.bench.gpu.worker GROUP [--tiny] [--compile I/N]`: measures parts of a group.
-
-Reads a request as a line of JSON: the keys that are `done`, the `deadline` by time.time(), and the
-`ceilings`, of which floors are made. Prints a line of JSON with each `key` as it begins, and with
-its figures as it ends: a kernel that faults would end this process, and another one goes on.
-"""
+"""What the processes of a group do: they measure its parts, and compile kernels ahead."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
-import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
 
-from engine.bench import ceilings
 from engine.bench.gpu import engine, kernels
 from engine.bench.gpu.engine import FULL, SMALL
 from engine.bench.gpu.part import Figures, Group, Part
 from kernels.bench.shapes import SHAPES, TINY
-
-CEILINGS = "ceilings"  # the group without parts: the ceilings themselves
 
 
 def groups(*, tiny: bool) -> list[Group]:
@@ -35,27 +23,40 @@ def groups(*, tiny: bool) -> list[Group]:
     return [*engines[:2], kernels.group(tiny=False), *engines[2:]]
 
 
-def measure(
-    group: Group, device: torch.device, request: dict[str, Any], say: Callable[[Figures], None]
-) -> None:
-    """Measure the parts of `group` that are not done until the deadline; report each to `say`.
+def device() -> torch.device:
+    """Return what is measured."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    A part that raises is reported, and the next one begins.
-    """
-    left = [part for part in group.parts if part.key not in request["done"]]
-    say({"key": left[0].key, "begins": True})
-    session = group.session(device)
-    for part in left:
-        if time.time() > request["deadline"]:
-            return
-        say({"key": part.key, "begins": True})
-        say({"key": part.key, **_figures(part, session, request["ceilings"])})
-        if device.type == "cuda":
-            torch.cuda.synchronize()  # raises after a fault: the process is of no more use
+
+def compile_ahead(name: str, tiny: bool, first: int) -> Figures:
+    """Leave the kernels of a share of a group's parts in Triton's cache, from the `first` on."""
+    os.nice(10)  # tests need the cores at the same time
+    group = _group(name, tiny)
+    group.compile(device(), group.parts[first :: group.shares])
+    return {}
+
+
+def measure(name: str, tiny: bool, key: str, limits: dict[str, float]) -> Figures:
+    """Return the figures of a part, held against floor and aim, or the `reason` for none."""
+    group, session = _session(name, tiny)
+    (part,) = (each for each in group.parts if each.key == key)
+    figures = _figures(part, session, limits)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # raises after a fault: the process is of no more use
+    return figures
+
+
+def _group(name: str, tiny: bool) -> Group:
+    return next(each for each in groups(tiny=tiny) if each.name == name)
+
+
+@cache
+def _session(name: str, tiny: bool) -> tuple[Group, Any]:
+    group = _group(name, tiny)
+    return group, group.session(device())
 
 
 def _figures(part: Part, session: Any, limits: dict[str, float]) -> Figures:
-    """Return the figures of a part, held against floor and aim, or the `reason` for none."""
     try:
         figures = part.measure(session)
         session.clear()
@@ -70,33 +71,3 @@ def _figures(part: Part, session: Any, limits: dict[str, float]) -> Figures:
         share = floor / figures["seconds"] if floor else None
         judged |= {"aim": str(part.aim), "met": part.aim.met(figures["seconds"], share)}
     return {**figures, **judged}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve one request."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("group")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--compile", metavar="I/N", help="only compile for every N-th part")
-    options = parser.parse_args(arguments)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not mix with it
-
-    def say(figures: Figures) -> None:
-        print(json.dumps(figures), file=out, flush=True)
-
-    if options.group == CEILINGS:
-        say({"key": CEILINGS, **ceilings.measure(device)})
-        return
-    group = next(each for each in groups(tiny=options.tiny) if each.name == options.group)
-    if options.compile:
-        os.nice(10)  # tests need the cores at the same time
-        first, step = map(int, options.compile.split("/"))
-        group.compile(device, group.parts[first::step])
-    else:
-        measure(group, device, json.loads(sys.stdin.readline()), say)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from client import cli
 from client.bench.errors import BenchError
-from client.bench.load.lengths import Lengths
 from client.bench.load.plan import read_trace
 from client.bench.load.prompts import PromptSource
-from client.bench.load.workload import named
+from client.bench.load.workload import Lengths, named
 from client.bench.servers.arguments import commands, variants
 from client.bench.servers.trident import trident
 from engine.demo import CHECKPOINT_DIR
@@ -97,7 +96,7 @@ class TestWorkloads:
             assert str(lengths) == text
             drawn = [lengths.draw(generator) for _ in range(300)]
             assert low <= min(drawn) <= max(drawn) <= high
-            assert lengths.is_constant == (min(drawn) == max(drawn))
+            assert (text == "7") == (min(drawn) == max(drawn))
 
     def test_a_trace_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "trace.jsonl"

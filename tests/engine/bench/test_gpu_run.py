@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from engine.bench.gpu.report import Report
 from engine.bench.gpu.run import REPLAYED, ROOT, files_of_tests
 from engine.bench.gpu.worker import groups
 from kernels.bench.case import Call, Case, Work
+from tests.engine.bench import fakes
 from tests.gpu.replays.models import models
 
 CPU = torch.device("cpu")
@@ -29,24 +28,18 @@ KEYS = [part.key for part in ENGINE.parts]
 LIMITS = {"read": 1e10, "bf16": 1e12}
 
 
-def figures_of_engine(deadline: float = 2.0**40) -> dict[str, Figures]:
-    said: list[Figures] = []
-    request = {"done": [], "deadline": deadline, "ceilings": LIMITS}
-    worker.measure(ENGINE, CPU, request, said.append)
-    assert said[0] == {"key": KEYS[0], "begins": True}
-    return {each["key"]: each for each in said if "begins" not in each}
+def figures_of_engine() -> dict[str, Figures]:
+    return {key: worker.measure(ENGINE.name, True, key, LIMITS) for key in KEYS}
 
 
 def test_every_part_of_the_engine_is_measured() -> None:
     found = figures_of_engine()
-    assert list(found) == KEYS
     assert all(each["floor"] > 0 for each in found.values())
     for batch in SMALL.batches:
         figures = found[f"tiny decode step, B = {batch}"]
         # Sequences that were computed first have got tokens while the last ones were.
         assert 0 <= figures["context"] - SMALL.context <= batch
         assert figures["tokens_per_second"] == pytest.approx(batch / figures["seconds"])
-    assert figures_of_engine(deadline=0.0) == {}
 
 
 def test_a_part_that_fails_leaves_the_engine_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,27 +75,12 @@ def test_a_form_that_computes_something_else_gets_no_figure() -> None:
     assert "were over" in session.measure(_case(compile=True))["peers"]["torch.compile"]["reason"]
 
 
-def test_the_process_of_a_group_tells_its_figures(tmp_path: Path) -> None:
-    command = [*run._WORKER, ENGINE.name, "--tiny"]
-    request = {"done": KEYS[:-1], "deadline": time.time() + 100, "ceilings": LIMITS}
-    (row,) = run._rows(command, request, time.time() + 100, tmp_path / "log")
-    assert row["key"] == KEYS[-1], (tmp_path / "log").read_text()
-    assert row["seconds"] > row["floor"]
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "measure", fakes.ceilings)
+    monkeypatch.setattr(run, "measure", fakes.measure)
 
 
-# Takes the place of a group's process: measures one part in turn, then hangs, faults or goes on.
-WORKER = """
-import json, os, sys, time
-request = json.loads(sys.stdin.readline())
-for number, key in enumerate({keys}):
-    if key not in request["done"]:
-        print(json.dumps({{"key": key, "begins": True}}), flush=True)
-        if number == 1:
-            time.sleep(60)
-        if number == 2:
-            os.abort()
-        print(json.dumps({{"key": key, "seconds": 1.0, "floor": 0.5}}), flush=True)
-"""
 PASSES = "def test_x(): pass\n"
 FAILS = "def test_y():\n    assert 1 == 2\n"
 SLEEPS = "import time\ndef test_s(): time.sleep(60)\n"
@@ -110,7 +88,7 @@ DIES = "import os\ndef test_z():\n    print('last words', flush=True); os.abort(
 
 
 def test_what_fails_dies_or_hangs_leaves_all_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = []
     for name, text in {"passes": PASSES, "fails": PASSES + FAILS, "dies": DIES}.items():
@@ -118,8 +96,7 @@ def test_what_fails_dies_or_hangs_leaves_all_else(
         file.write_text(text)
         files.append([str(file)])
     monkeypatch.setattr(run, "files_of_tests", lambda tiny: files)
-    monkeypatch.setattr(run, "_WORKER", (sys.executable, "-c", WORKER.format(keys=KEYS)))
-    monkeypatch.setattr(run, "_HUNG_S", 1.0)
+    monkeypatch.setattr(run, "_HUNG_S", 2.0)
     out = tmp_path / "out"
     assert main(["--tiny", "--only", "tests", "engine", "--out", str(out)]) == 1
     content = json.loads((out / "results.json").read_text())
@@ -131,31 +108,25 @@ def test_what_fails_dies_or_hangs_leaves_all_else(
     assert dies[0] == "ended with -6"
     assert "::test_z" in dies[1]
     figures = content["figures"]
-    assert [figures[key].get("seconds") for key in KEYS] == [1.0, None, None, 1.0, 1.0]
+    assert [figures[key].get("seconds") for key in KEYS] == [1.0, None, None, None, 1.0]
     assert "ended with -9" in figures[KEYS[1]]["reason"]
     assert "ended with -6" in figures[KEYS[2]]["reason"]
+    assert "ended with 1: RuntimeError: no such luck" in figures[KEYS[3]]["reason"]
     assert f"{KEYS[1]}: its process ended" in (out / "report.md").read_text()
     assert capsys.readouterr().out.endswith("all this shows is that everything ran.\n")
 
 
-def test_a_process_that_cannot_begin_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(run, "_WORKER", (sys.executable, "-c", "import no_such_module"))
-    assert main(["--tiny", "--only", "engine", "--out", str(tmp_path)]) == 1
-    figures = json.loads((tmp_path / "results.json").read_text())["figures"]
-    assert {each["reason"] for each in figures.values()} == {"its process has died"}
+def test_what_has_no_time_left_is_told(fake: None, tmp_path: Path) -> None:
     assert main(["--tiny", "--minutes", "0.01", "--only", "engine", "--out", str(tmp_path)]) == 0
     assert f"{KEYS[0]}: no time was left" in (tmp_path / "report.md").read_text()
 
 
 def test_what_runs_at_the_end_of_the_time_has_not_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fake: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "test_sleeps.py"
     file.write_text(SLEEPS)
     monkeypatch.setattr(run, "files_of_tests", lambda tiny: [[str(file)]])
-    monkeypatch.setattr(run, "_WORKER", (sys.executable, "-c", ""))
     monkeypatch.setattr(run, "_LEAST_S", 0.0)
     assert main(["--tiny", "--minutes", "0.1", "--only", "tests", "--out", str(tmp_path)]) == 0
     assert "no time was left after ::test_s" in (tmp_path / "report.md").read_text()

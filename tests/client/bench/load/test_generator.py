@@ -72,7 +72,7 @@ def _errors(stub: Stub, ran: Ran) -> dict[str, float]:
 
 
 def test_percentiles_are_right_within_a_percent(stub: Stub) -> None:
-    workload = Workload("", 24, Lengths.exactly(8), FEW, gap=0.02)
+    workload = Workload("", 24, Lengths(8, 8), FEW, gap=0.02)
     errors = {}
     for _ in range(4):  # other programs may take the cores
         stub.log.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ def test_percentiles_are_right_within_a_percent(stub: Stub) -> None:
     "stub", [("--capacity", "1", "--first", "0.2", "--gap", "0")], indirect=True
 )
 def test_an_open_loop_keeps_its_schedule_and_counts_from_it(stub: Stub) -> None:
-    workload = Workload("", 12, Lengths.exactly(8), Lengths.exactly(1), rate=20, poisson=False)
+    workload = Workload("", 12, Lengths(8, 8), Lengths(1, 1), rate=20, poisson=False)
     ran = stub.run(workload)
     intended = [each.intended - ran.start for each in ran.records]
     assert intended == pytest.approx([n / 20 for n in range(12)], abs=1e-6)
@@ -99,7 +99,7 @@ def test_an_open_loop_keeps_its_schedule_and_counts_from_it(stub: Stub) -> None:
 
 
 def test_users_of_a_closed_loop_wait_for_their_answers(stub: Stub) -> None:
-    workload = Workload("", 6, Lengths.exactly(8), Lengths.exactly(1), concurrency=2)
+    workload = Workload("", 6, Lengths(8, 8), Lengths(1, 1), concurrency=2)
     ran = stub.run(workload)
     assert len(ran.records) == 6
     for at in [each.intended + 1e-4 for each in ran.records]:
@@ -107,8 +107,8 @@ def test_users_of_a_closed_loop_wait_for_their_answers(stub: Stub) -> None:
 
 
 def test_turns_repeat_what_was_said(stub: Stub) -> None:
-    two = Lengths.exactly(2)
-    workload = Workload("", 1, Lengths.exactly(8), two, turns=3, concurrency=1, history=True)
+    two = Lengths(2, 2)
+    workload = Workload("", 1, Lengths(8, 8), two, turns=3, concurrency=1, history=True)
     ran = stub.run(workload)
     # Later turns are asked as text, whose characters the stub counts.
     lengths = [each.prompt_tokens for each in ran.records]
@@ -118,13 +118,13 @@ def test_turns_repeat_what_was_said(stub: Stub) -> None:
 
 
 def test_a_duration_ends_a_run(stub: Stub) -> None:
-    long = Lengths.exactly(100)
-    workload = Workload("", 2, Lengths.exactly(8), long, concurrency=2, duration=1.2)
+    long = Lengths(100, 100)
+    workload = Workload("", 2, Lengths(8, 8), long, concurrency=2, duration=1.2)
     ran = stub.run(workload)
     found = _measured(ran)
     assert [each.error for each in ran.records] == ["cut", "cut"]
-    assert (found.failed, found.latencies) == (0, [])
-    assert len(found.ttfts) == 2
+    assert (found.failed, found.figures["latency"]) == (0, [])
+    assert len(found.figures["ttft"]) == 2
     assert 4 <= found.num_tokens <= 40
     assert found.seconds < 2
 
@@ -133,12 +133,12 @@ def test_a_duration_ends_a_run(stub: Stub) -> None:
     "stub", [("--capacity", "1", "--first", "0.1", "--gap", "0")], indirect=True
 )
 def test_a_load_above_the_capacity_is_called_so(stub: Stub) -> None:
-    workload = Workload("", 40, Lengths.exactly(8), Lengths.exactly(1), rate=40)
+    workload = Workload("", 40, Lengths(8, 8), Lengths(1, 1), rate=40)
     assert _measured(stub.run(workload)).falls_behind
 
 
 def test_one_within_it_is_not(stub: Stub) -> None:
-    workload = Workload("", 24, Lengths.exactly(8), Lengths.exactly(1), rate=40)
+    workload = Workload("", 24, Lengths(8, 8), Lengths(1, 1), rate=40)
     found = _measured(stub.run(workload))
     assert not found.falls_behind
     assert found.limit == "" or "late" in found.limit or "busy" in found.limit

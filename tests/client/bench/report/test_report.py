@@ -10,12 +10,9 @@ from rich.console import Console
 
 from client.bench.errors import BenchError
 from client.bench.load.workload import STANDARD
-from client.bench.report.diff import table as diff_table
-from client.bench.report.diff import verdict
-from client.bench.report.html import prepare, write_report
-from client.bench.report.plots import draw
+from client.bench.report.html import draw, prepare, write_report
 from client.bench.report.results import Bounds, Results, Run, as_json
-from client.bench.report.tables import tables
+from client.bench.report.tables import differences, tables, verdict
 from tests.client.bench.fakes import fake_measurement
 
 
@@ -116,7 +113,7 @@ class TestDiff:
             row["rounds"]["tok/s"] = [3 * value for value in row["rounds"]["tok/s"]]
         after.write_text(json.dumps(found))
         console = Console(width=100, record=True, file=io.StringIO())
-        console.print(diff_table(before, after))
+        console.print(differences(before, after))
         lines = [line.split() for line in console.export_text().splitlines()]
         assert ["tok/s", "75", "225", "3.00", "differs"] in lines
         assert ["TTFT", "p50,", "s", "0.2", "0.2", "1.00", "noise"] in lines
@@ -125,6 +122,6 @@ class TestDiff:
         other = tmp_path / "other"
         other.write_text("[]")
         with pytest.raises(BenchError, match="is not what --json"):
-            diff_table(other, other)
+            differences(other, other)
         with pytest.raises(BenchError, match="cannot read"):
-            diff_table(tmp_path / "missing", other)
+            differences(tmp_path / "missing", other)

@@ -27,10 +27,10 @@ class TestPeer:
         assert start > 0.4
         assert (one.num_tokens, one.tokens_per_response, one.attempts) == (30, 1, 1)
         assert one.seconds > 3 * 6 * 0.01  # one of the two streams has three requests
-        assert len(one.ttfts) == 5
-        assert len(one.gaps) == 25
-        assert min(one.ttfts) >= 0.01
-        assert sum(one.ttfts + one.gaps) >= 5 * 6 * 0.01
+        assert len(one.figures["ttft"]) == 5
+        assert len(one.figures["gap"]) == 25
+        assert min(one.figures["ttft"]) >= 0.01
+        assert sum(one.figures["ttft"] + one.figures["gap"]) >= 5 * 6 * 0.01
         assert one.memory > 4e6
         requests = [json.loads(line) for line in log.read_text().splitlines()]
         measured = requests[-5:]
