@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -40,6 +41,7 @@ class Child:
                 pass_fds=[its.fileno()],
                 start_new_session=True,  # Ctrl-C goes to this process, which ends the other
             )
+        atexit.register(self.process.kill)
 
     def start(self, work: Callable[..., object], *arguments: object) -> None:
         """Begin a call; one at a time."""

@@ -11,7 +11,7 @@ from typing import Self
 import psutil
 
 from client.bench.errors import BenchError
-from client.bench.load.plan import Plan, Result, Task
+from client.bench.load.plan import Plan, Result
 from client.bench.load.prompts import Turn
 from client.bench.load.record import Record, Target
 from client.bench.load.scrape import Metrics
@@ -62,10 +62,11 @@ class Generators:
     ) -> None:
         self._worker = worker
         users = len(plan.sessions) if plan.concurrency is None else plan.concurrency
-        self._count = (1 if worker else processes) or -(-users // _PER_PROCESS)
-        self._count = min(self._count, users, len(plan.sessions))
-        assert self._count > 0
-        self._tasks = [Task(target, part, list(warm_up)) for part in plan.parts(self._count)]
+        count = (1 if worker else processes) or -(-users // _PER_PROCESS)
+        count = min(count, users, len(plan.sessions))
+        assert count > 0
+        self._target, self._warm_up = target, warm_up
+        self._plans = plan.parts(count)
         self._workers: list[Child] = []
 
     @property
@@ -93,9 +94,9 @@ class Generators:
 
     def __enter__(self) -> Self:
         try:
-            for task in self._tasks:
+            for plan in self._plans:
                 self._workers.append(self._worker or Child())
-                self._workers[-1].start(prepare, task)
+                self._workers[-1].start(prepare, self._target, plan, self._warm_up)
                 # One after the other: warming up must not be the largest load of all.
                 _result(self._workers[-1])
         except BaseException:

@@ -1,4 +1,4 @@
-"""Plan: a workload's requests, drawn; what a generator process is given, and gives."""
+"""Plan: a workload's requests, drawn; what a generator process gives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from client.bench.errors import BenchError
 from client.bench.load.prompts import PromptSource, Turn
-from client.bench.load.record import Record, Target
+from client.bench.load.record import Record
 from client.bench.load.scrape import Metrics
 from client.bench.load.workload import Workload
 
@@ -56,14 +56,6 @@ class Plan(msgspec.Struct):
             )
             for index in range(count)
         ]
-
-
-class Task(msgspec.Struct):
-    """What a generator has to do; `warm_up` is asked before the plan."""
-
-    target: Target
-    plan: Plan
-    warm_up: list[Turn] = []
 
 
 class Result(msgspec.Struct):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from client.bench.load.connector import Connector, Piece, RequestFailedError, sampling
-from client.bench.load.plan import Plan, Result, Session, Task
+from client.bench.load.plan import Plan, Result, Session
 from client.bench.load.prompts import Turn
 from client.bench.load.record import CUT, Record, Target
 from client.errors import TridentClientError
@@ -151,13 +151,13 @@ _LOOP = asyncio.Runner()
 _ready: list[tuple[Connector, Plan]] = []  # what `run` runs
 
 
-def prepare(task: Task) -> Result:
-    """Warm the server of a task up. One that is the engine alone runs in this process."""
-    return _told(_prepare(task))
+def prepare(target: Target, plan: Plan, warm_up: Sequence[Turn]) -> Result:
+    """Ask what warms a target up, before its plan. The engine alone runs in this process."""
+    return _told(_prepare(target, plan, warm_up))
 
 
 def run(start: float) -> Result:
-    """Run the plan of the last task from `start` on, a second of `time.monotonic`."""
+    """Run the plan of the target last prepared from `start` on, a second of `time.monotonic`."""
     return _told(_run(start))
 
 
@@ -168,15 +168,15 @@ def _told(work: Coroutine[Any, Any, Result]) -> Result:
         return Result(error=str(error))
 
 
-async def _prepare(task: Task) -> Result:
-    connector = connector_to(task.target)
-    _ready[:] = [(connector, task.plan)]
+async def _prepare(target: Target, plan: Plan, warm_up: Sequence[Turn]) -> Result:
+    connector = connector_to(target)
+    _ready[:] = [(connector, plan)]
     short = [
-        msgspec.structs.replace(each, output_tokens=min(_WARM_UP_TOKENS, each.output_tokens))
-        for each in task.warm_up
+        Turn(each.text, each.token_ids, min(_WARM_UP_TOKENS, each.output_tokens))
+        for each in warm_up
     ]
-    plan = Plan([Session(n, [turn], 0.0) for n, turn in enumerate(short)], n=task.plan.n)
-    warmed = await Runner(connector, plan, time.monotonic()).run()
+    first = Plan([Session(number, [turn], 0.0) for number, turn in enumerate(short)], n=plan.n)
+    warmed = await Runner(connector, first, time.monotonic()).run()
     connector.metrics()  # those of the warm-up
     gc.collect()
     gc.freeze()  # what lives for the whole run need not be looked through in it
