@@ -46,7 +46,6 @@ class Plan(msgspec.Struct):
 
     def parts(self, count: int) -> list[Plan]:
         """Deal the sessions, and the users, out to `count` generators."""
-
         users = range(self.concurrency or 0)
         return [
             msgspec.structs.replace(

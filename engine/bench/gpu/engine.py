@@ -100,7 +100,7 @@ def _compile(shape: Shape, workload: Workload, device: torch.device, parts: Sequ
     EngineSession(replace(shape, layers=1), workload, device)
 
 
-class EngineSession:
+class EngineSession(Steps):
     """An engine with dummy weights, with the settings of TRIDENT_* variables."""
 
     def __init__(self, shape: Shape, workload: Workload, device: torch.device) -> None:
@@ -116,18 +116,18 @@ class EngineSession:
                 "max_num_seqs": max(workload.batches),
                 "max_num_batched_tokens": max(workload.prefill, *workload.batches),
             }
-            self.steps = Steps(settings)
+            super().__init__(settings)
 
     def decode(self, batch: int) -> Figures:
         """Return the seconds of a step of `batch` sequences."""
         count, before = self.workload.decode_steps, self.workload.warm_up_steps
         # The middle step has the workload's context.
-        self.steps.fill(batch, self.workload.context - before - count // 2)
-        self.steps.run(before, batch)
-        context = sum(each.num_tokens for each in self.steps.core.scheduler.running) / batch
+        self.fill(batch, self.workload.context - before - count // 2)
+        self.run(before, batch)
+        context = sum(each.num_tokens for each in self.core.scheduler.running) / batch
         self._synchronize()
         start = time.perf_counter()
-        self.steps.run(count, batch)
+        self.run(count, batch)
         self._synchronize()
         seconds = (time.perf_counter() - start) / count
         return {
@@ -142,16 +142,12 @@ class EngineSession:
         for seed in range(_REPEATS + 1):  # other prompts each time, to miss the prefix cache
             self._synchronize()
             start = time.perf_counter()
-            self.steps.add(lengths, seed=seed, max_tokens=1)
-            while self.steps.core.has_unfinished_requests():
-                self.steps.core.step()
+            self.add(lengths, seed=seed, max_tokens=1)
+            while self.core.has_unfinished_requests():
+                self.core.step()
             self._synchronize()
             times.append(time.perf_counter() - start)
         return {"seconds": median(times[1:])}  # the first may include compilation
-
-    def clear(self) -> None:
-        """Abort unfinished requests, and assert that no block has leaked."""
-        self.steps.clear()
 
     def _synchronize(self) -> None:
         if self._has_gpu:

@@ -54,20 +54,15 @@ def _measured(ran: Ran) -> Measurement:
 def _errors(stub: Stub, ran: Ran) -> dict[str, float]:
     """Return by how much the percentiles are off what the server did, relatively."""
     true = [json.loads(line) for line in stub.log.read_text().splitlines()]
+    found = _measured(ran).figures
     pairs = {
-        "ttft": ([each.ttft for each in ran.records], [t["wrote"][0] - t["got"] for t in true]),
-        "latency": (
-            [each.latency for each in ran.records],
-            [t["wrote"][-1] - t["got"] for t in true],
-        ),
-        "gap": (
-            [gap for each in ran.records for gap in each.gaps],
-            [gap for t in true for gap in np.diff(t["wrote"])],
-        ),
+        "ttft": (found["ttft"], [t["wrote"][0] - t["got"] for t in true]),
+        "latency": (found["latency"], [t["wrote"][-1] - t["got"] for t in true]),
+        "gap": (found["gap"], [gap for t in true for gap in np.diff(t["wrote"])]),
     }
     return {
-        name: max(abs(np.percentile(found, p) / np.percentile(actual, p) - 1) for p in PERCENTS)
-        for name, (found, actual) in pairs.items()
+        name: max(abs(np.percentile(seen, p) / np.percentile(actual, p) - 1) for p in PERCENTS)
+        for name, (seen, actual) in pairs.items()
     }
 
 
