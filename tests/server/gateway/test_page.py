@@ -77,6 +77,12 @@ def change_requests(page: Page, **fields: Any) -> None:
     page.route("**/v1/chat/completions", send)
 
 
+def slow_down(page: Page) -> None:
+    """Give the page a line so slow that an answer of hundreds of tokens lasts for many seconds."""
+    line = {"offline": False, "latency": 0, "downloadThroughput": 5_000, "uploadThroughput": -1}
+    page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", line)
+
+
 def test_answers_a_chat_with_the_parameters(page: Page, server: TritonServer) -> None:
     set_parameters(page, temperature="0", max_completion_tokens="60", system="Be short.")
     history: list[Any] = [{"role": "system", "content": "Be short."}]
@@ -101,6 +107,7 @@ def test_answers_a_chat_with_the_parameters(page: Page, server: TritonServer) ->
 
 def test_escape_stops_an_answer(page: Page) -> None:
     change_requests(page, ignore_eos=True)
+    slow_down(page)
     say(page, "Tell me everything")
     expect(page.locator(".figures")).to_contain_text("first token after")
     page.keyboard.press("Escape")
