@@ -234,7 +234,7 @@ def test_no_stream_is_lost_at_the_end(
     gateway.process.send_signal(number)
     assert eventually(lambda: not _is_open(gateway.address))
     assert [stream.text() for stream in streams] == ["".join(WORDS)] * len(streams)
-    assert gateway.process.wait(10) == -number
+    assert gateway.process.wait(60) == -number
     assert not psutil.wait_procs(workers, 10)[1]
     assert not gateway.shared
     for stream in streams:
