@@ -40,6 +40,22 @@ async def _text(pool: ServerPool, prompt: str = "a", **options: Any) -> str:
         return "".join([chunk.text async for chunk in chunks])
 
 
+async def _until(pool: ServerPool, server: FakeTriton, **values: float) -> None:
+    """Wait until a check of the server's health has told the pool as much."""
+
+    def known() -> dict[str, float]:
+        return {
+            metric.name.removeprefix("trident:gateway_server_"): sample.value
+            for metric in pool.collect()
+            for sample in metric.samples
+            if sample.labels["server"] == server.url
+        }
+
+    async with asyncio.timeout(60):
+        while not values.items() <= known().items():
+            await asyncio.sleep(0.01)
+
+
 def _counts(servers: tuple[FakeTriton, FakeTriton]) -> list[int]:
     return [len(server.requests) for server in servers]
 
@@ -136,7 +152,7 @@ class TestBreaker:
         lost.health = '{"state": "dead", "detail": "the engine process has died"}'
 
         async def body(pool: ServerPool) -> None:
-            await asyncio.sleep(0.3)  # for the first check
+            await _until(pool, lost, up=0)
             before = len(lost.requests)
             for _ in range(5):
                 await _text(pool)
@@ -150,7 +166,7 @@ class TestBreaker:
         lost.health = '{"state": "starting"}'
 
         async def body(pool: ServerPool) -> None:
-            await asyncio.sleep(0.3)
+            await _until(pool, lost, up=0)
             lost.health = servers[1].health
             async with asyncio.timeout(60):
                 while not lost.requests:
@@ -167,7 +183,8 @@ class TestBreaker:
             server.first = [Answer(error_message=GONE)]
 
         async def body(pool: ServerPool) -> None:
-            await asyncio.sleep(0.3)
+            for server in servers:
+                await _until(pool, server, up=0)
             with pytest.raises(UnavailableError, match="the engine process has died"):
                 await _text(pool)
             assert _counts(servers) == [1, 1]
@@ -213,7 +230,7 @@ class TestChoice:
         busy.health = '{"state": "ready", "num_in_flight": 50}'
 
         async def body(pool: ServerPool) -> None:
-            await asyncio.sleep(0.3)
+            await _until(pool, busy, requests=50)
             for i in range(5):
                 await _text(pool, str(i))
 
@@ -243,7 +260,8 @@ def test_metrics_tell_of_each_server(servers: tuple[FakeTriton, FakeTriton]) -> 
     busy.health = '{"state": "ready", "num_in_flight": 4}'
 
     async def body(pool: ServerPool) -> None:
-        await asyncio.sleep(0.3)
+        await _until(pool, lost, up=0)
+        await _until(pool, busy, requests=4)
         found = {
             (metric.name, sample.labels["server"]): sample.value
             for metric in pool.collect()
