@@ -19,6 +19,7 @@ from client import (
 from client.gateway.routing.balance import Balance
 from client.gateway.routing.pool import ServerPool
 from tests.client.fake_triton import Answer, FakeTriton, Piece
+from tests.client.gateway.routing.told import told, until
 
 GONE = "in ensemble 'ensemble', the engine process has died; the request is lost"
 FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached (max_num_queued_reqs)"
@@ -38,22 +39,6 @@ def _run(
 async def _text(pool: ServerPool, prompt: str = "a", **options: Any) -> str:
     async with aclosing(pool.stream(prompt, **options)) as chunks:
         return "".join([chunk.text async for chunk in chunks])
-
-
-async def _until(pool: ServerPool, server: FakeTriton, **values: float) -> None:
-    """Wait until a check of the server's health has told the pool as much."""
-
-    def known() -> dict[str, float]:
-        return {
-            metric.name.removeprefix("trident:gateway_server_"): sample.value
-            for metric in pool.collect()
-            for sample in metric.samples
-            if sample.labels["server"] == server.url
-        }
-
-    async with asyncio.timeout(60):
-        while not values.items() <= known().items():
-            await asyncio.sleep(0.01)
 
 
 def _counts(servers: tuple[FakeTriton, FakeTriton]) -> list[int]:
@@ -152,7 +137,7 @@ class TestBreaker:
         lost.health = '{"state": "dead", "detail": "the engine process has died"}'
 
         async def body(pool: ServerPool) -> None:
-            await _until(pool, lost, up=0)
+            await until(pool, lost, up=0)
             before = len(lost.requests)
             for _ in range(5):
                 await _text(pool)
@@ -166,7 +151,7 @@ class TestBreaker:
         lost.health = '{"state": "starting"}'
 
         async def body(pool: ServerPool) -> None:
-            await _until(pool, lost, up=0)
+            await until(pool, lost, up=0)
             lost.health = servers[1].health
             async with asyncio.timeout(60):
                 while not lost.requests:
@@ -184,7 +169,7 @@ class TestBreaker:
 
         async def body(pool: ServerPool) -> None:
             for server in servers:
-                await _until(pool, server, up=0)
+                await until(pool, server, up=0)
             with pytest.raises(UnavailableError, match="the engine process has died"):
                 await _text(pool)
             assert _counts(servers) == [1, 1]
@@ -230,7 +215,7 @@ class TestChoice:
         busy.health = '{"state": "ready", "num_in_flight": 50}'
 
         async def body(pool: ServerPool) -> None:
-            await _until(pool, busy, requests=50)
+            await until(pool, busy, requests=50)
             for i in range(5):
                 await _text(pool, str(i))
 
@@ -260,19 +245,9 @@ def test_metrics_tell_of_each_server(servers: tuple[FakeTriton, FakeTriton]) -> 
     busy.health = '{"state": "ready", "num_in_flight": 4}'
 
     async def body(pool: ServerPool) -> None:
-        await _until(pool, lost, up=0)
-        await _until(pool, busy, requests=4)
-        found = {
-            (metric.name, sample.labels["server"]): sample.value
-            for metric in pool.collect()
-            for sample in metric.samples
-        }
-        assert found == {
-            ("trident:gateway_server_up", lost.url): 0,
-            ("trident:gateway_server_up", busy.url): 1,
-            ("trident:gateway_server_requests", lost.url): 0,
-            ("trident:gateway_server_requests", busy.url): 4,
-        }
+        await until(pool, lost, up=0, requests=0)
+        await until(pool, busy, up=1, requests=4)
+        assert set(told(pool, lost)) == {"up", "requests"}
 
     _run([lost.url, busy.url], body)
 
