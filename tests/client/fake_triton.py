@@ -26,6 +26,7 @@ class Piece:
     `section` is which section of its sequence the text is of, and of which type: a request that
     asks for sections is told.
     `reasons` are finish reasons, one for each text; "stop" for those that `finished`.
+    One that is `held` comes once `FakeTriton.go_on` is set.
     """
 
     texts: dict[int, str] | None
@@ -36,6 +37,7 @@ class Piece:
     prompt_logprobs: str = ""
     section: tuple[int, str] = (0, "content")
     reasons: tuple[str, ...] = ()
+    held: bool = False
 
 
 HELLO = [
@@ -94,6 +96,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
     num_config_calls: int = 0
     configured: set[str] = field(default_factory=set)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
     stopped: set[str] = field(default_factory=set)
 
     def ModelReady(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
@@ -124,7 +127,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
         context.add_callback(lambda: None if answered.is_set() else self.cancelled.set())
         for piece in answer.pieces:
             deadline = time.monotonic() + piece.delay_s
-            while time.monotonic() < deadline and context.is_active():
+            while context.is_active() and (
+                time.monotonic() < deadline or (piece.held and not self.go_on.is_set())
+            ):
                 if request.id in self.stopped:
                     self.cancelled.set()
                     yield _response(Piece({0: ""}, finished=(0,), final=True))

@@ -180,7 +180,7 @@ class TestChat:
         shown = self._talk(triton, "first", "second")
         assert "stopped" in shown
         assert "again" in shown
-        assert triton.cancelled.wait(5)
+        assert triton.cancelled.wait(60)
 
     def test_a_model_cannot_steer_the_terminal(self) -> None:
         chunks = [Chunk("a\x1b[31mb\x9bc\n\td", finish_reason="stop")]

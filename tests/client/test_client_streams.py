@@ -29,7 +29,7 @@ class TestSyncStream:
         with TridentClient(triton.url) as client:
             for _ in client.stream("a"):
                 break
-            assert triton.cancelled.wait(5)
+            assert triton.cancelled.wait(60)
 
     def test_leaving_the_loop_takes_the_request_back(self, triton: FakeTriton) -> None:
         """A cancelled call alone is noticed only when the engine answers next."""
@@ -76,7 +76,7 @@ class TestSyncStream:
         command = [sys.executable, "-c", script, triton.url]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=15, check=True)
         assert (ended.stdout, ended.stderr) == ("a\n", "")
-        assert triton.cancelled.wait(5)
+        assert triton.cancelled.wait(60)
 
     def test_many_threads_share_a_client(self, triton: FakeTriton) -> None:
         triton.pieces = HELLO
@@ -100,7 +100,7 @@ class TestSyncStream:
         before = _client_threads()
         for _ in range(5):
             _generate(triton.url)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(_client_threads()) > len(before) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert len(_client_threads()) <= len(before)
@@ -187,7 +187,7 @@ class TestAsyncStream:
             async with AsyncTridentClient(triton.url, retry=retry) as client:
                 with suppress(UnavailableError):
                     await client.generate("a")
-                deadline = time.monotonic() + 5
+                deadline = time.monotonic() + 60
                 while len(asyncio.all_tasks()) > 1 and time.monotonic() < deadline:
                     await asyncio.sleep(0.01)
                 return asyncio.all_tasks() - {asyncio.current_task()}

@@ -69,7 +69,7 @@ class TestRead:
             chunks = client.stream("a")
             next(chunks)
             chunks.close()  # type: ignore[attr-defined]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any(each.name == "trident-read-timer" for each in threading.enumerate()):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -135,5 +135,5 @@ def test_a_total_that_strikes_is_told_to_the_server(triton: FakeTriton, connect:
         with pytest.raises(RequestTimeoutError) as caught:
             client.generate("a")
         assert not isinstance(caught.value, ReadTimeoutError)
-        assert triton.cancelled.wait(5)
+        assert triton.cancelled.wait(60)
     assert triton.requests[0]["timeout"] > 0.5e6

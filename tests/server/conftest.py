@@ -58,6 +58,22 @@ def server(checkpoint: Path, packages: Path) -> Iterator[TritonServer]:
     assert released_all(server)
 
 
+@pytest.fixture(scope="session")
+def slow_server(checkpoint: Path) -> Iterator[TritonServer]:
+    """One whose answers last: a test acts on them before they end, however late it does."""
+    settings = {"model": str(checkpoint), "device": "null:50", "max_num_queued_reqs": 70}
+    with TritonServer(settings, ports=0, start_timeout_s=120) as server:
+        yield server
+    assert released_all(server)
+
+
+@pytest.fixture(scope="session")
+def slow_caller(slow_server: TritonServer) -> Iterator[Caller]:
+    caller = Caller(slow_server.grpc_url, slow_server.http_url)
+    yield caller
+    caller.close()
+
+
 @pytest.fixture(scope="module")
 def caller(server: TritonServer) -> Iterator[Caller]:
     """Ask the server of the file: that of most tests, or one of its own."""

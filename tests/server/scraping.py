@@ -38,7 +38,7 @@ def assert_idle(server: TritonServer) -> None:
     assert numbers["engine_up"] == 1
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

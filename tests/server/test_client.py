@@ -85,8 +85,8 @@ def test_the_template_gets_what_a_chat_gives_it(server: TritonServer) -> None:
             client.generate("a", chat_parameters={})
 
 
-def test_health_counts_what_is_in_flight(server: TritonServer) -> None:
-    with TridentClient(server.grpc_url) as client:
+def test_health_counts_what_is_in_flight(slow_server: TritonServer) -> None:
+    with TridentClient(slow_server.grpc_url) as client:
         stream = client.stream("a", **LONG)
         next(stream)
         assert client.health().num_in_flight == 1
@@ -103,16 +103,16 @@ def test_the_command(server: TritonServer) -> None:
 
 
 def test_cancel_ends_a_request_with_what_it_has(
-    server: TritonServer, connect: Callable[..., AnyClient]
+    slow_server: TritonServer, connect: Callable[..., AnyClient]
 ) -> None:
     answers: list[Completion] = []
     long: Any = {**LONG, "n": 16, "temperature": 1.0}
 
     def generate() -> None:
-        with TridentClient(server.grpc_url) as other:
+        with TridentClient(slow_server.grpc_url) as other:
             answers.append(other.generate("a", request_id="to-stop", **long))
 
-    with TridentClient(server.grpc_url) as watcher, connect(server.grpc_url) as client:
+    with TridentClient(slow_server.grpc_url) as watcher, connect(slow_server.grpc_url) as client:
         thread = threading.Thread(target=generate)
         thread.start()
         _in_flight(watcher, 1)

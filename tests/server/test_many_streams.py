@@ -31,7 +31,7 @@ def test_64_streams_answer_as_each_does_alone(caller: Caller) -> None:
     assert len(set(alone)) > 32
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -66,17 +66,17 @@ def test_a_client_that_leaves_frees_its_request(
 
 
 def test_an_http_client_that_leaves_its_stream_frees_its_request(
-    caller: Caller, server: TritonServer
+    slow_caller: Caller, slow_server: TritonServer
 ) -> None:
-    before = server.log.count("request aborted")
+    before = slow_server.log.count("request aborted")
     body = json.dumps({"text_input": "Hello", "max_tokens": 480, "stream": True, **LONG})
-    connection = http.client.HTTPConnection(caller.http_url, timeout=30)
+    connection = http.client.HTTPConnection(slow_caller.http_url, timeout=30)
     connection.request("POST", "/v2/models/ensemble/generate_stream", body)
     response = connection.getresponse()
     assert response.read(2000).startswith(b"data:")
     response.close()
     connection.close()
-    assert wait_for(lambda: server.log.count("request aborted") == before + 1)
+    assert wait_for(lambda: slow_server.log.count("request aborted") == before + 1)
 
 
 def test_a_full_queue_refuses_at_once(caller: Caller) -> None:

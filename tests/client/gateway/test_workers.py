@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.client.waiting import eventually
 
 NUM_WORKERS = 2
 WORDS = [f"w{i} " for i in range(40)]
-SLOW = [Piece({0: word}, delay_s=0.05) for word in WORDS]
+SLOW = [Piece({0: word}, held=place > 0) for place, word in enumerate(WORDS)]
 SLOW.append(Piece({0: ""}, finished=(0,), final=True))
 KEYS = """
 [few]
@@ -143,8 +144,12 @@ def another(triton: FakeTriton, tmp_path: Path) -> Iterator[Gateway]:
 
 
 @pytest.fixture
-def slow(triton: FakeTriton) -> None:
+def go_on(triton: FakeTriton) -> Iterator[threading.Event]:
+    """Answers stay at their first word until it is set."""
     triton.pieces = SLOW
+    triton.go_on.clear()
+    yield triton.go_on
+    triton.go_on.set()
 
 
 def _at_once(gateway: Gateway, key: str, count: int) -> list[int]:
@@ -194,8 +199,7 @@ def test_what_is_stored_is_seen_by_all_workers_and_by_its_tenant_alone(gateway: 
     assert ask(gateway.address, "GET", path, x_api_key="other").body == made.body
 
 
-@pytest.mark.usefixtures("slow")
-def test_killing_one_ends_its_streams_alone(gateway: Gateway) -> None:
+def test_killing_one_ends_its_streams_alone(gateway: Gateway, go_on: threading.Event) -> None:
     streams: list[Stream] = []
     while len({gateway.worker_of(stream) for stream in streams}) < NUM_WORKERS:
         assert len(streams) < 100, "all come to the same worker"
@@ -207,6 +211,7 @@ def test_killing_one_ends_its_streams_alone(gateway: Gateway) -> None:
     for stream in ends:
         with pytest.raises((http.client.HTTPException, OSError)):
             stream.text()
+    go_on.set()
     assert [stream.text() for stream in survive] == ["".join(WORDS)] * len(survive)
     assert eventually(lambda: gateway.listening == NUM_WORKERS, 60)
     assert lost not in gateway.workers
@@ -219,12 +224,11 @@ def test_killing_one_ends_its_streams_alone(gateway: Gateway) -> None:
     assert "worker " in (gateway.folder / "log").read_text()
 
 
-@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("fixture", "number"), [("gateway", signal.SIGTERM), ("another", signal.SIGKILL)]
 )
 def test_no_stream_is_lost_at_the_end(
-    request: pytest.FixtureRequest, fixture: str, number: signal.Signals
+    request: pytest.FixtureRequest, go_on: threading.Event, fixture: str, number: signal.Signals
 ) -> None:
     """Also not if the supervisor is killed: its workers end as if it had told them."""
     gateway: Gateway = request.getfixturevalue(fixture)
@@ -233,23 +237,24 @@ def test_no_stream_is_lost_at_the_end(
     assert len(gateway.shared) == 1
     gateway.process.send_signal(number)
     assert eventually(lambda: not _is_open(gateway.address))
+    go_on.set()
     assert [stream.text() for stream in streams] == ["".join(WORDS)] * len(streams)
-    assert gateway.process.wait(10) == -number
-    assert not psutil.wait_procs(workers, 10)[1]
+    assert gateway.process.wait(60) == -number
+    assert not psutil.wait_procs(workers, 60)[1]
     assert not gateway.shared
     for stream in streams:
         stream.close()
 
 
-@pytest.mark.usefixtures("slow")
+@pytest.mark.usefixtures("go_on")
 def test_a_second_interrupt_waits_for_no_stream(another: Gateway) -> None:
     stream = Stream(another)
     workers = another.workers
     for _ in range(2):
         another.process.send_signal(signal.SIGINT)
         assert eventually(lambda: not _is_open(another.address))
-    assert another.process.wait(1) == 130
-    assert not psutil.wait_procs(workers, 2)[1]
+    assert another.process.wait(60) == 130
+    assert not psutil.wait_procs(workers, 60)[1]
     stream.close()
 
 

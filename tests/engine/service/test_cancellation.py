@@ -16,7 +16,7 @@ def test_the_poller_asks_until_told_not_to() -> None:
 
     poller.watch(1, never)
     poller.watch(2, lambda: True)
-    assert heard.get(timeout=5) == 2
+    assert heard.get(timeout=60) == 2
     time.sleep(0.25)
     assert heard.empty()  # reported once
     assert asked
@@ -32,12 +32,12 @@ def test_no_question_is_asked_once_a_request_is_forgotten() -> None:
 
     def slow() -> bool:
         asking.set()
-        answer.wait(5)
+        answer.wait(60)
         return False
 
     poller.watch(1, slow)
     poller.watch(2, lambda: bool(asked_late.append(2)))
-    assert asking.wait(5)  # and 2 is next
+    assert asking.wait(60)  # and 2 is next
 
     def forget() -> None:
         poller.forget(1)
@@ -48,7 +48,7 @@ def test_no_question_is_asked_once_a_request_is_forgotten() -> None:
     forgetting.join(0.1)
     assert forgetting.is_alive()  # until 1 has been answered
     answer.set()
-    forgetting.join(5)
+    forgetting.join(60)
     num_asked = len(asked_late)
     time.sleep(0.25)
     assert len(asked_late) == num_asked

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from client import TridentClient
+from client.gateway.settings import GatewaySettings
 from engine.launch.server import TritonServer
+from tests.server.gateway.running import running
 from tests.server.scraping import assert_idle, scrape, wait_for
 
 pytestmark = pytest.mark.server
@@ -41,6 +43,18 @@ async def leave(address: str, message: bytes, delay: float) -> None:
     await writer.drain()
     await asyncio.sleep(delay)
     writer.transport.abort()
+
+
+@pytest.fixture(scope="module")
+def server(slow_server: TritonServer) -> TritonServer:
+    return slow_server
+
+
+@pytest.fixture(scope="module")
+def gateway(server: TritonServer) -> Iterator[str]:
+    names = (LONG_MESSAGE["model"],)
+    with running(GatewaySettings((server.grpc_url,), model_names=names)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +94,9 @@ def test_the_engine_hears_of_it_at_once(
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(request(path, {**body, "stream": stream}))
         number = len(body.get("prompt", "a"))
-        await asyncio.to_thread(until, direct, number, 10)
+        await asyncio.to_thread(until, direct, number, 60)
         writer.transport.abort()
-        return await asyncio.to_thread(until, direct, 0, 10)
+        return await asyncio.to_thread(until, direct, 0, 60)
 
     assert_soon(asyncio.run(episode()), path)
 
@@ -107,15 +121,15 @@ def test_also_of_a_request_that_waits(
 
     async def episode() -> float:
         others = [await begin() for _ in range(NUM_OTHERS)]
-        await asyncio.to_thread(until, direct, NUM_OTHERS, 20)
+        await asyncio.to_thread(until, direct, NUM_OTHERS, 60)
         last = await begin()
-        await asyncio.to_thread(until, direct, NUM_OTHERS + 1, 20)
+        await asyncio.to_thread(until, direct, NUM_OTHERS + 1, 60)
         await asyncio.to_thread(wait_for, lambda: scrape(server)["num_requests_waiting"] > 1)
         last.transport.abort()
-        seconds = await asyncio.to_thread(until, direct, NUM_OTHERS, 10)
+        seconds = await asyncio.to_thread(until, direct, NUM_OTHERS, 60)
         for writer in others:
             writer.transport.abort()
-        await asyncio.to_thread(until, direct, 0, 10)
+        await asyncio.to_thread(until, direct, 0, 60)
         return seconds
 
     assert_soon(asyncio.run(episode()), "waiting")
@@ -147,6 +161,6 @@ def test_200_random_disconnects_leave_nothing(
         await asyncio.gather(*(one() for _ in range(200)))
 
     asyncio.run(storm())
-    until(direct, 0, 20)
+    until(direct, 0, 60)
     wait_for(lambda: scrape(server)["kv_cache_usage_perc"] == 0)  # it is reported now and then
     assert_idle(server)

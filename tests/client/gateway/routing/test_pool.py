@@ -19,6 +19,7 @@ from client import (
 from client.gateway.routing.balance import Balance
 from client.gateway.routing.pool import ServerPool
 from tests.client.fake_triton import Answer, FakeTriton, Piece
+from tests.client.gateway.routing.told import told, until
 
 GONE = "in ensemble 'ensemble', the engine process has died; the request is lost"
 FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached (max_num_queued_reqs)"
@@ -136,7 +137,7 @@ class TestBreaker:
         lost.health = '{"state": "dead", "detail": "the engine process has died"}'
 
         async def body(pool: ServerPool) -> None:
-            await asyncio.sleep(0.3)  # for the first check
+            await until(pool, lost, up=0)
             before = len(lost.requests)
             for _ in range(5):
                 await _text(pool)
@@ -150,9 +151,9 @@ class TestBreaker:
         lost.health = '{"state": "starting"}'
 
         async def body(pool: ServerPool) -> None:
-            await asyncio.sleep(0.3)
+            await until(pool, lost, up=0)
             lost.health = servers[1].health
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not lost.requests:
                     await _text(pool)
                     await asyncio.sleep(0.1)
@@ -167,7 +168,8 @@ class TestBreaker:
             server.first = [Answer(error_message=GONE)]
 
         async def body(pool: ServerPool) -> None:
-            await asyncio.sleep(0.3)
+            for server in servers:
+                await until(pool, server, up=0)
             with pytest.raises(UnavailableError, match="the engine process has died"):
                 await _text(pool)
             assert _counts(servers) == [1, 1]
@@ -213,7 +215,7 @@ class TestChoice:
         busy.health = '{"state": "ready", "num_in_flight": 50}'
 
         async def body(pool: ServerPool) -> None:
-            await asyncio.sleep(0.3)
+            await until(pool, busy, requests=50)
             for i in range(5):
                 await _text(pool, str(i))
 
@@ -243,18 +245,9 @@ def test_metrics_tell_of_each_server(servers: tuple[FakeTriton, FakeTriton]) -> 
     busy.health = '{"state": "ready", "num_in_flight": 4}'
 
     async def body(pool: ServerPool) -> None:
-        await asyncio.sleep(0.3)
-        found = {
-            (metric.name, sample.labels["server"]): sample.value
-            for metric in pool.collect()
-            for sample in metric.samples
-        }
-        assert found == {
-            ("trident:gateway_server_up", lost.url): 0,
-            ("trident:gateway_server_up", busy.url): 1,
-            ("trident:gateway_server_requests", lost.url): 0,
-            ("trident:gateway_server_requests", busy.url): 4,
-        }
+        await until(pool, lost, up=0, requests=0)
+        await until(pool, busy, up=1, requests=4)
+        assert set(told(pool, lost)) == {"up", "requests"}
 
     _run([lost.url, busy.url], body)
 

@@ -70,11 +70,11 @@ def tokens(sink: Recorder, index: int = 0) -> list[int]:
 
 def assert_alive(client: EngineClient) -> None:
     _, sink = submit(client, 100)
-    assert sink.ended.wait(5)
+    assert sink.ended.wait(60)
     assert tokens(sink) == [100, 101, 102]
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline

@@ -26,7 +26,7 @@ from tests.engine.service.stub.fake_engine import BAD_REQUEST, BUG, FULL, HANGS
 
 def test_requests_are_answered_side_by_side(client: EngineClient) -> None:
     sinks = [submit(client, 100 * i, 20, num_sequences=2)[1] for i in range(1, 9)]
-    assert all(sink.ended.wait(10) for sink in sinks)
+    assert all(sink.ended.wait(60) for sink in sinks)
     for i, sink in enumerate(sinks, start=1):
         assert tokens(sink, 0) == [100 * i + k for k in range(20)]
         assert tokens(sink, 1) == [100 * i + 1 + k for k in range(20)]
@@ -54,10 +54,10 @@ def test_what_is_wrong_with_a_request_ends_only_it(
 ) -> None:
     _, other = submit(client, 1000, 100)
     _, sink = submit(client, first)
-    assert sink.ended.wait(5)
+    assert sink.ended.wait(60)
     assert type(sink.error) is kind
     assert str(sink.error) == text
-    assert other.ended.wait(5)
+    assert other.ended.wait(60)
     assert tokens(other) == list(range(1000, 1100))
 
 
@@ -69,7 +69,7 @@ def test_a_request_that_is_too_large_is_refused(
         _, sink = submit(client, 1)
     _, other = submit(client, 1, max_tokens=2**64)
     for refused in (sink, other):
-        assert refused.ended.wait(5)
+        assert refused.ended.wait(60)
         assert isinstance(refused.error, RequestError)
         assert "too large" in str(refused.error)
     assert_alive(client)
@@ -80,7 +80,7 @@ def test_abort_ends_a_request_at_once(client: EngineClient) -> None:
     client.abort(uid)
     client.abort(uid)
     client.abort(424242)
-    assert sink.ended.wait(5)
+    assert sink.ended.wait(60)
     assert isinstance(sink.error, RequestCancelledError)
     assert_alive(client)
 
@@ -92,11 +92,11 @@ def test_stop_ends_requests_by_their_id(client: EngineClient) -> None:
     assert client.stop("a") == 2
     assert client.stop("nobody's") == 0
     for sink in stopped:
-        assert sink.ended.wait(5)
+        assert sink.ended.wait(60)
         assert sink.error is None
         assert sink.responses[-1][0].details.finish_reason == "abort"
         assert tokens(sink) == list(range(tokens(sink)[0], tokens(sink)[0] + len(tokens(sink))))
-    assert other.ended.wait(5)
+    assert other.ended.wait(60)
     assert len(tokens(other)) == 100
 
 
@@ -147,7 +147,7 @@ def test_the_process_ends_with_its_parent_even_inside_a_step(tmp_path: Path) -> 
         time.sleep(0.1)
         os.kill(child, 0)
         parent.kill()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]

@@ -219,13 +219,13 @@ def test_updates_gather_while_the_server_is_slow_and_nobody_waits() -> None:
 
     def block(name: str) -> None:
         entered.set()
-        assert going.wait(10)
+        assert going.wait(60)
 
     server.on_write = block
     board = MetricBoard(server.family(), LABELS, interval_s=0.0)
     counter, gauge = board.counter("c", "a counter"), board.gauge("g", "a gauge")
     board.add(counter, 1)
-    assert entered.wait(10)
+    assert entered.wait(60)
     started = time.monotonic()
     for i in range(1000):
         board.add(counter, 1)
@@ -253,7 +253,7 @@ def test_updates_that_fail_are_not_lost(caplog: pytest.LogCaptureFixture) -> Non
     counter, gauge = board.counter("c", "a counter"), board.gauge("g", "a gauge")
     board.add(counter, 1)
     board.set(gauge, 1)
-    assert failed.wait(10)
+    assert failed.wait(60)
     board.add(counter, 2)
     board.set(gauge, 7)
     failing.clear()

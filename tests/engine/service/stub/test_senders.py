@@ -23,7 +23,7 @@ def test_tokens_that_come_fast_share_responses_but_the_first_and_last_do_not_wai
     for token_id in range(1, 100):
         stream.append(out(0, token_id, finish="length" if token_id == 99 else None))
         senders.put([stream])
-    assert sink.ended.wait(5)
+    assert sink.ended.wait(60)
     assert [ids(chunks[0]) for chunks in sink.responses] == [[0], list(range(1, 100))]
     senders.close()
 
@@ -46,7 +46,7 @@ def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> N
             finish = "length" if position == 49 else None
             if stream.append(out(0, position, finish=finish)):
                 senders.put([stream])
-    assert all(sink.ended.wait(5) for sink in sinks)
+    assert all(sink.ended.wait(60) for sink in sinks)
     senders.close()
     assert answered.count(broken) == 1
     assert isinstance(broken.error, TridentError)
@@ -62,7 +62,7 @@ def test_close_ends_a_request_whose_response_was_on_its_way() -> None:
     class Slow(Recorder):
         def send(self, chunks: list[Chunk], *, last: bool) -> None:
             sending.set()
-            go_on.wait(5)
+            go_on.wait(60)
             super().send(chunks, last=last)
 
     sink = Slow()
@@ -70,7 +70,7 @@ def test_close_ends_a_request_whose_response_was_on_its_way() -> None:
     stream = RequestStream(1, NewRequest([1], {}), sink)
     assert stream.append(out(0, 10))
     senders.put([stream])
-    assert sending.wait(5)
+    assert sending.wait(60)
     stream.fail(EngineDeadError("gone"))
     senders.put([stream])
     threading.Timer(0.1, go_on.set).start()

@@ -37,7 +37,7 @@ from tests.engine.service.stub.fake_engine import (
 @pytest.mark.parametrize("first", [STEP_FAILS, DIES])
 def test_when_the_process_dies_everybody_hears_of_it(client: EngineClient, first: int) -> None:
     sinks = [submit(client, i, 1_000_000)[1] for i in (1, 2, first)]
-    assert all(sink.ended.wait(5) for sink in sinks)
+    assert all(sink.ended.wait(60) for sink in sinks)
     for sink in sinks:
         assert isinstance(sink.error, EngineDeadError)
         assert sink.error.code == "UNAVAILABLE"
@@ -54,7 +54,7 @@ def test_a_dead_process_is_started_again_in_the_background() -> None:
         submit(client, 1)
     with pytest.raises(EngineDeadError, match="the engine process"):
         client.check_ready()
-    assert sink.ended.wait(5)
+    assert sink.ended.wait(60)
     wait_until_ready(client)
     assert client.process_id != pid
     assert client.health.num_restarts == 1
@@ -132,8 +132,8 @@ def test_an_engine_that_hangs_anywhere_in_its_loop_is_noticed(kind: int) -> None
     if kind == HANGS_IN_ABORT:
         wait_for(lambda: bool(sink.responses))
         client.abort(uid)
-    wait_for(lambda: client.process_id != pid, 20)
-    assert sink.ended.wait(20)
+    wait_for(lambda: client.process_id != pid)
+    assert sink.ended.wait(60)
     wait_until_ready(client)
     assert_alive(client)
     client.close()
@@ -150,7 +150,7 @@ def test_an_engine_that_waits_for_requests_does_not_hang() -> None:
 def test_a_request_that_kills_the_engine_twice_is_refused(client: EngineClient) -> None:
     for _ in range(2):
         _, sink = submit(client, DIES)
-        assert sink.ended.wait(5)
+        assert sink.ended.wait(60)
         assert isinstance(sink.error, EngineDeadError)
         wait_until_ready(client)
     with pytest.raises(SuspectRequestError, match="the engine died each of the 2 times"):
@@ -163,13 +163,13 @@ def test_bystanders_are_not_suspected(client: EngineClient) -> None:
     for how in (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL):  # somebody's hand, not theirs
         _, sink = submit(client, 5, 1_000_000)
         kill(client, how)
-        assert sink.ended.wait(5)
+        assert sink.ended.wait(60)
         wait_until_ready(client)
     submit(client, 5, 1_000_000)
     kill(client, signal.SIGSEGV)
     wait_until_ready(client)
     _, bystander = submit(client, 5, 10)  # with another max_tokens it is another request
-    assert bystander.ended.wait(5)
+    assert bystander.ended.wait(60)
 
 
 def test_a_request_that_finishes_is_cleared(client: EngineClient) -> None:
@@ -179,5 +179,5 @@ def test_a_request_that_finishes_is_cleared(client: EngineClient) -> None:
         kill(client, signal.SIGSEGV)
         wait_until_ready(client)
         _, sink = submit(client, 5, slow)
-        assert sink.ended.wait(5)
+        assert sink.ended.wait(60)
         assert sink.error is None
