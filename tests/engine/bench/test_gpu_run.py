@@ -105,7 +105,7 @@ def test_what_fails_dies_or_hangs_leaves_all_else(
     assert "1 passed" in passes[0]
     assert "1 failed, 1 passed" in fails[0]
     assert "::test_y - assert 1 == 2" in fails[1]
-    assert dies[0] == "ended with -6"
+    assert dies[0] == "its process ended with -6"
     assert "::test_z" in dies[1]
     figures = content["figures"]
     assert [figures[key].get("seconds") for key in KEYS] == [1.0, None, None, None, 1.0]
