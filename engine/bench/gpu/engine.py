@@ -86,9 +86,7 @@ def group(shape: Shape, workload: Workload) -> Group:
         prefill(f"prefill, 8 x {long // 8} tokens", [long // 8] * 8, Aim(share=0.6)),
         prefill(f"TTFT of {workload.prompt} tokens alone", [workload.prompt], None),
     )
-    return Group(
-        f"{shape.label} engine", "engine", parts, partial(EngineSession, shape, workload)
-    )
+    return Group(f"{shape.label} engine", "engine", parts, partial(EngineSession, shape, workload))
 
 
 class EngineSession(Steps):
