@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.bench.steps import Steps
-from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
+from engine.demo.tool_sets import ToolSets, calls_schema, calls_tag
 from engine.service.garbage import spare_startup_objects
 
 _JSON = r"""

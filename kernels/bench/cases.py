@@ -16,7 +16,5 @@ def all_cases() -> list[Case]:
 
 def tiny_cases() -> list[Case]:
     """Return a case of each operation at its tiny shape."""
-    first: dict[str, Case] = {}
-    for case in all_cases():
-        first.setdefault(case.operation, case.tiny_case())
-    return list(first.values())
+    first = {case.operation: case for case in reversed(all_cases())}
+    return [case.tiny_case() for case in first.values()]

@@ -5,8 +5,10 @@ Few tokens are bound by reading the weight: the aims are shares of the copy band
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +29,7 @@ _AIMS = {"fp8": Aim(share=0.75), "int4": Aim(share=0.6)}
 
 def _rows(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device) -> Work:
     x = randn(tokens, model.hidden, dtype=dtype, device=device)
-    return Work(
-        ours=partial(quantize_rows, x),
-        peers={"torch": partial(reference, x)},
-        compiled=partial(reference, x),
-        bytes=x.numel() * (x.element_size() + 1) + 4 * tokens,
-    )
+    return _quantizing(quantize_rows, reference, x, size=model.hidden)
 
 
 def _gated(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device) -> Work:
@@ -46,12 +43,7 @@ def _gated(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device) 
         codes, scales = gated_rows(x, "silu", group=None)
         return codes, scales[:, 0]
 
-    return Work(
-        ours=partial(ours, x),
-        peers={"torch": partial(unfused, x)},
-        compiled=partial(unfused, x),
-        bytes=numel_bytes(x) + tokens * (model.inner + 4),
-    )
+    return _quantizing(ours, unfused, x, size=model.inner)
 
 
 def _normed(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device) -> Work:
@@ -66,11 +58,20 @@ def _normed(tokens: int, model: Shape, dtype: torch.dtype, device: torch.device)
         codes, scales, _ = normed_rows(x, residual, weight, 1e-5, unit_offset=False, group=None)
         return codes, scales[:, 0]
 
+    # The sum is written too.
+    return _quantizing(ours, unfused, x, residual, size=size, written=numel_bytes(x))
+
+
+def _quantizing(
+    ours: Callable[..., Any], torchs: Callable[..., Any], *rows: Tensor, size: int, written: int = 0
+) -> Work:
+    """Return work on `rows` that writes as many of `size` codes, a scale each, and `written`."""
+    codes = len(rows[0]) * (size + 4)
     return Work(
-        ours=partial(ours, x, residual),
-        peers={"torch": partial(unfused, x, residual)},
-        compiled=partial(unfused, x, residual),
-        bytes=3 * numel_bytes(x) + tokens * (size + 4),
+        ours=partial(ours, *rows),
+        peers={"torch": partial(torchs, *rows)},
+        compiled=partial(torchs, *rows),
+        bytes=numel_bytes(*rows) + codes + written,
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,7 +21,6 @@ from kernels.bench.case import Aim
 from kernels.bench.shapes import Shape
 
 _REPEATS = 5  # of a prefill
-_COMPILE_BYTES = 2**30  # of KV cache while only compiling
 _AIMS = {
     ("0.5b", 1): Aim(seconds=600e-6),
     ("8b", 1): Aim(share=0.85),
@@ -88,16 +86,7 @@ def group(shape: Shape, workload: Workload) -> Group:
         prefill(f"prefill, 8 x {long // 8} tokens", [long // 8] * 8, Aim(share=0.6)),
         prefill(f"TTFT of {workload.prompt} tokens alone", [workload.prompt], None),
     )
-    session = partial(EngineSession, shape, workload)
-    return Group(
-        f"{shape.label} engine", "engine", parts, session, partial(_compile, shape, workload)
-    )
-
-
-def _compile(shape: Shape, workload: Workload, device: torch.device, parts: Sequence[Part]) -> None:
-    """Load a model of one layer: kernels do not depend on the number of layers."""
-    os.environ["TRIDENT_KV_CACHE_MEMORY_BYTES"] = str(_COMPILE_BYTES)
-    EngineSession(replace(shape, layers=1), workload, device)
+    return Group(f"{shape.label} engine", "engine", parts, partial(EngineSession, shape, workload))
 
 
 class EngineSession(Steps):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 
 import torch
@@ -19,8 +17,6 @@ from kernels.bench.cases import all_cases, tiny_cases
 
 # Seconds for all of torch.compile: the slowest part, and not our code.
 _COMPILE_SECONDS = 60.0
-_COMPILE_MEMORY = 0.1  # share of the GPU's memory while only compiling
-_COMPILING = 8  # processes
 
 
 def group(*, tiny: bool) -> Group:
@@ -29,17 +25,7 @@ def group(*, tiny: bool) -> Group:
         Part(case.key, partial(KernelSession.measure, case=case), _floor, case.aim)
         for case in (tiny_cases() if tiny else all_cases())
     )
-    return Group("kernels", "kernels", parts, KernelSession, _compile, _COMPILING)
-
-
-def _compile(device: torch.device, parts: Sequence[Part]) -> None:
-    if device.type == "cuda":
-        # Kernels do not depend on the number of rows, so a smaller case compiles the kernels of
-        # one that does not fit beside the tests.
-        torch.cuda.set_per_process_memory_fraction(_COMPILE_MEMORY)
-    for case in (part.measure.keywords["case"] for part in parts):  # type: ignore[attr-defined]
-        with suppress(Exception):  # reported when it is measured
-            case.build(**case.shape, device=device).ours()
+    return Group("kernels", "kernels", parts, KernelSession)
 
 
 def _floor(figures: Figures, ceilings: floors.Ceilings) -> float:

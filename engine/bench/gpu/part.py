@@ -38,13 +38,9 @@ class Group:
     Attributes:
         kind: its name in `--only`.
         session: from a device; its `clear` follows each part.
-        compile: leaves the kernels of some of the parts in Triton's cache.
-        shares: processes to compile in.
     """
 
     name: str
     kind: str
     parts: Sequence[Part]
     session: Callable[[torch.device], Any]
-    compile: Callable[[torch.device, Sequence[Part]], None]
-    shares: int = 1

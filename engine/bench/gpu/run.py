@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from engine.bench import ceilings
 from engine.bench.child import Child
 from engine.bench.gpu.part import Figures, Group
 from engine.bench.gpu.report import Report
-from engine.bench.gpu.worker import compile_ahead, device, groups, measure
+from engine.bench.gpu.worker import device, groups, measure
 
 ROOT = Path(__file__).parents[3]
 REPLAYED = ("gqa", "vocab", "fp8", "window")  # labels of `tests.gpu.replays.models`
@@ -31,12 +30,12 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # transformers must not look for kernels on the hub
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of processes for the one kernel of a case
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTHONUNBUFFERED": "1",  # a log has all until a process dies, or is ended
 }
 # Without the repository's configuration, which needs plugins.
 _PYTEST = (
-    *(sys.executable, "-m", "pytest", "-v", "-rfE", "--tb=short", "-c", os.devnull),
-    *("--rootdir", str(ROOT), "--import-mode=importlib", "-p", "no:cacheprovider"),
-    *("-p", "no:warnings"),
+    *("-v", "-rfE", "--tb=short", "-c", os.devnull, "--rootdir", str(ROOT)),
+    *("--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:warnings"),
 )
 
 
@@ -81,47 +80,37 @@ class Run:
         return now + _SHARE * (self._end - now)
 
     def _test(self) -> None:
-        """Run each file of tests in a process, and compile kernels of later stages meanwhile."""
-        deadline = self._deadline()
-        tiny = self._options.tiny
-        ahead = []
-        for group in () if tiny else self._groups:
-            for first in range(group.shares):
-                ahead.append(self._child(f"{group.name} ahead"))
-                ahead[-1].start(compile_ahead, group.name, tiny, first)
-        with ThreadPoolExecutor(1 if tiny else os.cpu_count()) as pool:
-            for _ in pool.map(partial(self._test_file, deadline), files_of_tests(tiny=tiny)):
+        """Run each file of tests in a process, as many at once as there are cores."""
+        test_file = partial(self._test_file, self._deadline())
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(test_file, files_of_tests(tiny=self._options.tiny)):
                 self.report.write()
-        for child in ahead:
-            with suppress(ChildProcessError):
-                child.result(max(deadline - time.time(), 0))
-                child.end()
 
     def _test_file(self, deadline: float, arguments: Sequence[str]) -> None:
         name = " ".join(arguments).removeprefix("tests/")
         if deadline - time.time() < _LEAST_S:
             self.report.tests[name] = ["no time was left"]
             return
-        log = self._log(name)
-        status = None
-        with log.open("w") as out, suppress(subprocess.TimeoutExpired):
-            status = subprocess.run(
-                [*_PYTEST, *arguments],
-                cwd=ROOT,
-                env={**os.environ, **_ENVIRONMENT},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=deadline - time.time(),
-            ).returncode
-        lines = log.read_text(errors="replace").splitlines() or [""]
+        self._log(name).unlink(missing_ok=True)
+        import pytest  # what measures alone needs none
+
+        child, died = self._child(name), ""
+        file, *some = arguments
+        child.start(pytest.main, [*_PYTEST, str(ROOT / file), *some])
+        try:
+            if (status := child.result(deadline - time.time())) not in (0, 1, 5):
+                died = f"pytest ended with {status}"  # 5: all of its tests were left out
+            child.end()
+        except ChildProcessError as error:
+            died = str(error)
+        lines = self._log(name).read_text(errors="replace").splitlines() or [""]
         failures = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
         begun = next((line for line in reversed(lines) if "::" in line), "")
-        if status is None:
+        if died and time.time() >= deadline:
             lines.append(f"no time was left after {begun}")
-        elif status not in (0, 1, 5):  # 5: all of its tests were left out
-            failures.append(f"FAILED {name}: ended with {status}: {begun}")
-            lines.append(f"ended with {status}")
+        elif died:
+            failures.append(f"FAILED {name}: {died}: {begun}")
+            lines.append(died)
         self.report.tests[name] = [lines[-1].strip("= "), *failures]
         self._say(f"{name}: {self.report.tests[name][0]}")
 

@@ -1,8 +1,7 @@
-"""What the processes of a group do: they measure its parts, and compile kernels ahead."""
+"""What the process of a group does: it measures its parts."""
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -28,14 +27,6 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def compile_ahead(name: str, tiny: bool, first: int) -> Figures:
-    """Leave the kernels of a share of a group's parts in Triton's cache, from the `first` on."""
-    os.nice(10)  # tests need the cores at the same time
-    group = _group(name, tiny)
-    group.compile(device(), group.parts[first :: group.shares])
-    return {}
-
-
 def measure(name: str, tiny: bool, key: str, limits: dict[str, float]) -> Figures:
     """Return the figures of a part, held against floor and aim, or the `reason` for none."""
     group, session = _session(name, tiny)
@@ -46,13 +37,9 @@ def measure(name: str, tiny: bool, key: str, limits: dict[str, float]) -> Figure
     return figures
 
 
-def _group(name: str, tiny: bool) -> Group:
-    return next(each for each in groups(tiny=tiny) if each.name == name)
-
-
 @cache
 def _session(name: str, tiny: bool) -> tuple[Group, Any]:
-    group = _group(name, tiny)
+    group = next(each for each in groups(tiny=tiny) if each.name == name)
     return group, group.session(device())
 
 

@@ -100,12 +100,12 @@ def test_what_fails_dies_or_hangs_leaves_all_else(
     out = tmp_path / "out"
     assert main(["--tiny", "--only", "tests", "engine", "--out", str(out)]) == 1
     content = json.loads((out / "results.json").read_text())
-    passes, fails, dies = content["tests"].values()
+    passes, fails, dies = (content["tests"][file] for (file,) in files)
     assert len(passes) == 1
     assert "1 passed" in passes[0]
     assert "1 failed, 1 passed" in fails[0]
     assert "::test_y - assert 1 == 2" in fails[1]
-    assert dies[0] == "ended with -6"
+    assert dies[0] == "its process ended with -6"
     assert "::test_z" in dies[1]
     figures = content["figures"]
     assert [figures[key].get("seconds") for key in KEYS] == [1.0, None, None, None, 1.0]
