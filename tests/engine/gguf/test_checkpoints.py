@@ -261,7 +261,10 @@ def test_fields_that_are_wrong(changes: dict[str, Any], problem: str, tmp_path: 
 def test_a_truncated_file(end: int, tmp_path: Path) -> None:
     path = write(tmp_path, "llama", "Q8_0")
     path.write_bytes(path.read_bytes()[:end])
-    with pytest.raises(CheckpointError, match=r"model-small\.gguf: is (truncated: it ends before \w|not a GGUF file)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"model-small\.gguf: is (truncated: it ends before \w|not a GGUF file)",
+    ):
         resolve_checkpoint(str(path))
 
 
