@@ -85,6 +85,7 @@ class _Reader:
     def __init__(self, path: Path, file: io.BufferedReader) -> None:
         self._path, self._file = path, file
         self._size = path.stat().st_size
+        self._place = "its header"  # what is being read, for errors
 
     def read(self) -> GgufFile:
         if self._file.read(len(_MAGIC)) != _MAGIC:
@@ -94,10 +95,15 @@ class _Reader:
             raise self._error(f"has version {version} of GGUF; supported: 2, 3")
         num_tensors, num_fields = self._number("Q"), self._number("Q")
         metadata: dict[str, Any] = {}
-        for _ in range(num_fields):
+        for i in range(num_fields):
+            self._place = f"metadata field {i} of {num_fields}"
             key = self._string()
+            self._place = f"metadata field {key}"
             metadata[key] = self._value(self._number("I"))
-        tensors = [self._tensor() for _ in range(num_tensors)]
+        tensors = []
+        for i in range(num_tensors):
+            self._place = f"the description of tensor {i} of {num_tensors}"
+            tensors.append(self._tensor())
         alignment = metadata.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise self._error(f"{_ALIGNMENT}: must be a positive integer (got {alignment!r})")
@@ -105,6 +111,10 @@ class _Reader:
         placed: dict[str, GgufTensor] = {}
         for name, shape, type_name, offset in tensors:
             num_bytes = self._num_bytes(name, shape, type_name)
+            if offset % alignment:
+                raise self._error(
+                    f"tensor {name}: offset {offset} is no multiple of {_ALIGNMENT} ({alignment})"
+                )
             if start + offset + num_bytes > self._size:
                 raise self._error(f"is truncated: it ends before tensor {name} does")
             if name in placed:
@@ -139,16 +149,16 @@ class _Reader:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
-            raise self._error(f"broken header: a value of type {kind}")
+            raise self._error(f"{self._place}: a value of type {kind} is not known")
         kind, count = self._number("I"), self._number("Q")
         if kind in _NUMBERS:
             letter = _NUMBERS[kind]
             values = self._bytes(count * struct.calcsize(f"<{letter}"))
             return list(struct.unpack(f"<{count}{letter}", values))
         if kind != _STRING:
-            raise self._error(f"broken header: an array of type {kind}")
+            raise self._error(f"{self._place}: an array of type {kind} is not known")
         if count > self._size:  # before memory is taken for it
-            raise self._error("is truncated")
+            raise self._truncated()
         return [self._string() for _ in range(count)]
 
     def _string(self) -> str:
@@ -160,8 +170,11 @@ class _Reader:
 
     def _bytes(self, count: int) -> bytes:
         if count > self._size or len(content := self._file.read(count)) < count:
-            raise self._error("is truncated")
+            raise self._truncated()
         return content
+
+    def _truncated(self) -> CheckpointError:
+        return self._error(f"is truncated: it ends before {self._place} does")
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self._path}: {problem}")

@@ -25,6 +25,7 @@ def write_tokenizer(folder: Path, header: GgufFile) -> None:
     Raises:
         CheckpointError: they cannot be made of the file's metadata.
     """
+    _check_special_tokens(header)
     is_of_whole_words = header.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     # Imported here: it takes seconds, and a file is converted once.
     from transformers import PreTrainedTokenizerFast
@@ -40,6 +41,16 @@ def write_tokenizer(folder: Path, header: GgufFile) -> None:
     content["model"]["ignore_merges"] = is_of_whole_words
     _mend_added_tokens(content, header)
     (folder / _FILE).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _check_special_tokens(header: GgufFile) -> None:
+    fields = Fields(header.metadata, name=header.path.name)
+    num_tokens = len(fields.texts("tokenizer.ggml.tokens") or [])
+    for name in fields.names():
+        if name.startswith("tokenizer.ggml.") and name.endswith("_token_id"):
+            token = fields.integer(name, default=None, minimum=0)
+            if token is not None and token >= num_tokens:
+                raise fields.error(name, f"{token} is not one of the {num_tokens} tokens")
 
 
 def _mend_added_tokens(content: dict[str, Any], header: GgufFile) -> None:

@@ -116,7 +116,9 @@ class GgufCheckpoint(QuantizedCheckpoint):
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise CheckpointError(f"{tensor.name}: {error}") from None
+            raise CheckpointError(
+                f"{path.name}: {tensor.name.removesuffix('.weight')}.{error}"
+            ) from None
 
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         name = f"{module}.weight"

@@ -34,7 +34,7 @@ class QuantizedLinear(nn.Module):
         plain: of the same shape, without memory (on the meta device).
         parts: name of each projection in the checkpoint -> its output features.
         formats: of each projection.
-        parent: the name of the module above, for errors.
+        names: of each projection in the checkpoint, for errors.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class QuantizedLinear(nn.Module):
         parts: Mapping[str, int],
         formats: Mapping[str, Format],
         *,
-        parent: str,
+        names: Mapping[str, str],
         device: torch.device,
     ) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class QuantizedLinear(nn.Module):
                     formats[part],
                     out_features,
                     plain.weight.shape[1],
-                    path=f"{parent}.{part}",
+                    path=names[part],
                     device=device,
                 )
                 for part, out_features in parts.items()

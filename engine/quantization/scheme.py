@@ -110,9 +110,7 @@ class Quantized:
     def _formats(self, parts: Iterable[str], *, is_expert: bool) -> dict[str, Format]:
         """Return the format of each projection; nothing, if they are not quantised."""
         found = {
-            part: self.checkpoint.format_of(
-                self.names.of(f"{self._parent}.{part}", self.prefix), is_expert=is_expert
-            )
+            part: self.checkpoint.format_of(self._stored_name(part), is_expert=is_expert)
             for part in parts
         }
         formats = {part: fmt for part, fmt in found.items() if fmt is not None}
@@ -126,4 +124,9 @@ class Quantized:
     def _quantized(
         self, plain: Linear, parts: Mapping[str, int], formats: Mapping[str, Format]
     ) -> QuantizedLinear:
-        return QuantizedLinear(plain, parts, formats, parent=self._parent, device=self.device)
+        names = {part: self._stored_name(part) for part in parts}
+        return QuantizedLinear(plain, parts, formats, names=names, device=self.device)
+
+    def _stored_name(self, part: str) -> str:
+        """Return the checkpoint's name of a projection beside or in the module."""
+        return self.names.of(f"{self._parent}.{part}", self.prefix)

@@ -45,11 +45,12 @@ class StoredTensor:
     offset: int  # of its first byte in the file
     shape: tuple[int, ...]
     type_name: str
+    is_gguf: bool = False
 
     @property
     def is_in_blocks(self) -> bool:
         """Whether it consists of a GGUF's blocks, which are read as float32."""
-        return self._is_gguf and self.type_name not in DTYPES
+        return self.is_gguf and self.type_name not in DTYPES
 
     @property
     def is_float(self) -> bool:
@@ -78,14 +79,15 @@ class StoredTensor:
 
     def as_stored(self, dtype: torch.dtype) -> StoredTensor:
         """Return it, or of a GGUF the bytes of its rows if `dtype` is uint8."""
-        if not (self._is_gguf and dtype == torch.uint8):
+        if not (self.is_gguf and dtype == torch.uint8):
             return self
         *rows, length = self.shape
         return replace(self, shape=(*rows, self.bytes_of(length)), type_name="U8")
 
     @property
-    def _is_gguf(self) -> bool:
-        return self.file.name == GGUF
+    def described_by(self) -> str:
+        """What says which shape and type it must have."""
+        return "its metadata" if self.is_gguf else "config.json"
 
 
 def read_headers(path: Path) -> dict[str, StoredTensor]:
@@ -96,7 +98,7 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
             contradict the index.
     """
     if (path / GGUF).exists():
-        return _gguf_tensors(path / GGUF)
+        return _gguf_tensors((path / GGUF).resolve())  # errors name the file that is linked to
     stored: dict[str, StoredTensor] = {}
     for file, promised in _shards(path).items():
         found = {tensor.name: tensor for tensor in _tensors(file)}
@@ -117,10 +119,7 @@ def where_missing(stored: Mapping[str, StoredTensor]) -> str:
 
     Of several files that is their index.
     """
-    files = {
-        tensor.file.resolve().name if tensor._is_gguf else tensor.file.name
-        for tensor in stored.values()
-    }
+    files = {tensor.file.name for tensor in stored.values()}
     return files.pop() if len(files) == 1 else INDEX
 
 
@@ -141,7 +140,7 @@ def _tensors(file: Path) -> Iterator[StoredTensor]:
 
 def _gguf_tensors(file: Path) -> dict[str, StoredTensor]:
     return {
-        name: StoredTensor(name, file, tensor.offset, tensor.shape, tensor.type_name)
+        name: StoredTensor(name, file, tensor.offset, tensor.shape, tensor.type_name, is_gguf=True)
         for name, tensor in read_gguf(file).tensors.items()
     }
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import LoadFormat
+from engine.errors import CheckpointError
 from engine.models.causal_lm import CausalLM
 from engine.tensor_files.headers import StoredTensor, read_headers
 from engine.weights.dummy import fill_with_random_weights
@@ -86,6 +87,7 @@ def load_weights(
     del placed  # a part's destinations live no longer than it takes to fill them
     while parts:
         layer, part = parts.pop(0)
+        files = sorted({tensor.file.name for tensor, _ in part})
         # What is quantised on a GPU is read on the host.
         on_host = [(tensor, place) for tensor, place in part if place.device.type == "cpu"]
         elsewhere = [(tensor, place) for tensor, place in part if place.device.type != "cpu"]
@@ -98,7 +100,10 @@ def load_weights(
                 read_spans(spans, its_copier, num_threads=num_threads, on_read=advance)
             del spans
         if layer is not None and on_layer is not None:
-            on_layer(layer)
+            try:
+                on_layer(layer)
+            except CheckpointError as error:  # a value that only the conversion reads
+                raise CheckpointError(f"{', '.join(files)}: {error}") from None
 
 
 def _by_layer(

@@ -92,8 +92,8 @@ def match_tensors(
         is_single = places[name].numel() == tensor.num_elements == 1
         if tensor.shape != wanted and not is_single:
             raise CheckpointError(
-                f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but config.json "
-                f"asks for {list(wanted)}"
+                f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but "
+                f"{tensor.described_by} asks for {list(wanted)}"
             )
         found.append((tensor, places[name]))
     return found
@@ -105,8 +105,8 @@ def _require_type(tensor: StoredTensor, dtype: torch.dtype) -> None:
         require_float(tensor)
     elif DTYPES.get(tensor.type_name) != dtype:
         raise CheckpointError(
-            f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}, but config.json "
-            f"asks for {str(dtype).removeprefix('torch.')}"
+            f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}, but "
+            f"{tensor.described_by} asks for {str(dtype).removeprefix('torch.')}"
         )
 
 

@@ -151,7 +151,9 @@ def test_blocks_of_fp8(block: tuple[int, int], product: type[nn.Module]) -> None
     parts, depth = {"a": 96, "b": 40}, 256
     plain = Linear(depth, parts, bias=False, dtype=torch.float16, device=torch.device("meta"))
     fmt = Fp8("scale", block=block)
-    linear = QuantizedLinear(plain, parts, dict.fromkeys(parts, fmt), parent="", device=DEVICE)
+    linear = QuantizedLinear(
+        plain, parts, dict.fromkeys(parts, fmt), names={part: part for part in parts}, device=DEVICE
+    )
     draw = torch.Generator().manual_seed(0)
     weights = []
     for name, rows in parts.items():
