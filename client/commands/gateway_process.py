@@ -31,13 +31,10 @@ class GatewayProcess:
     """A gateway in front of `server`, from construction to `stop`; a context manager stops it.
 
     Args:
-        server: which has been started.
+        server: which has been launched; it need not be ready.
         endpoint: where the gateway listens.
         workers: its processes.
         log: the file for its lines: one for each request.
-
-    Raises:
-        ServerStartError: at construction, if it does not come up.
     """
 
     def __init__(self, server: TritonServer, endpoint: Endpoint, workers: int, log: Path) -> None:
@@ -58,18 +55,32 @@ class GatewayProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the launcher
             )
+        self._endpoint = endpoint
         self._log = log
         self._stop_timeout_s = server.exit_timeout_s
-        try:
-            self._wait_until_up(endpoint)
-        except BaseException:
-            self.stop()
-            raise
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    def wait_until_up(self) -> None:
+        """Return when it answers.
+
+        Raises:
+            ServerStartError: it does not.
+        """
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not _answers(self._endpoint):
+            self.check_start()
+            if time.monotonic() > deadline:
+                raise self._does_not_come_up()
+            time.sleep(_POLL_S)
+
+    def check_start(self) -> None:
+        """Raise `ServerStartError` if it has ended before it was up."""
+        if self._process.poll() is not None:
+            raise self._does_not_come_up()
 
     def check(self) -> None:
         """Raise `StageDiedError` if it has ended by itself."""
@@ -101,14 +112,9 @@ class GatewayProcess:
     ) -> None:
         self.stop()
 
-    def _wait_until_up(self, endpoint: Endpoint) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _answers(endpoint):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise ServerStartError(
-                    "the gateway does not come up", f"--openai-port {OFF} leaves it out", self._log
-                )
-            time.sleep(_POLL_S)
+    def _does_not_come_up(self) -> ServerStartError:
+        hint = f"--openai-port {OFF} leaves it out"
+        return ServerStartError("the gateway does not come up", hint, self._log)
 
 
 @dataclass(frozen=True)

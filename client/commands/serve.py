@@ -89,11 +89,15 @@ def serve(
             server.prepare()
             with ExitStack() as stack:
                 with display.loading(f"Starting Triton with {server.config.model}"):
-                    server.start()
-                    if endpoint is not None:
+                    server.launch()
+                    if endpoint is None:
+                        server.wait_until_ready()
+                    else:  # it starts while the model is loaded
                         process = stack.enter_context(
                             GatewayProcess(server, endpoint, gateway.workers, server.log_path)
                         )
+                        server.wait_until_ready(process.check_start)
+                        process.wait_until_up()
                 announce(server, endpoint, display.description, console)
                 status = server.follow(process.check if endpoint is not None else lambda: None)
         except KeyboardInterrupt:

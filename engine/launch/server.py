@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from engine.errors import CheckpointError
@@ -96,9 +96,7 @@ class TritonServer:
         self._log = ""
         self._log_file: LogFile | None = None
         self._started = 0.0  # seconds since the epoch
-        self._prepared = False
-        self._ready = False
-        self._failed = False
+        self._prepared = self._ready = self._failed = False
 
     @property
     def grpc_url(self) -> str:
@@ -157,21 +155,52 @@ class TritonServer:
     def start(self) -> None:
         """Start the server and return when it answers requests.
 
-        Whatever interrupts this, nothing of the server is left.
-
         Raises:
             ServerStartError: it cannot be started; the text says why, the hint what to do.
         """
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start the server's process; `start` says what is raised. On errors nothing is left."""
         assert self._process is None, "the server has been started already"
         if not self._prepared:
             self.prepare()
-        try:
-            self._launch()
-            self._wait_until_ready()
-        except BaseException as error:
-            self._failed = isinstance(error, ServerStartError)
-            self.stop()
-            raise
+        with self._stopped_on_errors():
+            self._run = run = RunDirectory()
+            command, environment = self._command(run)
+            self._log_file = LogFile(run.path.name)
+            self._started = time.time()
+            with self._log_file.open() as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(run.lock,),
+                    # Ctrl-C in the terminal is for the launcher, which then stops the server.
+                    start_new_session=True,
+                )
+
+    def wait_until_ready(self, check: Callable[[], None] = lambda: None) -> None:
+        """Return when the launched server answers; what `check` raises ends it, as errors do."""
+        with self._stopped_on_errors():
+            assert self._process is not None
+            deadline = time.monotonic() + (self._start_timeout_s or float("inf"))
+            while not answers(self.endpoints, self.model, self._arguments, self.log):
+                self._report()
+                if self._process.poll() is not None:
+                    self._report()
+                    raise ServerStartError(*server_log.failure(self.log), self.log_path)
+                check()
+                if time.monotonic() > deadline:
+                    last = (self.log.strip().splitlines() or ["nothing"])[-1]
+                    reason = f"the server was not ready after {self._start_timeout_s:g} s"
+                    raise ServerStartError(reason, f"it said last: {last}", self.log_path)
+                time.sleep(_POLL_S)
+            self._ready = True
+            self._report()
 
     def follow(self, check: Callable[[], None] = lambda: None) -> int:
         """Hand log lines to `on_line` until the server ends by itself; return its exit status.
@@ -223,12 +252,7 @@ class TritonServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _endpoint(self, name: str) -> Endpoint:
@@ -260,40 +284,16 @@ class TritonServer:
             command.append("--disable-auto-complete-config")
         return command, environment
 
-    def _launch(self) -> None:
-        self._run = run = RunDirectory()
-        command, environment = self._command(run)
-        self._log_file = LogFile(run.path.name)
-        self._started = time.time()
-        with self._log_file.open() as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(run.lock,),
-                # Ctrl-C in the terminal is for the launcher, which then stops the server.
-                start_new_session=True,
-            )
-
     def _report(self) -> None:
         assert self._log_file is not None
         for line in self._log_file.lines():
             self._on_line(line)
 
-    def _wait_until_ready(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + (self._start_timeout_s or float("inf"))
-        while not answers(self.endpoints, self.model, self._arguments, self.log):
-            self._report()
-            if self._process.poll() is not None:
-                self._report()
-                raise ServerStartError(*server_log.failure(self.log), self.log_path)
-            if time.monotonic() > deadline:
-                last = (self.log.strip().splitlines() or ["nothing"])[-1]
-                reason = f"the server was not ready after {self._start_timeout_s:g} s"
-                raise ServerStartError(reason, f"it said last: {last}", self.log_path)
-            time.sleep(_POLL_S)
-        self._ready = True
-        self._report()
+    @contextmanager
+    def _stopped_on_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._failed = isinstance(error, ServerStartError)
+            self.stop()
+            raise

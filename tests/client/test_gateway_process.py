@@ -43,6 +43,7 @@ def gateway(
     )
     endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
     with GatewayProcess(server, endpoint, request.param, tmp_path / "log") as gateway:
+        gateway.wait_until_up()
         yield gateway, endpoint
 
 

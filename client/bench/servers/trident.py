@@ -62,6 +62,7 @@ def _ensemble(settings: Mapping[str, str], form: Form) -> Iterator[Running]:
             assert endpoint is not None
             gateway = GatewayProcess(server, endpoint, 1, server.log_path)
             pids.append(stack.enter_context(gateway).pid)
+            gateway.wait_until_up()
             urls[form] = f"http://{endpoint.url}/v1"
         metrics_url = f"http://{server.metrics_url}/metrics"
         yield Running(Target(form, urls[form], server.model), launched, pids, metrics_url)

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from client import TridentClient
-from client.gateway.settings import GatewaySettings
 from engine.launch.server import TritonServer
-from tests.server.gateway.running import running
 from tests.server.scraping import assert_idle, scrape, wait_for
 
 pytestmark = pytest.mark.server
@@ -43,18 +41,6 @@ async def leave(address: str, message: bytes, delay: float) -> None:
     await writer.drain()
     await asyncio.sleep(delay)
     writer.transport.abort()
-
-
-@pytest.fixture(scope="module")
-def server(slow_server: TritonServer) -> TritonServer:
-    return slow_server
-
-
-@pytest.fixture(scope="module")
-def gateway(server: TritonServer) -> Iterator[str]:
-    names = (LONG_MESSAGE["model"],)
-    with running(GatewaySettings((server.grpc_url,), model_names=names)) as address:
-        yield address
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +110,7 @@ def test_also_of_a_request_that_waits(
         await asyncio.to_thread(until, direct, NUM_OTHERS, 60)
         last = await begin()
         await asyncio.to_thread(until, direct, NUM_OTHERS + 1, 60)
-        await asyncio.to_thread(wait_for, lambda: scrape(server)["num_requests_waiting"] > 1)
+        assert await asyncio.to_thread(wait_for, lambda: scrape(server)["num_requests_waiting"] > 1)
         last.transport.abort()
         seconds = await asyncio.to_thread(until, direct, NUM_OTHERS, 60)
         for writer in others:
