@@ -65,13 +65,13 @@ class GatewayProcess:
         return self._process.pid
 
     def wait_until_up(self) -> None:
-        """Return when it answers.
+        """Return when it takes requests, for a server that is ready.
 
         Raises:
             ServerStartError: it does not.
         """
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _answers(self._endpoint):
+        while not _takes_requests(self._endpoint):
             self.check_start()
             if time.monotonic() > deadline:
                 raise self._does_not_come_up()
@@ -177,9 +177,9 @@ def model_names(server: TritonServer) -> list[str]:
     return list(dict.fromkeys([own, server.model]))
 
 
-def _answers(endpoint: Endpoint) -> bool:
+def _takes_requests(endpoint: Endpoint) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{endpoint.url}/health", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{endpoint.url}/health/ready", timeout=5) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

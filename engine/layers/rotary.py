@@ -30,11 +30,12 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         """Make the table of `rope`; of a rotation by nothing, without one."""
         super().__init__()
-        # The CPU's functions, so that the table is the same on every device.
-        with torch.device("meta" if device.type == "meta" else "cpu"):
-            if rope is None:
-                cos, sin = torch.ones(max_model_len, 1), torch.zeros(max_model_len, 1)
-            else:
+        if device.type == "meta":  # where torch.arange would import its compiler, which takes long
+            cos = sin = torch.empty(max_model_len, 1 if rope is None else rotary_dim // 2)
+        elif rope is None:
+            cos, sin = torch.ones(max_model_len, 1), torch.zeros(max_model_len, 1)
+        else:
+            with torch.device("cpu"):  # whose functions give every device the same table
                 cos, sin = rotary_table(rope, rotary_dim, max_model_len)
         self.cos = nn.Buffer(cos.to(device), persistent=False)
         self.sin = nn.Buffer(sin.to(device), persistent=False)
