@@ -79,6 +79,19 @@ def test_tables_equal_transformers(name: str) -> None:
     torch.testing.assert_close(sin, their_sin, rtol=0, atol=8 * EPS)
 
 
+@pytest.mark.parametrize("name", [*SETTINGS, None])
+def test_an_outline_has_the_size_of_the_table(name: str | None) -> None:
+    rope = None if name is None else _parse(SETTINGS[name])
+    table, outline = (
+        RotaryEmbedding(rope, HEAD_DIM, LENGTH, device=torch.device(device))
+        for device in ("cpu", "meta")
+    )
+    for buffer in ("cos", "sin"):
+        theirs, ours = table.get_buffer(buffer), outline.get_buffer(buffer)
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert ours.device.type == "meta"
+
+
 def test_the_settings_differ_from_each_other() -> None:
     """Each of the settings above changes the table, so that ignoring it would be seen."""
     tables = [torch.cat(rotary_table(_parse(SETTINGS[n]), HEAD_DIM, LENGTH)) for n in SETTINGS]
