@@ -31,7 +31,8 @@ class RotaryEmbedding(nn.Module):
         """Make the table of `rope`; of a rotation by nothing, without one."""
         super().__init__()
         if device.type == "meta":  # where torch.arange would import its compiler, which takes long
-            cos = sin = torch.empty(max_model_len, 1 if rope is None else rotary_dim // 2)
+            width = 1 if rope is None else rotary_dim // 2
+            cos = sin = torch.empty(max_model_len, width, device=device)
         elif rope is None:
             cos, sin = torch.ones(max_model_len, 1), torch.zeros(max_model_len, 1)
         else:
