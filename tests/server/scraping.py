@@ -32,8 +32,10 @@ def scrape(server: TritonServer) -> Numbers:
 
 
 def assert_idle(server: TritonServer) -> None:
-    numbers = scrape(server)
+    """Assert that nothing is left of requests that have ended; gauges are reported now and then."""
     gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    wait_for(lambda: not any(scrape(server)[name] for name in gauges))
+    numbers = scrape(server)
     assert {name: numbers[name] for name in gauges} == dict.fromkeys(gauges, 0)
     assert numbers["engine_up"] == 1
 

@@ -148,5 +148,4 @@ def test_200_random_disconnects_leave_nothing(
 
     asyncio.run(storm())
     until(direct, 0, 60)
-    wait_for(lambda: scrape(server)["kv_cache_usage_perc"] == 0)  # it is reported now and then
     assert_idle(server)
