@@ -148,15 +148,14 @@ def _kernel(
             m_x, m_w = m_x & (i_k + o_k < K)[None, :], m_w & (i_k + o_k < K)[None, :]
         b_x = tl.load(p_x + i_k, mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
         b_w = tl.load(p_w + i_k, mask=m_w, other=0.0)  # [BLOCK_N, BLOCK_K]
+        b_product = _product(b_x, b_w)
         if IN_BLOCKS:
-            b_scale = tl.load(p_x_scale + i_block, mask=m_m, other=0.0)[:, None]
+            b_product *= tl.load(p_x_scale + i_block, mask=m_m, other=0.0)[:, None]
             if ROWS % BLOCK_N:
-                b_scale *= tl.load(p_w_scale + i_block, mask=m_n, other=0.0)[None, :]
+                b_product *= tl.load(p_w_scale + i_block, mask=m_n, other=0.0)[None, :]
             else:
-                b_scale *= tl.load(p_w_scale + i_block)
-            b_sum += _product(b_x, b_w, tl.zeros_like(b_sum)) * b_scale
-        else:
-            b_sum = _product(b_x, b_w, b_sum)
+                b_product *= tl.load(p_w_scale + i_block)
+        b_sum += b_product
     if not IN_BLOCKS:
         b_sum *= tl.load(p_x_scale, mask=m_m, other=0.0)[:, None]
         if ROWS % BLOCK_N:
@@ -170,18 +169,16 @@ def _kernel(
 
 
 @triton.jit
-def _product(b_x, b_w, b_sum):
-    """Return the sum of `b_sum` and `b_x` [M, K] `b_w`^T [K, N], with few rows the transposed one.
+def _product(b_x, b_w):
+    """Return `b_x` [M, K] `b_w`^T [K, N], with few rows as the transpose of the other product.
 
     Matrix instructions of Hopper take 64 rows of the left operand, but as few as 8 columns.
     """
     if b_x.shape[0] < 64:
-        b_sum = tl.trans(
-            tl.dot(b_w, tl.trans(b_x), tl.trans(b_sum), max_num_imprecise_acc=b_x.shape[1])
-        )
+        b_product = tl.trans(tl.dot(b_w, tl.trans(b_x)))
     else:
-        b_sum = tl.dot(b_x, tl.trans(b_w), b_sum, max_num_imprecise_acc=b_x.shape[1])
-    return b_sum
+        b_product = tl.dot(b_x, tl.trans(b_w))
+    return b_product
 
 
 def _is_cublas(x: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> bool:
