@@ -47,6 +47,8 @@ pack() {
   pip+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
   # shellcheck disable=SC2086  # words
   ranges $PACKAGES ${with_server:+$FOR_SERVER} > "$folder/requirements"
+  # NumPy 1 is for tritonserver; beside it transformers fails on the SciPy of a newer machine.
+  [[ -n $with_server ]] || sed -i 's/^numpy.*/numpy>=2,<3/' "$folder/requirements"
   "${pip[@]}" --requirement "$folder/requirements"
   [[ -z $with_server ]] || pack_server "$version"
   rm -rf "${folder:?}/bin"

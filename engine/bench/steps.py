@@ -26,10 +26,14 @@ class Steps:
 
     def add(self, lengths: Sequence[int], *, seed: int, max_tokens: int = 2**20) -> None:
         """Add prompts of these lengths without common prefixes, to be answered greedily."""
-        draw = random.Random(seed)
-        for length in lengths:
-            prompt = draw.choices(range(self.core.ready.vocab_size), k=length)
+        for prompt in self.prompts(lengths, seed=seed):
             self.ask(prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+    def prompts(self, lengths: Sequence[int], *, seed: int) -> list[list[int]]:
+        """Return random prompts of these lengths."""
+        draw = random.Random(seed)
+        vocab = range(self.core.ready.vocab_size)
+        return [draw.choices(vocab, k=length) for length in lengths]
 
     def fill(self, batch: int, context: int) -> None:
         """Add `batch` sequences of `context` tokens, and step until all decode together.

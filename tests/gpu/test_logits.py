@@ -31,5 +31,6 @@ def test_logits_are_not_rounded_to_the_type_of_the_weights(
     assert logits.shape == (rows, vocab)
     assert logits.dtype == torch.float32
     exact = hidden.double() @ head.rows.double().t()
-    # Of the size of 1. Rounding to float16 would be off by 2e-4, to bfloat16 by 2e-3.
-    assert (logits - exact).square().mean().sqrt() < 2e-6
+    # Of the size of 1. Rounding to float16 would be off by 2e-4, to bfloat16 by 2e-3; the sums of
+    # 4096 products in Hopper's matrix units are by 5e-6.
+    assert (logits - exact).square().mean().sqrt() < 1e-5

@@ -135,7 +135,7 @@ def test_draws_do_not_depend_on_the_batch_and_follow_the_seed() -> None:
     assert len({token.token_id for token in sample_requests(row, different)}) > 3
 
 
-def _serve(steps: int) -> list[list[SampledToken]]:
+def _serve(steps: int, device: torch.device = DEVICE) -> list[list[SampledToken]]:
     """Return the tokens of steps that were all planned before the first was sampled."""
     kinds = [
         {"repetition_penalty": 1.5, "logprobs": 2},
@@ -145,12 +145,12 @@ def _serve(steps: int) -> list[list[SampledToken]]:
         {},
     ]
     requests = [_request(10 + i, sampling) for i, sampling in enumerate(kinds)]
-    sampler = Sampler(make_tables(len(kinds) + 1, vocab_size=VOCAB, device=DEVICE), VOCAB)
+    sampler = Sampler(make_tables(len(kinds) + 1, vocab_size=VOCAB, device=device), VOCAB)
     slots = [4, 0, 5, 1, 3]
     for slot, request in zip(slots, requests, strict=True):
         admit(sampler, slot, request)
     plans = [make_plan(sampler, slots, requests, ahead=ahead) for ahead in range(steps)]
-    row = randn(1, VOCAB) * 2
+    row = (randn(1, VOCAB) * 2).to(device)
     # The second sequence ends at the third step, but this test schedules it again.
     live = [[-1 if i == 2 and slot == 0 else slot for slot in slots] for i in range(steps)]
     return [
@@ -162,7 +162,7 @@ def _serve(steps: int) -> list[list[SampledToken]]:
 def test_steps_ahead_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _serve(6)
     monkeypatch.setattr(device, "has_triton", lambda where: False)
-    for one, other in zip(found, _serve(6), strict=True):
+    for one, other in zip(found, _serve(6, torch.device("cpu")), strict=True):
         assert [token.token_id for token in one] == [token.token_id for token in other]
     # Penalties have changed all rows that have any, and no other.
     different = [len({step[row].token_id for step in found}) for row in range(5)]

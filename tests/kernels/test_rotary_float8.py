@@ -59,8 +59,8 @@ def test_float8_cache(shape: Shape, interleaved: bool, dtype: torch.dtype) -> No
     keys = turned(given, "key", interleaved) / given["key_scale"][:, None]
     values = given["value"].float() / given["value_scale"][:, None]
     for cache, expected in ((given["key_cache"], keys), (given["value_cache"], values)):
-        # Rounding of the norm may move a key by one float8 step: an eighth.
-        check_slots(cache, slots, _nearest(expected), 0.01)
+        # Rounding of the norm may move a key by one float8 step, an eighth: a few, in bfloat16.
+        check_slots(cache, slots, _nearest(expected), 0.03 if dtype == torch.bfloat16 else 0.01)
 
 
 def test_float8_saturates_and_rounds_to_nearest_even(monkeypatch: pytest.MonkeyPatch) -> None:

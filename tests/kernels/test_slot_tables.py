@@ -41,6 +41,8 @@ def admit(writes: SlotWrites, slot: int = 1, **changes: Any) -> None:
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every test on the kernel and on the CPU implementations."""
     if request.param == "torch":
+        if DEVICE.type == "cuda":
+            pytest.skip("writes to tables in the CPU's memory")
         monkeypatch.setattr(device, "runs_triton", lambda tensor: False)
 
 

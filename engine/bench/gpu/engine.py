@@ -129,9 +129,11 @@ class EngineSession(Steps):
         """Return the seconds from the arrival of prompts to their first tokens, in one step."""
         times = []
         for seed in range(_REPEATS + 1):  # other prompts each time, to miss the prefix cache
+            prompts = self.prompts(lengths, seed=seed)
             self._synchronize()
             start = time.perf_counter()
-            self.add(lengths, seed=seed, max_tokens=1)
+            for prompt in prompts:
+                self.ask(prompt, max_tokens=1, temperature=0.0)
             while self.core.has_unfinished_requests():
                 self.core.step()
             self._synchronize()

@@ -1,4 +1,4 @@
-"""One run: tests in parallel processes, then the figures of one group after the other."""
+"""One run: ceilings, tests in parallel processes, then the figures of each group in turn."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Run:
 
     def all(self) -> int:
         """Run all stages; return 0, or 1 if something failed."""
-        if "tests" in self._options.only:
-            self._test()
-        child = self._child("ceilings")
+        child = self._child("ceilings")  # first: tests that were ended may still be on the GPU
         child.start(ceilings.measure, device())
         with suppress(ChildProcessError):
             self.report.ceilings = child.result(max(self._end - time.time(), 0))
             child.end()
+        if "tests" in self._options.only:
+            self._test()
         for group in self._groups:
             self._measure(group)
         print(self.report.write())

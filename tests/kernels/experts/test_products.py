@@ -161,7 +161,7 @@ def test_products_with_codes(coded: tuple[Kind, int, int], large: bool, dtype: t
         order = torch.arange(40, device=DEVICE).view(2, 20).t().flatten()  # gates and ups alternate
         its_bias = None if bias is None else bias[:, order]
         wanted = reference(x, weight[:, order], its_bias, blocks, activation, top_k=2)
-        assert_close(out, wanted)
+        assert_close(out, wanted, 2 * TOLERANCES[dtype])  # torch's form rounds gates and ups, too
 
 
 @each_coded
