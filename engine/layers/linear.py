@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.cpu.activation import Activation
 from kernels.gated_activation import gated_activation
+from kernels.row_product import gated_linear, linear
 
 
 def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
@@ -48,7 +48,7 @@ class Linear(nn.Module):
         self.bias = parameter(out_features, dtype=dtype, device=device) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
@@ -84,7 +84,7 @@ class GatedLinear(Linear):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return gated_activation(super().forward(x), self.activation)
+        return gated_linear(x, self.weight, self.bias, self.activation)
 
 
 class Gated(nn.Module):

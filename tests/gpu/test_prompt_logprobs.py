@@ -28,7 +28,8 @@ VOCAB = 397  # odd: rows of logits are padded
 def test_they_are_those_of_transformers(
     tmp_path: Path, device: torch.device, settings: dict[str, Any], num_top: int
 ) -> None:
-    model = write_checkpoint(tmp_path, vocab_size=VOCAB, eos_token_id=0, head_dim=64)
+    sizes = {"vocab_size": VOCAB, "head_dim": 64, "max_position_embeddings": 256}
+    model = write_checkpoint(tmp_path, eos_token_id=0, **sizes)
     byte_level_tokenizer().save_pretrained(tmp_path)
     draw, reference = random.Random(0), PromptReference(model)
     prompts = [reference.score(draw.choices(range(3, VOCAB), k=k)) for k in LENGTHS]

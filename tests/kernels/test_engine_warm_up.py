@@ -169,6 +169,7 @@ def test_nor_in_a_mixture_of_experts(stored: bool, tmp_path: Path) -> None:
         "max_model_len": 64,
         "max_num_seqs": 2,
         "max_num_batched_tokens": 64,
+        "enforce_eager": True,  # graphs launch nothing
     }
     folder = mixture.path
     if stored:
@@ -208,6 +209,7 @@ def test_nor_with_quantised_weights(
         "max_num_batched_tokens": 80,
         "max_logprobs": 0,
         "swap_space": 0,
+        "enforce_eager": True,
     }
     with recorded_forms() as warm:
         llm = LLM(str(folder), device=DEVICE.type, **{**SETTINGS, **fewer, **settings})
