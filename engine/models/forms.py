@@ -130,7 +130,7 @@ class Forms:
                     f"inputs on this CPU (got {weight.shape[1]}); leave it out"
                 )
             return Int8Linear(weight, bias)
-        is_packed = self.device.type == "cpu" and can_pack(weight.dtype)
+        is_packed = not has_triton(self.device) and can_pack(weight.dtype)
         return PackedLinear(weight, bias) if is_packed else None
 
     def num_bytes(self, module: nn.Module) -> int:

@@ -60,7 +60,7 @@ class Run:
         if "tests" in self._options.only:
             self._test()
         for group in self._groups:
-            self._measure(group)
+            self._measure(group, self._end if group is self._groups[-1] else self._deadline())
         print(self.report.write())
         return int(self.report.faulty)
 
@@ -114,9 +114,9 @@ class Run:
         self.report.tests[name] = [lines[-1].strip("= "), *failures]
         self._say(f"{name}: {self.report.tests[name][0]}")
 
-    def _measure(self, group: Group) -> None:
+    def _measure(self, group: Group, deadline: float) -> None:
         """Measure a group in a process, and in another one if it faults or hangs."""
-        deadline, child = self._deadline(), self._child(group.name)
+        child = self._child(group.name)
         for part in group.parts:
             figures: Figures = {"left_out": "no time was left"}
             if (left := deadline - time.time()) > _LEAST_S:
