@@ -2,7 +2,7 @@
 
 A step of one sequence multiplies one row by every weight of the model: it is bound by reading them,
 and most weights of small models are read in less time than a product's launch and its prologue
-take. One program computes a few outputs over the whole depth, with no matrix instruction and no
+take. One program computes one output over the whole depth, with no matrix instruction and no
 second launch for parts of a sum. More rows are cuBLAS's, or another library's that torch calls.
 """
 
@@ -85,9 +85,7 @@ def _launch(
     num_rows, depth = weight.shape
     columns = num_rows if activation is None else num_rows // 2
     out = torch.empty(1, columns, dtype=x.dtype, device=x.device)
-    most = 4 if activation is None else 2  # rows of sums that registers hold
-    tile = settings(columns, depth, most, device.limits(x.device).num_sms)
-    _kernel[(triton.cdiv(columns, tile["BLOCK_N"]),)](
+    _kernel[(columns,)](
         x_ptr=x.contiguous(),
         weight_ptr=weight,
         bias_ptr=bias,
@@ -95,7 +93,7 @@ def _launch(
         N=columns,
         K=depth,
         ACTIVATION=activation,
-        **tile,
+        **settings(depth),
     )
     return out
 
@@ -109,50 +107,44 @@ def _kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_k = tl.arange(0, BLOCK_K)[None, :]
-    m_n = o_n < N
-    p_w = weight_ptr + o_n.to(tl.int64)[:, None] * K + o_k  # [BLOCK_N, BLOCK_K]
+    i_n = tl.program_id(0)
+    o = tl.arange(0, BLOCK)
+    p_w = weight_ptr + i_n.to(tl.int64) * K + o
     p_up = p_w + N * K
-    b_sum = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    b_sum_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    m_w = m_n[:, None] & (o_k < K)
-    b_w = tl.load(p_w, mask=m_w, other=0.0)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    b_sum_up = tl.zeros([BLOCK], tl.float32)
+    b_w = tl.load(p_w, mask=o < K, other=0.0)
     if ACTIVATION is not None:
-        b_up = tl.load(p_up, mask=m_w, other=0.0)
-    for i_k in range(0, K, BLOCK_K):
-        b_x = tl.load(x_ptr + i_k + o_k, mask=i_k + o_k < K, other=0.0).to(tl.float32)
+        b_up = tl.load(p_up, mask=o < K, other=0.0)
+    for i_k in range(0, K, BLOCK):
+        b_x = tl.load(x_ptr + i_k + o, mask=i_k + o < K, other=0.0).to(tl.float32)
         # The next block is on the way while this one is multiplied; there is none behind the last.
-        m_w = m_n[:, None] & (i_k + BLOCK_K + o_k < K)
-        b_next = tl.load(p_w + i_k + BLOCK_K, mask=m_w, other=0.0)
+        m_next = i_k + BLOCK + o < K
+        b_next = tl.load(p_w + i_k + BLOCK, mask=m_next, other=0.0)
         b_sum += b_w.to(tl.float32) * b_x
         b_w = b_next
         if ACTIVATION is not None:
-            b_next_up = tl.load(p_up + i_k + BLOCK_K, mask=m_w, other=0.0)
+            b_next = tl.load(p_up + i_k + BLOCK, mask=m_next, other=0.0)
             b_sum_up += b_up.to(tl.float32) * b_x
-            b_up = b_next_up
-    b_out = tl.sum(b_sum, 1)
+            b_up = b_next
+    out = tl.sum(b_sum)
     if bias_ptr is not None:
-        b_out += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)
+        out += tl.load(bias_ptr + i_n).to(tl.float32)
     if ACTIVATION is not None:
-        b_other = tl.sum(b_sum_up, 1)
+        up = tl.sum(b_sum_up)
         if bias_ptr is not None:
-            b_other += tl.load(bias_ptr + N + o_n, mask=m_n, other=0.0).to(tl.float32)
-        b_out = gate_of(b_out, ACTIVATION) * b_other
-    tl.store(out_ptr + o_n, b_out.to(out_ptr.dtype.element_ty), mask=m_n)
+            up += tl.load(bias_ptr + N + i_n).to(tl.float32)
+        out = gate_of(out, ACTIVATION) * up
+    tl.store(out_ptr + i_n, out.to(out_ptr.dtype.element_ty))
 
 
-def settings(columns: int, depth: int, most: int, num_sms: int) -> dict[str, int]:
-    """Return tile sizes and warps for a weight.
+def settings(depth: int) -> dict[str, int]:
+    """Return block and warps for a depth: a thread has 16 bytes of the weight on the way.
 
-    A thread has 16 bytes of each row of a tile on the way. A program has as many rows, up to
-    `most`, as leave four programs to each SM: fewer would not keep the memory busy.
+    Of blocks of 256 to 2048 inputs, and of programs of 1 to 16 outputs, these were the fastest on an
+    H200 for the layers of models of 0.5B to 8B, or within a twentieth of the fastest.
     """
-    rows = most
-    while rows > 1 and triton.cdiv(columns, rows) < 4 * num_sms:
-        rows //= 2
     block = min(triton.next_power_of_2(depth), 1024)
-    return {"BLOCK_N": rows, "BLOCK_K": block, "num_warps": max(block // 256, 1)}
+    return {"BLOCK": block, "num_warps": max(block // 256, 1)}

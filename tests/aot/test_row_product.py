@@ -28,5 +28,5 @@ def test_models(shape: tuple[int, int, bool], dtype: torch.dtype, gpu: str) -> N
         found = compile_call(gpu, gated_linear, x, weight, bias, "silu")
     else:
         found = compile_call(gpu, linear, x, weight, bias)
-    check(found, stack=16)  # of sm_100, with registers to spare
-    assert found[0].registers <= 128  # four programs share an SM
+    check(found)
+    assert found[0].registers <= 64  # eight programs share an SM
