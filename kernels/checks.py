@@ -10,12 +10,15 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
     """Raise unless `tensor` has `shape`, in which None stands for any size."""
-    found = tuple(tensor.shape)
-    if len(found) != len(shape) or any(
-        want is not None and size != want for size, want in zip(found, shape, strict=True)
-    ):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name}: must have shape [{wanted}] (got {list(found)})")
+    found = tensor.shape
+    if len(found) == len(shape):
+        for size, want in zip(found, shape, strict=True):
+            if size != want and want is not None:
+                break
+        else:
+            return
+    wanted = ", ".join("any" if size is None else str(size) for size in shape)
+    raise ValueError(f"{name}: must have shape [{wanted}] (got {list(found)})")
 
 
 def check_dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:

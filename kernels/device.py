@@ -1,4 +1,4 @@
-"""Where a kernel runs, and the device limits that launch settings depend on."""
+"""Where a kernel runs, the device limits that launch settings depend on, and sizes of grids."""
 
 from __future__ import annotations
 
@@ -67,3 +67,13 @@ def limits(device: torch.device) -> DeviceLimits:
         shared_memory=properties["max_shared_mem"],
         capability=torch.cuda.get_device_capability(index),
     )
+
+
+def cdiv(size: int, block: int) -> int:
+    """Return how many blocks `size` takes. `triton.cdiv` takes microseconds outside of kernels."""
+    return -(-size // block)
+
+
+def next_power_of_2(size: int) -> int:
+    """Return the smallest power of two that is not below `size`: 1 of 0."""
+    return 1 << max(size - 1, 0).bit_length()

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels import cpu, device
 from kernels.checks import FLOATS, check_dtype, check_last_stride
 from kernels.cpu.activation import ACTIVATIONS, Activation
+from kernels.device import cdiv, next_power_of_2
 
 
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -51,7 +52,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
     tile = settings(size)
     if out.numel():
-        _kernel[(flat.shape[0] * triton.cdiv(size, tile["BLOCK"]),)](
+        _kernel[(flat.shape[0] * cdiv(size, tile["BLOCK"]),)](
             x_ptr=flat,
             out_ptr=out,
             x_stride=flat.stride(0),
@@ -111,5 +112,5 @@ def settings(size: int) -> dict[str, int]:
 
     One vectorised load each and 32 registers per thread: full occupancy of 64 warps per SM.
     """
-    block = min(triton.next_power_of_2(size), 1024)
+    block = min(next_power_of_2(size), 1024)
     return {"BLOCK": block, "num_warps": max(block // 256, 1)}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels import device
 from kernels.checks import FLOATS, check_dtype, check_last_stride, check_like, check_shape
+from kernels.device import cdiv
 from kernels.rms_norm import settings
 
 
@@ -131,7 +132,7 @@ def _launch(
     if not num_rows:
         return
     tile = settings(size)  # registers per row as in RMSNorm
-    _kernel[(triton.cdiv(num_rows, tile["ROWS"]),)](
+    _kernel[(cdiv(num_rows, tile["ROWS"]),)](
         x_ptr=flat,
         residual_ptr=residual,
         weight_ptr=weight,

@@ -22,6 +22,7 @@ from kernels.checks import (
     check_like,
     check_shape,
 )
+from kernels.device import cdiv
 
 _ALIGNED = 16  # values: rows of the result begin at whole vectors for those who read them
 
@@ -47,7 +48,7 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False
     num_rows, num_columns = len(x), len(weight)
     out = torch.empty(
         num_rows,
-        triton.cdiv(num_columns, _ALIGNED) * _ALIGNED,
+        cdiv(num_columns, _ALIGNED) * _ALIGNED,
         dtype=torch.float32 if wide else x.dtype,
         device=x.device,
     )[:, :num_columns]
@@ -123,7 +124,7 @@ def settings(dtype: torch.dtype) -> dict[str, int]:
 
 def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     tiles = settings(x.dtype)
-    num_tiles = triton.cdiv(len(x), tiles["BLOCK_M"]) * triton.cdiv(len(weight), tiles["BLOCK_N"])
+    num_tiles = cdiv(len(x), tiles["BLOCK_M"]) * cdiv(len(weight), tiles["BLOCK_N"])
     _kernel[(min(num_tiles, 2 * device.limits(x.device).num_sms),)](
         x_ptr=x,
         weight_ptr=weight,

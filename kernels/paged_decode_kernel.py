@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.device import next_power_of_2
 from kernels.split_merge import merge_when_last
 from kernels.split_plan import FAN_IN, PROGRAMS_PER_SM
 
@@ -235,8 +236,8 @@ def settings(group: int, head_dim: int, itemsize: int, shared_memory: int) -> di
         itemsize: bytes of an element of the cache.
         shared_memory: maximum bytes of shared memory per program.
     """
-    block_d = triton.next_power_of_2(head_dim)
-    block_g = triton.next_power_of_2(group)
+    block_d = next_power_of_2(head_dim)
+    block_g = next_power_of_2(group)
     block_n = min(max(_TILE_BYTES // (block_d * itemsize), 16), 64)
     buffers = shared_memory // PROGRAMS_PER_SM // (2 * block_n * block_d * itemsize)
     return {

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 
-from kernels.device import DeviceLimits
+from kernels.device import DeviceLimits, next_power_of_2
 
 
 class _Tile(NamedTuple):
@@ -74,7 +73,7 @@ def settings(
         limits: of the GPU.
         is_fixed: choose by the dtypes, `head_dim` and the GPU alone: tiles for few rows.
     """
-    block_d = triton.next_power_of_2(head_dim)
+    block_d = next_power_of_2(head_dim)
     width = max(block_d, 64)
     enough = num_rows // 128 * num_kv_heads >= limits.num_sms
     is_narrow = is_fixed or not (enough and num_rows > 64 * num_sequences)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels import cpu, device
 from kernels.checks import FLOATS, check_dtype, check_last_stride, check_like, check_shape
+from kernels.device import cdiv, next_power_of_2
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
@@ -136,7 +137,7 @@ def settings(size: int) -> dict[str, int]:
     values, in 64 to 74 registers. Rows beyond 16384, which no model has yet, fill an SM alone;
     beyond 32768 they spill.
     """
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     rows = max(1024 // block, 1)
     warps = 32 if block > 16384 else min(max(block // 512, 2), 16)
     return {"ROWS": rows, "BLOCK": block, "num_warps": warps}
@@ -158,7 +159,7 @@ def _launch(
     if not num_rows:
         return
     tile = settings(size)
-    _kernel[(triton.cdiv(num_rows, tile["ROWS"]),)](
+    _kernel[(cdiv(num_rows, tile["ROWS"]),)](
         x_ptr=flat,
         residual_ptr=residual,
         weight_ptr=weight,

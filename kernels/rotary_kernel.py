@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.device import next_power_of_2
 from kernels.e4m3 import to_e4m3
 
 TILE = 4096  # values per program, 32 heads of 128
@@ -221,14 +222,14 @@ def rotary_kernel(
 
 def settings(query_heads: int, kv_heads: int, head_dim: int, rotary_dim: int) -> dict[str, int]:
     """Return tile sizes: as many heads of a token as fit into ROWS, then as many tokens."""
-    dim = triton.next_power_of_2(head_dim)
+    dim = next_power_of_2(head_dim)
     rows = max(TILE // dim, 1)
     return {
         "ROWS": rows,
         "BH": _heads_per_tile(query_heads, rows),
         "BHKV": _heads_per_tile(kv_heads, rows),
-        "HALF": triton.next_power_of_2(rotary_dim // 2),
-        "REST": triton.next_power_of_2(head_dim - rotary_dim) if rotary_dim < head_dim else 0,
+        "HALF": next_power_of_2(rotary_dim // 2),
+        "REST": next_power_of_2(head_dim - rotary_dim) if rotary_dim < head_dim else 0,
         "DIM": dim,
         "num_warps": NUM_WARPS,
     }
@@ -236,7 +237,7 @@ def settings(query_heads: int, kv_heads: int, head_dim: int, rotary_dim: int) ->
 
 def _heads_per_tile(heads: int, rows: int) -> int:
     """Return the largest power of two that leaves at most a quarter of the rows empty."""
-    block: int = min(triton.next_power_of_2(heads), rows)
+    block: int = min(next_power_of_2(heads), rows)
     while 4 * heads < 3 * -(-heads // block) * block:
         block //= 2
     return block

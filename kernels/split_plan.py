@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kernels import device as devices
 from kernels.checks import check_contiguous, check_dtype, check_shape
+from kernels.device import cdiv, next_power_of_2
 
 # Split sizes are multiples of this, as of the cache's block sizes and most of attention's tiles.
 # Reading a smaller split would take less time than merging its result.
@@ -213,7 +214,7 @@ def _count(b_keys, m_b, split_size):
 def settings(num_sequences: int) -> dict[str, int]:
     """Return tile sizes and warps: items times sequences are at most 64 values per thread, and at
     most 8192 per program up to 2048 sequences."""
-    block_b = max(triton.next_power_of_2(num_sequences), 16)
+    block_b = max(next_power_of_2(num_sequences), 16)
     block_w = min(max(8192 // block_b, 4), 64)
     return {
         "BLOCK_B": block_b,
@@ -225,7 +226,7 @@ def settings(num_sequences: int) -> dict[str, int]:
 def _launch(seq_lens: Tensor, plan: SplitPlan) -> None:
     tiles = settings(plan.num_sequences)
     num_items, num_kv_heads = plan.arrivals.shape
-    _kernel[(triton.cdiv(num_items, tiles["BLOCK_W"]),)](
+    _kernel[(cdiv(num_items, tiles["BLOCK_W"]),)](
         seq_lens_ptr=seq_lens,
         work_items_ptr=plan.work_items,
         arrivals_ptr=plan.arrivals,
@@ -235,6 +236,6 @@ def _launch(seq_lens: Tensor, plan: SplitPlan) -> None:
         window=plan.sliding_window or _INT32_MAX,
         STEP=STEP,
         MAX_SPLITS=FAN_IN**2,
-        BLOCK_H=triton.next_power_of_2(num_kv_heads),
+        BLOCK_H=next_power_of_2(num_kv_heads),
         **tiles,
     )

@@ -19,6 +19,7 @@ from kernels.checks import (
     check_output,
     check_shape,
 )
+from kernels.device import cdiv, next_power_of_2
 from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
 
 SKIPPED = -1  # nothing was appended for the row
@@ -163,14 +164,14 @@ def _kernel(
 
 def settings(num_stop_token_ids: int) -> dict[str, int]:
     """Return tile size and warps: about 1024 stop tokens in registers at once, 8 per thread."""
-    width = triton.next_power_of_2(num_stop_token_ids)
+    width = next_power_of_2(num_stop_token_ids)
     return {"BR": min(max(1024 // width, 1), 128), "BE": width, "num_warps": 4}
 
 
 def _launch(tables: SlotTables, slots: Tensor, token_ids: Tensor, reasons: Tensor) -> None:
     num_rows, num_stop_token_ids = slots.shape[0], tables.stop_token_ids.shape[1]
     tile = settings(num_stop_token_ids)
-    _kernel[(triton.cdiv(num_rows, tile["BR"]),)](
+    _kernel[(cdiv(num_rows, tile["BR"]),)](
         all_token_ids_ptr=tables.token_ids,
         stop_token_ids_ptr=tables.stop_token_ids,
         num_tokens_ptr=tables.num_tokens,

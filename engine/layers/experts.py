@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-import triton
 from torch import Tensor, nn
 
 from engine.layers.linear import parameter
-from kernels.device import has_triton
+from kernels.device import has_triton, next_power_of_2
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.combine import combine
 from kernels.experts.product_kernel import block_rows
@@ -111,5 +110,5 @@ def in_blocks(x: Tensor, chosen: Tensor, totals: Tensor, *, invariant: bool) -> 
     if has_triton(x.device):
         rows = block_rows(x.dtype, chosen.numel(), len(totals), invariant=invariant)
     else:
-        rows = int(triton.next_power_of_2(max(chosen.numel(), 1)))  # one product per expert
+        rows = int(next_power_of_2(max(chosen.numel(), 1)))  # one product per expert
     return sort_by_expert(chosen, totals, rows)

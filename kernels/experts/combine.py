@@ -18,6 +18,7 @@ from kernels.checks import (
     check_dtype,
     check_shape,
 )
+from kernels.device import cdiv, next_power_of_2
 
 
 def combine(results: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def combine(results: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
     out = torch.empty(num_tokens, size, dtype=results.dtype, device=results.device)
     if out.numel():
         tile = settings(size)
-        _kernel[(num_tokens * triton.cdiv(size, tile["BLOCK"]),)](
+        _kernel[(num_tokens * cdiv(size, tile["BLOCK"]),)](
             results_ptr=results,
             experts_ptr=experts,
             weights_ptr=weights,
@@ -88,7 +89,7 @@ def _kernel(
 
 def settings(size: int) -> dict[str, int]:
     """Return tile size and warps: 8 values per thread, one vectorised load of each result."""
-    block = min(triton.next_power_of_2(size), 1024)
+    block = min(next_power_of_2(size), 1024)
     return {"BLOCK": block, "num_warps": max(block // 256, 1)}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from kernels import device
@@ -23,6 +22,7 @@ from kernels.checks import (
     check_like,
     check_shape,
 )
+from kernels.device import cdiv
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.coded_kernel import coded_kernel
 from kernels.experts.coded_kernel import settings as coded_settings
@@ -154,12 +154,12 @@ def _multiply(
         return out
     if isinstance(weight, Codes):
         tile = coded_settings(rows, device.limits(x.device).shared_memory, gated=gated)
-        coded_kernel[(num_blocks * triton.cdiv(columns, tile["BLOCK_N"]),)](
+        coded_kernel[(num_blocks * cdiv(columns, tile["BLOCK_N"]),)](
             **arguments, **weight.pointers(), **weight.constants(columns), **tile
         )
     else:
         tile = settings(x.dtype, rows, gated=gated)
-        product_kernel[(num_blocks * triton.cdiv(columns, tile["BLOCK_N"]),)](
+        product_kernel[(num_blocks * cdiv(columns, tile["BLOCK_N"]),)](
             weight_ptr=weight, N=columns, K=weight.shape[2], **arguments, **tile
         )
     return out

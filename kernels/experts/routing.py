@@ -20,6 +20,7 @@ from kernels.checks import (
     check_last_stride,
     check_shape,
 )
+from kernels.device import cdiv, next_power_of_2
 from kernels.sampling.logit_order import to_key
 
 _MOST_EXPERTS = 2**12  # a token's logits, and their keys of 64 bits, stay in one program
@@ -54,7 +55,7 @@ def route(
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits.device)
     if num_tokens:
         tile = settings(num_experts)
-        _kernel[(triton.cdiv(num_tokens, tile["BLOCK_T"]),)](
+        _kernel[(cdiv(num_tokens, tile["BLOCK_T"]),)](
             logits_ptr=logits,
             slots_ptr=slots,
             experts_ptr=experts,
@@ -63,7 +64,7 @@ def route(
             stride=logits.stride(0),
             EXPERTS=num_experts,
             TOP=top_k,
-            BLOCK_K=triton.next_power_of_2(top_k),
+            BLOCK_K=next_power_of_2(top_k),
             NORMALIZE=normalize,
             **tile,
         )
@@ -142,7 +143,7 @@ def _kernel(
 
 def settings(num_experts: int) -> dict[str, int]:
     """Return tile sizes and warps: 8 logits per thread, with 24 registers of logits and keys."""
-    block_e = triton.next_power_of_2(num_experts)
+    block_e = next_power_of_2(num_experts)
     block_t = max(1024 // block_e, 1)
     return {"BLOCK_T": block_t, "BLOCK_E": block_e, "num_warps": max(block_t * block_e // 256, 1)}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
+from kernels.device import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def sort_by_expert(experts: Tensor, totals: Tensor, block_rows: int) -> ExpertBl
             num_choices=num_choices,
             num_blocks=num_blocks,
             EXPERTS=num_experts,
-            BLOCK_E=triton.next_power_of_2(num_experts),
+            BLOCK_E=next_power_of_2(num_experts),
             ROWS=block_rows,
             **settings(),
         )
@@ -94,7 +95,7 @@ def reference(experts: Tensor, totals: Tensor, block_rows: int) -> ExpertBlocks:
     for expert in range(len(totals)):
         found = (flat == expert).nonzero()[:, 0]
         totals[expert] += len(found)
-        end = first + triton.cdiv(len(found), block_rows)
+        end = first + cdiv(len(found), block_rows)
         choices[first:end].view(-1)[: len(found)] = found.to(torch.int32)
         of_blocks[first:end] = expert
         first = end

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels import device
 from kernels.checks import check_device, check_dtype, check_last_stride, check_output, check_shape
+from kernels.device import cdiv
 from kernels.quantized.coded_sum import add_block, scaled_sum
 from kernels.quantized.codes import BITS, Codes, unpack
 from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
@@ -47,8 +48,8 @@ def coded_linear(
     limits = device.limits(x.device)
     tile = settings(num_rows, limits.shared_memory, invariant=invariant)
     halves = 8 // BITS[weight.kind]
-    tiles_n = triton.cdiv(num_columns, tile["BLOCK_N"])
-    num_blocks = triton.cdiv(depth, halves * weight.run)
+    tiles_n = cdiv(num_columns, tile["BLOCK_N"])
+    num_blocks = cdiv(depth, halves * weight.run)
     splits = plan_splits(tiles_n, num_blocks, limits.num_sms)
     is_split = not invariant and num_rows <= MOST_SPLIT and splits.num_parts > 1
     num_parts, in_each = splits if is_split else (1, num_blocks)
@@ -59,7 +60,7 @@ def coded_linear(
     )
     if not num_rows:
         return out[0].to(x.dtype)
-    _kernel[(tiles_n * triton.cdiv(num_rows, tile["BLOCK_M"]), num_parts)](
+    _kernel[(tiles_n * cdiv(num_rows, tile["BLOCK_M"]), num_parts)](
         x_ptr=x,
         bias_ptr=None if is_split else bias,
         out_ptr=out,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_output, check_shape
+from kernels.device import cdiv
 from kernels.e4m3 import FP8
 from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
 from kernels.quantized.tiles import tile_of
@@ -59,7 +60,7 @@ def fp8_linear(
         )
     limits = device.limits(x.device)
     tile = settings(num_rows, limits.capability, invariant=invariant)
-    tiles_n, num_blocks = triton.cdiv(num_columns, tile["BLOCK_N"]), triton.cdiv(depth, GROUP)
+    tiles_n, num_blocks = cdiv(num_columns, tile["BLOCK_N"]), cdiv(depth, GROUP)
     splits = plan_splits(tiles_n, num_blocks, limits.num_sms)
     is_split = not invariant and num_rows <= MOST_SPLIT and splits.num_parts > 1
     num_parts, in_each = splits if is_split else (1, num_blocks)
@@ -70,7 +71,7 @@ def fp8_linear(
     )
     if not num_rows:
         return out[0].to(dtype)
-    _kernel[(tiles_n * triton.cdiv(num_rows, tile["BLOCK_M"]), num_parts)](
+    _kernel[(tiles_n * cdiv(num_rows, tile["BLOCK_M"]), num_parts)](
         x_ptr=x,
         x_scale_ptr=x_scale,
         weight_ptr=weight,
@@ -225,7 +226,7 @@ def _check(
     check_output("x", x, tuple(x.shape), FP8, weight.device)
     check_shape("weight_scale", weight_scale, (None, None))
     num_rows, num_scales = weight_scale.shape
-    if num_scales not in (1, triton.cdiv(x.shape[1], GROUP)):
+    if num_scales not in (1, cdiv(x.shape[1], GROUP)):
         raise ValueError(
             f"weight_scale: must have a scale, or one of {GROUP} inputs each, in a row (got shape "
             f"{list(weight_scale.shape)} for a weight of {list(weight.shape)})"

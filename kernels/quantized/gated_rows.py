@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels import device, gated_activation
 from kernels.checks import check_dtype, check_last_stride, check_shape
 from kernels.cpu.activation import ACTIVATIONS, Activation
+from kernels.device import next_power_of_2
 from kernels.e4m3 import FP8
 from kernels.gated_activation import gate_of
 from kernels.quantized import rows
@@ -95,7 +96,7 @@ def _kernel(
 
 def settings(size: int) -> dict[str, int]:
     """Return tile size and warps for rows of `size`: 16 values of gate and of up per thread."""
-    block = max(triton.next_power_of_2(size), 128)
+    block = max(next_power_of_2(size), 128)
     return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 32)}
 
 

@@ -20,6 +20,7 @@ from kernels.checks import (
     check_last_stride,
     check_shape,
 )
+from kernels.device import cdiv
 from kernels.e4m3 import FP8, FP8_MAX, to_e4m3
 from kernels.rms_norm import settings
 
@@ -47,7 +48,7 @@ def quantize_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tenso
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     tile = settings(size)
     if num_rows:
-        _kernel[(triton.cdiv(num_rows, tile["ROWS"]),)](
+        _kernel[(cdiv(num_rows, tile["ROWS"]),)](
             x_ptr=x,
             scale_ptr=scale,
             out_ptr=out.view(torch.uint8),

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.device import cdiv
+
 MOST_SPLIT = 64  # rows of a product whose depth is split
 _MOST = 16
 _FEWEST_BLOCKS = 4  # of a part: as many as are on the way at once
@@ -35,8 +37,8 @@ def plan_splits(num_tiles: int, num_blocks: int, num_sms: int) -> Splits:
         num_tiles: of the result.
     """
     count = max(1, min(2 * num_sms // num_tiles, num_blocks // _FEWEST_BLOCKS, _MOST))
-    in_each = triton.cdiv(num_blocks, count)
-    return Splits(triton.cdiv(num_blocks, in_each), in_each)
+    in_each = cdiv(num_blocks, count)
+    return Splits(cdiv(num_blocks, in_each), in_each)
 
 
 def sum_parts(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -51,7 +53,7 @@ def sum_parts(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """
     count, num_rows, num_columns = parts.shape
     out = torch.empty(num_rows, num_columns, dtype=dtype, device=parts.device)
-    _kernel[(triton.cdiv(out.numel(), _BLOCK),)](
+    _kernel[(cdiv(out.numel(), _BLOCK),)](
         parts_ptr=parts,
         bias_ptr=bias,
         out_ptr=out,

@@ -24,6 +24,7 @@ from kernels.checks import (
     check_last_stride,
     check_shape,
 )
+from kernels.device import cdiv
 from kernels.sampling import logit_order
 from kernels.sampling.logit_order import cleaned
 from kernels.sampling.token_counts import TokenCounts
@@ -242,7 +243,7 @@ def _launch(
     num_rows, vocab = logits.shape
     num_words = tables.allowed_tokens.shape[1]
     division = settings()
-    _kernel[(triton.cdiv(num_words, division["WORDS"]), num_rows)](
+    _kernel[(cdiv(num_words, division["WORDS"]), num_rows)](
         logits_ptr=logits,
         slots_ptr=slots,
         mask_ids_ptr=None if masks is None else masks.mask_ids,
@@ -279,7 +280,7 @@ def _check(
     check_shape("logits", logits, (None, None))
     check_last_stride("logits", logits)
     num_rows, vocab = logits.shape
-    num_words = triton.cdiv(vocab, 32)
+    num_words = cdiv(vocab, 32)
     check_shape("allowed_tokens", tables.allowed_tokens, (None, num_words))
     counts.check()
     check_shape("output_counts", counts.output_counts, (None, vocab))

@@ -37,7 +37,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kernels import device
@@ -49,6 +48,7 @@ from kernels.checks import (
     check_output,
     check_shape,
 )
+from kernels.device import cdiv, next_power_of_2
 from kernels.sampling import logit_order
 from kernels.sampling.cpu_draw import draw_on_cpu
 from kernels.sampling.draw_kernels import draw_kernel, scan_kernel, shortlist_kernel
@@ -180,8 +180,8 @@ def _launch(
         return
     division = settings(vocab)
     # A multiple of 16 maxima per row allows vectorised loads. Those past the vocabulary are -inf.
-    num_groups = 16 * triton.cdiv(vocab, 16 * division.group)
-    num_chunks = triton.cdiv(vocab, division.chunk)
+    num_groups = 16 * cdiv(vocab, 16 * division.group)
+    num_chunks = cdiv(vocab, division.chunk)
 
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(num_rows, *shape, dtype=dtype, device=logits.device)
@@ -225,7 +225,7 @@ def _launch(
             **lists,
             maxima_ptr=maxima,
             FEWEST=division.fewest,
-            BLOCK=triton.next_power_of_2(num_groups),
+            BLOCK=next_power_of_2(num_groups),
             num_warps=16,
         )
     draw_kernel[(num_rows,)](
@@ -235,7 +235,7 @@ def _launch(
         out_ptr=out,
         num_chunks=num_chunks,
         TILE=division.tile,
-        CHUNKS=triton.next_power_of_2(num_chunks),
+        CHUNKS=next_power_of_2(num_chunks),
         num_warps=16,
     )
 

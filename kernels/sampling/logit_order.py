@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.device import cdiv, next_power_of_2
+
 LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 LOWEST_KEY = tl.constexpr(-0x7F800001)  # key of -inf
 
@@ -21,7 +23,7 @@ def group_size(vocab: int) -> int:
     and index: each of k groups before another has a token before all tokens of that group.
     16 tokens are 64 bytes, two memory sectors.
     """
-    smallest: int = triton.next_power_of_2(triton.cdiv(vocab, _MAX_GROUPS))
+    smallest: int = next_power_of_2(cdiv(vocab, _MAX_GROUPS))
     return max(16, smallest)
 
 

@@ -23,6 +23,7 @@ from kernels.checks import (
     check_last_stride,
     check_shape,
 )
+from kernels.device import cdiv, next_power_of_2
 from kernels.sampling import logit_order
 from kernels.sampling.logit_order import cleaned, first_of, from_key, group_size, to_key
 
@@ -211,7 +212,7 @@ def _launch(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
     num_rows, vocab = logits.shape
     group, chunk = settings(vocab)
     # A multiple of 16 maxima per row allows vectorised loads. Those past the vocabulary are -inf.
-    num_groups, num_chunks = 16 * triton.cdiv(vocab, 16 * group), triton.cdiv(vocab, chunk)
+    num_groups, num_chunks = 16 * cdiv(vocab, 16 * group), cdiv(vocab, chunk)
 
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(num_rows, *shape, dtype=dtype, device=logits.device)
@@ -241,8 +242,8 @@ def _launch(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
         top_logprobs_ptr=top_logprobs,
         num_chunks=num_chunks,
         num_top=num_top,
-        BLOCK=triton.next_power_of_2(num_groups),
-        CHUNKS=triton.next_power_of_2(num_chunks),
+        BLOCK=next_power_of_2(num_groups),
+        CHUNKS=next_power_of_2(num_chunks),
         TOP=_MOST if num_top else 0,
         # At most 16 maxima per thread.
         num_warps=16 if num_top else 4,

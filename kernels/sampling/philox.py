@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.device import cdiv
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -88,7 +90,7 @@ def philox_reference(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tu
 
 def words_reference(seeds: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
     """Return the word of every token: int64 [R, num_tokens] of 32 bits, for int64 [R] each."""
-    quads = torch.arange(triton.cdiv(num_tokens, 4), device=seeds.device)
+    quads = torch.arange(cdiv(num_tokens, 4), device=seeds.device)
     seeds, positions = seeds[:, None], positions[:, None]
     counter = (quads, torch.zeros_like(quads), positions & _MASK, (positions >> 32) & _MASK)
     words = philox_reference(counter, (seeds & _MASK, (seeds >> 32) & _MASK))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels import device, slot_tables
 from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
+from kernels.device import cdiv
 from kernels.slot_tables import SlotTables
 
 _PENALTIES = tl.constexpr(slot_tables.PENALTIES)
@@ -37,7 +38,7 @@ class TokenCounts(NamedTuple):
     def allocate(cls, num_slots: int, vocab: int, device: torch.device) -> TokenCounts:
         """Return zeroed tables."""
         return cls(
-            torch.zeros(num_slots, triton.cdiv(vocab, 32), dtype=torch.int32, device=device),
+            torch.zeros(num_slots, cdiv(vocab, 32), dtype=torch.int32, device=device),
             torch.zeros(num_slots, vocab, dtype=torch.int32, device=device),
         )
 
@@ -45,7 +46,7 @@ class TokenCounts(NamedTuple):
         """Raise `ValueError` unless the tables match in shape and can be written to."""
         check_shape("output_counts", self.output_counts, (None, None))
         slots, vocab = self.output_counts.shape
-        check_shape("prompt_mask", self.prompt_mask, (slots, triton.cdiv(vocab, 32)))
+        check_shape("prompt_mask", self.prompt_mask, (slots, cdiv(vocab, 32)))
         check_device("prompt_mask", self.prompt_mask, self.output_counts.device)
         for name, table in self._asdict().items():
             check_dtype(name, table, torch.int32)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels import device
 from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.gated_activation import gated_activation
 from kernels.row_product import gated_linear, linear, reference, settings
@@ -81,7 +82,8 @@ def test_what_does_not_go_together_is_refused_as_by_torch() -> None:
         linear(randn(1, 8), randn(4, 8, dtype=torch.float16), None)
 
 
-def test_a_thread_has_16_bytes_of_the_weight_on_the_way() -> None:
-    assert settings(4864) == {"BLOCK": 1024, "num_warps": 4}
-    assert settings(896) == {"BLOCK": 1024, "num_warps": 4}
-    assert settings(8) == {"BLOCK": 8, "num_warps": 1}
+def test_a_thread_has_16_bytes_of_the_weight_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    assert settings(4864) == {"BLOCK_N": 1, "BLOCK_K": 1024, "num_warps": 4}
+    assert settings(896) == {"BLOCK_N": 1, "BLOCK_K": 1024, "num_warps": 4}
+    assert settings(8) == {"BLOCK_N": 1, "BLOCK_K": 8, "num_warps": 1}
