@@ -1,11 +1,12 @@
 """What a layer does beside attention, next to torch's.
 
 Norms, alone and with the residual addition; gated activations; rotary embedding with the KV cache
-write; and products whose rows do not depend on each other.
+write; products whose rows do not depend on each other, and of a single row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from kernels.matmul import matmul
 from kernels.paged_cache import FP8
 from kernels.rms_norm import rms_norm, rms_norm_add
 from kernels.rotary import rotary_and_cache
+from kernels.row_product import linear
 
 _BLOCK_SIZE = 16
 _EPS = 1e-5
@@ -101,13 +103,19 @@ def _torch_rotary(
 
 
 def _linear(
-    tokens: int, model: Shape, dtype: torch.dtype, device: torch.device, *, name: str
+    tokens: int,
+    model: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    name: str,
+    product: Callable[[Tensor, Tensor, None], Tensor],
 ) -> Work:
     columns, depth = model.projections[name]
     x = randn(tokens, depth, dtype=dtype, device=device)
     weight = randn(columns, depth, dtype=dtype, device=device, seed=1) / depth**0.5
     return Work(
-        ours=partial(matmul, x, weight, None),
+        ours=partial(product, x, weight, None),
         peers={"F.linear": partial(F.linear, x, weight)},
         bytes=numel_bytes(x, weight),
         flops=2 * tokens * columns * depth if tokens > 64 else 0,
@@ -158,8 +166,15 @@ _FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
     ("rotary", "bf16", partial(_rotary, float8=False), {}),
     ("rotary", "fp8", partial(_rotary, float8=True), {"models": MODELS[:1]}),
     *(
-        ("matmul", name, partial(_linear, name=name), {"aim": None})
+        ("matmul", name, partial(_linear, name=name, product=matmul), {"aim": None})
         for name in ("gate_up_proj", "down_proj")
+    ),
+    *(
+        (
+            *("row_product", name, partial(_linear, name=name, product=linear)),
+            {"tokens": (1,), "tiny": {"tokens": 1}},
+        )
+        for name in ("qkv_proj", "down_proj")
     ),
 )
 CASES = [
