@@ -18,6 +18,7 @@ from kernels import device
 from kernels.cpu.activation import Activation
 from kernels.device import cdiv, next_power_of_2
 from kernels.gated_activation import gate_of, gated_activation
+from kernels.gated_activation import reference as gated_reference
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -62,10 +63,8 @@ def reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None
 ) -> Tensor:
     """Return the product, and its gated activation, in float32."""
-    from kernels.gated_activation import reference as gated
-
     product = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    return product if activation is None else gated(product, activation)
+    return product if activation is None else gated_reference(product, activation)
 
 
 def _is_one_row(x: Tensor, weight: Tensor) -> bool:
