@@ -25,7 +25,6 @@ from torch import Tensor
 
 from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype
-from kernels.device import cdiv, next_power_of_2
 from kernels.upload import upload
 
 BlockIds = Iterable[int] | Tensor
@@ -218,7 +217,7 @@ def settings(num_words: int) -> dict[str, int]:
 
     A piece of 16 KiB has enough bytes in flight and amortises the start of a program.
     """
-    block = min(next_power_of_2(num_words), 2048)
+    block = min(device.next_power_of_2(num_words), 2048)
     return {"BLOCK": block, "num_warps": max(block // 256, 1), "num_stages": 1}
 
 
@@ -230,7 +229,7 @@ def _launch(read: _Memory, written: _Memory, chains: Sequence[Sequence[Copy]]) -
     packed = upload(np.array(flat + starts, dtype=np.int64), read.addresses.device)
     num_words = _block_bytes(read.caches[0]) // 8
     tile = settings(num_words)
-    _kernel[(len(chains), len(read.caches), cdiv(num_words, tile["BLOCK"]))](
+    _kernel[(len(chains), len(read.caches), device.cdiv(num_words, tile["BLOCK"]))](
         source_addresses_ptr=read.addresses,
         destination_addresses_ptr=written.addresses,
         copies_ptr=packed,
