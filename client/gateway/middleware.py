@@ -15,7 +15,7 @@ from client.gateway.metrics import GatewayMetrics
 
 log = logging.getLogger("trident.gateway")
 
-# Asked again and again, by probes, Prometheus and the page: logged when they fail.
+# Asked again and again, by probes, Prometheus and the page: logged when their status changes.
 _POLLED = ("/health", "/health/ready", "/metrics")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -29,6 +29,7 @@ class RequestLog:
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._polled = dict.fromkeys(_POLLED, 200)  # their last status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -57,7 +58,9 @@ class RequestLog:
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.ended(route, status, seconds)
-            level = logging.DEBUG if route in _POLLED and status == 200 else logging.INFO
+            level = logging.DEBUG if status == self._polled.get(route) else logging.INFO
+            if route in self._polled:
+                self._polled[route] = status
             line = "%s %s %d %.3f s id=%s"
             log.log(level, line, scope["method"], route, status, seconds, request_id)
 
