@@ -8,7 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.int8_linear import Int8Linear, multiplies_int8, quantize_rows
+from engine.layers.int8_linear import (
+    Int8Linear,
+    multiplies_int8,
+    quantize_channels,
+    quantize_rows,
+)
 from engine.layers.linear import Linear
 from engine.layers.packed_linear import PackedLinear, can_pack
 from tests.factories.forms import FLOATS, rounding
@@ -156,3 +161,12 @@ def test_stacked_parts_keep_their_places(
         given = linear.destinations()
         alone = form(given[f"{name}.weight"].clone(), given.get(f"{name}.bias"))(x)
         torch.testing.assert_close(part, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_of_zeros_has_a_scale_whose_products_are_normal_numbers() -> None:
+    """Denormal ones would be several times slower."""
+    weight = torch.randn(3, 64)
+    weight[1] = 0
+    steps, scale = quantize_channels(weight)
+    assert not steps[1].any()
+    assert 1e-9 * scale.min() >= torch.finfo(torch.float32).tiny
