@@ -237,7 +237,7 @@ def settings(query_heads: int, kv_heads: int, head_dim: int, rotary_dim: int) ->
 
 def _heads_per_tile(heads: int, rows: int) -> int:
     """Return the largest power of two that leaves at most a quarter of the rows empty."""
-    block: int = min(next_power_of_2(heads), rows)
+    block = min(next_power_of_2(heads), rows)
     while 4 * heads < 3 * -(-heads // block) * block:
         block //= 2
     return block

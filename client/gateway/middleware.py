@@ -15,8 +15,10 @@ from client.gateway.metrics import GatewayMetrics
 
 log = logging.getLogger("trident.gateway")
 
-# Asked again and again, by probes, Prometheus and the page: logged when their status changes.
+# Asked again and again, by probes, Prometheus and the page: these answers are logged when they
+# change.
 _POLLED = ("/health", "/health/ready", "/metrics")
+_ROUTINE = (200, 503)
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -58,8 +60,9 @@ class RequestLog:
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.ended(route, status, seconds)
-            level = logging.DEBUG if status == self._polled.get(route) else logging.INFO
-            if route in self._polled:
+            level = logging.INFO
+            if route in self._polled and status in _ROUTINE:
+                level = logging.DEBUG if status == self._polled[route] else logging.INFO
                 self._polled[route] = status
             line = "%s %s %d %.3f s id=%s"
             log.log(level, line, scope["method"], route, status, seconds, request_id)

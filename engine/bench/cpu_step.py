@@ -110,7 +110,7 @@ class CpuStep(Steps):
         """
         found = []
         for seed in range(_PROMPTS):
-            self.add([length], seed=seed, max_tokens=1)
+            self.add(self.prompts([length], seed=seed), max_tokens=1)
             found.append(self._steps(1))
             self.clear()
         return min(found, key=lambda each: each[0])

@@ -24,13 +24,13 @@ class Steps:
         self._uid += 1
         self.core.add_request(AddRequest(self._uid, pack_token_ids(prompt), params))
 
-    def add(self, lengths: Sequence[int], *, seed: int, max_tokens: int = 2**20) -> None:
-        """Add prompts of these lengths without common prefixes, to be answered greedily."""
-        for prompt in self.prompts(lengths, seed=seed):
+    def add(self, prompts: Sequence[Sequence[int]], *, max_tokens: int = 2**20) -> None:
+        """Add prompts, to be answered greedily."""
+        for prompt in prompts:
             self.ask(prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
     def prompts(self, lengths: Sequence[int], *, seed: int) -> list[list[int]]:
-        """Return random prompts of these lengths."""
+        """Return random prompts of these lengths, without common prefixes."""
         draw = random.Random(seed)
         vocab = range(self.core.ready.vocab_size)
         return [draw.choices(vocab, k=length) for length in lengths]
@@ -43,7 +43,7 @@ class Steps:
         Raises:
             ValueError: the KV cache cannot hold so many.
         """
-        self.add([context] * batch, seed=batch)
+        self.add(self.prompts([context] * batch, seed=batch))
         while len(self.core.step()) < batch:
             if not self.core.has_unfinished_requests():
                 raise ValueError(f"no room in the KV cache for {batch} sequences of {context}")

@@ -70,10 +70,10 @@ def warm_up_steps(
     lengths = np.diff(np.linspace(0, min(MOST_SPLIT, sum(long)), len(long) + 1).astype(int))
     lengths = lengths[lengths > 0]
     yield padding_step(lengths.tolist(), _PLAIN, config.block_size, num_groups)
-    num_rows = 1
-    yield padding_step([1], _PLAIN, config.block_size, num_groups)  # products of one row
-    while num_rows < config.max_num_seqs:  # the splits of decode rows are planned by powers of two
-        num_rows = min(2 * num_rows, config.max_num_seqs)
+    # One row has products of its own; the splits of decode rows are planned by powers of two.
+    num_rows = 0
+    while num_rows < config.max_num_seqs:
+        num_rows = min(max(2 * num_rows, 1), config.max_num_seqs)
         yield padding_step([1] * num_rows, _PLAIN, config.block_size, num_groups)
 
 

@@ -110,5 +110,5 @@ def in_blocks(x: Tensor, chosen: Tensor, totals: Tensor, *, invariant: bool) -> 
     if has_triton(x.device):
         rows = block_rows(x.dtype, chosen.numel(), len(totals), invariant=invariant)
     else:
-        rows = int(next_power_of_2(max(chosen.numel(), 1)))  # one product per expert
+        rows = next_power_of_2(chosen.numel())  # one product per expert
     return sort_by_expert(chosen, totals, rows)

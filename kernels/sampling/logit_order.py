@@ -23,8 +23,7 @@ def group_size(vocab: int) -> int:
     and index: each of k groups before another has a token before all tokens of that group.
     16 tokens are 64 bytes, two memory sectors.
     """
-    smallest: int = next_power_of_2(cdiv(vocab, _MAX_GROUPS))
-    return max(16, smallest)
+    return max(16, next_power_of_2(cdiv(vocab, _MAX_GROUPS)))
 
 
 @triton.jit

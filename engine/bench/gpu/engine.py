@@ -132,8 +132,7 @@ class EngineSession(Steps):
             prompts = self.prompts(lengths, seed=seed)
             self._synchronize()
             start = time.perf_counter()
-            for prompt in prompts:
-                self.ask(prompt, max_tokens=1, temperature=0.0)
+            self.add(prompts, max_tokens=1)
             while self.core.has_unfinished_requests():
                 self.core.step()
             self._synchronize()

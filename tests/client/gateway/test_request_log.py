@@ -17,7 +17,11 @@ def test_what_is_polled_is_logged_when_its_status_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "trident.gateway")
-    statuses = {"/health/ready": [503, 503, 200, 200, 503], "/v1/completions": [200, 200, 400]}
+    statuses = {
+        "/health/ready": [503, 503, 200, 200, 503],
+        "/metrics": [200, 401, 401, 200],  # whoever has no key leaves a line each time
+        "/v1/completions": [200, 200, 400],
+    }
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         status = statuses[scope["route"].path].pop(0)
@@ -35,5 +39,8 @@ def test_what_is_polled_is_logged_when_its_status_changes(
             }  # fmt: skip
             asyncio.run(log(scope, None, dropped))  # type: ignore[arg-type]
     found = [record.getMessage().split()[1:3] for record in caplog.records]
-    ready = [["/health/ready", status] for status in ("503", "200", "503")]
-    assert found == ready + [["/v1/completions", status] for status in ("200", "200", "400")]
+    assert found == [
+        *(["/health/ready", status] for status in ("503", "200", "503")),
+        *(["/metrics", "401"] for _ in range(2)),
+        *(["/v1/completions", status] for status in ("200", "200", "400")),
+    ]

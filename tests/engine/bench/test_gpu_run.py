@@ -44,7 +44,7 @@ def test_every_part_of_the_engine_is_measured() -> None:
 
 def test_a_part_that_fails_leaves_the_engine_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(session: EngineSession, batch: int) -> Figures:
-        session.add([3], seed=0)
+        session.add(session.prompts([3], seed=0))
         session.core.step()
         raise RuntimeError("broken\nand more")
 
