@@ -24,7 +24,7 @@ from kernels.cpu.linear import (
 class PanelLinear(nn.Module):
     """y = x W^T + b, or `activation(gate) * up` of what that returns.
 
-    A row of y depends on its row of x alone, to the last bit.
+    A row of y depends on its row of x alone, to the last bit; of weights in groups, if `invariant`.
 
     Args:
         weight: [out_features, in_features], with which `kernels.cpu.linear.runs`; or integers,
@@ -36,6 +36,7 @@ class PanelLinear(nn.Module):
         activation: of the first half of the output, the gates; None for none. The halves must be
             ones that `kernels.cpu.linear.can_gate`.
         wide: return float32; without an activation only.
+        invariant: as in `kernels.cpu.linear`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class PanelLinear(nn.Module):
         int8: bool = False,
         activation: Activation | None = None,
         wide: bool = False,
+        invariant: bool = False,
     ) -> None:
         super().__init__()
         assert activation is None or not wide, "activations are rounded"
@@ -56,6 +58,7 @@ class PanelLinear(nn.Module):
         self._out_features = len(parts[0])
         self._activation = activation
         self._wide = wide
+        self._invariant = invariant
         if activation is not None:
             parts = [interleave(part) for part in parts]
             bias = None if bias is None else interleave(bias)
@@ -98,6 +101,7 @@ class PanelLinear(nn.Module):
                 scale=self._scale,
                 offset=self._offset,
                 wide=self._wide,
+                invariant=self._invariant,
             )
         return gated_linear(
             x,
@@ -107,4 +111,5 @@ class PanelLinear(nn.Module):
             activation=self._activation,
             scale=self._scale,
             offset=self._offset,
+            invariant=self._invariant,
         )

@@ -184,7 +184,7 @@ class Conversion:
             model.lm_head = head or own
         layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
         if can_fuse(layers):
-            model.model.fused = FusedLayers(layers, split_keys=not self._forms.deterministic)
+            model.model.fused = FusedLayers(layers, invariant=self._forms.deterministic)
 
     def _placed(self, form: nn.Module | None) -> nn.Module | None:
         if isinstance(form, PanelLinear):

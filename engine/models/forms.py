@@ -36,6 +36,7 @@ from engine.models.gpu_forms import (
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from kernels.cpu import linear as panels
+from kernels.cpu.activation import Activation
 from kernels.device import has_triton
 
 _CHANNELS = IntegerKind(8, None)
@@ -68,7 +69,7 @@ class Forms:
         if not isinstance(linear, GatedLinear):
             return self.of_weight(weight, bias)
         if self._in_panels(weight) and panels.can_gate(len(weight) // 2):
-            return PanelLinear(self._quantized(weight), bias, activation=linear.activation)
+            return self._panels(self._quantized(weight), bias, activation=linear.activation)
         form = self.of_weight(weight, bias)
         return None if form is None else Gated(form, linear.activation)
 
@@ -96,7 +97,7 @@ class Forms:
         if not isinstance(weight, GroupedWeight) or not weight.fits:
             return None
         assert weight.steps.shape == rows.shape
-        return PanelLinear(weight, None, wide=True)
+        return self._panels(weight, None, wide=True)
 
     def of_stored(self, linear: QuantizedLinear | QuantizedExperts) -> nn.Module | None:
         """Return a product of the weight as the checkpoint stores it, if there is one."""
@@ -112,7 +113,7 @@ class Forms:
             return None
         plain = linear.plain
         activation = plain.activation if isinstance(plain, GatedLinear) else None
-        return PanelLinear(weight, linear.bias, activation=activation)
+        return self._panels(weight, linear.bias, activation=activation)
 
     def of_weight(
         self, weight: Tensor, bias: Tensor | None, *, wide: bool = False
@@ -120,7 +121,7 @@ class Forms:
         if self.quantization == "fp8":
             return form_of_fp8(weight, bias, self.device, invariant=self.deterministic)
         if self._in_panels(weight):
-            return PanelLinear(self._quantized(weight), bias, wide=wide)
+            return self._panels(self._quantized(weight), bias, wide=wide)
         if self.deterministic:
             return TiledLinear(weight, bias, wide=wide)
         if self.quantization is not None:
@@ -186,6 +187,17 @@ class Forms:
             )
         experts.invariant = self.deterministic
         return None
+
+    def _panels(
+        self,
+        weight: Tensor | IntegerWeight,
+        bias: Tensor | None,
+        *,
+        activation: Activation | None = None,
+        wide: bool = False,
+    ) -> PanelLinear:
+        invariant = self.deterministic
+        return PanelLinear(weight, bias, activation=activation, wide=wide, invariant=invariant)
 
     def _kind(self, weight: Tensor) -> IntegerKind:
         is_in_groups = self.quantization == "int4" and weight.shape[1] % panels.GROUP == 0

@@ -22,10 +22,10 @@ class FusedLayers(nn.Module):
     For a single sequence, the time that Python takes between operations is a large part of a step.
 
     Args:
-        split_keys: as in `kernels.cpu.attention`.
+        invariant: a token's result does not depend on others.
     """
 
-    def __init__(self, layers: Sequence[DecoderLayer], *, split_keys: bool = True) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], *, invariant: bool = False) -> None:
         super().__init__()
         attention = layers[0].self_attn
         self._layers = decoder_layers(
@@ -33,7 +33,7 @@ class FusedLayers(nn.Module):
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
             norm_eps=layers[0].spec.norm.eps,
-            split_keys=split_keys,
+            invariant=invariant,
         )
         for layer in layers:
             self._layers.append(_tensors(layer), layer.self_attn.sliding_window)

@@ -109,13 +109,15 @@ def linear(
     scale: Tensor | None = None,
     offset: Tensor | None = None,
     wide: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
     """Return `x` W^T + bias, rounded once.
 
-    Products are summed in float32, in the order of K: a row's result does not depend on the others,
-    on their number or on the threads. For int8 weights the rows of `x` are quantised first,
-    symmetrically to 127 steps of their largest magnitude, and summed exactly. For weights in groups
-    `GROUP` values of a row are, each for themselves; the sums are added in float32.
+    Products are summed in float32, in the order of K: a row's result does not depend on the others
+    or on the threads. For int8 weights the rows of `x` are quantised first, symmetrically to 127
+    steps of their largest magnitude, and summed exactly. For weights in groups `GROUP` values of a
+    row are, each for themselves; the sums are added in float32. With AMX, many rows of bfloat16 are
+    multiplied as they are with the weights rounded to bfloat16, unless `invariant`.
 
     Args:
         x: float [..., K], rows contiguous.
@@ -128,6 +130,7 @@ def linear(
         offset: float16 [P, groups, C], added to the weights of a group; without it 8 stands for 0
             in 4 bits, 128 in 8.
         wide: return float32.
+        invariant: a row's result does not depend on the number of rows either.
 
     Returns:
         [..., N], contiguous, in the dtype of `x` unless `wide`. With int8 weights, rows with a
@@ -137,7 +140,7 @@ def linear(
         ValueError: an argument has a wrong shape, dtype or stride.
     """
     fast = _operations(x, weight, scale, offset, bias, out_features)
-    out: Tensor = fast.linear(x, weight, scale, offset, bias, out_features, wide)
+    out: Tensor = fast.linear(x, weight, scale, offset, bias, out_features, wide, invariant)
     return out
 
 
@@ -150,6 +153,7 @@ def gated_linear(
     activation: Activation,
     scale: Tensor | None = None,
     offset: Tensor | None = None,
+    invariant: bool = False,
 ) -> Tensor:
     """Return `activation(gate) * up`, [..., `size`], of the product that `linear` returns.
 
@@ -159,6 +163,7 @@ def gated_linear(
             `interleave`.
         size: number of gates; `can_gate` must hold.
         activation: applied to the gates.
+        invariant: as in `linear`.
 
     Raises:
         ValueError: as in `linear`.
@@ -166,7 +171,9 @@ def gated_linear(
     if not can_gate(size):
         raise ValueError(f"size: must be a multiple of {panel_columns() // 2} (got {size})")
     fast = _operations(x, weight, scale, offset, bias, 2 * size)
-    out: Tensor = fast.gated_linear(x, weight, scale, offset, bias, size, ACTIVATIONS[activation])
+    out: Tensor = fast.gated_linear(
+        x, weight, scale, offset, bias, size, ACTIVATIONS[activation], invariant
+    )
     return out
 
 

@@ -20,14 +20,15 @@ class DecoderLayers : public torch::CustomClassHolder {
   using Tensor = at::Tensor;
   using Tensors = c10::Dict<std::string, Tensor>;
 
-  // `splits` is that of attention; all else depends on its own token alone in any case.
+  // If invariant, attention does not split keys, and products are so: a token's results do not
+  // depend on what else is computed.
   DecoderLayers(
-      int64_t heads, int64_t kv_heads, int64_t head_dim, double norm_eps, bool splits)
+      int64_t heads, int64_t kv_heads, int64_t head_dim, double norm_eps, bool invariant)
       : heads_(heads),
         kv_heads_(kv_heads),
         head_dim_(head_dim),
         norm_eps_(norm_eps),
-        splits_(splits) {}
+        invariant_(invariant) {}
 
   // Appends a layer. `tensors` are named after a checkpoint's modules: `weight` of the norms, and
   // `weight`, `scale`, `offset` and `bias` of the projections qkv_proj, o_proj, gate_up_proj and down_proj as
@@ -62,7 +63,7 @@ class DecoderLayers : public torch::CustomClassHolder {
         std::tie(normed, total) = rms_norm_add(x, total, layer.input_norm, norm_eps_, false);
       }
       lap.ends(kNorms);
-      const Tensor qkv = layer.qkv.multiply(normed, all_heads * head_dim_)
+      const Tensor qkv = layer.qkv.multiply(normed, all_heads * head_dim_, invariant_)
                              .view({tokens, all_heads, head_dim_});
       lap.ends(kQkv);
       const Tensor query = rotary_and_cache(
@@ -73,9 +74,9 @@ class DecoderLayers : public torch::CustomClassHolder {
       lap.ends(kRotary);
       const Tensor mixed = paged_attention(
           query, keys, values, query_start_loc, seq_lens, block_tables.at(i), scale,
-          layer.sliding_window, std::nullopt, std::nullopt, splits_);
+          layer.sliding_window, std::nullopt, std::nullopt, !invariant_);
       lap.ends(kAttention);
-      x = layer.o.multiply(mixed.view({tokens, heads_ * head_dim_}), size);
+      x = layer.o.multiply(mixed.view({tokens, heads_ * head_dim_}), size, invariant_);
       lap.ends(kO);
       std::tie(normed, total) =
           rms_norm_add(x, total, layer.post_attention_norm, norm_eps_, false);
@@ -83,9 +84,9 @@ class DecoderLayers : public torch::CustomClassHolder {
       const Projection& gate_up = layer.gate_up;
       const Tensor gated = gated_linear(
           normed, gate_up.weight, gate_up.scale, gate_up.offset, gate_up.bias, gate_up.channels() / 2,
-          static_cast<int64_t>(Activation::kSilu));
+          static_cast<int64_t>(Activation::kSilu), invariant_);
       lap.ends(kGateUp);
-      x = layer.down.multiply(gated, size);
+      x = layer.down.multiply(gated, size, invariant_);
       lap.ends(kDown);
     }
     return {x, total};
@@ -140,8 +141,8 @@ class DecoderLayers : public torch::CustomClassHolder {
     int64_t channels() const {  // including the padding of the last panel
       return weight.size(0) * weight.size(2);
     }
-    Tensor multiply(const Tensor& x, int64_t out_features) const {
-      return operators::linear(x, weight, scale, offset, bias, out_features, false);
+    Tensor multiply(const Tensor& x, int64_t out_features, bool invariant) const {
+      return operators::linear(x, weight, scale, offset, bias, out_features, false, invariant);
     }
   };
 
@@ -154,7 +155,7 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   int64_t heads_, kv_heads_, head_dim_;
   double norm_eps_;
-  bool splits_;
+  bool invariant_;
   std::vector<Layer> layers_;
   double seconds_[kParts] = {};
 };

@@ -140,9 +140,9 @@ void multiply_tiles(const auto& a, const ExpertOrder& order, const auto& finish_
   const TileTasks most(rows, order.count);
   using Finish = decltype(finish_of(0));
   for_panels(a, order.blocks(most.groups), [&] {
-    return [&, worker = TileWorker<Rows, ExpertOrder, Finish>(rows, order, most)](
+    return [&, worker = TileWorker<Rows, StoredPanels, ExpertOrder, Finish>(a, rows, order, most)](
                const ExpertOrder::Block& block, int64_t panel) mutable {
-      worker.run(block.begin, block.end, a.weight, panel, panel + 1, finish_of(block.expert));
+      worker.run(block.begin, block.end, panel, panel + 1, finish_of(block.expert));
     };
   });
 }

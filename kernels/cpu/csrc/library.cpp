@@ -137,7 +137,7 @@ template <typename In, typename Out, typename Run>
 Tensor multiply(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t out_features,
-    int64_t out_channels, Run run) {
+    int64_t out_channels, bool invariant, Run run) {
   const int64_t in_features = x.size(-1);
   const Tensor flat = x.reshape({-1, in_features});
   auto shape = x.sizes().vec();
@@ -150,7 +150,7 @@ Tensor multiply(
       groups > 0 ? nullptr : pointer<float>(scale),
       groups > 0 ? pointer<at::Half>(scale) : nullptr, pointer<at::Half>(offset),
       pointer<In>(bias), out.mutable_data_ptr<Out>(), flat.size(0),
-      in_features, out_features, flat.stride(0), groups, bits});
+      in_features, out_features, flat.stride(0), groups, bits, invariant});
   return out;
 }
 
@@ -159,10 +159,10 @@ Tensor multiply(
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t out_features,
-    bool wide) {
+    bool wide, bool invariant) {
   const auto run_as = [&]<typename In, typename Out>() {
     return multiply<In, Out>(
-        x, weight, scale, offset, bias, out_features, out_features,
+        x, weight, scale, offset, bias, out_features, out_features, invariant,
         [](const auto& a) { trident::linear(a); });
   };
   Tensor out;
@@ -177,12 +177,12 @@ Tensor linear(
 Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t size,
-    int64_t activation) {
+    int64_t activation, bool invariant) {
   Tensor out;
   for_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     out = multiply<T, T>(
-        x, weight, scale, offset, bias, 2 * size, size, [&](const auto& a) {
+        x, weight, scale, offset, bias, 2 * size, size, invariant, [&](const auto& a) {
           trident::gated_linear(a, static_cast<Activation>(activation));
         });
   });
@@ -259,12 +259,11 @@ TORCH_LIBRARY(trident_cpu, m) {
   m.def("panel_columns() -> int", &trident::panel_columns);
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? scale, Tensor? offset, Tensor? bias,"
-      " int out_features, bool wide)"
-      " -> Tensor",
+      " int out_features, bool wide, bool invariant) -> Tensor",
       &trident::operators::linear);
   m.def(
       "gated_linear(Tensor x, Tensor weight, Tensor? scale, Tensor? offset, Tensor? bias, int size,"
-      " int activation) -> Tensor",
+      " int activation, bool invariant) -> Tensor",
       &trident::operators::gated_linear);
   m.def(
       "experts(Tensor x, Tensor experts, Tensor weights, Tensor(a!) totals, Tensor gate_up,"

@@ -81,7 +81,7 @@ void run_panels(const auto& a, const Finish& finish) {
 }
 
 #ifdef TRIDENT_TILES
-template <typename Rows, typename Finish>
+template <typename Rows, typename Panels = StoredPanels, typename Finish>
 void run_tiles(const auto& a, const Finish& finish) {
   const Groups groups(a.rows, kTileRows);
   const Rows rows(a, groups);
@@ -90,11 +90,11 @@ void run_tiles(const auto& a, const Finish& finish) {
   const int64_t blocks = (groups.count + most.groups - 1) / most.groups;
   const int64_t runs = (panels + most.panels - 1) / most.panels;
   share_out(blocks * runs, [&] {
-    return [&, worker = TileWorker<Rows, Groups, Finish>(rows, groups, most)](
+    return [&, worker = TileWorker<Rows, Panels, Groups, Finish>(a, rows, groups, most)](
                int64_t task) mutable {
       const int64_t block = task / runs, run = task % runs;
       worker.run(
-          block * groups.count / blocks, (block + 1) * groups.count / blocks, a.weight,
+          block * groups.count / blocks, (block + 1) * groups.count / blocks,
           run * panels / runs, (run + 1) * panels / runs, finish);
     };
   });
@@ -121,6 +121,11 @@ void run_scaled_tiles(const auto& a, const Finish& finish) {
 template <typename Product, bool HAS_OFFSET>
 void run_scaled(const auto& a, const auto& finish) {
 #ifdef TRIDENT_TILES
+  if constexpr (std::is_same_v<decltype(a.x), const at::BFloat16*>) {
+    if (a.rows >= kFewestWidenedRows && has_tiles() && !a.invariant) {
+      return run_tiles<BFloat16TileRows, WidenedPanels<Product, HAS_OFFSET>>(a, finish);
+    }
+  }
   if (a.rows >= kFewestScaledTileRows && has_tiles()) {
     return run_scaled_tiles<Product, HAS_OFFSET>(a, finish);
   }

@@ -27,6 +27,7 @@ struct Linear {
   int64_t rows, in_features, out_features, x_stride;
   int64_t groups;            // of inputs with a scale of their own; 0: scales are for all inputs
   int64_t bits;              // of integers in groups: 4 or 8
+  bool invariant;            // a row's result does not depend on the number of rows
 
   const In* row(int64_t i) const {
     return x + i * x_stride;
@@ -38,7 +39,8 @@ struct Linear {
 
 // With integer weights, which have scales, the rows of x are quantised to int8 first: as a whole, or
 // in groups of kGroup inputs. in_features must be a whole number of 32-bit units and, with groups, a
-// group a multiple of kGroup. A row's result does not depend on the others.
+// group a multiple of kGroup. Unless invariant, integers in groups may be widened to bfloat16 for
+// many rows, which are not quantised then. A row's result does not depend on the others.
 template <typename In, typename Out>
 void linear(const Linear<In, Out>& a);
 

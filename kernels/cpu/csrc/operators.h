@@ -31,12 +31,12 @@ Tensor paged_attention(
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t out_features,
-    bool wide);
+    bool wide, bool invariant);
 
 Tensor gated_linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
     const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t size,
-    int64_t activation);
+    int64_t activation, bool invariant);
 
 // Adds to `totals` how often each expert was chosen.
 Tensor experts(

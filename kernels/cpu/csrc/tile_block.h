@@ -8,6 +8,7 @@
 // products of vectors: for few rows both wait for memory.
 #pragma once
 
+#include "tile_panels.h"
 #include "tile_steps.h"
 
 #ifdef TRIDENT_TILES
@@ -16,9 +17,6 @@
 namespace trident {
 namespace {
 
-// Steps of a slab. It has a third of the L1 cache beside rows that stay there, and more than half of
-// it beside many packed ones, which are streamed through the rest.
-constexpr int64_t kSlabSteps = 8, kLongSlabSteps = 14;
 constexpr int64_t kManyPairs = 8;  // of groups of rows
 constexpr int64_t kTaskBytes = 1 << 20;  // of a task's rows, which stay in the L2 cache
 // Each part of a weight that comes into the cache is multiplied with at least so many groups of
@@ -49,11 +47,12 @@ struct TileTasks {
 
 // One thread's tasks of a product. Results are made of complete sums while others are summed, in the
 // next task too, and of the last ones when the worker ends.
-template <typename Rows, typename Groups, typename Finish>
+template <typename Rows, typename Panels, typename Groups, typename Finish>
 class TileWorker {
  public:
-  TileWorker(const Rows& rows, const Groups& groups, const TileTasks& tasks)
+  TileWorker(const auto& a, const Rows& rows, const Groups& groups, const TileTasks& tasks)
       : rows_(rows),
+        panels_(a, rows),
         groups_(groups),
         tasks_(tasks),
         use_(rows.height),
@@ -66,39 +65,37 @@ class TileWorker {
   TileWorker(const TileWorker&) = delete;
   TileWorker& operator=(const TileWorker&) = delete;
 
-  // Multiplies the groups from begin to end with adjacent panels of `weight`, and prefetches what
-  // follows in memory, evenly over the time that this takes.
+  // Multiplies the groups from begin to end with adjacent panels, and prefetches what follows in
+  // memory, evenly over the time that this takes.
   void run(
-      int64_t begin, int64_t end, const void* weight, int64_t first_panel, int64_t end_panel,
-      const Finish& finish) {
-    const int64_t panel_bytes = rows_.units * kColumns * 4, steps = rows_.units / kTileUnits;
-    const char* const first = static_cast<const char*>(weight) + first_panel * panel_bytes;
+      int64_t begin, int64_t end, int64_t first_panel, int64_t end_panel, const Finish& finish) {
+    const int64_t steps = rows_.units / kTileUnits, rest = rows_.units % kTileUnits;
     const int64_t panels = end_panel - first_panel, pairs = (end - begin + 1) / 2;
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      const int64_t whole = steps * kStepBytes;
-      std::memcpy(rest_[panel].units, first + panel * panel_bytes + whole, panel_bytes - whole);
+    for (int64_t panel = 0; panel < panels && rest > 0; ++panel) {
+      const char* const from = panels_.steps(first_panel + panel, steps, steps);
+      std::memcpy(rest_[panel].units, from, rest * kColumns * 4);
     }
-    // The sums of one pair stay in tiles.
-    const int64_t chunks = pairs == 1 ? 1 : std::max<int64_t>(1, (steps - 1) / tasks_.steps + 1);
+    // One pair passes a panel at once, and its sums stay in tiles.
+    const bool at_once = pairs == 1 && Panels::kAreInPlace;
+    const int64_t chunks = at_once ? 1 : std::max<int64_t>(1, (steps - 1) / tasks_.steps + 1);
     const int64_t most = pairs < kManyPairs || rows_.is_in_place() ? kSlabSteps : kLongSlabSteps;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t from = chunk * steps / chunks, to = (chunk + 1) * steps / chunks;
-      const int64_t slabs = pairs == 1 ? 1 : std::max<int64_t>(1, (to - from - 1) / most + 1);
+      const int64_t slabs = at_once ? 1 : std::max<int64_t>(1, (to - from - 1) / most + 1);
       const int64_t time = pairs < kManyPairs ? to - from : (to - from) / slabs;
       rows_per_step_ = (2 * kTileRows - 1) / std::max<int64_t>(1, time) + 1;
       for (int64_t panel = 0; panel < panels; ++panel) {
-        const char* const weights = first + panel * panel_bytes;
         Sums* const sums = sums_of(panel);
         for (int64_t i = 0; i < slabs; ++i) {
-          Slab slab{weights, from + i * (to - from) / slabs, from + (i + 1) * (to - from) / slabs};
-          slab.rest = slab.end == steps && rows_.units % kTileUnits != 0 ? rest_[panel].units
-                                                                         : nullptr;
+          Slab slab{from + i * (to - from) / slabs, from + (i + 1) * (to - from) / slabs};
+          slab.weights = panels_.steps(first_panel + panel, slab.begin, slab.end);
+          slab.rest = slab.end == steps && rest > 0 ? rest_[panel].units : nullptr;
           Ahead ahead{
-              weights + slab.begin * kStepBytes + (pairs == 1 ? kNear : kFar),
-              (kStepLines + pairs - 1) / pairs};
+              slab.weights + (at_once ? kNear : kFar),
+              Panels::kAreInPlace ? (kStepLines + pairs - 1) / pairs : 0};
           for (int64_t group = begin; group < end; group += 2) {
             Sums* const pair = sums + group - begin;
-            if (pairs == 1) {
+            if (at_once) {
               multiply_pair<Reading::kOnce>(slab, group, end, pair, ahead);
             } else if (rows_.is_in_place()) {
               multiply_pair<Reading::kInPlace>(slab, group, end, pair, ahead);
@@ -129,9 +126,9 @@ class TileWorker {
     char units[kStepBytes];  // the last ones of a panel, and zeros
   };
   struct Slab {
-    const char* panel;
     int64_t begin, end;  // steps
-    const char* rest;  // of the panel, if it follows
+    const char* weights = nullptr;
+    const char* rest = nullptr;  // of the panel, if it follows
   };
   // Sums of a panel that are complete, without those that have been used.
   struct Complete {
@@ -173,7 +170,7 @@ class TileWorker {
     const int64_t steps = slab.end - slab.begin;
     const auto meanwhile = [&] { finish_rows(rows_per_step_); };
     multiply_steps<Tiles, GROUPS, READING>(
-        first, second, rows_, slab.panel + slab.begin * kStepBytes, steps, ahead, meanwhile);
+        first, second, rows_, slab.weights, steps, ahead, meanwhile);
     if (slab.rest != nullptr) {
       const int64_t bytes = steps * rows_.tile_bytes;
       multiply_steps<Tiles, GROUPS, READING>(
@@ -208,6 +205,7 @@ class TileWorker {
   }
 
   const Rows& rows_;
+  const Panels panels_;
   const Groups& groups_;
   const TileTasks& tasks_;
   TilesInUse use_;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from engine.layers.integer_weight import (
 from engine.layers.panel_linear import PanelLinear
 from kernels import gated_activation
 from kernels.cpu import linear as kernels
+from kernels.cpu.activation import Activation
 from tests.factories.forms import runs_panels
 
 pytestmark = pytest.mark.skipif(
@@ -85,7 +88,7 @@ def test_products_are_those_of_the_quantised_rows(
 ) -> None:
     x, weight, bias = operands(shape, num_rows, bits, dtype, has_offset=has_offset)
     wide = dtype != torch.float32
-    found = PanelLinear(weight, bias, wide=wide)(x)
+    found = PanelLinear(weight, bias, wide=wide, invariant=True)(x)
     assert found.dtype == torch.float32
     assert found.shape == (num_rows, shape[1])
     rows = quantized(x)
@@ -93,6 +96,31 @@ def test_products_are_those_of_the_quantised_rows(
     sizes = 2**bits * weight.scale.abs().amax() * rows.abs().sum(1, keepdim=True) + 1
     bound = (shape[0] / kernels.GROUP + 4) * 4 * FLOAT32 * sizes
     assert ((found.double() - wanted).abs() <= bound).all()
+
+
+@pytest.mark.skipif(
+    "amx_bf16" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"),
+    reason="this CPU has no tiles: rows are always quantised",
+)
+@pytest.mark.usefixtures("threads")
+@each_size
+@with_offsets_and_without
+@pytest.mark.parametrize("num_rows", [40, 65, 701])
+@pytest.mark.parametrize("shape", [*SHAPES, (8192, 96, 32)], ids=str)
+def test_tiles_multiply_many_rows_as_they_are_with_rounded_weights(
+    shape: tuple[int, int, int], num_rows: int, bits: int, *, has_offset: bool
+) -> None:
+    x, weight, bias = operands(shape, num_rows, bits, torch.bfloat16, has_offset=has_offset)
+    found = PanelLinear(weight, bias, wide=True)(x)
+    exact = dequantized(weight)
+    sizes = x.double().abs() @ exact.abs().t()
+    wanted = x.double() @ exact.t() + bias.double()
+    assert ((found.double() - wanted).abs() <= 2**-8 * sizes + 1e-5).all()
+    # Less than rounding the rows to 8 bits would cost.
+    one = x.double().square() @ exact.square().t()
+    error = (found.double() - wanted).square().sum() / one.sum()
+    assert error.sqrt() < 2**-8
+    assert torch.equal(found, PanelLinear(weight, bias, wide=True)(x))
 
 
 @each_size
@@ -117,7 +145,8 @@ def test_rows_do_not_depend_on_each_other(
 ) -> None:
     x, weight, bias = operands(shape, 64, bits, torch.bfloat16, has_offset=has_offset)
     x[1:] *= 100
-    linear = PanelLinear(weight, bias, activation=activation)  # type: ignore[arg-type]
+    silu: Activation | None = activation  # type: ignore[assignment]
+    linear = PanelLinear(weight, bias, activation=silu, invariant=True)
     alone = torch.cat([linear(row[None]) for row in x])
     for num_rows in (*range(1, 28), 64):  # groups of all sizes
         assert torch.equal(linear(x[:num_rows]), alone[:num_rows])
