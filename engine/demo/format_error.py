@@ -88,7 +88,8 @@ def format_error(checkpoint: Path, encode: Encoder, text: Text) -> FormatError:
         quantization=_Checkpoint(encoded),
     )
     _fill(model, plain, encoded)
-    conversion = Conversion(model, None)
+    # As for few tokens: some products of many are more exact.
+    conversion = Conversion(model, None, deterministic=True)
     conversion.finish()
     product = "floats" if conversion.num_bytes_dequantized else "integers"
     return FormatError(product, *logit_errors(model, (reference, original), text))
@@ -108,7 +109,7 @@ def loading_error(checkpoint: Path, quantization: Quantization | None, text: Tex
         head.rows.copy_(_rounded(rows, "int8"))
         reference.lm_head = head
     model = load_on_cpu(checkpoint, torch.bfloat16)
-    Conversion(model, quantization).finish()
+    Conversion(model, quantization, deterministic=True).finish()
     product = "floats" if quantization is None else "integers"
     return FormatError(product, *logit_errors(model, (reference, original), text))
 

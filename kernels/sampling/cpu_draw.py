@@ -5,7 +5,7 @@ By a C++ kernel, or by torch's operations if it has not been built: both draw th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,16 +32,23 @@ def draw_on_cpu(logits: Tensor, tables: SlotTables, slots: Tensor) -> Tensor:
         logits: float32 [R, V]; not changed.
         slots: int32 [R]; a row with -1 gets the token 0.
     """
-    rows = slots.long().clamp(min=0)
-    temperature = torch.where(slots >= 0, tables.temperature[rows], 0.0).double()
-    uniform = torch.zeros_like(temperature)
+    chosen = slots.numpy()  # in NumPy: for few rows, operations of torch take several times longer
+    rows = np.maximum(chosen, 0)
+
+    def column(values: Tensor) -> NDArray[Any]:
+        found: NDArray[Any] = values.numpy()[rows]
+        return found if found.dtype == np.int32 else found.astype(np.float64)
+
+    temperature = np.where(chosen >= 0, column(tables.temperature), 0.0)
+    uniform = np.zeros(len(rows))
     if temperature.any():
-        positions = tables.num_tokens[rows] - tables.num_prompt_tokens[rows]
-        seeds = tables.seeds[rows].numpy().view(np.uint64)
-        uniform = torch.from_numpy(uniform_numbers(seeds, positions.numpy()))
-    filters = (tables.top_k[rows], tables.top_p[rows].double(), tables.min_p[rows].double())
+        positions = column(tables.num_tokens) - column(tables.num_prompt_tokens)
+        uniform = uniform_numbers(tables.seeds.numpy()[rows].view(np.uint64), positions)
+    columns = (temperature, *map(column, (tables.top_k, tables.top_p, tables.min_p)), uniform)
     form = draw_with_torch if cpu.operations(logits) is None else draw_tokens
-    return form(logits, temperature, *filters, uniform).masked_fill_(slots < 0, 0)
+    token_ids = form(logits, *map(torch.from_numpy, columns))
+    token_ids.numpy()[chosen < 0] = 0
+    return token_ids
 
 
 def draw_with_torch(
