@@ -1,5 +1,9 @@
 // The panels of a product on AMX: as they are stored, or integers in groups as bfloat16. For
-// tile_block.h alone.
+// tile_block.h, linear.cpp and experts.cpp alone.
+//
+// Integers of a group of 32 inputs are half a tile deep: the unit does no more with an instruction
+// than for bfloat16, and vectors must scale each sum (scaled_tiles.h). Many rows are faster with
+// weights widened once for all of them, in the L1 cache, and need not be quantised.
 #pragma once
 
 #include "scaled_groups.h"
@@ -69,8 +73,7 @@ class WidenedPanels {
   static constexpr int64_t kUnits = kGroup / Product::kValues;  // of a step
   static constexpr int64_t kStepIntegers = kUnits * kColumns;
   static constexpr int kBits = 32 / Product::kValues;
-  // Integers are placed in the first bits of the fraction of a float whose exponent makes them whole
-  // numbers, of which it has kMore then.
+  // A float with the exponent of kMore and an integer from this bit on is their sum.
   static constexpr int kPlace = kBits == 4 ? 16 : 15;
   static constexpr int kMore = 1 << (23 - kPlace);
 
