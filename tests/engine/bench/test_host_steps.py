@@ -5,7 +5,7 @@ import time
 import pytest
 
 from engine.bench import host_steps
-from engine.bench.host_steps import CASES, PARTS, PartClock, grammars, main
+from engine.bench.host_steps import CASES, PARTS, PartClock, main
 
 
 class Busy:
@@ -29,23 +29,17 @@ def test_a_part_inside_another_counts_for_itself_alone() -> None:
     assert 0 <= clock.seconds["outer"] < 0.02
 
 
-@pytest.mark.parametrize("has_grammars", [False, True])
 def test_the_command_prints_every_case(
-    *, has_grammars: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"_ROUNDS": 1, "_TOOLS_SIZE": 3000}.items():
-        monkeypatch.setattr(host_steps, name, value)
-    main(["--rows", "1", "3", *(["--grammars"] if has_grammars else [])])
+    monkeypatch.setattr(host_steps, "_ROUNDS", 1)
+    main(["--rows", "1", "3"])
     header, _, *lines = capsys.readouterr().out.splitlines()
     columns = [cell.strip() for cell in header.split("|")[2:-1]]
     assert columns == ["step", *PARTS]
     found = {cells[1].strip(): cells[2:-1] for cells in (line.split("|") for line in lines)}
-    cases = grammars() if has_grammars else CASES
-    assert list(found) == [f"{case}, {rows}" for case in cases for rows in (1, 3)]
+    assert list(found) == [f"{case}, {rows}" for case in CASES for rows in (1, 3)]
     for case, cells in found.items():
         times = dict(zip(columns, map(float, cells), strict=True))
         assert times.pop("add") > 0 or not case.startswith("arrivals, 3")
-        masks = times.pop("masks")
-        assert masks < times["step"]
-        assert masks > 0 or not has_grammars
         assert min(times.values()) > 0
