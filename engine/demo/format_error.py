@@ -29,7 +29,7 @@ from engine.layers.moe import Router
 from engine.layers.vocabulary import LMHead
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.conversion import Conversion
+from engine.models.conversion import Conversion, check_deterministic
 from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.linear import QuantizedLinear
 
@@ -88,9 +88,7 @@ def format_error(checkpoint: Path, encode: Encoder, text: Text) -> FormatError:
         quantization=_Checkpoint(encoded),
     )
     _fill(model, plain, encoded)
-    # As for few tokens: some products of many are more exact.
-    conversion = Conversion(model, None, deterministic=True)
-    conversion.finish()
+    conversion = _convert(model, None)
     product = "floats" if conversion.num_bytes_dequantized else "integers"
     return FormatError(product, *logit_errors(model, (reference, original), text))
 
@@ -109,9 +107,21 @@ def loading_error(checkpoint: Path, quantization: Quantization | None, text: Tex
         head.rows.copy_(_rounded(rows, "int8"))
         reference.lm_head = head
     model = load_on_cpu(checkpoint, torch.bfloat16)
-    Conversion(model, quantization, deterministic=True).finish()
+    _convert(model, quantization)
     product = "floats" if quantization is None else "integers"
     return FormatError(product, *logit_errors(model, (reference, original), text))
+
+
+def _convert(model: CausalLM, quantization: Quantization | None) -> Conversion:
+    """Convert `model` to products of few tokens; some of many are more exact.
+
+    Raises:
+        UnsupportedError: the CPU kernels are not there.
+    """
+    check_deterministic(model, CPU)
+    conversion = Conversion(model, quantization, deterministic=True)
+    conversion.finish()
+    return conversion
 
 
 def _rounded(weight: Tensor, quantization: Quantization) -> Tensor:

@@ -32,7 +32,7 @@ def draw_on_cpu(logits: Tensor, tables: SlotTables, slots: Tensor) -> Tensor:
         logits: float32 [R, V]; not changed.
         slots: int32 [R]; a row with -1 gets the token 0.
     """
-    chosen = slots.numpy()  # in NumPy: for few rows, operations of torch take several times longer
+    chosen = slots.numpy()  # NumPy takes less time than torch for the columns of few rows
     rows = np.maximum(chosen, 0)
 
     def column(values: Tensor) -> NDArray[Any]:
