@@ -1,7 +1,13 @@
+import fcntl
 import socket
+import struct
+import termios
+import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.protocol import FromEngine, Outputs, SequenceOutput, Starting, ToEngine
 from engine.service import channel
@@ -9,6 +15,7 @@ from engine.service.channel import Channel
 from engine.service.process import writer as writer_module
 from engine.service.process.writer import Writer
 from engine.step_outputs import StepOutputs
+from tests.engine.service.stub.clients import wait_for
 
 
 @pytest.fixture
@@ -67,3 +74,50 @@ def test_outputs_of_fast_steps_share_a_frame_with_a_row_per_sequence(
     assert list(StepOutputs.parse(together).rows()) == [output(1, 6), output(2, 3)]
     assert reading.receive() == Starting("something else")
     writer.close()
+
+
+def num_unread(reading: Channel[ToEngine, FromEngine]) -> int:
+    """Return the bytes in its socket."""
+    size = fcntl.ioctl(reading._socket, termios.FIONREAD, bytes(4))
+    return int(struct.unpack("i", size)[0])
+
+
+def test_outputs_go_out_before_put_returns(
+    ends: tuple[Channel[FromEngine, ToEngine], Channel[ToEngine, FromEngine]],
+) -> None:
+    """Once its thread is idle: a thread that is woken for them would delay the next step."""
+    writing, reading = ends
+    writer = Writer(writing)
+    writer.put(Starting("a message of the thread"))
+    assert reading.receive() == Starting("a message of the thread")
+    wait_for(lambda: writer._is_idle)
+    for uid in range(3):
+        time.sleep(writer_module._INTERVAL_PER_ROW_S)
+        before = num_unread(reading)
+        writer.put(StepOutputs.of([output(uid, 1)]))
+        assert num_unread(reading) > before
+    writer.close()
+
+
+@given(steps=st.lists(st.integers(min_value=0, max_value=30_000), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_put_never_waits_and_nothing_changes_places(steps: list[int]) -> None:
+    """Whatever is in the socket, which nobody reads until all is put."""
+    ours, theirs = socket.socketpair()
+    writing: Channel[FromEngine, ToEngine] = Channel(ours, ToEngine)
+    reading: Channel[ToEngine, FromEngine] = Channel(theirs, FromEngine)
+    writer = Writer(writing)
+    sent: list[int] = []
+    for step, num_tokens in enumerate(steps):
+        token_ids = [step] * num_tokens
+        sent += token_ids
+        writer.put(StepOutputs.of([SequenceOutput(1, 0, token_ids, [])]))
+    writer.put(Starting("last"))
+    received: list[int] = []
+    while isinstance(message := reading.receive(), Outputs):
+        for row in StepOutputs.parse(message).rows():
+            received += row.token_ids
+    assert received == sent
+    writer.close()
+    writing.close()
+    reading.close()
