@@ -52,15 +52,17 @@ class FusedLayers(nn.Module):
             rotary: cos and sin of the tokens' positions.
             kv_cache: one entry per layer; T slots of each are written.
         """
+        slots = [batch.group_slots(group) for group in range(batch.num_groups)]
+        tables = [batch.group_tables(group) for group in range(batch.num_groups)]
         out: tuple[Tensor, Tensor] = self._layers.forward(
             x,
             *rotary,
-            [batch.group_slots(cache.group) for cache in kv_cache],
+            [slots[cache.group] for cache in kv_cache],
             [cache.key for cache in kv_cache],
             [cache.value for cache in kv_cache],
             batch.query_start_loc,
             batch.seq_lens,
-            [batch.group_tables(cache.group) for cache in kv_cache],
+            [tables[cache.group] for cache in kv_cache],
         )
         return out
 

@@ -12,10 +12,21 @@ namespace {
 
 using Floats = Aligned<float>;
 
-// Buffers of one thread.
+// Returns memory of this thread, which is that of its last call: the heap would be tidied up whenever
+// so much is freed, in every layer.
+inline float* thread_memory(int64_t count) {
+  thread_local Floats memory;
+  thread_local int64_t size = 0;
+  if (count > size) {
+    memory = aligned<float>(count);
+    size = count;
+  }
+  return memory.get();
+}
+
+// Buffers of one thread, which has one such object at a time.
 template <typename T>
 struct Scratch {
-  Floats memory;
   float *query, *keys, *values, *scores, *weights, *out, *columns, *maximum, *sum, *keep;
 
   explicit Scratch(const Layout<T>& layout) {
@@ -29,8 +40,7 @@ struct Scratch {
     for (const int64_t size : sizes) {
       total += round_up(size, 16);
     }
-    memory = aligned<float>(total);
-    float* next = memory.get();
+    float* next = thread_memory(total);
     for (size_t i = 0; i < std::size(sizes); ++i) {
       *parts[i] = next;
       next += round_up(sizes[i], 16);

@@ -28,6 +28,11 @@ void for_dtype(const Tensor& x, Run run) {
   }
 }
 
+// Returns x as a matrix of rows of `size`; a view is not made where x is one already.
+Tensor as_rows(const Tensor& x, int64_t size) {
+  return x.dim() == 2 && x.stride(1) == 1 ? x : x.reshape({-1, size});
+}
+
 template <typename T>
 const T* pointer(const std::optional<Tensor>& x) {
   return x.has_value() ? x->const_data_ptr<T>() : nullptr;
@@ -37,7 +42,7 @@ const T* pointer(const std::optional<Tensor>& x) {
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, bool unit_offset) {
   const int64_t size = x.size(-1);
-  const Tensor flat = x.reshape({-1, size});
+  const Tensor flat = as_rows(x, size);
   Tensor out = at::empty(x.sizes(), x.options());
   for_dtype(x, [&](auto zero) {
     using T = decltype(zero);
@@ -51,7 +56,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, bool unit_off
 std::tuple<Tensor, Tensor> rms_norm_add(
     const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, bool unit_offset) {
   const int64_t size = x.size(-1);
-  const Tensor flat = x.reshape({-1, size}), added = residual.reshape({-1, size});
+  const Tensor flat = as_rows(x, size), added = as_rows(residual, size);
   Tensor out = at::empty(x.sizes(), x.options()), total = at::empty(x.sizes(), x.options());
   for_dtype(x, [&](auto zero) {
     using T = decltype(zero);
@@ -80,7 +85,7 @@ Tensor gated_activation(const Tensor& gate_up, int64_t activation) {
   const int64_t size = gate_up.size(-1) / 2;
   auto shape = gate_up.sizes().vec();
   shape.back() = size;
-  const Tensor flat = gate_up.reshape({-1, 2 * size});
+  const Tensor flat = as_rows(gate_up, 2 * size);
   Tensor out = at::empty(shape, gate_up.options());
   for_dtype(gate_up, [&](auto zero) {
     using T = decltype(zero);
@@ -139,7 +144,7 @@ Tensor multiply(
     const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t out_features,
     int64_t out_channels, bool invariant, Run run) {
   const int64_t in_features = x.size(-1);
-  const Tensor flat = x.reshape({-1, in_features});
+  const Tensor flat = as_rows(x, in_features);
   auto shape = x.sizes().vec();
   shape.back() = out_channels;
   Tensor out = at::empty(shape, x.options().dtype(c10::CppTypeToScalarType<Out>::value));
