@@ -35,6 +35,7 @@ class FusedLayers(nn.Module):
             norm_eps=layers[0].spec.norm.eps,
             invariant=invariant,
         )
+        self._kv_cache: Sequence[LayerCache] | None = None  # that the layers are bound to
         for layer in layers:
             self._layers.append(_tensors(layer), layer.self_attn.sliding_window)
 
@@ -52,17 +53,17 @@ class FusedLayers(nn.Module):
             rotary: cos and sin of the tokens' positions.
             kv_cache: one entry per layer; T slots of each are written.
         """
-        slots = [batch.group_slots(group) for group in range(batch.num_groups)]
-        tables = [batch.group_tables(group) for group in range(batch.num_groups)]
+        if kv_cache is not self._kv_cache:  # a list of tensors takes time to pass
+            self._layers.bind(*map(list, zip(*kv_cache, strict=True)))
+            self._kv_cache = kv_cache
+        groups = range(batch.num_groups)
         out: tuple[Tensor, Tensor] = self._layers.forward(
             x,
             *rotary,
-            [slots[cache.group] for cache in kv_cache],
-            [cache.key for cache in kv_cache],
-            [cache.value for cache in kv_cache],
+            [batch.group_slots(group) for group in groups],
             batch.query_start_loc,
             batch.seq_lens,
-            [tables[cache.group] for cache in kv_cache],
+            [batch.group_tables(group) for group in groups],
         )
         return out
 

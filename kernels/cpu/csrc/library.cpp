@@ -8,34 +8,15 @@
 #include "decoder_layers.h"
 #include "experts.h"
 #include "kernels.h"
-#include "linear.h"
+#include "projection.h"
+#include "vector.h"
 
 namespace trident::operators {
 namespace {
 
-// Calls run with a value of the C++ type that corresponds to the dtype.
-template <typename Run>
-void for_dtype(const Tensor& x, Run run) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return run(float{});
-    case at::kBFloat16:
-      return run(at::BFloat16{});
-    case at::kHalf:
-      return run(at::Half{});
-    default:
-      TORCH_CHECK(false, "trident_cpu: no kernel for ", x.scalar_type());
-  }
-}
-
 // Returns x as a matrix of rows of `size`; a view is not made where x is one already.
 Tensor as_rows(const Tensor& x, int64_t size) {
   return x.dim() == 2 && x.stride(1) == 1 ? x : x.reshape({-1, size});
-}
-
-template <typename T>
-const T* pointer(const std::optional<Tensor>& x) {
-  return x.has_value() ? x->const_data_ptr<T>() : nullptr;
 }
 
 }  // namespace
@@ -140,22 +121,16 @@ namespace {
 // Calls run with a `Linear` whose result has out_channels channels of type Out.
 template <typename In, typename Out, typename Run>
 Tensor multiply(
-    const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,
-    const std::optional<Tensor>& offset, const std::optional<Tensor>& bias, int64_t out_features,
-    int64_t out_channels, bool invariant, Run run) {
+    const Tensor& x, const Projection& projection, int64_t out_features, int64_t out_channels,
+    bool invariant, Run run) {
   const int64_t in_features = x.size(-1);
   const Tensor flat = as_rows(x, in_features);
   auto shape = x.sizes().vec();
   shape.back() = out_channels;
   Tensor out = at::empty(shape, x.options().dtype(c10::CppTypeToScalarType<Out>::value));
-  const int64_t groups = scale && scale->dim() == 3 ? scale->size(1) : 0;
-  const int64_t bits = 32 * weight.size(1) / in_features;  // a unit has 32
-  run(Linear<In, Out>{
-      flat.const_data_ptr<In>(), weight.const_data_ptr(),
-      groups > 0 ? nullptr : pointer<float>(scale),
-      groups > 0 ? pointer<at::Half>(scale) : nullptr, pointer<at::Half>(offset),
-      pointer<In>(bias), out.mutable_data_ptr<Out>(), flat.size(0),
-      in_features, out_features, flat.stride(0), groups, bits, invariant});
+  run(projection.product(
+      flat.const_data_ptr<In>(), flat.size(0), in_features, flat.stride(0),
+      out.mutable_data_ptr<Out>(), out_features, invariant));
   return out;
 }
 
@@ -167,7 +142,7 @@ Tensor linear(
     bool wide, bool invariant) {
   const auto run_as = [&]<typename In, typename Out>() {
     return multiply<In, Out>(
-        x, weight, scale, offset, bias, out_features, out_features, invariant,
+        x, {weight, scale, offset, bias}, out_features, out_features, invariant,
         [](const auto& a) { trident::linear(a); });
   };
   Tensor out;
@@ -187,7 +162,7 @@ Tensor gated_linear(
   for_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     out = multiply<T, T>(
-        x, weight, scale, offset, bias, 2 * size, size, invariant, [&](const auto& a) {
+        x, {weight, scale, offset, bias}, 2 * size, size, invariant, [&](const auto& a) {
           trident::gated_linear(a, static_cast<Activation>(activation));
         });
   });
@@ -261,7 +236,7 @@ TORCH_LIBRARY(trident_cpu, m) {
       " Tensor num_prompt_tokens, Tensor min_tokens, Tensor max_tokens, Tensor(c!) finish_reasons,"
       " Tensor slots, Tensor sampled) -> Tensor",
       &trident::operators::scatter_tokens);
-  m.def("panel_columns() -> int", &trident::panel_columns);
+  m.def("panel_columns() -> int", [] { return trident::kColumns; });  // output channels
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? scale, Tensor? offset, Tensor? bias,"
       " int out_features, bool wide, bool invariant) -> Tensor",
@@ -279,6 +254,7 @@ TORCH_LIBRARY(trident_cpu, m) {
   m.class_<trident::DecoderLayers>("DecoderLayers")
       .def(torch::init<int64_t, int64_t, int64_t, double, bool>())
       .def("append", &trident::DecoderLayers::append)
+      .def("bind", &trident::DecoderLayers::bind)
       .def("forward", &trident::DecoderLayers::forward)
       .def("take_seconds", &trident::DecoderLayers::take_seconds);
 }

@@ -10,9 +10,6 @@
 
 namespace trident {
 
-// Returns the output channels per panel.
-int64_t panel_columns();
-
 // In and Out are the same type, or Out is float.
 template <typename In, typename Out>
 struct Linear {

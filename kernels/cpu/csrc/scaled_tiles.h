@@ -81,7 +81,7 @@ struct alignas(64) ScaledSlab {
 // Integers without offsets become signed.
 template <typename Product, bool HAS_OFFSET>
 inline void unpack_units(const int32_t* from, int64_t units, int8_t* to) {
-  const Units zero = broadcast(Product::kZero * 0x01010101);
+  const Units zero = broadcast(static_cast<int32_t>(Product::kZero * 0x01010101u));
   const Units low = broadcast(0x0f0f0f0f);
   const auto put = [&](Units values) {
     _mm512_store_si512(to, HAS_OFFSET ? values : _mm512_sub_epi8(values, zero));

@@ -6,11 +6,14 @@
 // of as many as fit into registers. A task multiplies one panel with some groups, and prefetches
 // the next panel into the cache. A sum runs over the whole depth in order, whatever the other rows,
 // the groups and the threads are.
-#include "linear.h"
+//
+// For linear_*.cpp alone: a file per dtype, so that they are compiled at once.
+#pragma once
 
 #include <algorithm>
 
 #include "activation.h"
+#include "linear.h"
 #include "linear_block.h"
 #include "linear_rows.h"
 #include "scaled_tiles.h"
@@ -167,28 +170,14 @@ void run(const Linear<In, Out>& a, const Finish& finish) {
 
 }  // namespace
 
-int64_t panel_columns() {
-  return kColumns;
-}
-
 template <typename In, typename Out>
 void linear(const Linear<In, Out>& a) {
   run(a, Plain<In, Out>(a));
 }
 
-template void linear(const Linear<at::BFloat16, at::BFloat16>&);
-template void linear(const Linear<at::BFloat16, float>&);
-template void linear(const Linear<at::Half, at::Half>&);
-template void linear(const Linear<at::Half, float>&);
-template void linear(const Linear<float, float>&);
-
 template <typename T>
 void gated_linear(const Linear<T, T>& a, Activation activation) {
   for_activation(activation, [&](auto kind) { run(a, Gated<T, kind()>(a)); });
 }
-
-template void gated_linear(const Linear<at::BFloat16, at::BFloat16>&, Activation);
-template void gated_linear(const Linear<at::Half, at::Half>&, Activation);
-template void gated_linear(const Linear<float, float>&, Activation);
 
 }  // namespace trident
