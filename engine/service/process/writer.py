@@ -46,8 +46,11 @@ class Writer:
     def put(self, message: FromEngine | StepOutputs) -> None:
         """Send or queue `message`; returns at once. Of `StepOutputs` only the rows are sent."""
         with self._changed:
-            if not (isinstance(message, StepOutputs) and self._send_at_once(message)):
-                self._queued.append(message)
+            if isinstance(message, StepOutputs) and self._send_at_once(message):
+                return
+            self._queued.append(message)
+            # Else the thread comes by itself, when the interval is over.
+            if self._is_idle or not isinstance(message, StepOutputs):
                 self._changed.notify()
 
     def close(self) -> None:
