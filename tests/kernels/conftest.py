@@ -9,13 +9,15 @@ They need only torch, triton, numpy and pytest.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernels import device
 from tests.kernels.support import poison
@@ -53,24 +55,21 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _language_patched_once() -> Iterator[None]:
-    """Save a third of the time that the interpreter takes.
+def _language_replaced_once() -> Iterator[None]:
+    """Save much of the time that the interpreter takes.
 
-    A launch replaces `triton.language` by what runs in Python and restores it at its end. For each
-    function that a kernel calls the interpreter does that again, which changes nothing.
+    It replaces `triton.language` by what runs in Python at each launch, for each function that the
+    kernel calls once more, and restores it after the launch.
     """
-    entered = set()
-    enter = InterpretedFunction.__call__
-
-    def call(function: InterpretedFunction, *args: Any, **kwargs: Any) -> Any:
-        if function.fn in entered:
-            return function.rewrite()(*args, **kwargs)
-        entered.add(function.fn)  # the library's functions have a `core` that stays replaced
-        return enter(function, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InterpretedFunction, "__call__", call)
+    if not device.INTERPRETED:
         yield
+        return
+    replace_language = interpreter._patch_lang
+    scope = replace_language(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
+        yield
+    scope.restore()
 
 
 @pytest.fixture(scope="session", autouse=True)
