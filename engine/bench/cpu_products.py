@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.bench.ceilings import timed
-from engine.bench.tables import markdown
+from engine.bench.tables import markdown, sizes
 from engine.layers.int8_linear import Int8Linear
 from engine.layers.linear import Gated
 from engine.layers.packed_linear import PackedLinear, can_pack
@@ -91,10 +91,6 @@ def table(shape: Shape, rates: Rates) -> str:
     return markdown((f"{shape.name}, tokens", *rates, "bf16 over best", "int8 over bf16"), rows)
 
 
-def _numbers(text: str) -> list[int]:
-    return sorted(int(number) for number in text.split(","))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -102,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     by_label = {shape.label: shape for shape in (*SHAPES, TINY)}
     parser.add_argument("--models", nargs="+", choices=by_label, default=["0.5b", "1.5b", "8b"])
-    parser.add_argument("--rows", type=_numbers, default="1,4,16,64,256,1024,8192", help="tokens")
+    parser.add_argument("--rows", type=sizes, default="1,4,16,64,256,1024,8192", help="tokens")
     options = parser.parse_args(arguments)
     weight = torch.empty(0, 64, dtype=torch.bfloat16)
     if not (serves(weight, weight.device) and can_pack(torch.bfloat16)):

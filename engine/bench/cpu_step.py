@@ -18,7 +18,7 @@ import torch
 from engine.bench import ceilings, floors
 from engine.bench.ceilings import timed
 from engine.bench.steps import Steps
-from engine.bench.tables import markdown
+from engine.bench.tables import markdown, sizes
 from engine.errors import TridentError
 from engine.execution.model_runner import ModelRunner
 from engine.models.fused_layers import FusedLayers
@@ -80,9 +80,9 @@ class CpuStep(Steps):
             )
         self._layers = fused
         spec = self._model.spec
-        sizes = (spec.num_layers, spec.hidden_size, spec.layers[0].mlp.size)
+        layers = (spec.num_layers, spec.hidden_size, spec.layers[0].mlp.size)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._shape = Shape("", "", *sizes, *heads, spec.vocab_size)
+        self._shape = Shape("", "", *layers, *heads, spec.vocab_size)
 
     def measure(self, batch: int, context: int) -> tuple[float, Parts]:
         """Return the seconds of a step and of its parts, means over several steps.
@@ -182,37 +182,30 @@ def _against(floor: float | None, taken: float) -> tuple[str, str]:
     return ("", "") if floor is None else (f"{1e3 * floor:.2f}", f"{floor / taken:.0%}")
 
 
-def _sizes(text: str) -> list[int]:
-    found = [int(size) for size in text.split(",")]
-    if min(found) < 1:
-        raise ValueError
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table for each batch, or for each prompt."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.cpu_step", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--quantization", choices=("int8", "int4"))
     parser.add_argument(
-        "--batches", type=_sizes, default="1,16,64", help="sequences in a step, several in turns"
+        "--batches", type=sizes, default="1,16,64", help="sequences in a step, several in turns"
     )
     parser.add_argument("--context", type=int, default=160, help="tokens of each sequence")
     parser.add_argument(
         "--prompts",
-        type=_sizes,
+        type=sizes,
         help="tokens of a prompt that is computed in one step, several in turns; without batches",
     )
     options = parser.parse_args(arguments)
     context = options.context
     if context < 1:
         parser.error("--context: must be at least 1")
-    sizes: dict[str, Any] = {"most": max(options.batches), "context": context}
+    most: dict[str, Any] = {"most": max(options.batches), "context": context}
     if options.prompts:
-        sizes = {"longest_prompt": max(options.prompts)}
+        most = {"longest_prompt": max(options.prompts)}
     form = options.quantization or "bf16"
     try:
-        step = CpuStep(options.checkpoint, options.quantization, **sizes)
+        step = CpuStep(options.checkpoint, options.quantization, **most)
         for length in options.prompts or ():
             work = (partial(step.measure_prompt, length), partial(step.prompt_floors, length))
             print(report(f"{form}, a prompt of {length} tokens", *work))

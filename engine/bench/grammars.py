@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.bench.steps import Steps
+from engine.bench.tables import markdown
 from engine.demo.tool_sets import ToolSets, calls_schema, calls_tag
 from engine.service.garbage import spare_startup_objects
 
@@ -44,15 +45,6 @@ def cases() -> dict[str, dict[str, Any]]:
     }
 
 
-class MaskCost(NamedTuple):
-    """Seconds per step and for its masks, how many these are, and tokens per row of a step."""
-
-    step_s: float
-    masks_s: float
-    num_masks: float
-    tokens_per_row: float
-
-
 class Bench(Steps):
     """An engine on the null device that serves `rows` sequences with the vocabulary of `model`."""
 
@@ -73,8 +65,12 @@ class Bench(Steps):
         constraints.batch = self._timed(constraints.batch)
         spare_startup_objects()
 
-    def masks(self, asked: dict[str, Any] | None) -> MaskCost:
-        """Measure decode steps of all rows, each of which asks for a document after the other."""
+    def masks(self, asked: dict[str, Any] | None) -> tuple[float, float, float, float]:
+        """Measure decode steps of all rows, each of which asks for a document after the other.
+
+        Returns:
+            seconds per step and for its masks, how many these are, and tokens per row of a step.
+        """
         fields = {"structured_outputs": asked} if asked else {"ignore_eos": True}
         unfinished = self.core.scheduler.unfinished
         steps = num_tokens = num_rows = 0
@@ -91,16 +87,12 @@ class Bench(Steps):
                 self._masks_s = 0.0
                 self._num_masks = num_tokens = num_rows = 0
                 began = time.monotonic()
-            num_tokens += sum(len(each.token_ids) for each in outputs.rows())
+            num_tokens += int(outputs.num_tokens.sum())
             num_rows += len(outputs)
-        cost = MaskCost(
-            (time.monotonic() - began) / _STEPS,
-            self._masks_s / _STEPS,
-            self._num_masks / _STEPS,
-            num_tokens / num_rows,
-        )
+        sums = (time.monotonic() - began, self._masks_s, self._num_masks)
         self.clear()
-        return cost
+        step_s, masks_s, num_masks = (each / _STEPS for each in sums)
+        return step_s, masks_s, num_masks, num_tokens / num_rows
 
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
@@ -124,14 +116,16 @@ def main(arguments: list[str] | None = None) -> None:
     for model in options.models:
         bench = Bench(model, options.rows, step_ms)
         size = bench.core.ready.vocab_size
-        print(f"{Path(model).name}: {size} tokens, {options.rows} rows, {step_ms:g} ms steps")
-        print(f"{'':26}{'ms/step':>9}{'masks, ms':>11}{'us/mask':>9}{'share':>8}{'tokens':>8}")
+        print(f"\n{Path(model).name}: {size} tokens, {options.rows} rows, {step_ms:g} ms steps\n")
+        rows = []
         for name, asked in {"no grammar": None, **cases()}.items():
-            cost = bench.masks(asked)
-            masks_ms = 1e3 * cost.masks_s
-            each_us = 1e3 * masks_ms / cost.num_masks if cost.num_masks else 0.0
-            print(f"{name:26}{1e3 * cost.step_s:9.2f}{masks_ms:11.2f}{each_us:9.1f}", end="")
-            print(f"{masks_ms / step_ms:8.0%}{cost.tokens_per_row:8.2f}", flush=True)
+            step_s, masks_s, num_masks, tokens = bench.masks(asked)
+            each_s = masks_s / num_masks if num_masks else 0.0
+            costs = (1e3 * step_s, 1e3 * masks_s, 1e6 * each_s, tokens)
+            rows.append(
+                (name, *(f"{each:.2f}" for each in costs), f"{1e3 * masks_s / step_ms:.0%}")
+            )
+        print(markdown(("", "ms/step", "masks, ms", "us/mask", "tokens", "share"), rows))
 
 
 if __name__ == "__main__":

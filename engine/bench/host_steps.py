@@ -1,7 +1,7 @@
 """`python -m engine.bench.host_steps`: the host's CPU time per step, by part, on the null device.
 
 Of `EngineCore.step`: schedule, plan and upload, read and update, outputs, statistics. Beside them:
-adding new requests, and encoding the outputs, which the writer's thread does.
+adding new requests, and encoding the outputs.
 """
 
 from __future__ import annotations

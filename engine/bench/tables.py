@@ -1,4 +1,4 @@
-"""Tables of figures, in Markdown."""
+"""Tables of figures, in Markdown, and the sizes that they are asked for."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
     out = StringIO()
     Console(file=out, width=1000).print(table)
     return "\n".join(line.strip() for line in out.getvalue().splitlines() if line.strip())
+
+
+def sizes(text: str) -> list[int]:
+    """Return positive numbers that are separated by commas."""
+    found = [int(size) for size in text.split(",")]
+    if min(found) < 1:
+        raise ValueError
+    return found

@@ -136,13 +136,13 @@ class Runner:
         return answer.text
 
 
-async def ask_once(target: Target, turn: Turn) -> Record:
-    """Send one request; its record may have an error."""
-    connector = connector_to(target)
+async def ask_all(target: Target | Connector, plan: Plan, start: float | None = None) -> Result:
+    """Run a plan from `start` on, a second of `time.monotonic`; by default now."""
+    connector = target if isinstance(target, Connector) else connector_to(target)
+    connector.metrics()  # those of before
     try:
-        plan = Plan([Session(0, [turn], 0.0)])
-        (record,) = await Runner(connector, plan, time.monotonic()).run()
-        return record
+        records = await Runner(connector, plan, time.monotonic() if start is None else start).run()
+        return Result(records, metrics=connector.metrics())
     finally:
         await connector.close()
 
@@ -158,7 +158,7 @@ def prepare(target: Target, plan: Plan, warm_up: Sequence[Turn]) -> Result:
 
 def run(start: float) -> Result:
     """Run the plan of the target last prepared from `start` on, a second of `time.monotonic`."""
-    return _told(_run(start))
+    return _told(ask_all(*_ready.pop(), start))
 
 
 def _told(work: Coroutine[Any, Any, Result]) -> Result:
@@ -177,16 +177,6 @@ async def _prepare(target: Target, plan: Plan, warm_up: Sequence[Turn]) -> Resul
     ]
     first = Plan([Session(number, [turn], 0.0) for number, turn in enumerate(short)], n=plan.n)
     warmed = await Runner(connector, first, time.monotonic()).run()
-    connector.metrics()  # those of the warm-up
     gc.collect()
     gc.freeze()  # what lives for the whole run need not be looked through in it
     return Result(error=next((f"the server {each.error}" for each in warmed if each.error), ""))
-
-
-async def _run(start: float) -> Result:
-    connector, plan = _ready.pop()
-    try:
-        records = await Runner(connector, plan, start).run()
-        return Result(records, metrics=connector.metrics())
-    finally:
-        await connector.close()

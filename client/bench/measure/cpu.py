@@ -20,7 +20,7 @@ _STUB = "triton_python_backend_stub"
 
 
 class CpuMeter:
-    """CPU seconds by process, user and system, between `start` and `stop`.
+    """CPU seconds by process, user and system, since it was made.
 
     The stages' stubs are distinguished by model; instances of one model are summed. Other programs'
     time counts only the cores that this process may use; time stolen by a virtual machine's host is
@@ -31,14 +31,10 @@ class CpuMeter:
         """Measure the servers of these pids, and the load generator's."""
         self._servers = [psutil.Process(pid) for pid in servers]
         self._clients = [psutil.Process(pid) for pid in clients]
-        self._before: dict[str, float] = {}
-
-    def start(self) -> None:
-        """Start measuring."""
         self._before = self._now()
 
-    def stop(self) -> dict[str, float]:
-        """Return the seconds since `start` by process, with those of `OTHERS` and `STOLEN`."""
+    def used(self) -> dict[str, float]:
+        """Return the seconds so far by process, with those of `OTHERS` and `STOLEN`."""
         now = self._now()
         used = {name: max(0.0, now[name] - self._before.get(name, 0.0)) for name in now}
         own = sum(seconds for name, seconds in used.items() if name not in NOT_OURS)

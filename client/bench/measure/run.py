@@ -12,7 +12,7 @@ from client.bench.load.generators import Generators
 from client.bench.load.plan import Plan, Session, draw
 from client.bench.load.prompts import PromptSource
 from client.bench.load.scrape import Scraper
-from client.bench.load.worker import ask_once
+from client.bench.load.worker import ask_all
 from client.bench.load.workload import Workload
 from client.bench.measure.cpu import OTHERS, CpuMeter, tree_memory
 from client.bench.measure.measurement import Measurement, measurement
@@ -29,11 +29,10 @@ def first_token(server: Running, source: PromptSource, seed: str) -> float:
     Raises:
         TridentClientError: the server does not answer.
     """
-    turn = source.turn(seed, 16, 1)
+    plan = Plan([Session(0, [source.turn(seed, 16, 1)], 0.0)])
     if server.worker is None:
-        record = asyncio.run(ask_once(server.target, turn))
+        (record,) = asyncio.run(ask_all(server.target, plan)).records
     else:
-        plan = Plan([Session(0, [turn], 0.0)])
         with Generators(server.target, plan, worker=server.worker) as one:
             (record,) = one.run().records
     if record.error:
@@ -88,10 +87,9 @@ def _run_once(
             Scraper(server.metrics_url) as scraper,
         ):
             meter = CpuMeter(*server.pids, clients=[*generators.pids, os.getpid()])
-            meter.start()
             began = time.monotonic()
             ran = generators.run()
-            cpu_seconds = meter.stop()
+            cpu_seconds = meter.used()
             if not server.pids:  # it may be among the other programs, or on another machine
                 cpu_seconds[OTHERS] = 0.0
             seconds = time.monotonic() - began

@@ -91,10 +91,10 @@ def _figures(found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
         yield "kv", _kv(runs)
 
 
-def _axes(title: str, x: str, y: str, size: tuple[float, float] = (8, 4.5)) -> tuple[Figure, Axes]:
+def _axes(title: str, x: str, y: str, height: float = 4.5) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title)
     axes.set_xlabel(x)
@@ -106,10 +106,8 @@ def _axes(title: str, x: str, y: str, size: tuple[float, float] = (8, 4.5)) -> t
 def _bars(rows: list[dict[str, Any]]) -> Figure:
     """Throughput of each server on each workload: of one workload, the ladder."""
     names = list(dict.fromkeys(row["workload"] for row in rows))
-    height = 1.5 + 0.45 * len(rows)
-    title = "Output tokens per second"
-    figure, axes = _axes(title, "tokens per second (median, lowest and highest round)", "")
-    figure.set_size_inches(8, height)
+    title, x = "Output tokens per second", "median, lowest and highest round"
+    figure, axes = _axes(title, x, "", height=1.5 + 0.45 * len(rows))
     labels = []
     for place, row in enumerate(reversed(rows)):
         speed = row["speed"]

@@ -25,9 +25,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         def __init__(self, *pids: int, clients: list[int]) -> None:
             assert all(psutil.pid_exists(pid) for pid in (*pids, *clients))
 
-        def start(self) -> None: ...
-
-        def stop(self) -> dict[str, float]:
+        def used(self) -> dict[str, float]:
             return {OTHERS: others.pop(0) if others else 0.0, STOLEN: 0.0}
 
     monkeypatch.setattr(run, "CpuMeter", Meter)

@@ -32,7 +32,7 @@ def test_all_forms_are_measured(
     main(["--models", "tiny", "--rows", "100,1"])
     lines = capsys.readouterr().out.splitlines()
     assert all(name in lines[3] for name in FORMS)
-    assert [line.split()[1] for line in lines[5:]] == ["1", "100"]
+    assert [line.split()[1] for line in lines[5:]] == ["100", "1"]
 
 
 def test_a_cpu_without_both_is_told(

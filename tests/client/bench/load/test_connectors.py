@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from client.bench.load.plan import Plan, Session
 from client.bench.load.prompts import Turn
 from client.bench.load.record import Record, Target
-from client.bench.load.worker import Runner, connector_to
+from client.bench.load.worker import ask_all
 from client.gateway.settings import GatewaySettings
 from tests.client.fake_triton import FakeTriton, Piece
 from tests.server.gateway.running import running
@@ -35,15 +34,8 @@ def target(request: pytest.FixtureRequest, triton: FakeTriton) -> Iterator[Targe
 
 
 def ask(target: Target, *texts: str, asked: int = 3 + LONG) -> list[Record]:
-    async def run() -> list[Record]:
-        connector = connector_to(target)
-        plan = Plan([Session(n, [Turn(t, [], asked)], 0.0) for n, t in enumerate(texts)])
-        try:
-            return await Runner(connector, plan, time.monotonic()).run()
-        finally:
-            await connector.close()
-
-    return asyncio.run(run())
+    plan = Plan([Session(n, [Turn(t, [], asked)], 0.0) for n, t in enumerate(texts)])
+    return asyncio.run(ask_all(target, plan)).records
 
 
 def test_all_is_read_with_its_time(target: Target, triton: FakeTriton) -> None:

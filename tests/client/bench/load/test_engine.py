@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -12,7 +11,7 @@ from client.bench.load.plan import Plan, Session
 from client.bench.load.prompts import PromptSource, Turn
 from client.bench.load.record import CUT, Record, Target
 from client.bench.load.scrape import Metrics
-from client.bench.load.worker import Runner, connector_to
+from client.bench.load.worker import ask_all
 from engine.config import EngineConfig
 from engine.demo import CHECKPOINT_DIR
 
@@ -29,15 +28,9 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
 
 
 def run(target: Target, plan: Plan) -> tuple[list[Record], Metrics]:
-    async def ask() -> tuple[list[Record], Metrics]:
-        connector = connector_to(target)
-        connector.metrics()
-        records = await Runner(connector, plan, time.monotonic()).run()
-        metrics = connector.metrics()
-        assert metrics is not None
-        return records, metrics
-
-    return asyncio.run(ask())
+    found = asyncio.run(ask_all(target, plan))
+    assert found.metrics is not None
+    return found.records, found.metrics
 
 
 def turn(output_tokens: int) -> Turn:
