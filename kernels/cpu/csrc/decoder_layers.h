@@ -147,10 +147,14 @@ class DecoderLayers : public torch::CustomClassHolder {
     T* const residual = total.mutable_data_ptr<T>();
     const float eps = static_cast<float>(norm_eps_);
     const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
-    const auto add_and_norm = [&](const T* stream, int64_t stride, const Tensor& weight) {
+    const T* stream = x.const_data_ptr<T>();  // to which is added; x itself does not change
+    int64_t stride = x.stride(0);
+    const auto add_and_norm = [&](const Tensor& weight) {
       rms_norm(RmsNorm<T>{
           output, stream, weight.const_data_ptr<T>(), normed, residual, tokens, size, size, stride,
           eps, false});
+      stream = residual;
+      stride = size;
     };
     Lap lap(seconds_);
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -161,10 +165,10 @@ class DecoderLayers : public torch::CustomClassHolder {
       const Tensor& tables = block_tables.at(groups_[i]);
       if (i == 0) {
         rms_norm(RmsNorm<T>{
-            x.const_data_ptr<T>(), nullptr, layer.input_norm.const_data_ptr<T>(), normed, nullptr,
-            tokens, size, x.stride(0), 0, eps, false});
+            stream, nullptr, layer.input_norm.const_data_ptr<T>(), normed, nullptr, tokens, size,
+            stride, 0, eps, false});
       } else {
-        add_and_norm(residual, size, layer.input_norm);
+        add_and_norm(layer.input_norm);
       }
       lap.ends(kNorms);
       linear(layer.qkv.product(normed, tokens, size, size, qkv, qkv_size, invariant_));
@@ -183,11 +187,7 @@ class DecoderLayers : public torch::CustomClassHolder {
       lap.ends(kAttention);
       linear(layer.o.product(mixed, tokens, query_size, query_size, output, size, invariant_));
       lap.ends(kO);
-      if (i == 0) {
-        add_and_norm(x.const_data_ptr<T>(), x.stride(0), layer.post_attention_norm);
-      } else {
-        add_and_norm(residual, size, layer.post_attention_norm);
-      }
+      add_and_norm(layer.post_attention_norm);
       lap.ends(kNorms);
       gated_linear(
           layer.gate_up.product(normed, tokens, size, size, gated, 2 * inner, invariant_),

@@ -1,5 +1,5 @@
 // The panels of a product on AMX: as they are stored, or integers in groups as bfloat16. For
-// tile_block.h, linear.cpp and experts.cpp alone.
+// tile_block.h, linear_products.h and experts.cpp alone.
 //
 // Integers of a group of 32 inputs are half a tile deep: the unit does no more with an instruction
 // than for bfloat16, and vectors must scale each sum (scaled_tiles.h). Many rows are faster with
