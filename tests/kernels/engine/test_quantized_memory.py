@@ -23,8 +23,8 @@ from engine.quantization.linear import QuantizedLinear
 from tests.factories.families import FAMILIES
 from tests.factories.gguf_files import random_blocks
 from tests.factories.quantized import FORMATS
+from tests.kernels.engine.test_quantized_experts import load, write
 from tests.kernels.support import DEVICE
-from tests.kernels.test_engine_quantized_experts import load, write
 
 pytestmark = pytest.mark.usefixtures("small_gpu")
 
