@@ -50,22 +50,11 @@ class ExpertPlain {
 
   void operator()(int64_t row, int64_t panel, Vec left, Vec right) const {
     const int64_t column = (panel - expert_ * a_.panels()) * kColumns;
-    store_some(row, column, left);
-    store_some(row, column + W, right);
+    const T* bias = a_.bias == nullptr ? nullptr : a_.bias + expert_ * a_.out_features;
+    store_panel(a_.out + row * a_.out_features, bias, a_.out_features, column, left, right);
   }
 
  private:
-  void store_some(int64_t row, int64_t column, Vec value) const {
-    const int64_t n = std::min(W, a_.out_features - column);
-    if (n <= 0) {
-      return;
-    }
-    if (a_.bias != nullptr) {
-      value = value + widen(a_.bias + expert_ * a_.out_features + column, n);
-    }
-    store(a_.out + row * a_.out_features + column, value, n);
-  }
-
   const ExpertLinear<T>& a_;
   const int64_t expert_;
 };

@@ -1,5 +1,5 @@
-// A task of a product with packed weights: some groups of rows times one panel. For linear.cpp and
-// experts.cpp alone.
+// A task of a product with packed weights: some groups of rows times one panel. For
+// linear_products.h and experts.cpp alone.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,24 @@ void multiply_group(
     finish(
         row + r, panel, rows.value(row + r, panel * kColumns, sums[r][0]),
         rows.value(row + r, panel * kColumns + W, sums[r][1]));
+  }
+}
+
+// Adds the bias, if there is one, to what a panel gives from `column` on, and stores what of it is
+// within a row of `columns` outputs.
+template <typename In, typename Out>
+inline void store_panel(
+    Out* row, const In* bias, int64_t columns, int64_t column, Vec left, Vec right) {
+  for (Vec value : {left, right}) {
+    const int64_t n = std::min(W, columns - column);
+    if (n <= 0) {
+      return;
+    }
+    if (bias != nullptr) {
+      value = value + widen(bias + column, n);
+    }
+    store(row + column, value, n);
+    column += W;
   }
 }
 

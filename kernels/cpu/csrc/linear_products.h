@@ -30,22 +30,11 @@ class Plain {
   explicit Plain(const Linear<In, Out>& a) : a_(a) {}
 
   void operator()(int64_t row, int64_t panel, Vec left, Vec right) const {
-    store_some(row, panel * kColumns, left);
-    store_some(row, panel * kColumns + W, right);
+    Out* out = a_.out + row * a_.out_features;
+    store_panel(out, a_.bias, a_.out_features, panel * kColumns, left, right);
   }
 
  private:
-  void store_some(int64_t row, int64_t column, Vec value) const {
-    const int64_t n = std::min(W, a_.out_features - column);
-    if (n <= 0) {
-      return;
-    }
-    if (a_.bias != nullptr) {
-      value = value + widen(a_.bias + column, n);
-    }
-    store(a_.out + row * a_.out_features + column, value, n);
-  }
-
   const Linear<In, Out>& a_;
 };
 

@@ -1,5 +1,5 @@
 // The rows of a product, packed in groups: as they are, or quantised to 8-bit integers. For
-// linear.cpp and experts.cpp alone.
+// linear_products.h and experts.cpp alone.
 #pragma once
 
 #include <ATen/Parallel.h>

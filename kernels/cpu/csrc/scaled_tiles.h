@@ -1,5 +1,5 @@
-// Products on AMX with integer weights that have a scale for each group of inputs. For linear.cpp
-// alone.
+// Products on AMX with integer weights that have a scale for each group of inputs. For
+// linear_products.h alone.
 //
 // A task unpacks a slab of a panel to bytes, which stay in the L1 cache, then the next one. All its
 // rows pass each slab: a group of inputs is half a tile deep, its sums are exact, and vectors scale

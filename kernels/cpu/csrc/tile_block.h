@@ -1,5 +1,5 @@
 // A task of a product with packed weights on AMX: some groups of rows times one panel. For
-// linear.cpp and experts.cpp alone.
+// linear_products.h and experts.cpp alone.
 //
 // A panel is as the unit wants its second operand: 16 units of it are two tiles, side by side. Two
 // groups of rows times these two tiles keep four tiles of sums busy. The rows of a task pass one
