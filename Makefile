@@ -41,10 +41,10 @@ test: develop  ## What CI runs: all but the large tests
 test-all: develop  ## All tests
 	@$(LANES) SELECT='large or not large'
 
-# Parts of the tests, one per core at a time, long ones first, so that both cores end together. A
-# large test repeats shorter ones at length.
+# Parts of the tests, one per core at a time. In this order both cores end together, and the second
+# part computes while the first tests with servers wait. A large test repeats shorter ones at length.
 LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line \
-  with-server without-server interpreted-engine interpreted compiled
+  with-server interpreted-engine without-server interpreted compiled
 SELECT := not large
 ON_KERNELS := tests/kernels/engine
 PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
