@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype
-from kernels.upload import upload
+from kernels.step.upload import upload
 
 BlockIds = Iterable[int] | Tensor
 Copy = tuple[int, int]  # source, destination

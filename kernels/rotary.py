@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels import cpu, device
+from kernels.attention.paged_cache import FP8, check_caches, check_scale
 from kernels.checks import (
     FLOATS,
     check_contiguous,
@@ -20,7 +21,6 @@ from kernels.checks import (
     check_shape,
 )
 from kernels.e4m3 import FP8_MAX
-from kernels.paged_cache import FP8, check_caches, check_scale
 from kernels.rms_norm import reference as norm_reference
 from kernels.rms_norm import rms_norm
 from kernels.rotary_kernel import num_programs, rotary_kernel, settings

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.core.schedule import Adjustments
 from kernels.sampling import logit_order
-from kernels.upload import upload, upload_together
+from kernels.step.upload import upload, upload_together
 
 
 def add_adjustments(logits: Tensor, adjustments: Adjustments) -> None:

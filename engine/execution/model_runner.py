@@ -37,8 +37,8 @@ from engine.models.causal_lm import CausalLM
 from engine.models.kv_groups import KVGroups
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
-from kernels.step_inputs import StepInputs, prepare_inputs
-from kernels.token_scatter import scatter_tokens
+from kernels.step.step_inputs import StepInputs, prepare_inputs
+from kernels.step.token_scatter import scatter_tokens
 
 
 class ModelRunner:

@@ -25,7 +25,7 @@ from engine.execution.pending_step import PendingStep
 from engine.execution.sampler import Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.models.spec import ModelSpec
-from kernels.token_scatter import scatter_tokens
+from kernels.step.token_scatter import scatter_tokens
 
 _CPU = torch.device("cpu")
 

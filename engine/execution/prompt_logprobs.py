@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.core.logprobs.scored_tokens import ScoredTokens
 from kernels.sampling.logprobs import Logprobs, token_logprobs
-from kernels.upload import upload_together
+from kernels.step.upload import upload_together
 
 
 def score_tokens(

@@ -38,8 +38,8 @@ from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import Logprobs, token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
 from kernels.sampling.truncate import truncate_logits
-from kernels.slot_tables import SlotTables
-from kernels.upload import upload_together
+from kernels.step.slot_tables import SlotTables
+from kernels.step.upload import upload_together
 
 _NONE = np.zeros(0, dtype=np.int32)
 

@@ -10,8 +10,8 @@ from engine.core.kv.group_windows import blocks_for
 from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
 from engine.execution.devices import ResolvedConfig
 from engine.limits import MAX_LOGIT_BIAS
-from kernels.slot_tables import SlotTables
-from kernels.slot_writes import SlotWrites
+from kernels.step.slot_tables import SlotTables
+from kernels.step.slot_writes import SlotWrites
 
 
 def allocate_tables(

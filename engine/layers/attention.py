@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine.layers.linear import parameter
 from engine.layers.norm import RMSNorm
 from engine.layers.scheme import Scheme
-from kernels.paged_cache import FP8
+from kernels.attention.paged_cache import FP8
 from kernels.rotary import rotary_and_cache
 
 

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention.paged_cache import FP8
 from kernels.bench.case import MODELS, Work, by_tokens, numel_bytes, randn
 from kernels.bench.shapes import Shape
 from kernels.gated_activation import gated_activation
 from kernels.layer_norm import layer_norm, layer_norm_add
 from kernels.matmul import matmul
-from kernels.paged_cache import FP8
 from kernels.rms_norm import rms_norm, rms_norm_add
 from kernels.rotary import rotary_and_cache
 from kernels.row_product import linear

@@ -14,9 +14,9 @@ from torch import Tensor
 from kernels.bench.case import SMALL, Case, Work, numel_bytes, randn
 from kernels.bench.shapes import LLAMA_8B, Shape
 from kernels.block_copy import BlockCopier
-from kernels.slot_tables import SlotTables
-from kernels.step_inputs import StepInputs, prepare_inputs
-from kernels.token_scatter import scatter_tokens
+from kernels.step.slot_tables import SlotTables
+from kernels.step.step_inputs import StepInputs, prepare_inputs
+from kernels.step.token_scatter import scatter_tokens
 
 _BLOCK_SIZE = 16
 

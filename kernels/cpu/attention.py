@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.attention.sinks import check_sinks
 from kernels.checks import (
     FLOATS,
     check_contiguous,
@@ -17,7 +18,6 @@ from kernels.checks import (
     check_shape,
 )
 from kernels.cpu.library import operations
-from kernels.sinks import check_sinks
 
 
 def attention_in_place(

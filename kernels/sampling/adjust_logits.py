@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device, slot_tables
+from kernels import device
 from kernels.checks import (
     check_contiguous,
     check_device,
@@ -28,7 +28,8 @@ from kernels.device import cdiv
 from kernels.sampling import logit_order
 from kernels.sampling.logit_order import cleaned
 from kernels.sampling.token_counts import TokenCounts
-from kernels.slot_tables import SlotTables
+from kernels.step import slot_tables
+from kernels.step.slot_tables import SlotTables
 
 _ALLOWED, _BIAS = tl.constexpr(slot_tables.ALLOWED), tl.constexpr(slot_tables.BIAS)
 _PENALTIES = tl.constexpr(slot_tables.PENALTIES)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels import cpu
 from kernels.cpu.draw import draw_tokens
-from kernels.slot_tables import SlotTables
+from kernels.step.slot_tables import SlotTables
 
 _FEW = 512  # most likely tokens that are filtered before a whole row is sorted
 

@@ -55,7 +55,7 @@ from kernels.sampling.draw_kernels import draw_kernel, scan_kernel, shortlist_ke
 from kernels.sampling.draw_rules import UNIT
 from kernels.sampling.logit_order import group_size
 from kernels.sampling.philox import exponentials_reference
-from kernels.slot_tables import SlotTables
+from kernels.step.slot_tables import SlotTables
 
 _MAX_VOCAB = 2**22  # such a number of weights of 2^40 fits into an int64
 

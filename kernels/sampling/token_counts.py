@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device, slot_tables
+from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from kernels.device import cdiv
-from kernels.slot_tables import SlotTables
+from kernels.step import slot_tables
+from kernels.step.slot_tables import SlotTables
 
 _PENALTIES = tl.constexpr(slot_tables.PENALTIES)
 

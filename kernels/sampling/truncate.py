@@ -31,7 +31,7 @@ from kernels.cpu.truncate import truncate_rows
 from kernels.sampling import logit_order
 from kernels.sampling.draw_rules import inverse_temperature, mass, weight
 from kernels.sampling.logit_order import cleaned, from_key, to_key
-from kernels.slot_tables import SlotTables
+from kernels.step.slot_tables import SlotTables
 
 _INFINITE_KEY = tl.constexpr(0x7F800000)  # of an infinite distance
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from kernels.paged_decode import paged_decode_attention
-from kernels.split_plan import PROGRAMS_PER_SM, plan_splits
+from kernels.attention.paged_decode import paged_decode_attention
+from kernels.attention.split_plan import PROGRAMS_PER_SM, plan_splits
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import GPUS, Compiled, compile_call
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.paged_prefill import paged_prefill_attention
+from kernels.attention.paged_prefill import paged_prefill_attention
 from tests.aot.bounds import check, each_gpu, every_gpu
 from tests.aot.compiler import GPUS, Compiled, compile_call
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.paged_cache import FP8
+from kernels.attention.paged_cache import FP8
 from kernels.rotary import rotary_and_cache
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call

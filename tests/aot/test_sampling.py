@@ -10,7 +10,7 @@ from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
 from kernels.sampling.truncate import truncate_logits
-from kernels.slot_tables import SlotTables
+from kernels.step.slot_tables import SlotTables
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 

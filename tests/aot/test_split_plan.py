@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.split_plan import plan_splits
+from kernels.attention.split_plan import plan_splits
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kernels.slot_tables import SlotTables
-from kernels.slot_writes import SlotWrites
-from kernels.step_inputs import StepInputs, prepare_inputs
+from kernels.step.slot_tables import SlotTables
+from kernels.step.slot_writes import SlotWrites
+from kernels.step.step_inputs import StepInputs, prepare_inputs
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 from tests.kernels.slot_cases import admit

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from kernels.slot_tables import SlotTables
-from kernels.token_scatter import scatter_tokens
+from kernels.step.slot_tables import SlotTables
+from kernels.step.token_scatter import scatter_tokens
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 

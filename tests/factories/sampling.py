@@ -22,9 +22,9 @@ from engine.execution.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import write_admissions
 from engine.limits import MAX_LOGIT_BIAS
 from engine.protocol import TokenLogprobs
-from kernels.slot_tables import SlotTables
-from kernels.slot_writes import SlotWrites
-from kernels.token_scatter import scatter_tokens
+from kernels.step.slot_tables import SlotTables
+from kernels.step.slot_writes import SlotWrites
+from kernels.step.token_scatter import scatter_tokens
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.paged_cache import FP8
+from kernels.attention.paged_cache import FP8
 from kernels.rotary import reference
 from tests.kernels.support import DEVICE, assert_close, padded, randn
 

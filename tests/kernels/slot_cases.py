@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
-from kernels.slot_writes import SlotWrites
+from kernels.step.slot_tables import LENGTH, RUNNING, STOP, SlotTables
+from kernels.step.slot_writes import SlotWrites
 from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros
 

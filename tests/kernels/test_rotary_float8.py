@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from kernels import device
-from kernels.paged_cache import FP8
+from kernels.attention.paged_cache import FP8
 from kernels.rotary import rotary_and_cache
 from tests.kernels.rotary_cases import (
     BLOCK_SIZE,

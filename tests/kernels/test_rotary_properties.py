@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from kernels import device
-from kernels.paged_cache import FP8
+from kernels.attention.paged_cache import FP8
 from kernels.rotary import rotary_and_cache
 from tests.kernels.rotary_cases import arguments, check_slots, turned
 from tests.kernels.support import TOLERANCES, assert_close

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.execution.attention.triton_attention import TritonAttention
 from engine.layers.attention import LayerCache, StepAttention
 from engine.models.batch import Batch
-from kernels.paged_prefill import paged_prefill_attention
+from kernels.attention.paged_prefill import paged_prefill_attention
 
 
 class InvariantAttention(TritonAttention):

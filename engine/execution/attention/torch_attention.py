@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.layers.attention import LayerCache, StepAttention
 from engine.models.batch import Batch
-from kernels.paged_attention import Span, paged_attention
+from kernels.attention.paged_attention import Span, paged_attention
 
 
 class TorchAttention:

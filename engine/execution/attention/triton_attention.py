@@ -8,10 +8,10 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.layers.attention import LayerCache, StepAttention
 from engine.models.batch import Batch
-from kernels.paged_cache import BLOCK_SIZES, MAX_GROUP
-from kernels.paged_decode import paged_decode_attention
-from kernels.paged_prefill import paged_prefill_attention
-from kernels.split_plan import SplitPlan, num_work_items, plan_splits
+from kernels.attention.paged_cache import BLOCK_SIZES, MAX_GROUP
+from kernels.attention.paged_decode import paged_decode_attention
+from kernels.attention.paged_prefill import paged_prefill_attention
+from kernels.attention.split_plan import SplitPlan, num_work_items, plan_splits
 
 
 class TritonAttention:

@@ -20,7 +20,7 @@ from engine.execution.graphs.graph_sizes import (
 from engine.execution.graphs.sample_graphs import SampleGraphs
 from engine.execution.graphs.step_graphs import Capturer, Rows, StepGraphs
 from engine.execution.memory.step_memory import is_out_of_memory
-from kernels.slot_tables import SlotTables
+from kernels.step.slot_tables import SlotTables
 
 
 def run_padding(

@@ -20,8 +20,8 @@ from engine.execution.graphs.graph_sizes import next_size
 from engine.execution.graphs.step_graphs import Capturer, Graph
 from engine.nvtx import nvtx_range
 from kernels.sampling.draw import sample_tokens
-from kernels.slot_tables import SlotTables
-from kernels.token_scatter import scatter_tokens
+from kernels.step.slot_tables import SlotTables
+from kernels.step.token_scatter import scatter_tokens
 
 _ALIGNMENT = 4  # words: kernels take 16 bytes in one load
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.execution.graphs.graph_sizes import GraphSizes, next_size
 from engine.nvtx import nvtx_range
-from kernels.slot_tables import SlotTables
+from kernels.step.slot_tables import SlotTables
 
 
 class Rows(Protocol):

@@ -20,7 +20,7 @@ from engine.execution.memory.gpu_memory_profile import (
 )
 from engine.models.kv_groups import group_layers
 from engine.models.spec import ModelSpec
-from kernels.paged_cache import FP8
+from kernels.attention.paged_cache import FP8
 
 # Share of the memory that is free after the weights are loaded; the rest is for activations, the
 # server and other programs.

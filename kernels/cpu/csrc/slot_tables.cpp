@@ -1,5 +1,5 @@
 // Builds a step's inputs from the slot tables, and appends the step's tokens to them.
-// Same rules as kernels/step_inputs.py and kernels/token_scatter.py.
+// Same rules as kernels/step/step_inputs.py and kernels/step/token_scatter.py.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 

@@ -6,9 +6,9 @@ from dataclasses import fields
 import pytest
 import torch
 
-from kernels import step_inputs, token_scatter
-from kernels.step_inputs import StepInputs, prepare_inputs
-from kernels.token_scatter import scatter_tokens
+from kernels.step import step_inputs, token_scatter
+from kernels.step.step_inputs import StepInputs, prepare_inputs
+from kernels.step.token_scatter import scatter_tokens
 from tests.kernels.slot_cases import assert_tables_equal, random_tables
 
 CPU = torch.device("cpu")

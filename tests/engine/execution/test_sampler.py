@@ -7,7 +7,7 @@ import torch
 from engine.core import schedule
 from engine.core.constraints.bad_words import BadWords
 from engine.core.request import Request
-from kernels import slot_tables
+from kernels.step import slot_tables
 from tests.factories.requests import append_tokens, make_request
 from tests.factories.sampling import sample_requests
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernels.upload
+import kernels.step.upload
 from engine.core.constraints.bad_words import BadWords
 from engine.core.request import Request
 from engine.execution.sampler import Sampler
@@ -158,7 +158,7 @@ def test_a_step_uploads_nothing_that_the_tables_hold(monkeypatch: pytest.MonkeyP
         sizes.append(values.nbytes)
         return torch.from_numpy(values).to(device)
 
-    monkeypatch.setattr(kernels.upload, "upload", upload)
+    monkeypatch.setattr(kernels.step.upload, "upload", upload)
     lists = {"allowed_token_ids": range(1000), "logit_bias": dict.fromkeys(range(1000), 1.0)}
     stops = {"min_tokens": 4, "stop_token_ids": frozenset({1})}
     sampler = Sampler(make_tables(1, vocab_size=1000), 1000)

@@ -22,8 +22,8 @@ from engine.execution.graphs.sample_graphs import SampleGraphs
 from engine.execution.graphs.step_graphs import Capturer, CudaCapturer
 from kernels import device
 from kernels.sampling.draw import sample_tokens
-from kernels.slot_tables import SlotTables
-from kernels.token_scatter import scatter_tokens
+from kernels.step.slot_tables import SlotTables
+from kernels.step.token_scatter import scatter_tokens
 from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.slot_cases import assert_tables_equal, random_tables

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.draw import Settings
-from kernels.slot_tables import SlotTables
+from kernels.step.slot_tables import SlotTables
 from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE
 

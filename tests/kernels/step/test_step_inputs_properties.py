@@ -7,9 +7,9 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.serving_simulation import Host
 from tests.kernels.slot_cases import random_tables
-from tests.kernels.test_step_inputs import check
+from tests.kernels.step.serving_simulation import Host
+from tests.kernels.step.test_step_inputs import check
 
 
 @given(st.integers(0, 2**32), st.integers(1, 9), st.sampled_from([1, 3, 16, 64]))

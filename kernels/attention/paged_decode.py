@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import device
-from kernels.checks import check_device, check_dtype, check_last_stride, check_shape
-from kernels.paged_cache import (
+from kernels.attention.paged_cache import (
     BLOCK_SIZES,
     FP8,
     MAX_GROUP,
@@ -21,9 +20,10 @@ from kernels.paged_cache import (
     check_query,
     check_scale,
 )
-from kernels.paged_decode_kernel import decode_kernel, settings
-from kernels.sinks import check_sinks, softmax_with_sinks
-from kernels.split_plan import FAN_IN, SplitPlan
+from kernels.attention.paged_decode_kernel import decode_kernel, settings
+from kernels.attention.sinks import check_sinks, softmax_with_sinks
+from kernels.attention.split_plan import FAN_IN, SplitPlan
+from kernels.checks import check_device, check_dtype, check_last_stride, check_shape
 
 
 def paged_decode_attention(

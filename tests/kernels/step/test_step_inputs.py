@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from kernels import device
-from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
-from kernels.step_inputs import StepInputs, prepare_inputs, reference
-from kernels.token_scatter import SKIPPED, scatter_tokens
-from tests.kernels.serving_simulation import Host
+from kernels.step.slot_tables import LENGTH, RUNNING, STOP, SlotTables
+from kernels.step.step_inputs import StepInputs, prepare_inputs, reference
+from kernels.step.token_scatter import SKIPPED, scatter_tokens
 from tests.kernels.slot_cases import assert_tables_equal, ints, longs, random_tables, vast_tables
+from tests.kernels.step.serving_simulation import Host
 from tests.kernels.support import DEVICE, padded
 
 # Scheduled tokens by slot; None: all remaining ones. A row of slot -1 is padding.

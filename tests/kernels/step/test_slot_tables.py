@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kernels import device
-from kernels.slot_tables import LENGTH, RUNNING, SlotTables
-from kernels.slot_writes import SlotWrites
+from kernels.step.slot_tables import LENGTH, RUNNING, SlotTables
+from kernels.step.slot_writes import SlotWrites
 from tests.kernels import slot_cases
 from tests.kernels.slot_cases import (
     assert_tables_equal,

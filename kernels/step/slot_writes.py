@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels import device
-from kernels.slot_tables import RUNNING, SlotTables
-from kernels.upload import upload
+from kernels.step.slot_tables import RUNNING, SlotTables
+from kernels.step.upload import upload
 
 
 class SlotWrites:

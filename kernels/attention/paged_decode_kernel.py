@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.attention.split_merge import merge_when_last
+from kernels.attention.split_plan import FAN_IN, PROGRAMS_PER_SM
 from kernels.device import next_power_of_2
-from kernels.split_merge import merge_when_last
-from kernels.split_plan import FAN_IN, PROGRAMS_PER_SM
 
 # Bytes per tile of keys, or of values; `settings` gives the reason.
 _TILE_BYTES = 8192

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels import device
-from kernels.paged_prefill import paged_prefill_attention, reference
-from tests.kernels.attention_cases import FP8, PagedCase, dense_attention, paged_case
+from kernels.attention.paged_prefill import paged_prefill_attention, reference
+from tests.kernels.attention.attention_cases import FP8, PagedCase, dense_attention, paged_case
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, each_dtype, padded, randn
 
 # Tokens of each chunk, and total tokens of each sequence.

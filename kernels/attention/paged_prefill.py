@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from kernels import device
+from kernels.attention.paged_cache import BLOCK_SIZES, FP8, check_caches, check_query, check_scale
+from kernels.attention.paged_prefill_kernel import prefill_kernel
+from kernels.attention.paged_prefill_tiles import settings
+from kernels.attention.sinks import check_sinks, softmax_with_sinks
 from kernels.checks import (
     check_contiguous,
     check_device,
@@ -20,10 +24,6 @@ from kernels.checks import (
     check_last_stride,
     check_shape,
 )
-from kernels.paged_cache import BLOCK_SIZES, FP8, check_caches, check_query, check_scale
-from kernels.paged_prefill_kernel import prefill_kernel
-from kernels.paged_prefill_tiles import settings
-from kernels.sinks import check_sinks, softmax_with_sinks
 
 
 def paged_prefill_attention(

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels import device
-from tests.kernels.attention_cases import FP8
+from tests.kernels.attention.attention_cases import FP8
+from tests.kernels.attention.test_paged_prefill import FP8_TOLERANCE, dense, prefill, windowed
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn
-from tests.kernels.test_paged_prefill import FP8_TOLERANCE, dense, prefill, windowed
 
 _SETTINGS = {
     "deadline": None,

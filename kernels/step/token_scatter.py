@@ -20,7 +20,7 @@ from kernels.checks import (
     check_shape,
 )
 from kernels.device import cdiv, next_power_of_2
-from kernels.slot_tables import LENGTH, RUNNING, STOP, SlotTables
+from kernels.step.slot_tables import LENGTH, RUNNING, STOP, SlotTables
 
 SKIPPED = -1  # nothing was appended for the row
 

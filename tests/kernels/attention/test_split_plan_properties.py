@@ -4,8 +4,8 @@ pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.split_plan import plan_splits
-from tests.kernels.test_split_plan import check, lens
+from kernels.attention.split_plan import plan_splits
+from tests.kernels.attention.test_split_plan import check, lens
 
 lengths = st.lists(st.one_of(st.integers(0, 200), st.integers(0, 50_000)), min_size=1, max_size=40)
 

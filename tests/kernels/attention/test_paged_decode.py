@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import device, split_plan
-from kernels.paged_decode import paged_decode_attention, reference
-from kernels.split_plan import SplitPlan, plan_splits
-from tests.kernels.attention_cases import FP8, PagedCase, dense_attention, paged_case
+from kernels import device
+from kernels.attention import split_plan
+from kernels.attention.paged_decode import paged_decode_attention, reference
+from kernels.attention.split_plan import SplitPlan, plan_splits
+from tests.kernels.attention.attention_cases import FP8, PagedCase, dense_attention, paged_case
 from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
 
 LENGTHS = [0, 1, 15, 16, 17, 64, 65, 300]

@@ -4,10 +4,10 @@ pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.split_plan import plan_splits
-from tests.kernels.attention_cases import FP8
+from kernels.attention.split_plan import plan_splits
+from tests.kernels.attention.attention_cases import FP8
+from tests.kernels.attention.test_paged_decode import FP8_TOLERANCE, decode, dense, windowed
 from tests.kernels.support import TOLERANCES, assert_close, randn
-from tests.kernels.test_paged_decode import FP8_TOLERANCE, decode, dense, windowed
 
 
 @settings(

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import Span, paged_attention
+from kernels.attention.paged_attention import Span, paged_attention
 
 SPAN = Span(query_start=0, query_end=2, num_keys=2, block_ids=None, first_row=0)
 

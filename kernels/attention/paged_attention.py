@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention.sinks import check_sinks, softmax_with_sinks
 from kernels.checks import FLOATS, check_dtype, check_like, check_shape
-from kernels.sinks import check_sinks, softmax_with_sinks
 
 # Query chunk of a long prefill: bounds the mask's size and skips keys above the diagonal.
 _TILE = 256

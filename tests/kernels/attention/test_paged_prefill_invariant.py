@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kernels import device
+from tests.kernels.attention.test_paged_prefill import CHUNKS, LENGTHS, dense, prefill, windowed
 from tests.kernels.support import assert_close, each_dtype, randn
-from tests.kernels.test_paged_prefill import CHUNKS, LENGTHS, dense, prefill, windowed
 
 
 @each_dtype

@@ -23,8 +23,8 @@ from kernels.checks import (
     check_output,
     check_shape,
 )
-from kernels.slot_tables import RUNNING, SlotTables
-from kernels.step_inputs_kernel import prepare_inputs_kernel, settings
+from kernels.step.slot_tables import RUNNING, SlotTables
+from kernels.step.step_inputs_kernel import prepare_inputs_kernel, settings
 
 
 @dataclass(frozen=True, slots=True)

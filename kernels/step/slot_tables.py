@@ -3,7 +3,7 @@
 The host runs one step ahead: it schedules a step before it has seen the tokens of the step before.
 So sampled tokens stay on the device, which appends them to these tables and builds the inputs of
 the next step from them. All tables are views of one buffer, so that the host's changes between two
-steps take one upload and one launch (`kernels.slot_writes`).
+steps take one upload and one launch (`kernels.step.slot_writes`).
 """
 
 from __future__ import annotations

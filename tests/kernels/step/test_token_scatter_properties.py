@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.token_scatter import scatter_tokens
+from kernels.step.token_scatter import scatter_tokens
 from tests.kernels.slot_cases import assert_tables_equal, ints, longs, random_tables
-from tests.kernels.test_token_scatter import from_lists
+from tests.kernels.step.test_token_scatter import from_lists
 
 
 @given(

@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 
 from kernels import device
-from kernels.split_plan import FAN_IN, STEP, SplitPlan, num_work_items, plan_splits, reference
+from kernels.attention.split_plan import (
+    FAN_IN,
+    STEP,
+    SplitPlan,
+    num_work_items,
+    plan_splits,
+    reference,
+)
 from tests.kernels.support import DEVICE
 
 
