@@ -18,8 +18,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.demo import CHECKPOINT_DIR
-from engine.demo.corpus import held_out_questions
-from engine.demo.question import Question
+from engine.demo.corpus.documents import held_out_questions
+from engine.demo.corpus.question import Question
 
 _SEED = 1
 _BATCH = 50

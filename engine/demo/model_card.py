@@ -36,7 +36,7 @@ pipeline_tag: text-generation
 
 A Llama-shaped chat model of {run.parameters / 1e6:.2f} million parameters (bfloat16) with a
 byte-level BPE vocabulary of {run.vocabulary} tokens. It exists so that Trident can be tried and
-tested without a download. It knows what `engine/demo/corpus.py` teaches and nothing else:
+tested without a download. It knows what `engine/demo/corpus` teaches and nothing else:
 arithmetic with small numbers, counting, spelling, small facts, translations of small words,
 emoji, short stories and small talk. Do not rely on it for anything.
 

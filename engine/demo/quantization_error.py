@@ -23,10 +23,10 @@ from engine import LLM, SamplingParams
 from engine.config import Quantization
 from engine.demo import CHECKPOINT_DIR
 from engine.demo.batches import batches
-from engine.demo.corpus import held_out_questions
+from engine.demo.corpus.documents import held_out_questions
+from engine.demo.corpus.question import Question
 from engine.demo.evaluate import messages
 from engine.demo.logit_error import CPU, LogitError, load_on_cpu, logit_errors
-from engine.demo.question import Question
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import Conversion, check_quantization
 from engine.models.registry import read_model_spec

@@ -22,7 +22,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemaining
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from engine.demo.batches import TOKENS_PER_BATCH, batches
-from engine.demo.corpus import documents
+from engine.demo.corpus.documents import documents
 from engine.demo.evaluate import measure, show
 from engine.demo.model_card import TrainingRun, model_card
 from engine.demo.tokenizer import stop_token_ids, train_tokenizer

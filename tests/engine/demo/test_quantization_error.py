@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.demo import CHECKPOINT_DIR
 from engine.demo.batches import batches
-from engine.demo.corpus import held_out_questions
+from engine.demo.corpus.documents import held_out_questions
 from engine.demo.quantization_error import answer_error, quantization_error, show
 from tests.factories.forms import quantizes
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from engine.demo import arithmetic, counting, knowledge, spelling, stories, talk
-from engine.demo.question import Question, Skill
+from engine.demo.corpus import arithmetic, counting, knowledge, spelling, stories, talk
+from engine.demo.corpus.question import Question, Skill
 from engine.demo.tokenizer import END_OF_TEXT, TURN_CLOSING, turn_opening
 
 # Relative weight of each skill: harder ones are drawn more often.
