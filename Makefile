@@ -13,8 +13,7 @@ DEVELOPMENT := $(VENV)/.installed-development
 CPU_KERNELS := $(VENV)/.cpu-kernels
 ADAPTERS := tests/server/gateway/adapters
 
-.PHONY: demo serve install develop lint check test test-all with-server without-server \
-  interpreted-engine interpreted compiled adapters bench clean help
+.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled adapters bench clean help
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -41,12 +40,10 @@ test: develop  ## What CI runs: all but the large tests
 test-all: develop  ## All tests
 	@$(LANES) SELECT='large or not large'
 
-# Parts of the tests, one per core at a time. In this order both cores end together, and the second
-# part computes while the first tests with servers wait. A large test repeats shorter ones at length.
+# Parts of the tests, one per core at a time. A large test repeats shorter ones at length.
 LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line \
-  with-server interpreted-engine without-server interpreted compiled
+  with-server without-server interpreted compiled
 SELECT := not large
-ON_KERNELS := tests/kernels/engine
 PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
 
 with-server: develop  ## The tests that drive tritonserver
@@ -56,10 +53,7 @@ without-server: develop  ## All other tests but those of our kernels
 	$(PYTEST) -m 'not server and ($(SELECT))' --ignore=tests/aot
 
 interpreted: develop  ## Our kernels on the CPU: without a GPU, under Triton's interpreter
-	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels --ignore=$(ON_KERNELS)
-
-interpreted-engine: develop  ## The engine on these kernels, likewise
-	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' $(ON_KERNELS)
+	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels
 
 compiled: develop  ## Our kernels compiled for GPUs that need not be here
 	$(PYTEST) -m '$(SELECT)' tests/aot
@@ -79,7 +73,7 @@ clean:  ## Remove the virtual environments and caches
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' $(firstword $(MAKEFILE_LIST)) \
-	  | while IFS=: read -r target text; do printf '  make %-18s %s\n' "$$target" "$$text"; done
+	  | while IFS=: read -r target text; do printf '  make %-14s %s\n' "$$target" "$$text"; done
 
 # They are for the CPU and need a compiler; without them torch's operations serve. Without the
 # stamp it is tried again: a compiler may have come meanwhile.
