@@ -23,7 +23,8 @@ from kernels.bench.shapes import SHAPES, TINY, Shape
 from kernels.cpu.linear import serves
 
 _WEIGHT_BYTES = 2**29  # of all layers: more than what a processor's caches hold of it
-_LEAST_S = 0.5  # per rate
+_TURNS = 3
+_LEAST_S = 0.2  # of a turn
 _MOST_COLD_ROWS = 64  # above, multiplying takes longer than reading
 
 Rates = dict[str, dict[int, float]]  # operations per second, by form and rows
@@ -54,23 +55,27 @@ FORMS: dict[str, Callable[[Tensor, bool], nn.Module]] = {
 
 
 def measure(shape: Shape, rows: Sequence[int]) -> Rates:
-    """Return the best rates of a layer's products."""
+    """Return the best rates of a layer's products; the forms take turns, as machines drift."""
     flops = 2 * shape.layer_parameters // shape.layers  # per token
     num_layers = max(1, _WEIGHT_BYTES // flops)
-    rates: Rates = {}
-    for name, make in FORMS.items():
-        layers = [
+    products = {
+        name: [
             (make((0.02 * torch.randn(outputs, inputs)).bfloat16(), "gate" in part), inputs)
             for _ in range(num_layers)
             for part, (outputs, inputs) in shape.projections.items()
         ]
-        rates[name] = {}
-        for count in rows:
-            some = num_layers if count <= _MOST_COLD_ROWS else 1
-            products = layers[: some * len(shape.projections)]
-            given = {inputs: torch.randn(count, inputs).bfloat16() for _, inputs in products}
-            seconds = min(timed(partial(_run, products, given), _LEAST_S).times) / some
-            rates[name][count] = count * flops / seconds
+        for name, make in FORMS.items()
+    }
+    rates: Rates = {name: dict.fromkeys(rows, 0.0) for name in FORMS}
+    for count in rows:
+        some = num_layers if count <= _MOST_COLD_ROWS else 1
+        given = {
+            each: torch.randn(count, each).bfloat16() for _, each in shape.projections.values()
+        }
+        for name in [*FORMS] * _TURNS:
+            layers = products[name][: some * len(shape.projections)]
+            seconds = min(timed(partial(_run, layers, given), _LEAST_S).times) / some
+            rates[name][count] = max(rates[name][count], count * flops / seconds)
     return rates
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.split_plan import plan_splits
-from tests.kernels import test_paged_decode, test_paged_prefill
+from tests.kernels.attention import test_paged_decode, test_paged_prefill
 from tests.kernels.attention.attention_cases import FP8, paged_case
 from tests.kernels.support import DEVICE, assert_close, each_dtype, randn
 
