@@ -73,6 +73,15 @@ def _language_replaced_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_discarded_checks() -> Iterator[None]:
+    """Save a sixth of its time: it computes whether integers overflow, and drops that."""
+    builder = interpreter.interpreter_builder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _products_without_order() -> Iterator[None]:
     """Sum products in float64, rounded once.
 

@@ -34,7 +34,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
 
 
 def make_llm(checkpoint: GreedyCheckpoint, **settings: Any) -> LLM:
-    defaults = {"block_size": 16, "max_model_len": 48, "max_num_seqs": 8, "deterministic": True}
+    defaults = {
+        "block_size": 16,
+        "max_model_len": 48,
+        "max_num_seqs": 4,
+        "max_logprobs": 2,
+        "deterministic": True,
+    }
     return checkpoint.llm(DEVICE, **{**defaults, **settings})
 
 

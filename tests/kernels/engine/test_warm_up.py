@@ -126,6 +126,7 @@ def test_nor_do_captured_steps_chunks_and_swaps(checkpoint: GreedyCheckpoint) ->
         "max_num_batched_tokens": 64,
         "num_gpu_blocks_override": 1 + 4,
         "long_prefill_token_threshold": 8,
+        "max_logprobs": 1,
     }
     with recorded_forms() as warm:
         llm = start(checkpoint, settings, captured=True)
@@ -145,6 +146,7 @@ def test_nor_in_the_deterministic_mode(checkpoint: GreedyCheckpoint) -> None:
         "max_num_batched_tokens": 64,
         "long_prefill_token_threshold": 24,
         "deterministic": True,
+        "max_logprobs": 1,
     }
     with recorded_forms() as warm:
         llm = start(checkpoint, settings, captured=False)
@@ -169,6 +171,7 @@ def test_nor_in_a_mixture_of_experts(stored: bool, tmp_path: Path) -> None:
         "max_model_len": 64,
         "max_num_seqs": 2,
         "max_num_batched_tokens": 64,
+        "max_logprobs": 0,
         "enforce_eager": True,  # graphs launch nothing
     }
     folder = mixture.path
