@@ -14,10 +14,14 @@ namespace {
 constexpr int64_t kBlockBytes = 1 << 20;  // of a task's rows, which stay in the cache
 constexpr int64_t kUnitLines = kColumns * 4 / 64;  // cache lines per unit of a panel
 
-template <int64_t ROWS, typename Rows, typename Finish>
-void multiply_group(
+// What a group of rows and a panel give: the values of each row.
+using GroupValues = Vec[kMostRows][kVectors];
+
+// Apart from the epilogues: each would be compiled for each number of rows.
+template <int64_t ROWS, typename Rows>
+[[gnu::noinline]] void multiply_group(
     const Rows& rows, int64_t row, const int32_t* weights, int64_t panel, const char* next,
-    int64_t next_lines, const Finish& finish) {
+    int64_t next_lines, GroupValues& values) {
   typename Rows::Sums sums[ROWS][kVectors];
 #pragma GCC unroll 12
   for (int64_t r = 0; r < ROWS; ++r) {
@@ -29,11 +33,9 @@ void multiply_group(
     multiply_panel<typename Rows::Product, ROWS>(
         sums, rows.group(row), weights, rows.units, next, next_lines);
   }
-#pragma GCC unroll 12
   for (int64_t r = 0; r < ROWS; ++r) {
-    finish(
-        row + r, panel, rows.value(row + r, panel * kColumns, sums[r][0]),
-        rows.value(row + r, panel * kColumns + W, sums[r][1]));
+    values[r][0] = rows.value(row + r, panel * kColumns, sums[r][0]);
+    values[r][1] = rows.value(row + r, panel * kColumns + W, sums[r][1]);
   }
 }
 
@@ -56,12 +58,12 @@ inline void store_panel(
 }
 
 template <int64_t ROWS = kMostRows>
-void multiply_group_of(int64_t size, const auto&... arguments) {
+void multiply_group_of(int64_t size, const auto& rows, auto&&... arguments) {
   if constexpr (ROWS > 0) {
     if (size == ROWS) {
-      multiply_group<ROWS>(arguments...);
+      multiply_group<ROWS>(rows, arguments...);
     } else {
-      multiply_group_of<ROWS - 1>(size, arguments...);
+      multiply_group_of<ROWS - 1>(size, rows, arguments...);
     }
   }
 }
@@ -84,9 +86,13 @@ void multiply_block(
   const char* next = reinterpret_cast<const char*>(weights + panel_units);
   const int64_t lines = is_last ? 0 : end - begin == 1 ? kUnitLines : 1;
   for (int64_t group = begin; group < end; ++group, next += rows.units * 64) {
+    const int64_t row = groups.begin(group), size = groups.size(group);
+    GroupValues values;
     multiply_group_of(
-        groups.size(group), rows, groups.begin(group), weights, panel, next,
-        group - begin < kUnitLines ? lines : 0, finish);
+        size, rows, row, weights, panel, next, group - begin < kUnitLines ? lines : 0, values);
+    for (int64_t r = 0; r < size; ++r) {
+      finish(row + r, panel, values[r][0], values[r][1]);
+    }
   }
 }
 

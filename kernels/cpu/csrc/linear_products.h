@@ -113,11 +113,6 @@ void run_scaled_tiles(const auto& a, const Finish& finish) {
 template <typename Product, bool HAS_OFFSET>
 void run_scaled(const auto& a, const auto& finish) {
 #ifdef TRIDENT_TILES
-  if constexpr (std::is_same_v<decltype(a.x), const at::BFloat16*>) {
-    if (a.rows >= kFewestWidenedRows && has_tiles() && !a.invariant) {
-      return run_tiles<BFloat16TileRows, WidenedPanels<Product, HAS_OFFSET>>(a, finish);
-    }
-  }
   if (a.rows >= kFewestScaledTileRows && has_tiles()) {
     return run_scaled_tiles<Product, HAS_OFFSET>(a, finish);
   }
@@ -143,6 +138,11 @@ void run(const Linear<In, Out>& a, const Finish& finish) {
     }
     if constexpr (std::is_same_v<In, at::BFloat16>) {
       return run_tiles<BFloat16TileRows>(a, finish);
+    }
+  }
+  if constexpr (std::is_same_v<In, at::BFloat16>) {
+    if (a.groups > 0 && a.rows >= kFewestWidenedRows && has_tiles() && !a.invariant) {
+      return run_tiles<BFloat16TileRows, WidenedPanels>(a, finish);
     }
   }
 #endif

@@ -38,51 +38,33 @@ class StoredPanels {
 
 constexpr int64_t kFewestWidenedRows = 40;  // for which widening pays
 
-// Panels of integers in groups of a multiple of kGroup inputs, which are a step.
+// Widens a step of integers, of a panel of which a group has the scales from `scales` on, to pairs
+// of bfloat16.
 template <typename Product, bool HAS_OFFSET>
-class WidenedPanels {
+class StepWidener {
  public:
-  static constexpr bool kAreInPlace = false;
-  static_assert(kGroup == 2 * kTileUnits);
+  static constexpr int64_t kIntegers = kGroup / Product::kValues * kColumns;  // of a step
 
-  WidenedPanels(const auto& a, const Tiled& rows)
-      : integers_(static_cast<const int32_t*>(a.weight)),
-        weights_{a.groups, a.group_scale, a.group_offset},
-        num_steps_(rows.steps),
-        memory_(aligned<char>(kLongSlabSteps * kStepBytes)) {}
-
-  // As that of `StoredPanels`, for a slab, until the next call. It prefetches as many steps more.
-  const char* steps(int64_t panel, int64_t begin, int64_t end) const {
-    const int64_t per_scale = num_steps_ / weights_.groups;
-    char* to = memory_.get();
-    for (int64_t i = begin; i < end; ++i, to += kStepBytes) {
-      const int32_t* const from = integers_ + (panel * num_steps_ + i) * kStepIntegers;
-      const char* next = reinterpret_cast<const char*>(from + (end - begin) * kStepIntegers);
-      for (int64_t line = 0; line < kStepIntegers * 4 / 64; ++line, next += 64) {
-        _mm_prefetch(next, _MM_HINT_T0);
-      }
-      const int64_t scales = (panel * weights_.groups + i / per_scale) * kColumns;
-      for (int64_t v = 0; v < kVectors; ++v) {
-        widen_columns(from + v * W, scales + v * W, to + v * kTileRowBytes);
-      }
+  static void widen_step(
+      const int32_t* from, const ScaledWeights& weights, int64_t scales, char* to) {
+    for (int64_t v = 0; v < kVectors; ++v) {
+      widen_columns(from + v * W, weights, scales + v * W, to + v * kTileRowBytes);
     }
-    return memory_.get();
   }
 
  private:
-  static constexpr int64_t kUnits = kGroup / Product::kValues;  // of a step
-  static constexpr int64_t kStepIntegers = kUnits * kColumns;
   static constexpr int kBits = 32 / Product::kValues;
   // A float with the exponent of kMore and an integer from this bit on is their sum.
   static constexpr int kPlace = kBits == 4 ? 16 : 15;
   static constexpr int kMore = 1 << (23 - kPlace);
 
   // Writes W columns of a step.
-  void widen_columns(const int32_t* from, int64_t scales, char* to) const {
-    const FloatUnits scale = widen(weights_.scale + scales);
+  static void widen_columns(
+      const int32_t* from, const ScaledWeights& weights, int64_t scales, char* to) {
+    const FloatUnits scale = widen(weights.scale + scales);
     FloatUnits start = _mm512_mul_ps(scale, _mm512_set1_ps(-kMore - Product::kZero));
     if constexpr (HAS_OFFSET) {
-      const FloatUnits offset = widen(weights_.offset + scales);
+      const FloatUnits offset = widen(weights.offset + scales);
       start = _mm512_fnmadd_ps(scale, _mm512_set1_ps(kMore), offset);
     }
     const auto put_pair = [&]<int FIRST, int SECOND>(Units unit) {
@@ -91,8 +73,8 @@ class WidenedPanels {
       _mm512_store_si512(to, rounded_pairs(first, second));
       to += 2 * kTileRowBytes;
     };
-    for (int64_t i = 0; i < kUnits; ++i, from += kColumns) {
-      const Units unit = load_units(from);
+    for (int64_t i = 0; i < kIntegers; i += kColumns) {
+      const Units unit = load_units(from + i);
       put_pair.template operator()<0, 8>(unit);
       put_pair.template operator()<16, 24>(unit);
       if constexpr (kBits == 4) {
@@ -124,10 +106,55 @@ class WidenedPanels {
     constexpr __mmask32 kHigh = 0xaaaaaaaa;
     return _mm512_mask_blend_epi16(kHigh, low, high);
   }
+};
+
+// Panels of integers in groups of a multiple of kGroup inputs, which are a step.
+class WidenedPanels {
+ public:
+  static constexpr bool kAreInPlace = false;
+  static_assert(kGroup == 2 * kTileUnits);
+
+  WidenedPanels(const auto& a, const Tiled& rows)
+      : integers_(static_cast<const int32_t*>(a.weight)),
+        weights_{a.groups, a.group_scale, a.group_offset},
+        num_steps_(rows.steps),
+        memory_(aligned<char>(kLongSlabSteps * kStepBytes)) {
+    if (a.bits == 4) {
+      choose<Int4Product>();
+    } else {
+      choose<Int8Product>();
+    }
+  }
+
+  // As that of `StoredPanels`, for a slab, until the next call. It prefetches as many steps more.
+  const char* steps(int64_t panel, int64_t begin, int64_t end) const {
+    const int64_t per_scale = num_steps_ / weights_.groups;
+    char* to = memory_.get();
+    for (int64_t i = begin; i < end; ++i, to += kStepBytes) {
+      const int32_t* const from = integers_ + (panel * num_steps_ + i) * step_integers_;
+      const char* next = reinterpret_cast<const char*>(from + (end - begin) * step_integers_);
+      for (int64_t line = 0; line < step_integers_ * 4 / 64; ++line, next += 64) {
+        _mm_prefetch(next, _MM_HINT_T0);
+      }
+      widen_step_(from, weights_, (panel * weights_.groups + i / per_scale) * kColumns, to);
+    }
+    return memory_.get();
+  }
+
+ private:
+  // At run time: the workers with their epilogues are compiled once for all kinds of integers.
+  template <typename Product>
+  void choose() {
+    step_integers_ = StepWidener<Product, false>::kIntegers;
+    widen_step_ = weights_.offset == nullptr ? StepWidener<Product, false>::widen_step
+                                             : StepWidener<Product, true>::widen_step;
+  }
 
   const int32_t* const integers_;
   const ScaledWeights weights_;
   const int64_t num_steps_;
+  int64_t step_integers_;
+  void (*widen_step_)(const int32_t*, const ScaledWeights&, int64_t, char*);
   Aligned<char> memory_;  // of a slab
 };
 
