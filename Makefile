@@ -25,12 +25,12 @@ install: $(SERVER) $(CPU_KERNELS)  ## Set up .venv to serve; PYTHON=/path/to/pyt
 
 develop: install $(DEVELOPMENT)  ## Add what tests, linters and measurements need
 
-lint: develop  ## Formatter, linter and types
+lint: $(DEVELOPMENT)  ## Formatter, linter and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint  ## Formatter, linter, types and the fast tests
+check: develop lint  ## Formatter, linter, types and the fast tests
 	$(BIN)/python -m pytest -m "not server and not slow and not large" --ignore=tests/aot
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not slow and not large" tests/kernels
 
