@@ -47,7 +47,7 @@ SELECT := not large
 PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
 
 with-server: develop  ## The tests that drive tritonserver
-	$(PYTEST) -m 'server and ($(SELECT))'
+	$(PYTEST) -m 'server and ($(SELECT))' tests/server tests/client tests/docker
 
 without-server: develop  ## All other tests but those of our kernels
 	$(PYTEST) -m 'not server and ($(SELECT))' --ignore=tests/aot

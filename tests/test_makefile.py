@@ -29,3 +29,16 @@ def test_what_tests_needs_them() -> None:
         command = ["make", "--dry-run", "--always-make", target]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert "--group dev" in done.stdout, target
+
+
+def test_all_tests_that_start_servers_are_in_the_folders_of_their_part() -> None:
+    (folders,) = re.findall(r"-m 'server and \(\$\(SELECT\)\)' (.+)$", TEXT, re.MULTILINE)
+    marks = re.compile(r"pytest\.mark\.server\b")
+    marked = [path for path in (ROOT / "tests").rglob("*.py") if marks.search(path.read_text())]
+    outside = [
+        path.relative_to(ROOT)
+        for path in marked
+        if not any(path.is_relative_to(ROOT / folder) for folder in folders.split())
+    ]
+    assert marked
+    assert not outside

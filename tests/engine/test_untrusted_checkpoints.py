@@ -9,8 +9,6 @@ import pytest
 
 from engine import LLM
 from engine.errors import TridentError
-from engine.launch.errors import ServerStartError
-from engine.launch.server import TritonServer
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
@@ -90,12 +88,4 @@ def test_code_beside_an_architecture_that_we_have_is_not_run(checkpoint: Path, m
     add_code(checkpoint, mark)
     change(checkpoint / "tokenizer_config.json", tokenizer_class="Evil")
     assert LLM(model=str(checkpoint)).generate(["Hello"])[0].outputs[0].token_ids
-    assert not mark.exists()
-
-
-@pytest.mark.server
-def test_the_server_refuses_pickled_weights(checkpoint: Path, mark: Path) -> None:
-    replace_weights_by_a_pickle(checkpoint, mark)
-    with pytest.raises(ServerStartError, match=r"pickled weights \(pytorch_model\.bin\)"):
-        TritonServer({"model": str(checkpoint)}, ports=0, start_timeout_s=120).start()
     assert not mark.exists()

@@ -7,6 +7,7 @@ import pytest
 
 from engine.launch.errors import ServerStartError
 from engine.launch.server import TritonServer
+from tests.engine.test_untrusted_checkpoints import replace_weights_by_a_pickle
 
 pytestmark = pytest.mark.server
 
@@ -35,8 +36,11 @@ def test_a_wrong_setting(
     assert message in failure(server)
 
 
-def test_a_checkpoint_without_its_weights(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_whose_weights_are_a_pickle(checkpoint: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "was here"
     broken = tmp_path / "broken"
     shutil.copytree(checkpoint, broken)
-    (broken / "model.safetensors").unlink()
-    assert "safetensors" in failure(TritonServer({"model": str(broken)}, ports=0))
+    replace_weights_by_a_pickle(broken, mark)
+    log = failure(TritonServer({"model": str(broken)}, ports=0))
+    assert "pickled weights (pytorch_model.bin)" in log
+    assert not mark.exists()
