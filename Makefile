@@ -8,12 +8,14 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
+TORCH_ALONE := $(VENV)/.installed-torch
 SERVER := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
 CPU_KERNELS := $(VENV)/.cpu-kernels
 ADAPTERS := tests/server/gateway/adapters
 
-.PHONY: demo serve install develop lint check test test-all with-server without-server interpreted compiled adapters bench clean help
+.PHONY: demo serve install develop lint check test test-all with-server without-server \
+  interpreted interpreted-kernels interpreted-engine compiled adapters bench clean help
 
 demo: install  ## Start the server on the bundled model and watch several prompts being answered
 	@$(BIN)/trident demo
@@ -42,7 +44,7 @@ test-all: develop  ## All tests
 
 # Parts of the tests, one per core at a time. A large test repeats shorter ones at length.
 LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line \
-  with-server without-server interpreted compiled
+  with-server without-server interpreted-kernels interpreted-engine compiled
 SELECT := not large
 PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
 
@@ -52,8 +54,13 @@ with-server: develop  ## The tests that drive tritonserver
 without-server: develop  ## All other tests but those of our kernels
 	$(PYTEST) -m 'not server and ($(SELECT))' --ignore=tests/aot
 
-interpreted: develop  ## Our kernels on the CPU: without a GPU, under Triton's interpreter
-	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels
+interpreted: interpreted-kernels interpreted-engine  ## Our kernels under Triton's interpreter
+
+interpreted-kernels: develop  ## Each of them alone
+	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels --ignore=tests/kernels/engine
+
+interpreted-engine: develop  ## The engine on them
+	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels/engine
 
 compiled: develop  ## Our kernels compiled for GPUs that need not be here
 	$(PYTEST) -m '$(SELECT)' tests/aot
@@ -73,17 +80,22 @@ clean:  ## Remove the virtual environments and caches
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' $(firstword $(MAKEFILE_LIST)) \
-	  | while IFS=: read -r target text; do printf '  make %-14s %s\n' "$$target" "$$text"; done
+	  | while IFS=: read -r target text; do printf '  make %-20s %s\n' "$$target" "$$text"; done
 
 # They are for the CPU and need a compiler; without them torch's operations serve. Without the
 # stamp it is tried again: a compiler may have come meanwhile.
-$(CPU_KERNELS): $(SERVER) $(wildcard kernels/cpu/*.py kernels/cpu/csrc/*)
+$(CPU_KERNELS): $(TORCH_ALONE) $(wildcard kernels/cpu/*.py kernels/cpu/csrc/*)
 	@if $(BIN)/python -m kernels.cpu; then touch $@; fi
 
 # A stamp is written last, so an interrupted set-up is done again.
-$(SERVER): pyproject.toml | $(BIN)/python
-	@echo "Installing Trident and its dependencies into $(VENV) (a few minutes the first time)"
+$(SERVER): pyproject.toml | $(TORCH_ALONE)
 	@$(PIP) '$(TORCH)' --editable '.[server]'
+	@touch $@
+
+# First and alone: all that compiling needs, so with --jobs the rest is installed meanwhile.
+$(TORCH_ALONE): | $(BIN)/python
+	@echo "Installing Trident and its dependencies into $(VENV) (a few minutes the first time)"
+	@$(PIP) '$(TORCH)'
 	@touch $@
 
 # pip reads dependency groups since 25.1. With our own requirements again: else a tool may replace
