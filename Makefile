@@ -85,14 +85,15 @@ help:  ## List the targets
 # They are for the CPU and need a compiler; without them torch's operations serve. Without the
 # stamp it is tried again: a compiler may have come meanwhile.
 $(CPU_KERNELS): $(TORCH_ALONE) $(wildcard kernels/cpu/*.py kernels/cpu/csrc/*)
-	@if $(BIN)/python -m kernels.cpu; then touch $@; fi
+	@if $(BIN)/python -W 'ignore:Failed to initialize NumPy' -m kernels.cpu; then touch $@; fi
 
 # A stamp is written last, so an interrupted set-up is done again.
 $(SERVER): pyproject.toml | $(TORCH_ALONE)
 	@$(PIP) '$(TORCH)' --editable '.[server]'
 	@touch $@
 
-# First and alone: all that compiling needs, so with --jobs the rest is installed meanwhile.
+# First and alone: all that compiling needs (NumPy comes later), so with --jobs the rest is installed
+# meanwhile.
 $(TORCH_ALONE): | $(BIN)/python
 	@echo "Installing Trident and its dependencies into $(VENV) (a few minutes the first time)"
 	@$(PIP) '$(TORCH)'
