@@ -23,13 +23,14 @@ def answers(
         return "Started GRPCInferenceService" in log
     # With explicit control the user loads models later, if at all.
     chosen = value_of(arguments, "--model-control-mode") == "explicit"
-    paths = ["/v2/health/ready"] + ([] if chosen else [f"/v2/models/{model}/ready"])
-    endpoint = endpoints["http"]
-    return all(_responds(endpoint.host, endpoint.port, path) for path in paths)
+    pages = [("http", "/v2/health/ready")]
+    pages += [] if chosen else [("http", f"/v2/models/{model}/ready")]
+    pages += [("metrics", "/metrics")] if "metrics" in endpoints else []  # opened last
+    return all(_responds(endpoints[name], path) for name, path in pages)
 
 
-def _responds(host: str, port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=5)
+def _responds(endpoint: Endpoint, path: str) -> bool:
+    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=5)
     try:
         connection.request("GET", path)
         # 403: --http-restricted-api keeps health to those who know the key.

@@ -10,17 +10,8 @@ import pytest
 from engine import LLM
 from engine.errors import TridentError
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.pickles import Payload, replace_weights_by_a_pickle
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
-
-
-class Payload:
-    """Leaves a file where unpickling it happens."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.mark,)
 
 
 @pytest.fixture
@@ -49,11 +40,6 @@ def add_code(checkpoint: Path, mark: Path) -> None:
     change(checkpoint / "config.json", auto_map=model)
     tokenizer = {"AutoTokenizer": ["tokenization_evil.Evil", "tokenization_evil.Evil"]}
     change(checkpoint / "tokenizer_config.json", auto_map=tokenizer)
-
-
-def replace_weights_by_a_pickle(checkpoint: Path, mark: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(mark)))
 
 
 def test_the_payload_would_work(mark: Path) -> None:

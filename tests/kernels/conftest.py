@@ -74,7 +74,7 @@ def _language_replaced_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_discarded_checks() -> Iterator[None]:
-    """Save a sixth of its time: it computes whether integers overflow, and drops that."""
+    """Save a sixth of the interpreter's time: checks for overflow, of which it drops the result."""
     builder = interpreter.interpreter_builder
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))

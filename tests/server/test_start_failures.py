@@ -7,7 +7,7 @@ import pytest
 
 from engine.launch.errors import ServerStartError
 from engine.launch.server import TritonServer
-from tests.engine.test_untrusted_checkpoints import replace_weights_by_a_pickle
+from tests.factories.pickles import replace_weights_by_a_pickle
 
 pytestmark = pytest.mark.server
 
@@ -44,3 +44,10 @@ def test_a_checkpoint_whose_weights_are_a_pickle(checkpoint: Path, tmp_path: Pat
     log = failure(TritonServer({"model": str(broken)}, ports=0))
     assert "pickled weights (pytorch_model.bin)" in log
     assert not mark.exists()
+
+
+def test_a_checkpoint_without_its_weights(checkpoint: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoint, broken)
+    (broken / "model.safetensors").unlink()
+    assert "safetensors" in failure(TritonServer({"model": str(broken)}, ports=0))

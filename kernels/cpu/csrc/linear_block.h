@@ -58,12 +58,12 @@ inline void store_panel(
 }
 
 template <int64_t ROWS = kMostRows>
-void multiply_group_of(int64_t size, const auto& rows, auto&&... arguments) {
+void multiply_group_of(int64_t size, auto&&... arguments) {
   if constexpr (ROWS > 0) {
     if (size == ROWS) {
-      multiply_group<ROWS>(rows, arguments...);
+      multiply_group<ROWS>(arguments...);
     } else {
-      multiply_group_of<ROWS - 1>(size, rows, arguments...);
+      multiply_group_of<ROWS - 1>(size, arguments...);
     }
   }
 }

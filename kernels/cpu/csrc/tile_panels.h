@@ -43,8 +43,6 @@ constexpr int64_t kFewestWidenedRows = 40;  // for which widening pays
 template <typename Product, bool HAS_OFFSET>
 class StepWidener {
  public:
-  static constexpr int64_t kIntegers = kGroup / Product::kValues * kColumns;  // of a step
-
   static void widen_step(
       const int32_t* from, const ScaledWeights& weights, int64_t scales, char* to) {
     for (int64_t v = 0; v < kVectors; ++v) {
@@ -53,6 +51,7 @@ class StepWidener {
   }
 
  private:
+  static constexpr int64_t kUnits = kGroup / Product::kValues;  // of a step
   static constexpr int kBits = 32 / Product::kValues;
   // A float with the exponent of kMore and an integer from this bit on is their sum.
   static constexpr int kPlace = kBits == 4 ? 16 : 15;
@@ -73,8 +72,8 @@ class StepWidener {
       _mm512_store_si512(to, rounded_pairs(first, second));
       to += 2 * kTileRowBytes;
     };
-    for (int64_t i = 0; i < kIntegers; i += kColumns) {
-      const Units unit = load_units(from + i);
+    for (int64_t i = 0; i < kUnits; ++i, from += kColumns) {
+      const Units unit = load_units(from);
       put_pair.template operator()<0, 8>(unit);
       put_pair.template operator()<16, 24>(unit);
       if constexpr (kBits == 4) {
@@ -118,13 +117,9 @@ class WidenedPanels {
       : integers_(static_cast<const int32_t*>(a.weight)),
         weights_{a.groups, a.group_scale, a.group_offset},
         num_steps_(rows.steps),
-        memory_(aligned<char>(kLongSlabSteps * kStepBytes)) {
-    if (a.bits == 4) {
-      choose<Int4Product>();
-    } else {
-      choose<Int8Product>();
-    }
-  }
+        step_integers_(kGroup * a.bits / 32 * kColumns),
+        widen_step_(a.bits == 4 ? widener<Int4Product>() : widener<Int8Product>()),
+        memory_(aligned<char>(kLongSlabSteps * kStepBytes)) {}
 
   // As that of `StoredPanels`, for a slab, until the next call. It prefetches as many steps more.
   const char* steps(int64_t panel, int64_t begin, int64_t end) const {
@@ -142,19 +137,20 @@ class WidenedPanels {
   }
 
  private:
-  // At run time: the workers with their epilogues are compiled once for all kinds of integers.
+  using WidenStep = void(const int32_t*, const ScaledWeights&, int64_t, char*);
+
+  // Found at run time, so that workers and epilogues are compiled once for all kinds of integers.
   template <typename Product>
-  void choose() {
-    step_integers_ = StepWidener<Product, false>::kIntegers;
-    widen_step_ = weights_.offset == nullptr ? StepWidener<Product, false>::widen_step
-                                             : StepWidener<Product, true>::widen_step;
+  WidenStep* widener() const {
+    return weights_.offset == nullptr ? StepWidener<Product, false>::widen_step
+                                      : StepWidener<Product, true>::widen_step;
   }
 
   const int32_t* const integers_;
   const ScaledWeights weights_;
   const int64_t num_steps_;
-  int64_t step_integers_;
-  void (*widen_step_)(const int32_t*, const ScaledWeights&, int64_t, char*);
+  const int64_t step_integers_;
+  WidenStep* const widen_step_;
   Aligned<char> memory_;  // of a slab
 };
 
