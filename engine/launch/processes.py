@@ -18,13 +18,15 @@ def kill_all(run_id: str) -> None:
     """Kill all processes with `run_id` in their environment and wait until they are gone.
 
     Process groups and parents do not cover all of them: a child may have started a session of its
-    own, and an orphan belongs to init.
+    own, and an orphan belongs to init. Another may start while these are listed.
     """
-    processes = list(_of_run(run_id))
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=5)
+    while processes := list(_of_run(run_id)):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, alive = psutil.wait_procs(processes, timeout=5)
+        if alive:
+            return
 
 
 def _of_run(run_id: str) -> Iterator[psutil.Process]:

@@ -237,8 +237,8 @@ class TritonServer:
                     self._process.kill()
                     self._process.wait()
             if self._run is not None:
-                _ = self.log  # reads it a last time
                 kill_all(self._run.path.name)
+                _ = self.log  # reads it a last time: nobody writes to it any more
                 self._run.remove()
                 self._run = None
                 if self._log_file is not None and not self._failed:

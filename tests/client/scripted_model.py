@@ -56,7 +56,10 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class TritonPythonModel:
     def initialize(self, args):
         log.info("loading the script with %s", sys.executable)
-        time.sleep(float(os.environ.get("SCRIPT_LOAD_S", "0")))
+        loaded = time.monotonic() + float(os.environ.get("SCRIPT_LOAD_S", "0"))
+        while time.monotonic() < loaded:  # logs to its last moment
+            log.info("still loading")
+            time.sleep(0.001)
         if reason := os.environ.get("SCRIPT_FAIL"):
             raise pb_utils.TritonModelException(reason)
         log.info("ready: script, KV cache for 0 tokens, TRIDENT_MAX_NUM_SEQS=%s",

@@ -133,6 +133,21 @@ class TestTritonServer:
         assert str(server.log_path) in caught.value.hint
         assert server.log_path.read_text() == server.log
 
+    def test_its_log_is_whole_though_a_stage_says_more_while_it_ends(
+        self, repository: Path
+    ) -> None:
+        environ = {**os.environ, "SCRIPT_LOAD_S": "60"}
+        server = TritonServer({}, repository=repository, ports=0, environ=environ)
+
+        def check() -> None:
+            if "still loading" in server.log:
+                raise ServerStartError("it loads")
+
+        server.launch()
+        with pytest.raises(ServerStartError, match="it loads"):
+            server.wait_until_ready(check)
+        assert server.log_path.read_text() == server.log
+
     def test_the_log_of_a_server_that_was_stopped_is_removed(self, repository: Path) -> None:
         with TritonServer(repository=repository, ports=0) as server:
             assert server.log_path.exists()
