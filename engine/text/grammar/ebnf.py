@@ -20,7 +20,9 @@ from llguidance.gbnf_to_lark import (
 )
 
 from engine.text.grammar.ebnf_characters import characters, class_regex
+from engine.text.grammar.endless_rules import without_endless_rules
 from engine.text.grammar.lexemes import (
+    Rules,
     choose_lexemes,
     is_regular,
     references,
@@ -47,13 +49,14 @@ def lark_of(text: str, *, large_lexemes: bool = True) -> str:
     """
     try:
         parsed = GrammarParser().parse(text)
-        rules = {name: _spelt_out(rule.alternatives) for name, rule in parsed.items()}
+        rules: Rules = {name: _spelt_out(rule.alternatives) for name, rule in parsed.items()}
         if _ROOT not in rules:
             raise GrammarTextError(f'has no rule "{_ROOT}"')
         for body in rules.values():
             for name in references(body):
                 if name not in rules:
                     raise GrammarTextError(f'rule "{name}" is not defined')
+        rules = without_endless_rules(rules, _ROOT)
         regular = regular_rules(rules)
         rules = {name: _with_runs(body, regular) for name, body in rules.items()}
         choose = choose_lexemes if large_lexemes else smallest_lexemes

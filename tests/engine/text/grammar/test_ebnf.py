@@ -113,6 +113,9 @@ def test_lark_is_taken_as_it_is(compiler: GrammarCompiler, writer: RandomWriter)
         ('root ::= "a"\nb = "c"', "Expected ::= at line 2"),
         ("root ::= []", "is empty"),
         (r'root ::= "\ud800"', "is no character"),
+        ("root ::= root", 'rule "root" can never end'),
+        ('root ::= "a" root', 'rule "root" can never end'),
+        ('root ::= x "b"+\nx ::= y | "c" x\ny ::= "(" x ")"', 'rule "root" can never end'),
         ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply"),
     ],
 )
