@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -69,4 +68,5 @@ class GrammarCompiler:
 
 
 def _yield_to_others() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    """Lower the priority of this thread, and of the processes that it starts."""
+    os.nice(_NICENESS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import random
 import re
 import resource
@@ -31,7 +30,6 @@ LIMITS = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
 
 _MAX_MEMORY = 2**30  # bytes, beside those of the vocabulary
 _STACK = 2**21  # bytes: no more than any thread that uses the compiled grammar has
-_NICENESS = 10
 _NUM_STEPS = 16
 _PR_SET_PDEATHSIG = 1
 _EXCERPT = re.compile(r"\s*(\d+ \|.*|\^+)?\s*")
@@ -41,7 +39,6 @@ def main() -> NoReturn:
     """Answer each line of stdin, a `GrammarSpec`, by a line; the first one is the `Vocabulary`."""
     # Also if the parent dies while a grammar keeps this process busy.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     vocabulary = Vocabulary(**json.loads(sys.stdin.buffer.readline()))
     tokenizer = vocabulary.ll_tokenizer()
     special = vocabulary.special_tokens(tokenizer)

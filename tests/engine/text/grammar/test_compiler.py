@@ -1,6 +1,8 @@
 """Grammars that take too long or end the process that tries them end nothing else."""
 
 import random
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -51,6 +53,25 @@ def test_the_process_that_a_grammar_ends_is_replaced(
     with pytest.raises(GrammarTextError, match=fault):
         compiler.compile(spec(**asked)).result(timeout=60)
     assert compiler.compile(spec(regex=f"after{len(fault)}")).result() is not None
+
+
+def test_trials_have_a_lower_priority_than_this_process_whatever_it_has() -> None:
+    code = """
+import os, psutil
+from engine.text.grammar.compiler import GrammarCompiler
+from engine.text.grammar.vocabulary import Vocabulary
+from tests.factories.grammars import demo_tokenizer, spec
+
+before = os.getpriority(os.PRIO_PROCESS, 0)
+os.nice(3)
+tokenizer = demo_tokenizer()
+compiler = GrammarCompiler(Vocabulary.of(tokenizer, tokenizer.vocab_size, [2]))
+compiler.compile(spec(regex="a")).result()
+print([child.nice() == min(before + 13, 19) for child in psutil.Process().children()])
+compiler.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[True]\n", done.stderr
 
 
 @pytest.mark.parametrize(
