@@ -43,9 +43,8 @@ test: develop  ## What CI runs: all but the large tests
 test-all: develop  ## All tests
 	@$(LANES) SELECT='large or not large'
 
-# Parts of the tests: one per core, and one of our kernels' for the time in which those wait. A large
-# test repeats shorter ones at length.
-LANES = $(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=line \
+# Parts of the tests, one per core at a time. A large test repeats shorter ones at length.
+LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line \
   with-server without-server interpreted-kernels interpreted-engine compiled
 SELECT := not large
 PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
@@ -59,13 +58,13 @@ without-server: develop  ## All other tests but those of our kernels
 interpreted: interpreted-kernels interpreted-engine  ## Our kernels under Triton's interpreter
 
 interpreted-kernels: develop  ## Each of them alone
-	TRITON_INTERPRET=1 nice -n 19 $(PYTEST) -m '$(SELECT)' tests/kernels --ignore=tests/kernels/engine
+	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels --ignore=tests/kernels/engine
 
 interpreted-engine: develop  ## The engine on them
-	TRITON_INTERPRET=1 nice -n 19 $(PYTEST) -m '$(SELECT)' tests/kernels/engine
+	TRITON_INTERPRET=1 $(PYTEST) -m '$(SELECT)' tests/kernels/engine
 
 compiled: develop  ## Our kernels compiled for GPUs that need not be here
-	nice -n 19 $(PYTEST) -m '$(SELECT)' tests/aot
+	$(PYTEST) -m '$(SELECT)' tests/aot
 
 adapters: develop  ## Hold conversations through LangChain, LiteLLM and the AI SDK; needs npm
 	$(BIN)/python -m venv $(VENV)/adapters
