@@ -28,6 +28,7 @@ from engine.text.grammar.lexemes import (
     references,
     regular_rules,
     smallest_lexemes,
+    used_rules,
 )
 from engine.text.grammar.spec import GrammarTextError
 
@@ -56,7 +57,7 @@ def lark_of(text: str, *, large_lexemes: bool = True) -> str:
             for name in references(body):
                 if name not in rules:
                     raise GrammarTextError(f'rule "{name}" is not defined')
-        rules = without_endless_rules(rules, _ROOT)
+        rules = without_endless_rules(used_rules(rules, _ROOT), _ROOT)
         regular = regular_rules(rules)
         rules = {name: _with_runs(body, regular) for name, body in rules.items()}
         choose = choose_lexemes if large_lexemes else smallest_lexemes

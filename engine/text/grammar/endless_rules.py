@@ -17,9 +17,12 @@ from engine.text.grammar.spec import GrammarTextError
 
 
 def without_endless_rules(rules: Rules, root: str) -> Rules:
-    """Return `rules` for the same texts, each way through which has an end.
+    """Return rules for the same texts, each way through which has an end.
 
     In others, a model that has taken a wrong turn would go on until its limit.
+
+    Args:
+        rules: the `used_rules` of `root`.
 
     Raises:
         GrammarTextError: `root` has no end itself.
@@ -40,7 +43,7 @@ def _ending_rules(rules: Rules) -> set[str]:
     num_known = -1
     while num_known != len(ending):
         num_known = len(ending)
-        for name in reversed([*rules]):  # most refer to rules after them
+        for name in rules:
             if name not in ending and _ends(rules[name], ending):
                 ending.add(name)
     return ending

@@ -27,6 +27,28 @@ Rules = Mapping[str, ASTNode]
 _MAX_NESTING = 50  # of rules
 
 
+def used_rules(rules: Rules, root: str) -> dict[str, ASTNode]:
+    """Return the rules that `root` needs, each after those that it refers to.
+
+    So one round through them brings all there is to know of a rule to those that refer to it; only
+    rules that refer to themselves need more.
+    """
+    used: dict[str, ASTNode] = {}
+    seen = {root}
+    waiting = [(root, iter(references(rules[root])))]
+    while waiting:
+        name, others = waiting[-1]
+        for other in others:
+            if other not in seen:
+                seen.add(other)
+                waiting.append((other, iter(references(rules[other]))))
+                break
+        else:
+            used[name] = rules[name]
+            waiting.pop()
+    return used
+
+
 def regular_rules(rules: Rules) -> set[str]:
     """Return the rules that refer neither to themselves nor to one that does.
 
@@ -48,7 +70,8 @@ def is_regular(node: ASTNode, regular: Collection[str]) -> bool:
 def choose_lexemes(rules: Rules, root: str, regular: Collection[str]) -> set[int]:
     """Return the `id` of each node that is a lexeme, of the rules that `root` uses.
 
-    Literals in `rules` must have one character each, which may always be a lexeme.
+    Literals in `rules`, which are `used_rules`, must have one character each: that may always be a
+    lexeme.
     """
     after = _Neighbours(rules).after
     split: set[int] = set()
@@ -143,13 +166,13 @@ class _Neighbours:
         known: object = None
         while known != self._begins:
             known = dict(self._begins)
-            for name in reversed([*rules]):  # most refer to rules after them
+            for name in rules:
                 self._begins[name] = self._begin(rules[name])
         self._after_rule = dict.fromkeys(rules, 0)
         self.after: dict[int, int] = {}
         while known != self._after_rule:
             known = dict(self._after_rule)
-            for name in rules:
+            for name in reversed([*rules]):
                 self._visit(rules[name], self._after_rule[name])
 
     def _begin(self, node: ASTNode) -> tuple[bool, int]:

@@ -161,6 +161,10 @@ def test_what_can_never_end_is_not_begun(
         'root ::= (([^é] "" "") | ("è" | [^é]))',  # llguidance fails on this in one lexeme
         "root ::= " + " | ".join(f'"word {i}"' for i in range(5000)),
         "\n".join(["root ::= a0", *(f"a{i} ::= a{i + 1} [x]" for i in range(300)), "a300 ::= [y]"]),
+        # The rules that the others need come first.
+        "\n".join(
+            ["a0 ::= [y]", *(f"a{i} ::= a{i - 1} | [x]" for i in range(1, 2000)), "root ::= a9"]
+        ),
         'root ::= "" | "a" root "b" | ' + " | ".join(f'"{"ab" * i}c"' for i in range(90)),
     ],
 )
