@@ -7,8 +7,7 @@ PYTHON ?=
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles what it imports, which is a small part of what is installed.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
 TORCH_ALONE := $(VENV)/.installed-torch
 SERVER := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
