@@ -98,7 +98,10 @@ def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/no/such/folder", "~/nowhere", "a/b/c", "../x"])
-def test_a_missing_folder_is_not_looked_up(model: str) -> None:
+def test_a_missing_folder_is_not_looked_up(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # elsewhere there may be one
     with pytest.raises(CheckpointError, match=f"^model: there is no folder {model}$"):
         resolve_checkpoint(model)
 
