@@ -29,6 +29,7 @@ from engine.text.grammar.lexemes import (
     regular_rules,
     smallest_lexemes,
     used_rules,
+    with_children,
 )
 from engine.text.grammar.spec import GrammarTextError
 
@@ -76,14 +77,8 @@ def _spelt_out(node: ASTNode) -> ASTNode:
         case RegexNode():
             class_regex(node.rx)
             return node
-        case RuleRefNode():
-            return node
-        case RepetitionNode():
-            return RepetitionNode(_spelt_out(node.node), node.min_times, node.max_times)
-        case SequenceNode():
-            return SequenceNode([_spelt_out(each) for each in node.nodes])
-        case AlternativeNode():
-            return AlternativeNode([_spelt_out(each) for each in node.alternatives])
+        case RuleRefNode() | RepetitionNode() | SequenceNode() | AlternativeNode():
+            return with_children(node, [_spelt_out(each) for each in node.children()])
     raise GrammarTextError(f"{type(node).__name__} is not supported")
 
 
@@ -92,18 +87,13 @@ def _with_runs(node: ASTNode, regular: set[str]) -> ASTNode:
     if is_regular(node, regular):
         return node
     children = [_with_runs(child, regular) for child in node.children()]
-    match node:
-        case RepetitionNode():
-            return RepetitionNode(children[0], node.min_times, node.max_times)
-        case AlternativeNode():
-            return AlternativeNode(children)
-        case SequenceNode():
-            runs: list[ASTNode] = []
-            for is_run, group in groupby(children, lambda child: is_regular(child, regular)):
-                members = [*group]
-                runs += [SequenceNode(members)] if is_run else members
-            return SequenceNode(runs)
-    return node
+    if isinstance(node, SequenceNode):
+        runs: list[ASTNode] = []
+        for is_run, group in groupby(children, lambda child: is_regular(child, regular)):
+            members = [*group]
+            runs += [SequenceNode(members)] if is_run else members
+        children = runs
+    return with_children(node, children)
 
 
 class _Writer:

@@ -12,7 +12,7 @@ from llguidance.gbnf_to_lark import (
     SequenceNode,
 )
 
-from engine.text.grammar.lexemes import Rules
+from engine.text.grammar.lexemes import Rules, with_children
 from engine.text.grammar.spec import GrammarTextError
 
 
@@ -63,14 +63,9 @@ def _ends(node: ASTNode, ending: Collection[str]) -> bool:
 
 def _pruned(node: ASTNode, ending: Collection[str]) -> ASTNode:
     """Return `node`, which ends, without the ways through it that do not."""
-    match node:
-        case RepetitionNode() if not _ends(node.node, ending):
-            return SequenceNode([])
-        case RepetitionNode():
-            return RepetitionNode(_pruned(node.node, ending), node.min_times, node.max_times)
-        case AlternativeNode():
-            alternatives = [each for each in node.alternatives if _ends(each, ending)]
-            return AlternativeNode([_pruned(each, ending) for each in alternatives])
-        case SequenceNode():
-            return SequenceNode([_pruned(each, ending) for each in node.nodes])
-    return node
+    if isinstance(node, RepetitionNode) and not _ends(node.node, ending):
+        return SequenceNode([])
+    children = node.children()
+    if isinstance(node, AlternativeNode):
+        children = [each for each in children if _ends(each, ending)]
+    return with_children(node, [_pruned(each, ending) for each in children])

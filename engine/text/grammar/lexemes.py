@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from llguidance.gbnf_to_lark import (
+    AlternativeNode,
     ASTNode,
     LiteralNode,
     RegexNode,
@@ -214,6 +215,18 @@ def references(node: ASTNode) -> list[str]:
             found.append(each.name)
         waiting += each.children()
     return found
+
+
+def with_children(node: ASTNode, children: list[ASTNode]) -> ASTNode:
+    """Return a node as `node`, with other children; itself if it can have none."""
+    match node:
+        case RepetitionNode():
+            return RepetitionNode(children[0], node.min_times, node.max_times)
+        case AlternativeNode():
+            return AlternativeNode(children)
+        case SequenceNode():
+            return SequenceNode(children)
+    return node
 
 
 def _is_leaf(node: ASTNode) -> bool:
