@@ -17,6 +17,7 @@ from tests.docker.files import (
     metric_names,
     read_yaml,
 )
+from tests.docker.promql_labels import mismatches
 
 EXPRESSIONS = [*dashboard_expressions(), *((rule["alert"], rule["expr"]) for rule in alerts())]
 
@@ -24,6 +25,28 @@ EXPRESSIONS = [*dashboard_expressions(), *((rule["alert"], rule["expr"]) for rul
 @pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
 def test_expressions_are_promql(title: str, expression: str) -> None:
     promql_parser.parse(expression)
+
+
+@pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
+def test_vectors_that_meet_have_the_same_labels(title: str, expression: str) -> None:
+    assert not list(mismatches(promql_parser.parse(expression)))
+
+
+@pytest.mark.parametrize(
+    ("expression", "matches"),
+    [
+        ("vllm:num_requests_waiting > 0 and up == 1", False),
+        ("vllm:num_requests_waiting > 0 and on (instance) up == 1", True),
+        ("vllm:num_requests_waiting > 0 unless on (le) up == 1", False),
+        ("vllm:num_requests_waiting or sum by (instance) (vllm:num_requests_running)", False),
+        ("rate(vllm:a_bucket[5m]) / rate(vllm:a_count[5m])", False),
+        ("rate(vllm:a_bucket[5m]) / ignoring (le) rate(vllm:a_count[5m])", True),
+        ("(histogram_quantile(0.5, rate(vllm:a_bucket[5m])) > 5) * -vllm:a_count", True),
+        ("sum without (job) (vllm:a_count) + sum by (instance) (vllm:a_count)", False),
+    ],
+)
+def test_labels_on_one_side_only_are_found(expression: str, matches: bool) -> None:
+    assert matches == (not list(mismatches(promql_parser.parse(expression))))
 
 
 def test_the_figures_that_operators_watch_are_there() -> None:
