@@ -100,7 +100,9 @@ def test_every_setting_reaches_compose() -> None:
     assert len(set(environment)) == len(environment)
     settings = {f"TRIDENT_{name.upper()}" for name in EngineConfig.model_fields}
     keys = {"TRIDENT_ADMIN_KEY", "TRIDENT_API_KEY", "TRIDENT_API_KEY_FILE"}
-    security = {*keys, *TLS_VARIABLES}
+    # With TLS the gateway beside the server, its client, needs an authority and perhaps more.
+    gateway = {f"TRIDENT_TLS_{name}" for name in ("CA", "CERT", "KEY", "NAME")}
+    security = {*keys, *TLS_VARIABLES, *gateway}
     assert {each for each in environment if each.startswith("TRIDENT_")} == settings | security
     assert {"HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} <= set(environment)
     assert not any("=" in each for each in environment)  # so that what is unset stays unset
