@@ -13,6 +13,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,14 +56,17 @@ class LogFile:
         return file
 
     def lines(self) -> Sequence[str]:
-        """Return the complete lines that were added since the last call."""
-        with self.path.open("r+b") as file:
+        """Return the complete lines that were added since the last call; none if it is gone."""
+        complete = b""
+        # A server goes on when somebody has deleted its log: nothing may be raised here.
+        with suppress(OSError), self.path.open("r+b") as file:
             file.seek(self._position)
             content = file.read()
             complete = content[: content.rfind(b"\n") + 1]
             self._position += len(complete)
             if self._position > self._max_bytes and len(complete) == len(content):
-                shutil.copyfile(self.path, f"{self.path}{_EARLIER}")
+                with suppress(OSError):  # a full disk
+                    shutil.copyfile(self.path, f"{self.path}{_EARLIER}")
                 file.truncate(0)  # lines written at this moment are lost
                 self._position = 0
         return complete.decode("utf-8", errors="replace").splitlines()
@@ -73,7 +77,7 @@ class LogFile:
             with self.path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
                 return file.read().decode("utf-8", errors="replace")
-        except FileNotFoundError:
+        except OSError:
             return ""
 
     def remove(self) -> None:

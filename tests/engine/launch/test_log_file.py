@@ -1,6 +1,7 @@
 """The server's log file: read as it grows, kept when the server fails."""
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -56,6 +57,28 @@ def test_what_came_before_it_began_anew_is_still_there() -> None:
     log.remove()
     assert not list(log.path.parent.iterdir())
     assert log.tail() == ""
+
+
+def test_a_file_that_is_gone_has_no_lines(state: Path) -> None:
+    log = LogFile("run")
+    with log.open() as file:
+        file.write(b"a\n")
+        file.flush()
+        shutil.rmtree(state)
+        assert log.lines() == []
+        assert log.tail() == ""
+    log.remove()
+
+
+def test_it_begins_anew_where_the_earlier_lines_cannot_be_kept() -> None:
+    log = LogFile("run", max_bytes=1)
+    Path(f"{log.path}.1").mkdir()  # as on a full disk, nothing can be written there
+    with log.open() as file:
+        for text in ("a", "b"):
+            file.write(f"{text}\n".encode())
+            file.flush()
+            assert log.lines() == [text]
+            assert log.path.stat().st_size == 0
 
 
 def test_the_last_few_are_kept_and_those_of_running_servers(state: Path) -> None:
