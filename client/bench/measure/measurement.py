@@ -83,8 +83,11 @@ class Measurement:
         return self.others > DISTURBED
 
     def goodput(self, ttft: float, token_time: float) -> float:
-        """Return requests per second that met both bounds, in seconds."""
-        met = (each.ttft <= ttft and each.token_time <= token_time for each in self.requests)
+        """Return requests per second that were answered in full within both bounds, in seconds."""
+        met = (
+            not each.error and each.ttft <= ttft and each.token_time <= token_time
+            for each in self.requests
+        )
         return sum(met) / self.seconds
 
     @property

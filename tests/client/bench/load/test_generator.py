@@ -120,6 +120,7 @@ def test_a_duration_ends_a_run(stub: Stub) -> None:
     assert [each.error for each in ran.records] == ["cut", "cut"]
     assert (found.failed, found.figures["latency"]) == (0, [])
     assert len(found.figures["ttft"]) == 2
+    assert found.goodput(60, 60) == 0  # whether they would have met the bounds is not known
     assert 4 <= found.num_tokens <= 40
     assert found.seconds < 2
 
