@@ -24,6 +24,7 @@ OFF = "off"
 _START_TIMEOUT_S = 60
 _END_TIMEOUT_S = 2  # without waiting for answers
 _POLL_S = 0.05
+_TLS = "TRIDENT_TLS"  # and TRIDENT_TLS_CA ...: how clients speak with a server
 _COMMAND = (sys.executable, "-m", "client.cli", "gateway")
 
 
@@ -45,11 +46,15 @@ class GatewayProcess:
             command += ["--model-name", name]
         if "metrics" in server.endpoints:
             command += ["--triton-metrics-url", server.metrics_url]
+        environment = dict(os.environ)
         if server.tls:
             command += ["--tls"]
+        else:  # what is set is for other servers, those of `trident run`
+            environment = {n: v for n, v in environment.items() if not n.startswith(_TLS)}
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

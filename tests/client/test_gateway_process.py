@@ -16,11 +16,24 @@ from typing import Any
 import psutil
 import pytest
 
+from client.commands import gateway_process
 from client.commands.gateway_process import GatewayProcess
 from engine.launch.ports import Endpoint, pick_free
 from tests.client.fake_triton import FakeTriton, Piece
 
 EXIT_TIMEOUT_S = 1
+
+
+def _server(triton: FakeTriton) -> Any:
+    """Return what a gateway needs to know of a server without TLS."""
+    return SimpleNamespace(
+        grpc_url=triton.url,
+        model="ensemble",
+        config=SimpleNamespace(served_model_name=None, model="demo"),
+        endpoints={},
+        tls=False,
+        exit_timeout_s=EXIT_TIMEOUT_S,
+    )
 
 
 @pytest.fixture(params=[1, 2], ids=["alone", "workers"])
@@ -33,18 +46,23 @@ def gateway(
     """One in front of a server whose answers take long."""
     triton.pieces = [Piece({0: "a"}), *(Piece({0: "b"}, delay_s=0.1) for _ in range(300))]
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    server: Any = SimpleNamespace(
-        grpc_url=triton.url,
-        model="ensemble",
-        config=SimpleNamespace(served_model_name=None, model="demo"),
-        endpoints={},
-        tls=False,
-        exit_timeout_s=EXIT_TIMEOUT_S,
-    )
     endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
-    with GatewayProcess(server, endpoint, request.param, tmp_path / "log") as gateway:
+    with GatewayProcess(_server(triton), endpoint, request.param, tmp_path / "log") as gateway:
         gateway.wait_until_up()
         yield gateway, endpoint
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("TRIDENT_TLS", "1"), ("TRIDENT_TLS_CA", "/nowhere/ca.crt")]
+)
+def test_tls_of_other_servers_is_not_for_it(
+    triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setattr(gateway_process, "_START_TIMEOUT_S", 10)
+    monkeypatch.setenv(variable, value)  # as `trident run` of this shell needs them
+    endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
+    with GatewayProcess(_server(triton), endpoint, 1, tmp_path / "log") as gateway:
+        gateway.wait_until_up()
 
 
 def test_an_answer_that_takes_too_long_is_cut_off(
