@@ -127,9 +127,20 @@ class LLM:
     ) -> list[RequestOutput]:
         params = self._params_for(len(token_ids), sampling_params)
         salt = "" if cache_salt is None else check_cache_salt(cache_salt)
-        uids = self._add_all(token_ids, params, salt)
+        uids = range(self._next_uid, self._next_uid + len(token_ids))
+        self._next_uid = uids.stop
         finished: dict[int, list[SequenceOutput]] = {uid: [] for uid in uids}
         try:
+            for uid, prompt, sampling in zip(uids, token_ids, params, strict=True):
+                self._core.add_request(
+                    AddRequest(
+                        uid=uid,
+                        prompt_token_ids=pack_token_ids(prompt, "input_ids"),
+                        sampling_params=sampling.model_dump(exclude_defaults=True),
+                        stream=False,
+                        cache_salt=salt,
+                    )
+                )
             with _progress(sum(p.n for p in params), enabled=show_progress) as advance:
                 while self._core.has_unfinished_requests():
                     outputs = self._core.step()
@@ -141,7 +152,7 @@ class LLM:
                         finished[output.uid].append(output)
                         advance()
         except BaseException:
-            # Interrupted: the next call must find an empty engine.
+            # Refused or interrupted: the next call must find an empty engine.
             for uid in uids:
                 self._core.abort(uid)
             raise
@@ -164,29 +175,6 @@ class LLM:
                 "one per prompt"
             )
         return list(sampling_params)
-
-    def _add_all(
-        self, token_ids: list[list[int]], params: list[SamplingParams], cache_salt: str
-    ) -> list[int]:
-        uids = []
-        try:
-            for prompt, sampling in zip(token_ids, params, strict=True):
-                self._core.add_request(
-                    AddRequest(
-                        uid=self._next_uid,
-                        prompt_token_ids=pack_token_ids(prompt, "input_ids"),
-                        sampling_params=sampling.model_dump(exclude_defaults=True),
-                        stream=False,
-                        cache_salt=cache_salt,
-                    )
-                )
-                uids.append(self._next_uid)
-                self._next_uid += 1
-        except ValueError:
-            for uid in uids:
-                self._core.abort(uid)
-            raise
-        return uids
 
     def _output(
         self,

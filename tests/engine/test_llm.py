@@ -203,6 +203,28 @@ def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any, place: int) -> Non
         run(llm, prompts, GREEDY)
 
 
+@pytest.mark.parametrize("during", ["add_request", "step"])
+def test_a_call_that_is_interrupted_leaves_nothing_to_the_next(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    made = getattr(llm._core, during)
+    calls = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        result = made(*arguments)
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm._core, during, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(llm, [[1, 2, 3]] * 3, GREEDY)
+    assert run(llm, [1, 2, 3], GREEDY)[0].outputs[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
