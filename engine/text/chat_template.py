@@ -15,7 +15,14 @@ from engine.validation import member
 _DEFAULTS = ChatParameters()
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _FIELDS = frozenset({"role", "content", "tool_calls", *_TEXT_FIELDS})
-_PART_FIELDS = frozenset({"type", "text"})
+# Fields of answers that clients send back, and the field that says the same to the model.
+_REPEATED = {
+    "parsed": "content",
+    "thinking_blocks": "reasoning_content",
+    "reasoning_details": "reasoning_content",
+}
+_CACHE_MARK = "cache_control"  # Anthropic's; prefixes are cached whether they are marked or not
+_PART_TEXTS = {"text": "text", "refusal": "refusal"}  # fields of texts, by type of part
 
 
 def parse_messages(text: str) -> list[dict[str, Any]]:
@@ -34,7 +41,8 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Validate untrusted `messages`; return them in the form that chat templates expect.
 
     Content given as OpenAI's list of text parts becomes one string, a part per line; arguments of
-    tool calls given as JSON text are parsed; fields that are null are removed.
+    tool calls given as JSON text are parsed; the developer, of whom templates do not know, is the
+    system; fields that are null, repeat another, or mark what to cache are removed.
 
     Raises:
         UnsupportedError: a content part is not text.
@@ -124,10 +132,17 @@ def _takes_late_system(tokenizer: Tokenizer) -> bool:
 def _message(item: Any, place: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         raise RequestError(f"{place}: must be an object (got {_kind(item)})")
-    message = {name: value for name, value in item.items() if value is not None}
+    given = {name: value for name, value in item.items() if value is not None}
+    message = {
+        name: value
+        for name, value in given.items()
+        if name != _CACHE_MARK and _REPEATED.get(name) not in given
+    }
     _refuse_others(message, _FIELDS, place)
     if not _text(message, "role", place):
         raise RequestError(f"{place}.role: must not be empty")
+    if message["role"] == "developer":
+        message["role"] = "system"
     for name in _TEXT_FIELDS:
         if name in message:
             _text(message, name, place)
@@ -155,10 +170,11 @@ def _part(part: Any, place: str) -> str:
     if not isinstance(part, dict):
         raise RequestError(f"{place}: must be an object (got {_kind(part)})")
     kind = _text(part, "type", place)
-    if kind != "text":
+    if kind not in _PART_TEXTS:
         raise UnsupportedError(f"{place}.type: only text parts are supported (got {kind[:40]!r})")
-    _refuse_others(part, _PART_FIELDS, place)
-    return _text(part, "text", place)
+    text = _PART_TEXTS[kind]
+    _refuse_others(part, frozenset({"type", text, _CACHE_MARK}), place)
+    return _text(part, text, place)
 
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
@@ -178,12 +194,15 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise RequestError(f"{place}.function: must be an object (got {_kind(function)})")
     _text(function, "name", f"{place}.function")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
+    arguments = function.get("arguments")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        arguments = {}  # many servers write none like this
+    elif isinstance(arguments, str):
         arguments = _load_json(arguments, f"{place}.function.arguments")
     if not isinstance(arguments, dict):
         raise RequestError(f"{place}.function.arguments: must be an object or its JSON text")
-    return {**call, "function": {**function, "arguments": arguments}}
+    own = {name: value for name, value in function.items() if name != "parsed_arguments"}
+    return {**call, "function": {**own, "arguments": arguments}}
 
 
 def _text(fields: dict[str, Any], name: str, place: str, *, allowed: str = "a string") -> str:

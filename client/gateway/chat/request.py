@@ -12,7 +12,10 @@ from client.gateway.schemas.tokens import TokenizeRequest
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 # Fields of answers that clients send back, and that say nothing if they are empty.
-_OF_ANSWERS = ("annotations", "audio", "function_call", "refusal", "tool_calls")
+_OF_ANSWERS = (
+    *("annotations", "audio", "function_call", "reasoning_details", "refusal"),
+    *("thinking_blocks", "tool_calls"),
+)
 
 
 def generation_of(body: ChatRequest, request_id: str) -> Generation:

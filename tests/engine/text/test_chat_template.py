@@ -22,6 +22,8 @@ from tests.engine.text.other_decoders import word_piece_tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
 
 USER = {"role": "user", "content": "hi"}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+THOUGHT = {"thinking_blocks": [{"thinking": "h"}], "reasoning_details": [{"text": "h"}]}
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -50,10 +52,43 @@ def call(arguments: Any) -> dict[str, Any]:
             [{"role": "assistant", "content": "3", "reasoning_content": "1+2"}],
             [{"role": "assistant", "content": "3", "reasoning_content": "1+2"}],
         ),
+        (
+            [{"role": "developer", "content": "Be kind."}, USER],
+            [{"role": "system", "content": "Be kind."}, USER],
+        ),
+        (
+            [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}],
+            [{"role": "assistant", "content": "No."}],
+        ),
+        (
+            [{**USER, "content": [{"type": "text", "text": "a", **CACHED}], **CACHED}],
+            [{**USER, "content": "a"}],
+        ),
+        (
+            [{"role": "assistant", "content": '{"x": 1}', "parsed": {"x": 1}}],
+            [{"role": "assistant", "content": '{"x": 1}'}],
+        ),
+        (
+            [{"role": "assistant", "content": "3", "reasoning_content": "h", **THOUGHT}],
+            [{"role": "assistant", "content": "3", "reasoning_content": "h"}],
+        ),
     ],
 )
 def test_good_messages(messages: list[Any], parsed: list[Any]) -> None:
     assert parse_messages(json.dumps(messages)) == parsed
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", None])
+def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
+    [message] = check_messages([{"role": "assistant", "tool_calls": [call(arguments)]}])
+    assert message["tool_calls"] == [call({})]
+
+
+def test_arguments_that_a_client_has_parsed_are_left_out() -> None:
+    given = call('{"x": 1}')
+    given["function"]["parsed_arguments"] = {"x": 1}
+    [message] = check_messages([{"role": "assistant", "tool_calls": [given]}])
+    assert message["tool_calls"] == [call({"x": 1})]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +112,16 @@ def test_good_messages(messages: list[Any], parsed: list[Any]) -> None:
             r"messages\[0\]\.content\[0\]\.text: is missing",
         ),
         ([{**USER, "mood": "good"}], r"messages\[0\]\.mood: unknown field"),
+        # What they repeat is not there.
+        ([{**USER, **THOUGHT}], r"messages\[0\]\.thinking_blocks: unknown field"),
+        (
+            [{"role": "assistant", "tool_calls": [], "parsed": {}}],
+            r"messages\[0\]\.parsed: unknown field",
+        ),
+        (
+            [{**USER, "content": [{"type": "refusal", "text": "a"}]}],
+            r"messages\[0\]\.content\[0\]\.text: unknown field",
+        ),
         ([{**USER, "name": []}], r"messages\[0\]\.name: must be a string \(got a list\)"),
         ([{**USER, "tool_calls": {}}], r"messages\[0\]\.tool_calls: must be a list"),
         ([{**USER, "tool_calls": [1]}], r"messages\[0\]\.tool_calls\[0\]: must be an object"),
