@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.core.kv.kv_cache_manager import KVCacheManager
-from engine.core.prompt_admission import PromptAdmission
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
@@ -17,13 +16,11 @@ class Forks:
         states: SlotStates,
         kv_cache: KVCacheManager,
         waiting: WaitingQueues,
-        admission: PromptAdmission,
     ) -> None:
         """Queue them in `waiting`, when the sequence in `states` that has them is so far."""
         self._states = states
         self._kv_cache = kv_cache
         self._waiting = waiting
-        self._admission = admission
         self._parents: list[Request] = []  # running, with siblings that wait for their prompt's KV
 
     def add(self, request: Request) -> None:
@@ -50,5 +47,4 @@ class Forks:
         self._kv_cache.free(fork)
         fork.num_computed_tokens = 0
         self._waiting.push(fork)
-        self._admission.blocks_were_freed()
         return True

@@ -42,14 +42,15 @@ class _Blocked(NamedTuple):
     request: Request
     missing_hash: bytes | None  # of a block that would be a hit in the prefix cache
     budget: float  # tokens that must be left in the step's budget
+    num_free: int  # blocks that were free
 
 
 class PromptAdmission:
     """Admits a request only when all of its tokens fit beside the running requests.
 
     A prompt that fits only in part would be preempted after some steps, and start over. A refused
-    one is considered again when blocks have been freed, when more of it is in the prefix cache, or
-    when nothing runs; this costs time in proportion to its prefix.
+    one is considered again when a sequence has ended, when more blocks are free, when more of it is
+    in the prefix cache, or when nothing runs; this costs time in proportion to its prefix.
     """
 
     def __init__(
@@ -94,26 +95,30 @@ class PromptAdmission:
         """Begin the admissions of a step; the running requests have their tokens already."""
         self._computing = None
 
-    def blocks_were_freed(self) -> None:
-        """Consider the refused request again."""
+    def reconsider(self) -> None:
+        """Consider the refused request again: less is kept in reserve since a sequence left."""
         self._blocked = None
 
     def lacks_blocks(self, request: Request) -> bool:
-        """Whether too few blocks were free for `request`, and none was freed since."""
+        """Whether too few blocks were free for `request`, and no more are since."""
+        return self._refused(request) == math.inf
+
+    def _refused(self, request: Request) -> float:
+        """Return the budget with which to consider `request` again; 0: with any."""
         blocked = self._blocked
-        return blocked is not None and blocked.request is request and blocked.budget == math.inf
+        if (
+            blocked is None
+            or blocked.request is not request
+            or self._kv_cache.pool.num_free > blocked.num_free
+            or self._kv_cache.prefix_cache.has_block(blocked.missing_hash)
+        ):
+            return 0
+        return blocked.budget
 
     def consider(self, request: Request, budget: int) -> Admitted | Refused:
         """Decide on the first waiting request, for a step that has `budget` tokens left."""
         running = self._states.in_use()
-        blocked = self._blocked
-        if (
-            len(running)
-            and blocked is not None
-            and blocked.request is request
-            and budget < blocked.budget
-            and not self._kv_cache.prefix_cache.has_block(blocked.missing_hash)
-        ):
+        if len(running) and budget < self._refused(request):
             return Refused.NO_ROOM
         prefix, missing_hash = self._kv_cache.prefix_cache.find(request)
         if missing_hash is not None and self._is_computed_by(running, missing_hash):
@@ -123,11 +128,13 @@ class PromptAdmission:
         num_left = request.num_tokens - start
         num_tokens = self._chunk(num_left, budget)
         if not self._has_room(request, prefix, num_left, running):
-            self._blocked = _Blocked(request, missing_hash, math.inf)
+            least_budget = math.inf
         elif num_tokens < num_left and not self._enable_chunked_prefill:
-            self._blocked = _Blocked(request, missing_hash, num_left)
+            least_budget = num_left
         else:
             return Admitted(prefix, start, num_tokens)
+        num_free = self._kv_cache.pool.num_free
+        self._blocked = _Blocked(request, missing_hash, least_budget, num_free)
         return Refused.NO_ROOM
 
     def runs(self, request: Request) -> None:

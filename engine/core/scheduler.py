@@ -85,7 +85,7 @@ class Scheduler:
         )
         self.waiting = WaitingQueues(self.rank, self.slots.shares)
         self._victims = Victims(self.rank, self.slots.shares)
-        self._forks = Forks(self.slots, kv_cache, self.waiting, self._admission)
+        self._forks = Forks(self.slots, kv_cache, self.waiting)
         self._beams = BeamScheduler(self.slots, kv_cache, self.waiting)
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -252,7 +252,7 @@ class Scheduler:
             self._running_slots = None
         self.kv_cache.free(request)
         request.num_computed_tokens = 0
-        self._admission.blocks_were_freed()
+        self._admission.reconsider()
 
     @nvtx_range("update")
     def update(self, samples: Samples) -> Advanced:

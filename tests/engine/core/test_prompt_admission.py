@@ -53,6 +53,30 @@ def test_what_does_not_fit_is_not_looked_up_in_every_step(monkeypatch: pytest.Mo
     assert lookups == {1: 1, 2: 2, 3: 1}  # the second once more, after the first has ended
 
 
+@pytest.mark.parametrize("num_blocks", [150, 220])
+def test_what_a_prefill_gives_back_behind_its_windows_lets_the_next_one_in(num_blocks: int) -> None:
+    """The first sequence holds the tokens of a whole chunk in each window while it prefills."""
+    scheduler = make_scheduler(
+        num_blocks=num_blocks,
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=48,
+        windows=(None, 8, 8, 8, 8, 8),
+        max_model_len=256,
+    )
+    oracle = PagedOracle(scheduler)
+    first = make_request(1, range(96), max_tokens=120)
+    second = make_request(2, range(100, 148), max_tokens=4)
+    for request in (first, second):
+        scheduler.add([request])
+    oracle.step()
+    assert second.slot is None
+    oracle.run()
+    assert second.times.first_token < first.times.last_token
+    assert scheduler.num_preemptions == 0
+    for request in (first, second):
+        check_output(request)
+
+
 def test_without_chunked_prefill_a_prompt_that_waits_for_a_budget_is_not_looked_up_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
