@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from client.errors import TridentClientError
@@ -14,26 +15,43 @@ _KNOWN_S = 60.0  # how long what they have said is taken for true
 
 
 class ServedModel:
-    """Asks the servers when it is needed, and keeps the answer for a minute."""
+    """Asks the servers when it is needed, and keeps the answer.
+
+    After a minute it asks again, and meanwhile what they said holds.
+    """
 
     def __init__(self, pool: ServerPool) -> None:
         self._pool = pool
-        self._known = Health("unknown")
-        self._asked_at = -_KNOWN_S
+        self._known: Health | None = None
+        self._asked_at = 0.0
+        self._asking: asyncio.Task[Health] | None = None
 
     async def facts(self) -> Health:
         """Return what they say.
 
         Raises:
-            ApiError: no server answers.
+            ApiError: no server has answered yet.
         """
-        if time.monotonic() - self._asked_at > _KNOWN_S:
+        if self._known is None:
             try:
-                self._known = await self._pool.health()
+                return await asyncio.shield(self._ask())  # who goes takes it from nobody else
             except TridentClientError as error:
                 raise from_client(error) from None
-            self._asked_at = time.monotonic()
+        if time.monotonic() - self._asked_at > _KNOWN_S:
+            self._ask()
         return self._known
+
+    def _ask(self) -> asyncio.Task[Health]:
+        """Return the question that is open; begin one if there is none."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._pool.health())
+            self._asking.add_done_callback(self._told)
+        return self._asking
+
+    def _told(self, asked: asyncio.Task[Health]) -> None:
+        self._asking = None
+        if not asked.cancelled() and asked.exception() is None:
+            self._known, self._asked_at = asked.result(), time.monotonic()
 
     async def tool_format(self) -> ToolCallFormat:
         """Return the form in which the model calls tools.

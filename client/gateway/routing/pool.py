@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -16,7 +16,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from client.aio import AsyncTridentClient
-from client.errors import ConfigurationError, QueueFullError, UnavailableError
+from client.errors import (
+    ConfigurationError,
+    QueueFullError,
+    TridentClientError,
+    UnavailableError,
+)
 from client.gateway.routing.balance import Balance, Candidate
 from client.gateway.routing.prefixes import block_hashes, prompt_bytes
 from client.gateway.routing.server import Server
@@ -27,6 +32,7 @@ from client.timeouts import Timeout, limits
 T = TypeVar("T")
 
 CHECK_INTERVAL_S = 1.0
+LATE_S = 0.2  # how long those that are slow to tell of their health are waited for
 
 
 class ServerPool(Collector):
@@ -91,13 +97,24 @@ class ServerPool(Collector):
         return await self._answer(lambda client: client.detokenize(token_ids))
 
     async def health(self, timeout: float | None = 5.0) -> Health:
-        """Return the state of all: ready if one of them is, and the sum of the figures.
+        """Return the state of those that are well: ready if one is, and the sum of the figures.
+
+        When one is ready, the others have no more than a moment left to answer.
 
         Raises:
             TridentClientError: none of them answers.
         """
-        asked = (each.health(timeout) for each in self._servers)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        asked = [asyncio.create_task(each.health(timeout)) for each in self._well()]
+        try:
+            for answer in asyncio.as_completed(asked):
+                with suppress(TridentClientError):
+                    if (await answer).is_ready:
+                        await asyncio.wait(asked, timeout=LATE_S)
+                        break
+        finally:
+            for each in asked:
+                each.cancel()
+            answers = await asyncio.gather(*asked, return_exceptions=True)
         found = [each for each in answers if isinstance(each, Health)]
         if not found:
             raise next(each for each in answers if isinstance(each, BaseException))
@@ -154,8 +171,7 @@ class ServerPool(Collector):
         ask: Callable[[AsyncTridentClient], AsyncGenerator[T, None]],
     ) -> AsyncGenerator[T, None]:
         """Yield what a server answers to a prompt with these blocks, or the next if it cannot."""
-        # If none is well, they are tried all the same: checks may be wrong, requests tell why.
-        left = [each for each in self._servers if each.is_well] or list(self._servers)
+        left = self._well()
         full: QueueFullError | None = None
         while True:
             server = self._choose(left, blocks)
@@ -178,6 +194,10 @@ class ServerPool(Collector):
                     not left
                 ):  # one that is full will have room: that says more than one that is lost
                     raise (full or error) from None
+
+    def _well(self) -> list[Server]:
+        """Return the servers that are well; all if none is: checks may be wrong, calls tell why."""
+        return [each for each in self._servers if each.is_well] or list(self._servers)
 
     def _choose(self, servers: Sequence[Server], blocks: Sequence[int]) -> Server:
         """Return the server for a prompt, and remember that it got it."""
