@@ -9,8 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.awaited_prefixes import AwaitedPrefixes
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.kv.tables import Tables, num_places
+from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
 
@@ -33,7 +35,7 @@ class Refused(Enum):
     """Why a request cannot run in this step."""
 
     NO_ROOM = "too few blocks are free, or tokens left of a step in which all of it must be"
-    PASSED_OVER = "a running request is computing the next block of the same prefix"
+    PASSED_OVER = "a running request is computing more of the same prefix"
 
 
 class _Blocked(NamedTuple):
@@ -57,20 +59,22 @@ class PromptAdmission:
         self,
         kv_cache: KVCacheManager,
         states: SlotStates,
+        waiting: WaitingQueues,
         *,
         max_num_batched_tokens: int,
         enable_chunked_prefill: bool,
         long_prefill_token_threshold: int,
     ) -> None:
-        """Admit beside the sequences in `states`; the limits are those of `EngineConfig`."""
+        """Admit from `waiting` beside those in `states`; the limits are those of `EngineConfig`."""
         self._kv_cache = kv_cache
         self._states = states
+        self._prefixes = AwaitedPrefixes(
+            states, waiting, kv_cache.prefix_cache, kv_cache.block_size
+        )
         self._enable_chunked_prefill = enable_chunked_prefill
         self._max_num_batched_tokens = max_num_batched_tokens
         self._threshold = long_prefill_token_threshold
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
-        # Hashes of the blocks that running prefills complete next; None: not looked up yet.
-        self._computing: set[bytes] | None = None
         self._blocked: _Blocked | None = None
 
     def chunks(self, num_left: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -93,7 +97,7 @@ class PromptAdmission:
 
     def begin(self) -> None:
         """Begin the admissions of a step; the running requests have their tokens already."""
-        self._computing = None
+        self._prefixes.begin()
 
     def reconsider(self) -> None:
         """Consider the refused request again: less is kept in reserve since a sequence left."""
@@ -121,7 +125,7 @@ class PromptAdmission:
         if len(running) and budget < self._refused(request):
             return Refused.NO_ROOM
         prefix, missing_hash = self._kv_cache.prefix_cache.find(request)
-        if missing_hash is not None and self._is_computed_by(running, missing_hash):
+        if self._prefixes.pass_over(request, missing_hash):
             return Refused.PASSED_OVER
         start = num_places(prefix) * self._kv_cache.block_size
         start = max(start, request.num_computed_tokens, request.kv.num_swapped_tokens)
@@ -139,20 +143,7 @@ class PromptAdmission:
 
     def runs(self, request: Request) -> None:
         """Note that `request` has been admitted, and has its tokens of this step."""
-        content_hash = self._kv_cache.prefix_cache.computing_hash(request)
-        if self._computing is not None and content_hash is not None:
-            self._computing.add(content_hash)
-
-    def _is_computed_by(self, running: NDArray[np.int32], missing_hash: bytes) -> bool:
-        if self._computing is None:
-            states, size = self._states, self._kv_cache.block_size
-            num_full = states.num_tokens[running] // size
-            prefills = running[states.num_computed_tokens[running] // size < num_full]
-            hashes = (
-                self._kv_cache.prefix_cache.computing_hash(states.owner(slot)) for slot in prefills
-            )
-            self._computing = {each for each in hashes if each is not None}
-        return missing_hash in self._computing
+        self._prefixes.runs(request)
 
     def _has_room(
         self, request: Request, prefix: Tables, num_left: int, running: NDArray[np.int32]

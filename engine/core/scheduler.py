@@ -27,7 +27,7 @@ from engine.core.token_reader import Advanced, TokenReader
 from engine.nvtx import nvtx_range
 from engine.text.byte_sets import ByteSets
 
-_MAX_PASSED_OVER = 8  # requests per step: each is looked up in the prefix cache again
+_MAX_PASSED_OVER = 8  # requests per step: each is looked up in the prefix cache
 
 
 class Scheduler:
@@ -76,14 +76,15 @@ class Scheduler:
         self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
         self._reader = TokenReader(self.slots, kv_cache, token_bytes)
         self.constraints = SamplingConstraints(vocab_size=len(token_bytes))
+        self.waiting = WaitingQueues(self.rank, self.slots.shares)
         self._admission = PromptAdmission(
             kv_cache,
             self.slots,
+            self.waiting,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
             long_prefill_token_threshold=long_prefill_token_threshold,
         )
-        self.waiting = WaitingQueues(self.rank, self.slots.shares)
         self._victims = Victims(self.rank, self.slots.shares)
         self._forks = Forks(self.slots, kv_cache, self.waiting)
         self._beams = BeamScheduler(self.slots, kv_cache, self.waiting)
@@ -160,29 +161,26 @@ class Scheduler:
     def _admit(self, step: ScheduleBuilder) -> None:
         """Admit waiting sequences, in policy order, while slots, blocks and the budget last.
 
-        One with a prefix that a running one is about to compute is passed over until then: its
-        blocks are then a hit in the prefix cache.
+        One with a prefix that a running one is computing is passed over until then: its blocks are
+        then a hit in the prefix cache.
         """
         if not self.waiting:
             return
-        passed_over: list[Request] = []
+        num_passed_over = 0
         self._admission.begin()
         while (
             (budget := self.max_num_batched_tokens - step.num_tokens) > 0
             and self.slots.free
-            and len(passed_over) < _MAX_PASSED_OVER
+            and num_passed_over < _MAX_PASSED_OVER
             and (request := self.waiting.head) is not None
         ):
             answer = self._admission.consider(request, budget)
             if isinstance(answer, Admitted):
                 self._run(request, answer, step)
             elif answer is Refused.PASSED_OVER:
-                self.waiting.discard(request)
-                passed_over.append(request)
+                num_passed_over += 1
             elif self.running or not self._forks.reclaim():
                 break
-        for request in passed_over:
-            self.waiting.push(request)
 
     def _run(self, request: Request, admitted: Admitted, step: ScheduleBuilder) -> None:
         """Move `request` from its queue to `running`, with a slot and blocks for all its tokens."""

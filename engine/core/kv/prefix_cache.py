@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 
 from engine.core.kv.block_pool import NULL_BLOCK, BlockPool
 from engine.core.kv.group_windows import GroupWindows
@@ -49,10 +50,7 @@ class PrefixCache:
         """
         if not self.enabled or request.kv.tables:
             return [], None
-        scores, end = request.prompt_scores, request.num_tokens - 1
-        if scores is not None and not scores.is_scheduled:
-            end = scores.num_scheduled
-        limit = length = end // self._block_size
+        limit = length = self._most_places(request)
         found: Tables = [[] for _ in self._windows.windows]
         for group in self._windows.without:
             found[group] = self._first_blocks(request, group, length)
@@ -67,6 +65,25 @@ class PrefixCache:
             else:
                 found[group] = self._last_blocks(request, group, window, length)
         return found, missing
+
+    def num_common_places(self, request: Request, other: Request, most: int) -> int:
+        """Return how many of their first full blocks have equal content.
+
+        Of those that `find` looks for, and at most `most`.
+        """
+        most = min(most, self._most_places(request), other.num_tokens // self._block_size)
+        # A hash names all content up to its block's end.
+        return bisect_left(
+            range(most),
+            True,
+            key=lambda place: self._block_hash(request, place) != self._block_hash(other, place),
+        )
+
+    def _most_places(self, request: Request) -> int:
+        scores, end = request.prompt_scores, request.num_tokens - 1
+        if scores is not None and not scores.is_scheduled:
+            end = scores.num_scheduled
+        return end // self._block_size
 
     def _first_blocks(self, request: Request, group: int, most: int) -> list[int]:
         """Return the blocks that a group has from the first place on, at most so many."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from heapq import merge
+from itertools import islice
 
 from engine.core.queue.rank import Rank
 from engine.core.request import Request
@@ -32,9 +33,10 @@ class TenantQueue:
         """Yield the sequences of all tenants, the last in rank first."""
         return merge(*map(reversed, self._by_tenant.values()), key=self._rank, reverse=True)
 
-    def firsts(self) -> Iterator[Request]:
-        """Yield the first sequence of each tenant."""
-        return (queue[0] for queue in self._by_tenant.values())
+    def firsts(self, passed_over: Container[Request]) -> Iterator[Request]:
+        """Yield the first sequence of each tenant that is not in `passed_over`."""
+        for queue in self._by_tenant.values():
+            yield from islice((each for each in queue if each not in passed_over), 1)
 
     def of(self, tenant: str) -> list[Request]:
         """Return the sequences of one tenant, by rank; they are not to be changed."""

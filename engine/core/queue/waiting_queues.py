@@ -40,6 +40,7 @@ class WaitingQueues:
         self.queued, self.paused, self.forked = (TenantQueue(rank) for _ in range(3))
         self._queues = (self.queued, self.paused, self.forked)
         self.held: dict[tuple[int, int], Request] = {}
+        self._passed_over: set[Request] = set()
         self.queued_load = Load()
         self._tenant_loads: defaultdict[str, Load] = defaultdict(Load)  # of `queued`
 
@@ -55,8 +56,8 @@ class WaitingQueues:
 
     @property
     def head(self) -> Request | None:
-        """The next sequence to run, None if none waits."""
-        firsts = chain.from_iterable(queue.firsts() for queue in self._queues)
+        """The next sequence to run, None if none waits that is not passed over."""
+        firsts = chain.from_iterable(queue.firsts(self._passed_over) for queue in self._queues)
         return min(firsts, key=self._turn, default=None)
 
     def _turn(self, request: Request) -> tuple[int, tuple[int, int], Rank]:
@@ -131,6 +132,14 @@ class WaitingQueues:
         if _is_new(request):
             self._count(request.tenant, _load(request))
 
+    def pass_over(self, request: Request) -> None:
+        """Let others run before `request`, which stays in its queue."""
+        self._passed_over.add(request)
+
+    def take_back(self, request: Request) -> None:
+        """Pass `request` over no longer, if it still waits."""
+        self._passed_over.discard(request)
+
     def hold(self, *requests: Request) -> None:
         """Keep sequences until they are ready to run; they are in no other's way."""
         self.held.update(((each.uid, each.index), each) for each in requests)
@@ -142,6 +151,7 @@ class WaitingQueues:
     def discard(self, request: Request) -> None:
         """Remove `request`, if it is queued or held."""
         self.held.pop((request.uid, request.index), None)
+        self._passed_over.discard(request)
         if self._queue_of(request).discard(request) and _is_new(request):
             self._count(request.tenant, Load() - _load(request))
 
@@ -151,6 +161,7 @@ class WaitingQueues:
         for queue in self._queues:
             queue.check_integrity()
             assert all(self._queue_of(request) is queue for request in queue)
+        assert self._passed_over.issubset(self)
         for request in self.queued:
             loads[request.tenant] += _load(request)
         assert self._tenant_loads == loads

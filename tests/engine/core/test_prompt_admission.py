@@ -197,6 +197,39 @@ def test_another_prompt_overtakes_one_that_waits_for_its_prefix() -> None:
     assert {request.uid for request in scheduler.running} == {0, 7}
 
 
+def test_many_that_wait_for_one_prefix_are_in_no_others_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are looked up when they come and when the prefix is there, not in each step."""
+    scheduler = make_scheduler(
+        num_blocks=400, max_num_seqs=40, max_num_batched_tokens=64, long_prefill_token_threshold=8
+    )
+    lookups = count_lookups(scheduler, monkeypatch)
+    oracle = PagedOracle(scheduler)
+    (first,), *others = equal_prompts(scheduler, 30, 202)
+    short = make_request(99, range(300, 304), max_tokens=2)
+    scheduler.add([short])
+    oracle.run()
+    assert short.times.last_token < first.times.first_token
+    assert lookups == {0: 1, 99: 1} | {request.uid: 2 for (request,) in others}
+    assert {request.num_cached_tokens for (request,) in others} == {200}
+    check_output(short)
+
+
+def test_one_that_waits_for_a_long_prefix_is_looked_up_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.core.awaited_prefixes._MAX_PLACES", 10)
+    scheduler = make_scheduler(num_blocks=100, long_prefill_token_threshold=8)
+    lookups = count_lookups(scheduler, monkeypatch)
+    oracle = PagedOracle(scheduler)
+    _, (second,) = equal_prompts(scheduler, 2, 162)
+    oracle.run()
+    assert lookups == {0: 1, 1: 5}
+    assert second.num_cached_tokens == 160
+    check_output(second)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     asked=st.lists(
