@@ -105,13 +105,15 @@ class StatsRecorder:
 
     def stepped(self, num_tokens: int, advanced: Advanced) -> None:
         """Count a step that computed `num_tokens`, and the tokens that it gave."""
+        num_tokens_out = len(advanced.token_gaps_s) + advanced.num_forced
         for request in advanced.begun:
             assert request.times.first_token is not None
             self._num_prompt_tokens += request.num_prompt_tokens
-            wait_s = request.times.first_token - request.times.arrival
-            self._observe(time_to_first_token_seconds=wait_s)
-        num_sampled = len(advanced.begun) + len(advanced.token_gaps_s)
-        self._num_generation_tokens += num_sampled + advanced.num_forced
+            if request.sampling_params.max_tokens != 0:  # else the token is dropped
+                num_tokens_out += 1
+                wait_s = request.times.first_token - request.times.arrival
+                self._observe(time_to_first_token_seconds=wait_s)
+        self._num_generation_tokens += num_tokens_out
         self._histograms["inter_token_latency_seconds"].observe_all(advanced.token_gaps_s)
         self._observe(iteration_tokens_total=num_tokens)
 

@@ -153,7 +153,11 @@ def test_a_prompt_can_be_scored_without_an_answer(llama: LLM) -> None:
     prompts = [list(range(1, length)) for length in (2, 12, 64)]
     scored = PARAMS.model_copy(update={"max_tokens": 0})
     expected = llama.generate(prompts, PARAMS.model_copy(update={"max_tokens": 1}), use_tqdm=False)
+    llama._core.take_stats()
     found = llama.generate(prompts, scored, use_tqdm=False)
+    stats = llama._core.take_stats()
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (sum(map(len, prompts)), 0)
+    assert "time_to_first_token_seconds" not in stats.histograms
     for output, answered in zip(found, expected, strict=True):
         (completion,) = output.outputs
         assert (completion.token_ids, completion.text, completion.logprobs) == ([], "", [])

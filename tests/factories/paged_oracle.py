@@ -9,6 +9,7 @@ copying and preemption are.
 """
 
 import hashlib
+import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ class PagedOracle:
         self.blocks = BlockStore(self.block_size)
         self._slots: dict[int, Slot] = {}
         self.in_flight: deque[Samples] = deque()
+        self._start = time.monotonic()
 
     def has_work(self) -> bool:
         return bool(self.scheduler.unfinished or self.in_flight)
@@ -147,7 +149,10 @@ class PagedOracle:
             self.in_flight.append(self.execute(schedule))
         finished: list[Request] = []
         while len(self.in_flight) > (self.num_ahead if schedule.num_rows else 0):
-            finished += self.scheduler.update(self.in_flight.popleft()).finished
+            advanced = self.scheduler.update(self.in_flight.popleft())
+            finished += advanced.finished
+            # Each gap is since a token of the same sequence, or of the one that it continues.
+            assert (advanced.token_gaps_s <= time.monotonic() - self._start).all()
         check_integrity(self.scheduler)
         return finished
 

@@ -41,6 +41,8 @@ class BeamScheduler:
             return
         for beam in found:
             self._states.num_unread_tokens[beam.slot] = 1
+            # Of all of its search: each may go on with another one's tokens.
+            beam.times.last_token = float(self._states.last_token_time[beam.slot])
         changed: list[Request] = []
         for group in {beam.uid: beam.group for beam in found}.values():
             if all(beam.waits for beam in group.live):
@@ -99,6 +101,7 @@ class BeamScheduler:
         if beam.slot is not None:
             self._states.share_tail(beam)
             self._states.num_unread_tokens[beam.slot] = beam.waits
+            self._states.last_token_time[beam.slot] = beam.times.last_token
             if not beam.waits:
                 self._chosen.append(beam)
         else:
