@@ -10,13 +10,16 @@ from engine.errors import CheckpointError
 from engine.fields import Fields
 from engine.gguf.names import GGUF
 from engine.gguf.reader import GgufFile
+from engine.gguf.splits import mend_splits
 
 _FILE = "tokenizer.json"
 # Pre-tokenizers of llama.cpp that come with a BOS token, if the file says nothing of it, and take a
 # word that is a token as it is: those of Llama 3 and of Mistral's Tekken.
-_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "tekken")
 # Types of tokens.
 _CONTROL, _USER_DEFINED = 3, 4
+# Tokens of Phi-3 that do not take the spaces after them; its other special ones do.
+_PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def write_tokenizer(folder: Path, header: GgufFile) -> None:
@@ -39,6 +42,7 @@ def write_tokenizer(folder: Path, header: GgufFile) -> None:
         raise CheckpointError(f"{header.path}: its tokenizer cannot be read: {error}") from None
     content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     content["model"]["ignore_merges"] = is_of_whole_words
+    mend_splits(content, header)
     _mend_added_tokens(content, header)
     (folder / _FILE).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
@@ -80,4 +84,13 @@ def _mend_added_tokens(content: dict[str, Any], header: GgufFile) -> None:
             "normalized": False,
             **dict.fromkeys(("single_word", "lstrip", "rstrip"), False),
         }
+    if _is_phi3(header):
+        for token in added.values():
+            token["rstrip"] = token["special"] and token["content"] not in _PHI3_KEEPS_SPACES
     content["added_tokens"] = [added[token_id] for token_id in sorted(added)]
+
+
+def _is_phi3(header: GgufFile) -> bool:
+    """Return whether the tokenizer is Phi-3's; Phi-4 has another, and the same architecture."""
+    names = ("general.architecture", "tokenizer.ggml.model")
+    return [header.metadata.get(name) for name in names] == ["phi3", "llama"]

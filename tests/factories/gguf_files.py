@@ -94,6 +94,19 @@ def convert(
     return floats
 
 
+def write_vocabulary(path: Path, folder: Path, architecture: str, **changes: Any) -> None:
+    """Write the tokenizer in `folder` as a GGUF file without tensors; `changes` as in `convert`."""
+    writer = gguf.GGUFWriter(path, architecture)
+    vocab = json.loads((folder / "tokenizer.json").read_text())
+    _add_tokenizer(writer, folder, len(vocab["model"]["vocab"]) + len(vocab["added_tokens"]))
+    for key, value in changes.items():
+        _change(writer, key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType, draw: np.random.Generator) -> Any:
     """Return the bytes of `values` or, in a type that cannot be written, of others."""
     if kind.name not in _SCALES:
