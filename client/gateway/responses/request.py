@@ -51,7 +51,7 @@ def chat_of(body: ResponseRequest, messages: list[dict[str, Any]]) -> ChatReques
         max_completion_tokens=body.max_output_tokens,
         logprobs=body.wants_logprobs,
         top_logprobs=body.top_logprobs if body.wants_logprobs else None,
-        tools=None if body.tools is None else [_chat_tool(tool) for tool in body.tools],
+        tools=[_chat_tool(tool) for tool in body.tools or ()],
         tool_choice=_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.effort,

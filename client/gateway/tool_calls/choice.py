@@ -50,6 +50,8 @@ class ToolChoice:
         match tool_choice:
             case None:
                 return cls(functions, "auto" if functions else "none", is_parallel)
+            case "auto" if tools is not None and not functions:  # an agent without tools this time
+                return cls(functions, "none", is_parallel)
             case "auto" | "none" | "required":
                 mode, allowed = tool_choice, functions
             case {"type": "function"}:

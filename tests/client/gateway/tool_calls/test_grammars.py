@@ -193,6 +193,8 @@ def test_only_what_has_to_be_is_enforced() -> None:
     assert ToolChoice.read(tools()).structure(form) is None
     assert ToolChoice.read(tools(strict=True), "none").structure(form) is None
     assert ToolChoice.read(None).structure(form) is None
+    # As OpenAI's clients send it that have no tools this time.
+    assert ToolChoice.read([], "auto") == ToolChoice.read([])
     assert ToolChoice.read(tools(), "auto", False).structure(form) is not None
 
 
@@ -201,6 +203,7 @@ def test_only_what_has_to_be_is_enforced() -> None:
     [
         ((None, "auto"), "tool_choice: auto needs tools"),
         (([], "required"), "tool_choice: required needs tools"),
+        (([], allowed("now")), r"tool_choice.allowed_tools.tools\[0\].function.name: 'now' is not"),
         ((tools(), "any"), "tool_choice: must be auto, none, required, "),
         ((tools(), {"type": "any"}), "tool_choice: must be"),
         ((tools(), {"type": "function"}), "tool_choice.name: must be a string"),
