@@ -40,11 +40,12 @@ class GrammarCompiler:
     def compile(self, spec: GrammarSpec) -> Future[LLMatcher]:
         """Return the matcher at its start, to be copied for each sequence; equal specs share it.
 
-        The future raises `GrammarTextError` if the grammar cannot be used, and `UnsupportedError`
-        if none can with this tokenizer.
+        The future raises `GrammarTextError` if the grammar cannot be used, `UnsupportedError` if
+        none can with this tokenizer, and another error if it could not be tried: the next request
+        tries it again.
         """
         future = self._kept.get(spec.key)
-        if future is None or future.cancelled():
+        if future is None or not _may_be_kept(future):
             future = self._kept[spec.key] = self._executor.submit(self._compile, spec)
         self._kept.move_to_end(spec.key)
         if len(self._kept) > _MAX_KEPT:
@@ -65,6 +66,14 @@ class GrammarCompiler:
         if matcher.is_error():
             raise GrammarTextError(described(matcher.get_error()))
         return matcher
+
+
+def _may_be_kept(future: Future[LLMatcher]) -> bool:
+    """Whether another compilation would end as this one does, or will."""
+    if future.cancelled():
+        return False
+    error = future.exception() if future.done() else None
+    return error is None or isinstance(error, GrammarTextError | UnsupportedError)
 
 
 def _yield_to_others() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,12 @@ from engine.text.grammar.vocabulary import Vocabulary
 _MAX_CPU_S = 2.0  # of one grammar
 _MAX_WALL_S = 20.0  # of one grammar, if others take the processor
 _MAX_START_S = 60.0
+_MAX_END_S = 5.0  # after its output has ended
 _POLL_S = 0.05
+
+
+class _NoProcessorError(TimeoutError):
+    """The time is over, and others had the processor."""
 
 
 class Sandbox:
@@ -42,19 +48,17 @@ class Sandbox:
 
         Raises:
             GrammarTextError: the grammar is wrong, or takes too much time or memory.
-            TridentError: the child cannot be started.
+            TridentError: it could not be tried, which is not the grammar's fault.
         """
+        if self._child is not None and self._child.poll() is not None:  # somebody killed it
+            self.close()
         child = self._child = self._child or self._start()
         try:
             reply = _exchange(child, spec.model_dump_json().encode())
         except (OSError, EOFError) as error:
+            fault = _fault(child, error)
             self.close()
-            limit = (
-                f"{_MAX_CPU_S:g} s" if isinstance(error, TimeoutError) else "1 GiB, or the stack"
-            )
-            raise GrammarTextError(
-                f"is too complex: compiling it takes more than {limit}"
-            ) from None
+            raise fault from None
         if "error" in reply:
             raise GrammarTextError(reply["error"])
         return reply["text"]
@@ -68,9 +72,9 @@ class Sandbox:
     def _start(self) -> subprocess.Popen[bytes]:
         # -P: no package of the working directory in place of ours.
         command = [sys.executable, "-P", "-m", self._module]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._end = weakref.finalize(self, _kill, child)
         try:
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._end = weakref.finalize(self, _kill, child)
             _send(child, json.dumps(asdict(self._vocabulary)).encode())
             _await(child, _MAX_START_S, _MAX_START_S)
             if _output(child).readline() != b"ready\n":
@@ -81,6 +85,22 @@ class Sandbox:
         return child
 
 
+def _fault(child: subprocess.Popen[bytes], error: Exception) -> Exception:
+    """Return what to raise for a trial that ended with `error` instead of a reply."""
+    if isinstance(error, _NoProcessorError):
+        return TridentError(f"the grammar could not be tried within {_MAX_WALL_S:g} s; try again")
+    if isinstance(error, TimeoutError):
+        limit = f"{_MAX_CPU_S:g} s"
+    else:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_MAX_END_S)
+        # Its own limits end it by other signals: this is the system's, which lacks memory.
+        if child.returncode == -signal.SIGKILL:
+            return TridentError("the process that tries grammars was killed; try again")
+        limit = "1 GiB, or the stack"
+    return GrammarTextError(f"is too complex: compiling it takes more than {limit}")
+
+
 def _kill(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     with contextlib.suppress(OSError):  # of what it has not read
@@ -88,7 +108,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(child: subprocess.Popen[bytes], line: bytes) -> dict[str, str]:
-    """Raises TimeoutError, EOFError or OSError."""
+    """Raises TimeoutError, EOFError or another OSError."""
     _send(child, line)
     _await(child, _MAX_CPU_S, _MAX_WALL_S)
     answer = _output(child).readline()
@@ -108,8 +128,10 @@ def _await(child: subprocess.Popen[bytes], max_cpu_s: float, max_wall_s: float) 
     """Wait until the child writes or ends; raises TimeoutError."""
     began, cpu_began = time.monotonic(), _cpu_s(child)
     while not select.select([_output(child)], [], [], _POLL_S)[0]:
-        if time.monotonic() - began > max_wall_s or _cpu_s(child) - cpu_began > max_cpu_s:
+        if _cpu_s(child) - cpu_began > max_cpu_s:
             raise TimeoutError
+        if time.monotonic() - began > max_wall_s:
+            raise _NoProcessorError
 
 
 def _output(child: subprocess.Popen[bytes]) -> IO[bytes]:

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -11,7 +12,7 @@ import pytest
 
 from engine.errors import TridentError, UnsupportedError
 from engine.text.grammar.compiler import GrammarCompiler
-from engine.text.grammar.sandbox import Sandbox
+from engine.text.grammar.sandbox import Sandbox, _await
 from engine.text.grammar.spec import MAX_LITERAL_BYTES, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
@@ -156,6 +157,66 @@ def test_a_child_that_cannot_start_is_reported(vocabulary: Vocabulary) -> None:
     sandbox = Sandbox(vocabulary, module="engine.text.grammar.nothing")
     with pytest.raises(TridentError, match="cannot be started"):
         sandbox.text_of(spec(regex="a"))
+
+
+@pytest.fixture
+def child(own_compiler: GrammarCompiler) -> psutil.Process:
+    """The process of `own_compiler` that tries grammars."""
+    others = set(psutil.Process().children())
+    own_compiler.compile(spec(regex="a")).result()
+    (started,) = set(psutil.Process().children()) - others
+    return started
+
+
+@pytest.fixture
+def own_compiler(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(vocabulary)
+    yield compiler
+    compiler.close()
+
+
+def test_a_child_that_was_killed_while_it_waited_harms_no_grammar(
+    own_compiler: GrammarCompiler, child: psutil.Process
+) -> None:
+    child.kill()
+    psutil.wait_procs([child], timeout=10)
+    assert own_compiler.compile(spec(regex="b")).result() is not None
+
+
+@pytest.mark.parametrize("fault", ["was killed", "within 0.3 s"])
+def test_a_trial_that_the_machine_ended_is_repeated_for_the_next_request(
+    fault: str,
+    own_compiler: GrammarCompiler,
+    child: psutil.Process,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def kill_and_wait(*args: Any) -> None:
+        child.kill()
+        _await(*args)
+
+    if fault == "was killed":
+        monkeypatch.setattr("engine.text.grammar.sandbox._await", kill_and_wait)
+    else:
+        monkeypatch.setattr("engine.text.grammar.sandbox._MAX_WALL_S", 0.3)
+    child.suspend()
+    error = own_compiler.compile(spec(regex="b")).exception(timeout=60)
+    assert isinstance(error, TridentError)
+    assert fault in str(error)
+    monkeypatch.undo()
+    assert own_compiler.compile(spec(regex="b")).result() is not None
+
+
+def test_a_child_that_could_not_start_once_is_started_for_the_next_request(
+    own_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*args: Any, **kwargs: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_memory)
+    with pytest.raises(TridentError, match="cannot be started"):
+        own_compiler.compile(spec(regex="a")).result()
+    monkeypatch.undo()
+    assert own_compiler.compile(spec(regex="a")).result() is not None
 
 
 def _mutants(text: str, draw: random.Random) -> str:
