@@ -44,8 +44,11 @@ class Observer(Protocol):
     def update(self, stats: Stats) -> None:
         """Take the statistics since the last call."""
 
-    def engine_up(self, up: bool) -> None:
-        """The engine has become ready, or has stopped serving."""
+    def engine_up(self, ready: Ready) -> None:
+        """The engine has become ready."""
+
+    def engine_down(self) -> None:
+        """The engine has stopped serving."""
 
     def engine_restarted(self) -> None:
         """Count a start of the process after the first."""
@@ -186,7 +189,7 @@ class EngineClient:
         with self._lock:
             self._ready = ready
             self._admission = Admission(self._config, ready)
-        self._observer.engine_up(True)
+        self._observer.engine_up(ready)
         if is_restart:
             self._observer.engine_restarted()
 
@@ -207,7 +210,7 @@ class EngineClient:
             self._lost, self._streams = list(self._streams.values()), {}
         error = EngineDeadError("the engine process has died; the request is lost")
         num_lost = sum(stream.num_unfinished for stream in self._lost if self._fail(stream, error))
-        self._observer.engine_up(False)
+        self._observer.engine_down()
         self._observer.requests_lost(num_lost)
 
     def on_death(self, death: Death) -> None:

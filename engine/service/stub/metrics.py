@@ -139,6 +139,7 @@ class EngineMetrics:
             )
             for reason in _REFUSALS
         }
+        self._cache: Metric | None = None
         self._up = board.gauge("trident:engine_up", "Whether the engine takes requests, 0 or 1.")
         self._restarts = board.counter(
             "trident:engine_restarts_total", "Starts of the engine process after the first."
@@ -155,26 +156,26 @@ class EngineMetrics:
         for name, delta in stats.histograms.items():
             self._histograms[name].add(delta)
 
-    def describe_cache(self, ready: Ready) -> None:
-        """Publish the settings of the KV cache, which a metric carries in its labels."""
-        config = self._config
-        cache_config = self._board.gauge(
-            "vllm:cache_config_info",
-            "The KV cache; always 1.",
-            block_size=str(ready.block_size),
-            num_gpu_blocks=str(ready.num_blocks),
-            enable_prefix_caching=str(config.enable_prefix_caching),
-            gpu_memory_utilization=str(config.gpu_memory_utilization),
-            cache_dtype=config.kv_cache_dtype,
-        )
-        self._board.set(cache_config, 1)
+    def engine_up(self, ready: Ready) -> None:
+        """Publish that requests are served, and the KV cache, in the labels of a metric."""
+        self._board.set(self._up, 1)
+        labels = {
+            "block_size": str(ready.block_size),
+            "num_gpu_blocks": str(ready.num_blocks),
+            "enable_prefix_caching": str(self._config.enable_prefix_caching),
+            "gpu_memory_utilization": str(self._config.gpu_memory_utilization),
+            "cache_dtype": self._config.kv_cache_dtype,
+        }
+        if self._cache is not None:  # a new process may have found less free memory
+            self._board.set(self._cache, 0)
+        text = "The KV cache; 1 for the one in use."
+        self._cache = self._board.gauge("vllm:cache_config_info", text, **labels)
+        self._board.set(self._cache, 1)
 
-    def engine_up(self, up: bool) -> None:
-        """Publish whether requests are served now."""
-        self._board.set(self._up, up)
-        if not up:
-            for gauge in self._gauges.values():
-                self._board.set(gauge, 0)
+    def engine_down(self) -> None:
+        """Publish that no request is served now."""
+        for gauge in (self._up, *self._gauges.values()):
+            self._board.set(gauge, 0)
 
     def engine_restarted(self) -> None:
         """Count a start of the process after the first."""

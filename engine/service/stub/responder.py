@@ -41,7 +41,6 @@ class Responder:
             config, pb_utils.MetricFamily, model=stage.model, version=stage.version
         )
         self._client = EngineClient(config, self._metrics, stage.log.info)
-        self._metrics.describe_cache(self._client.ready)
         self._window = Window()
         self._link = EngineEnd(self._client.abort, self._client.fail, self._window.arrived)
         self._poller = CancelPoller(self._client.abort)

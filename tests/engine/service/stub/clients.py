@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.protocol import Stats
+from engine.protocol import Ready, Stats
 from engine.service.stub.engine_client import EngineClient, Observer
 from engine.service.stub.stream import NewRequest
 from tests.engine.service.stub.test_stream import Recorder, ids
@@ -21,7 +21,8 @@ class Unobserved:
     """An observer that forgets."""
 
     def update(self, stats: Stats) -> None: ...
-    def engine_up(self, up: bool) -> None: ...
+    def engine_up(self, ready: Ready) -> None: ...
+    def engine_down(self) -> None: ...
     def engine_restarted(self) -> None: ...
     def requests_lost(self, count: int) -> None: ...
     def request_refused(self, error: Exception) -> None: ...
@@ -33,8 +34,11 @@ class Events(Unobserved):
     def __init__(self) -> None:
         self.events: list[object] = []
 
-    def engine_up(self, up: bool) -> None:
-        self.events.append(up)
+    def engine_up(self, ready: Ready) -> None:
+        self.events.append("up")
+
+    def engine_down(self) -> None:
+        self.events.append("down")
 
     def engine_restarted(self) -> None:
         self.events.append("restarted")

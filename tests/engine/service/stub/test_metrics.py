@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from engine.service.stub.metric_board import MetricBoard
 from engine.service.stub.metrics import EngineMetrics, served_model_name
 
 Key = tuple[str, frozenset[tuple[str, str]]]
+READY = Ready(512, 100, 200, 16, 3184, 64, "")
 LABELS = {"model_name": "m", "model": "engine", "version": "1"}
 
 
@@ -161,9 +163,9 @@ def test_counters_add_up_and_gauges_are_the_newest() -> None:
 def test_the_death_of_the_engine() -> None:
     server = FakeServer()
     metrics = make(server)
-    metrics.engine_up(True)
+    metrics.engine_up(READY)
     metrics.update(Stats(3, 2, 0.5))
-    metrics.engine_up(False)
+    metrics.engine_down()
     metrics.requests_lost(5)
     metrics.engine_restarted()
     metrics.close()
@@ -188,18 +190,24 @@ def test_refusals_count_by_reason() -> None:
     assert counts == {"invalid": 2, "queue_full": 1, "engine_down": 1, "suspect": 0, "internal": 1}
 
 
-def test_the_cache_is_described_in_labels() -> None:
+def test_the_cache_is_described_in_labels_and_anew_when_the_engine_is() -> None:
     server = FakeServer()
     metrics = make(server)
-    metrics.describe_cache(Ready(512, 100, 200, 16, 3184, 64, ""))
+    for num_blocks in (200, 150, 200, 100):
+        metrics.engine_up(msgspec.structs.replace(READY, num_blocks=num_blocks))
     metrics.close()
-    ((labels, value),) = [
+    found = [
         (dict(labels), value)
         for (name, labels), value in server.values.items()
         if name == "vllm:cache_config_info"
     ]
-    assert (labels["block_size"], labels["num_gpu_blocks"], value) == ("16", "200", 1)
-    assert labels["cache_dtype"] == "auto"
+    assert {int(labels["num_gpu_blocks"]): value for labels, value in found} == {
+        200: 0,
+        150: 0,
+        100: 1,
+    }
+    for labels, _ in found:
+        assert (labels["block_size"], labels["cache_dtype"]) == ("16", "auto")
 
 
 def test_a_folder_is_served_by_its_name_and_a_hub_id_as_it_is(tmp_path: Path) -> None:

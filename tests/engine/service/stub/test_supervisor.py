@@ -60,7 +60,7 @@ def test_a_dead_process_is_started_again_in_the_background() -> None:
     assert client.health.num_restarts == 1
     assert client.health.num_in_flight == 0
     assert_alive(client)
-    assert observer.events == [True, False, 1, True, "restarted"]
+    assert observer.events == ["up", "down", 1, "up", "restarted"]
     client.close()
     assert client.health.state == "closed"
 
