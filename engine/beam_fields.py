@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import RequestError
-
-
-def means(value: object, neutral: object) -> bool:
-    """Whether `value` equals `neutral`, possibly as a string or as `1` for `1.0`."""
-    try:
-        return float(str(value)) == float(str(neutral))
-    except ValueError:
-        return str(value).lower() == str(neutral).lower()
+from engine.unsupported import means
 
 
 def with_beam_width(fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from engine.beam_fields import means, with_beam_width
+from engine import unsupported
+from engine.beam_fields import with_beam_width
 from engine.errors import RequestError, UnsupportedError
 from engine.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,
@@ -54,15 +55,8 @@ _MAX_SIZES = {
     "logits_processors": MAX_LOGITS_PROCESSORS,
 }
 
-# Fields of vLLM and SGLang that are not implemented: refused by name, never silently ignored.
-_NOT_YET = {
-    "guided_decoding": None,
-    "truncate_prompt_tokens": None,
-    "lora_request": None,
-    "lora_name": None,
-    "detokenize": True,
-    "spaces_between_special_tokens": True,
-}
+# What -1 means, as in vLLM.
+_MINUS_ONE = {"top_k": 0, "top_n_sigma": 0, "seed": None}
 
 
 class AskedLogitsProcessor(BaseModel):
@@ -77,8 +71,9 @@ class AskedLogitsProcessor(BaseModel):
 class SamplingParams(BaseModel):
     """How the tokens of one request are chosen and when it ends. Immutable.
 
-    Construction raises `ValueError` naming each wrong field. Numbers may come as strings
-    (`"16"`), as clients of other servers send them.
+    Construction raises `ValueError` naming each wrong field, `parse` a shorter one. Both take what
+    clients of other servers send: numbers as strings (`"16"`), structured outputs and beam search
+    in all their forms, and values of fields that Trident does not have which ask for nothing.
 
     Attributes:
         n: sequences sampled from the one prompt; they share its KV blocks. With `best_of` or
@@ -112,7 +107,7 @@ class SamplingParams(BaseModel):
         dry_sequence_breakers: strings across which no repetition reaches.
         logits_processors: of installed packages, see `engine.logits_processors`; a name, or an
             object with `name` and `args`.
-        seed: the same seed gives the same tokens, whatever else is batched; None draws one.
+        seed: the same seed gives the same tokens, whatever else is batched; None or -1 draws one.
         max_tokens: output tokens at most; None means the rest of the context. 0 is possible with
             `prompt_logprobs`.
         min_tokens: output tokens before which end-of-sequence and stop tokens are masked.
@@ -128,7 +123,7 @@ class SamplingParams(BaseModel):
         logit_bias: added to the logits of these token ids, -100 to 100 for each.
         allowed_token_ids: only these tokens may be produced.
         structured_outputs: what the output must match, in vLLM's form (a key `json`, `json_object`,
-            `regex`, `choice`, `grammar` or `structural_tag`); `parse` takes the other forms too.
+            `regex`, `choice`, `grammar` or `structural_tag`).
         skip_special_tokens: leave special tokens out of the text.
         return_sections: tell which text is content, which reasoning and which a tool call.
     """
@@ -181,15 +176,16 @@ class SamplingParams(BaseModel):
             UnsupportedError: a field of vLLM or SGLang that Trident does not implement.
             RequestError: an unknown field or a wrong value; the text names it.
         """
-        known = with_beam_width(request_forms.merged(fields))
-        for name, neutral in _NOT_YET.items():
-            value = known.pop(name, None)
-            if value is not None and not means(value, neutral):
-                raise UnsupportedError(f"{name}: not supported by this version of Trident")
         try:
-            return cls.model_validate({**defaults, **known})
+            return cls.model_validate({**defaults, **fields})
         except ValidationError as error:
-            raise RequestError(describe(error)) from None
+            cause = error.errors(include_url=False)[0].get("ctx", {}).get("error")
+            kind = UnsupportedError if isinstance(cause, UnsupportedError) else RequestError
+            raise kind(describe(error)) from None
+
+    def clone(self) -> SamplingParams:
+        """Return these, which nobody can change; code for vLLM calls it."""
+        return self
 
     @property
     def widest(self) -> tuple[str, int]:
@@ -203,6 +199,14 @@ class SamplingParams(BaseModel):
         """How many sequences run for the request; `n` of them are its outputs."""
         return self.widest[1]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_other_servers(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        known = with_beam_width(request_forms.merged(fields))
+        return unsupported.without(known, unsupported.PARAMETERS)
+
     @field_validator(*_MAX_SIZES, mode="before")
     @classmethod
     def _not_too_long(cls, value: Any, info: ValidationInfo) -> Any:
@@ -213,15 +217,21 @@ class SamplingParams(BaseModel):
             raise ValueError(f"must have at most {limit} elements, not {len(value)}")
         return value
 
-    @field_validator("structured_outputs", mode="before")
+    @field_validator(*_MINUS_ONE, mode="before")
     @classmethod
-    def _one_grammar(cls, value: Any) -> Any:
-        return None if value is None else request_forms.parse_structured_outputs(value)
+    def _disabled(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        return _MINUS_ONE[info.field_name] if value in (-1, "-1") else value
 
-    @field_validator("top_k", "top_n_sigma", mode="before")
+    @field_validator("logprobs", "prompt_logprobs", mode="before")
     @classmethod
-    def _disabled(cls, value: Any) -> Any:
-        return 0 if value in (-1, "-1") else value
+    def _not_all(cls, value: Any) -> Any:
+        if value in (-1, "-1"):
+            raise ValueError(
+                "Input should be greater than or equal to 0: those of all tokens (-1, as in vLLM) "
+                "are not supported"
+            )
+        return value
 
     @field_validator("logits_processors", mode="before")
     @classmethod

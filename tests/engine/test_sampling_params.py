@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +16,19 @@ def test_numbers_may_come_as_strings() -> None:
     assert (params.top_k, params.seed) == (0, 7)
 
 
+@pytest.mark.parametrize("seed", [-1, "-1", None])
+def test_a_seed_of_minus_one_is_none(seed: object) -> None:
+    assert SamplingParams.parse({"seed": seed}).seed is None
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"max_tokens": 0}, r"max_tokens: must be at least 1 without prompt_logprobs \(got 0\)"),
         ({"max_tokens": -1}, "max_tokens: .*greater than or equal to 0.*got -1"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs: .*greater than or equal to 0"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: .*greater than or equal to 0: .*all tokens"),
+        ({"logprobs": "-1"}, "logprobs: .*greater than or equal to 0: .*all tokens"),
+        ({"logprobs": -2}, "logprobs: .*greater than or equal to 0"),
         ({"max_tokens": 1.5}, "max_tokens: .*integer"),
         ({"temperature": -0.1}, "temperature: .*greater than or equal to 0"),
         ({"temperature": float("nan")}, "temperature: .*finite"),
@@ -40,7 +49,7 @@ def test_numbers_may_come_as_strings() -> None:
         ({"frequency_penalty": -2.1}, "frequency_penalty: "),
         ({"n": 0}, "n: "),
         ({"n": 257}, "n: "),
-        ({"seed": -1}, "seed: "),
+        ({"seed": -2}, "seed: "),
         ({"seed": 2**64}, "seed: "),
         ({"stop": 5}, "stop: "),
         ({"stop": ["a", 5]}, r"stop\[1\]: "),
@@ -76,9 +85,33 @@ def test_a_wrong_value_is_an_error_that_names_the_field(
     "fields",
     [{"lora_name": "a"}, {"truncate_prompt_tokens": 3}, {"guided_decoding": {}}],
 )
-def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, object]) -> None:
-    with pytest.raises(UnsupportedError, match=next(iter(fields))):
+def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, Any]) -> None:
+    message = f"{next(iter(fields))}: not supported by this version"
+    with pytest.raises(UnsupportedError, match=f"^{message}"):
         SamplingParams.parse(fields)
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"detokenize": True, "spaces_between_special_tokens": True, "max_tokens": 3},
+        {"guided_decoding": None, "truncate_prompt_tokens": None, "extra_args": None},
+        {"use_beam_search": True, "n": 2},
+        {"guided_regex": "a+"},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+def test_the_constructor_takes_what_parse_takes(fields: dict[str, Any]) -> None:
+    given = dict(fields)
+    assert SamplingParams(**fields) == SamplingParams.parse(fields)
+    assert fields == given
+
+
+def test_a_clone_is_equal() -> None:
+    params = SamplingParams(seed=3, stop=["a"])
+    assert params.clone() == params
 
 
 def test_neutral_values_are_harmless() -> None:

@@ -1,0 +1,58 @@
+"""What vLLM and SGLang have and Trident does not (yet): refused by name, never silently ignored.
+
+A value that asks for nothing, as a client or a start script writes it for the sake of completeness,
+is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import UnsupportedError
+
+# The values that ask for nothing, by name; None is another one of each.
+Neutral = Mapping[str, tuple[object, ...]]
+
+# Of `SamplingParams`.
+PARAMETERS: Neutral = {
+    "detokenize": (True,),
+    "extra_args": (),
+    "flat_logprobs": (False,),
+    "guided_decoding": (),
+    "logprob_token_ids": (),
+    "lora_name": (),
+    "lora_request": (),
+    "prompt_logprob_token_ids": (),
+    "repetition_detection": (),
+    "skip_clone": (False,),
+    "skip_reading_prefix_cache": (False,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "watermarking": (),
+}
+
+
+def without(fields: dict[str, Any], neutral: Neutral) -> dict[str, Any]:
+    """Return `fields` without those of `neutral`.
+
+    Raises:
+        UnsupportedError: one of them asks for something.
+    """
+    if neutral.keys().isdisjoint(fields):
+        return fields
+    for name, values in neutral.items():
+        value = fields.get(name)
+        if value is not None and not any(means(value, each) for each in values):
+            raise UnsupportedError(f"{name}: not supported by this version of Trident")
+    return {name: value for name, value in fields.items() if name not in neutral}
+
+
+def means(value: object, other: object) -> bool:
+    """Whether `value` equals `other`, possibly as a string or as `1` for `1.0`."""
+    try:
+        return float(str(value)) == float(str(other))
+    except ValueError:
+        return str(value).lower() == str(other).lower()
