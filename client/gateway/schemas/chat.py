@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from client.gateway.schemas.sampling import RequestFields, told_as
+from client.gateway.schemas.sampling import RequestFields, Verbosity, told_as
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | dict[str, Any],
@@ -16,6 +16,7 @@ class ChatRequest(RequestFields):
     """A request to answer a chat.
 
     The messages are checked where the chat template is applied, with the place of what is wrong.
+    `metadata` has no effect: it is for what is stored.
     """
 
     messages: list[dict[str, Any]]
@@ -30,9 +31,20 @@ class ChatRequest(RequestFields):
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
+    metadata: dict[str, str] | None = None
+    verbosity: Verbosity = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    add_special_tokens: Annotated[
+        Literal[False], told_as("not supported: the chat template writes them all")
+    ] = False
+    include_reasoning: Annotated[
+        Literal[True], told_as("not supported: reasoning is part of the answer")
+    ] = True
+    echo: Annotated[Literal[False], told_as("not supported: an answer is the model's alone")] = (
+        False
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from client.gateway.schemas.sampling import RequestFields, told_as
 
@@ -20,6 +20,9 @@ class CompletionRequest(RequestFields):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
+    add_special_tokens: Annotated[
+        Literal[True], told_as("not supported: send token ids to do without them")
+    ] = True
 
     def prompts(self) -> list[str | list[int]]:
         """Return them one by one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from client.gateway.schemas.sampling import Fields
 from client.gateway.schemas.unions import Key
@@ -12,25 +12,14 @@ from client.gateway.schemas.unions import Key
 _Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Nullable(Fields):
-    """An object in which null is as good as absent, as answers that clients send back have it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: inner for name, inner in value.items() if inner is not None}
-
-
-class InputText(_Nullable):
+class InputText(Fields):
     """A text of the client's."""
 
     type: Literal["input_text"]
     text: str
 
 
-class OutputText(_Nullable):
+class OutputText(Fields):
     """A text of an answer; annotations and log-probabilities say nothing to the model."""
 
     type: Literal["output_text"]
@@ -39,7 +28,7 @@ class OutputText(_Nullable):
     logprobs: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class Refusal(_Nullable):
+class Refusal(Fields):
     """What another server's model would not answer."""
 
     type: Literal["refusal"]
@@ -71,7 +60,7 @@ Content = Annotated[
 ]
 
 
-class MessageItem(_Nullable):
+class MessageItem(Fields):
     """A message of either side; its `phase` says nothing to the model."""
 
     type: Literal["message"] = "message"
@@ -82,7 +71,7 @@ class MessageItem(_Nullable):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class FunctionCallItem(_Nullable):
+class FunctionCallItem(Fields):
     """A call that the model has made."""
 
     type: Literal["function_call"]
@@ -93,7 +82,7 @@ class FunctionCallItem(_Nullable):
     status: _Status | None = None
 
 
-class FunctionCallOutputItem(_Nullable):
+class FunctionCallOutputItem(Fields):
     """What a call has returned."""
 
     type: Literal["function_call_output"]
@@ -103,21 +92,21 @@ class FunctionCallOutputItem(_Nullable):
     status: _Status | None = None
 
 
-class SummaryText(_Nullable):
+class SummaryText(Fields):
     """A summary of reasoning, by another server."""
 
     type: Literal["summary_text"]
     text: str
 
 
-class ReasoningText(_Nullable):
+class ReasoningText(Fields):
     """Reasoning itself."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(_Nullable):
+class ReasoningItem(Fields):
     """Reasoning of the model; if its text is not there, the summary stands for it."""
 
     type: Literal["reasoning"]
@@ -132,7 +121,7 @@ class ReasoningItem(_Nullable):
         return "\n".join(part.text for part in self.content or self.summary)
 
 
-class ItemReference(_Nullable):
+class ItemReference(Fields):
     """An item of a response that was stored."""
 
     type: Literal["item_reference"]

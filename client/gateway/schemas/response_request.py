@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from client.gateway.schemas.response_items import TYPE, Input
-from client.gateway.schemas.sampling import Fields, RequestFields, told_as
+from client.gateway.schemas.sampling import Fields, RequestFields, Verbosity, told_as
 
 LOGPROBS = "message.output_text.logprobs"
 _Included = Annotated[
@@ -76,9 +76,7 @@ class TextConfig(Fields):
     """What the text is to be like."""
 
     format: TextFormat | None = None
-    verbosity: Annotated[
-        Literal["medium"] | None, told_as("only medium is supported: models have no such control")
-    ] = None
+    verbosity: Verbosity = None
 
 
 class Reasoning(Fields):

@@ -5,14 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Fields(BaseModel):
-    """A JSON object of a client: unknown fields and other types than declared are refused."""
+    """A JSON object of a client: unknown fields and other types than declared are refused.
+
+    Null is as good as absent, whatever the field: clients send all that they know of.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: inner for name, inner in value.items() if inner is not None}
 
 
 def told_as(text: str) -> WrapValidator:
@@ -38,6 +55,9 @@ def _fault(error: ValidationError, text: str, value: Any) -> InitErrorDetails:
     return InitErrorDetails(type=kind, loc=place, input=value)
 
 
+Verbosity = Annotated[
+    Literal["medium"] | None, told_as("only medium is supported: models have no such control")
+]
 Words = Annotated[str | list[str], told_as("must be a string or a list of strings")]
 
 Schema = Annotated[
@@ -59,8 +79,8 @@ class StreamOptions(Fields):
 class SamplingFields(Fields):
     """Sampling parameters, in OpenAI's and vLLM's names.
 
-    They go to the engine as they are, which checks their values; null is as good as absent. What
-    the engine does not offer is refused there by name.
+    They go to the engine as they are, which checks their values. What the engine does not offer is
+    refused there by name.
     """
 
     temperature: float | None = None
@@ -117,7 +137,8 @@ class RequestFields(SamplingFields):
     """Fields of a request that are not sampling parameters.
 
     `user`, `safety_identifier` and `prompt_cache_key` have no effect: the first two tell OpenAI
-    about abuse, and here prefixes are shared by what they are.
+    about abuse, and here prefixes are shared by what they are. Nor has `request_id`: a request has
+    an id that nobody else can give.
     """
 
     model: str | None = None
@@ -128,6 +149,10 @@ class RequestFields(SamplingFields):
     prompt_cache_key: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_tokens_as_token_ids: bool | None = None
+    # vLLM's, as they are here.
+    request_id: str | None = None
+    return_token_ids: Annotated[Literal[False], told_as("not supported: ask for logprobs")] = False
+    detokenize: Annotated[Literal[True], told_as("not supported: answers are texts")] = True
 
     @property
     def include_usage(self) -> bool:
