@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
@@ -18,7 +18,7 @@ from client.gateway.generation import Generation, UsageCount, merged
 from client.gateway.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from client.gateway.schemas.answers import Completion, CompletionChoice, CompletionLogprobs
 from client.gateway.schemas.completions import CompletionRequest
-from client.protocol import Chunk
+from client.protocol import Chunk, TokenLogprobs
 
 MAX_PROMPTS = 256
 
@@ -45,6 +45,7 @@ class CompletionCall:
             lambda: CompletionLogprobsBuilder(as_ids=bool(body.return_tokens_as_token_ids))
         )
         self._begun = set[int]()
+        self._of_prompts = dict[int, Sequence[TokenLogprobs]]()  # of the first piece of each
 
     async def answer(self) -> Completion:
         """Return the whole.
@@ -102,15 +103,16 @@ class CompletionCall:
         index = number * self._n + chunk.index
         first = index not in self._begun
         self._begun.add(index)
-        body = self._body
+        if chunk.prompt_logprobs is not None:
+            self._of_prompts[number] = chunk.prompt_logprobs
         choice = CompletionChoice(
             chunk.text,
             index,
             self._logprobs_of(number, index, chunk, first=first),
             chunk.finish_reason,
         )
-        if chunk.prompt_logprobs is not None and body.prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(chunk.prompt_logprobs)
+        if first and self._body.prompt_logprobs is not None and number in self._of_prompts:
+            choice.prompt_logprobs = prompt_logprobs(self._of_prompts[number])
         return choice
 
     def _logprobs_of(
@@ -121,7 +123,7 @@ class CompletionCall:
         own = chunk.logprobs or ()
         if not (first and self._body.echo):
             return self._logprobs[index].piece(own)
-        prompt = chunk.prompt_logprobs or ()
+        prompt = self._of_prompts.get(number, ())
         # The first token of a prompt has no log-probability: its text is what the others leave.
         whole = self._prompts[number]
         length = len(whole) if isinstance(whole, str) else len(chunk.text) - _length(own)
