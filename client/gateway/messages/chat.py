@@ -63,7 +63,10 @@ class MessagesChat:
             ApiError: a field is wrong, or asks for what the model cannot do.
         """
         self.conversation = Conversation.of(
-            body.system or (), body.messages, takes_late_system=model.takes_late_system
+            body.system or (),
+            body.messages,
+            takes_late_system=model.takes_late_system,
+            kept_thinking=body.kept_thinking,
         )
         tools = [_function(tool) for tool in body.tools or ()]
         choice = body.tool_choice

@@ -45,6 +45,7 @@ class Conversation:
         messages: Sequence[MessageParam],
         *,
         takes_late_system: bool = True,
+        kept_thinking: int | None = None,
     ) -> Conversation:
         """Return the conversation of a request.
 
@@ -53,6 +54,7 @@ class Conversation:
             messages: the turns.
             takes_late_system: whether the chat template has a place for system messages that
                 follow others. Else the user says them, marked as the system's.
+            kept_thinking: of how many turns thinking is kept, from the newest; None is all.
 
         Raises:
             ApiError: it ends with a call of a tool, or with thinking.
@@ -61,6 +63,8 @@ class Conversation:
         shown = [block for block in system if not block.text.startswith(_BILLING)]
         if shown:
             made._add("system", {"role": "system", "content": _parts(shown)})
+        if kept_thinking is not None:
+            messages = _without_old_thinking(messages, kept_thinking)
         for index, message in enumerate(messages):
             place = f"messages[{index}]"
             if isinstance(message, UserMessage):
@@ -105,6 +109,32 @@ class Conversation:
         for name, more in message.items():
             if name != "role":
                 last[name] = last[name] + more if name in last else more
+
+
+def _without_old_thinking(messages: Sequence[MessageParam], num_kept: int) -> list[MessageParam]:
+    """Return `messages` with the thinking of the last `num_kept` turns that have some.
+
+    A turn of the model lasts until the user says something without results of tools.
+    """
+    made: list[MessageParam] = []
+    has_thinking = False  # the turn, as far as it has been read from its end
+    for message in reversed(messages):
+        if isinstance(message, AssistantMessage):
+            others = [block for block in message.content if not isinstance(block, ThinkingBlock)]
+            if num_kept:
+                has_thinking |= len(others) < len(message.content)
+            else:
+                message = message.model_copy(update={"content": others})
+        elif has_thinking and _begins_turn(message):
+            num_kept, has_thinking = num_kept - 1, False
+        made.append(message)
+    return made[::-1]
+
+
+def _begins_turn(message: MessageParam) -> bool:
+    return isinstance(message, UserMessage) and not any(
+        isinstance(block, ToolResultBlock) for block in message.content
+    )
 
 
 def _assistant(message: AssistantMessage) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class CacheControl(Fields):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
 
 
 class TextBlock(Fields):

@@ -126,13 +126,27 @@ class OutputConfig(Fields):
     format: JsonOutputFormat | None = None
 
 
+class AllThinking(Fields):
+    """Of all turns."""
+
+    type: Literal["all"]
+
+
+class ThinkingTurns(Fields):
+    """Of the newest turns that have some."""
+
+    type: Literal["thinking_turns"]
+    value: Annotated[int, Field(ge=1)]
+
+
 class ClearThinking(Fields):
-    """All thinking is kept, as it always is here."""
+    """Which thinking is kept; what is older is left out. The default is Anthropic's."""
 
     type: Annotated[Literal["clear_thinking_20251015"], told_as("is not offered by this server")]
     keep: Annotated[
-        Literal["all"], told_as("only all is offered: what is sent is what the model gets")
-    ]
+        Literal["all"] | AllThinking | ThinkingTurns,
+        told_as('must be all or {"type": "thinking_turns", "value": at least 1}'),
+    ] = ThinkingTurns(type="thinking_turns", value=1)
 
 
 class ContextManagement(Fields):
@@ -157,6 +171,13 @@ class CountTokensRequest(Fields):
     container: NotOffered = None
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
+    @property
+    def kept_thinking(self) -> int | None:
+        """Of how many turns thinking is kept; None is all."""
+        edits = (self.context_management and self.context_management.edits) or ()
+        kept = [each.keep.value for each in edits if isinstance(each.keep, ThinkingTurns)]
+        return min(kept, default=None)
+
 
 def _no_thread(value: Any) -> Any:
     if value is not None:
@@ -172,6 +193,12 @@ class Metadata(Fields):
     user_id: str | None = None
 
 
+class Diagnostics(Fields):
+    """Without effect: by it Anthropic tells why a prefix was not in its cache."""
+
+    previous_message_id: str | None = None
+
+
 class MessagesRequest(CountTokensRequest):
     """A request for the next message of a conversation."""
 
@@ -183,6 +210,6 @@ class MessagesRequest(CountTokensRequest):
     top_k: int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    diagnostics: NotOffered = None
+    diagnostics: Diagnostics | None = None
     inference_geo: NotOffered = None
     thread: Annotated[None, BeforeValidator(_no_thread)] = None

@@ -11,7 +11,7 @@ from client.gateway.errors import ApiError, fault_of
 from client.gateway.messages.conversation import Conversation
 from client.gateway.schemas.messages import MessagesRequest
 
-CACHE = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+CACHE = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
 CALL = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": [1, None]}}
 OTHER = {**CALL, "id": "c2", "caller": {"type": "direct"}, **CACHE}
 
@@ -29,7 +29,7 @@ def conversation(*messages: tuple[str, Any], **fields: Any) -> Conversation:
     body = MessagesRequest.model_validate(
         {"model": "m", "max_tokens": 1, "messages": given, **fields}
     )
-    return Conversation.of(body.system or (), body.messages)
+    return Conversation.of(body.system or (), body.messages, kept_thinking=body.kept_thinking)
 
 
 def test_texts_are_the_same_as_strings_and_as_blocks() -> None:
@@ -106,6 +106,40 @@ def test_the_models_own_words_are_continued() -> None:
             conversation(("user", "a"), ("assistant", content))
 
 
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ({"keep": "all"}, ["h1", "h2", "h3"]),
+        ({"keep": {"type": "all"}}, ["h1", "h2", "h3"]),
+        ({"keep": {"type": "thinking_turns", "value": 9}}, ["h1", "h2", "h3"]),
+        ({"keep": {"type": "thinking_turns", "value": 2}}, ["h1", "h2", "h3"]),
+        ({"keep": {"type": "thinking_turns", "value": 1}}, ["h2", "h3"]),
+        ({}, ["h2", "h3"]),
+    ],
+)
+def test_thinking_of_older_turns_is_left_out(keep: dict[str, Any], kept: list[str]) -> None:
+    def thinking(content: str) -> dict[str, Any]:
+        return {"type": "thinking", "thinking": content}
+
+    made = conversation(
+        ("user", "a"),
+        ("assistant", [thinking("h1"), text("b")]),
+        ("user", "c"),
+        # Calls of tools and their results are one turn.
+        ("assistant", [thinking("h2"), CALL]),
+        ("user", [result("c1"), text("Hurry.")]),
+        ("assistant", [thinking("h3"), text("d")]),
+        ("user", "e"),
+        ("assistant", "f"),  # one without thinking does not count
+        ("user", "g"),
+        context_management={"edits": [{"type": "clear_thinking_20251015", **keep}]},
+        diagnostics={"previous_message_id": "msg_1"},
+    )
+    found = [message.get("reasoning_content") for message in made.messages]
+    assert [each for each in found if each] == kept
+    assert [message["content"] for message in made.messages][1] == [text("b")]
+
+
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: List should have at least 1 item"),
@@ -155,8 +189,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "x"}]}},
-        "context_management.edits[0].keep: only all",
+        "context_management.edits[0].keep: must be all or ",
     ),
+    (
+        {
+            "context_management": {
+                "edits": [
+                    {
+                        "type": "clear_thinking_20251015",
+                        "keep": {"type": "thinking_turns", "value": 0},
+                    }
+                ]
+            }
+        },
+        "context_management.edits[0].keep: must be all or ",
+    ),
+    ({"diagnostics": {"x": 1}}, "diagnostics.x: unknown field"),
     ({"metadata": {"user": "x"}}, "metadata.user: unknown field"),
     ({"mcp_servers": [{}]}, "mcp_servers: "),
     ({"container": "c"}, "container: is not offered"),
