@@ -21,6 +21,7 @@ from client.gateway.responses.item_writers import new_id
 from client.gateway.responses.items import items_of
 from client.gateway.responses.output import OutputWriter
 from client.gateway.responses.request import chat_of, in_names_of_responses, sampling_told, told_of
+from client.gateway.responses.tools import OfferedTools
 from client.gateway.schemas.answers import TokenLogprob, Usage
 from client.gateway.schemas.response_items import Item
 from client.gateway.schemas.response_request import ResponseRequest
@@ -51,15 +52,16 @@ class ResponseCall:
             raise unsupported("store", "this gateway keeps no responses")
         self._gateway = gateway
         self._body = body
+        self._tools = OfferedTools(body)
         self._response = Response(
             id=new_id("resp"),
             created_at=int(time.time()),
             model=gateway.model_named(body.model),
             store=bool(body.store),
-            **told_of(body),
+            **told_of(body, self._tools),
         )
         self._history = History(gateway.responses, gateway.owner)
-        self._output = OutputWriter()
+        self._output = OutputWriter(self._tools.names)
         self._items: list[Item] = []
         self._usage = UsageCount()
 
@@ -107,10 +109,10 @@ class ResponseCall:
                 async for event in pieces:
                     yield event
         except ApiError as error:
-            raise in_names_of_responses(conversation.told(error)) from None
+            raise in_names_of_responses(conversation.told(error), self._tools) from None
 
     async def _pieces(self, conversation: Conversation) -> AsyncGenerator[Event, None]:
-        chat = chat_of(self._body, conversation.messages)
+        chat = chat_of(self._body, conversation.messages, self._tools)
         generation = generation_of(chat, self._response.id)
         tool_choice = tool_choice_of(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
         answer = ChatAnswer(self._gateway, generation, tool_choice)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from client.gateway.errors import ApiError
+from client.gateway.responses.names import CalledName
 from client.gateway.schemas.response_items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -103,7 +104,8 @@ class Conversation:
 
     def _add_call(self, item: FunctionCallItem, place: str) -> None:
         calls = self._turn(place).setdefault("tool_calls", [])
-        function = {"name": item.name, "arguments": item.arguments}
+        name = CalledName(item.name, item.namespace).of_chat
+        function = {"name": name, "arguments": item.arguments}
         self._calls[-1][len(calls)] = place
         calls.append({"id": item.call_id, "type": "function", "function": function})
         self._call_ids.add(item.call_id)

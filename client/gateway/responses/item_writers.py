@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from msgspec import UNSET, structs
+
+from client.gateway.responses.names import CalledName
 from client.gateway.schemas.answers import TokenLogprob
 from client.gateway.schemas.response_resource import (
     ArgumentsDelta,
@@ -22,7 +25,6 @@ from client.gateway.schemas.response_resource import (
     TextDelta,
     TextDone,
 )
-from client.gateway.tool_calls import ToolCallDelta
 
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
 _PART_ADDED, _PART_DONE = "response.content_part.added", "response.content_part.done"
@@ -98,10 +100,14 @@ class CallWriter:
         item: as in `TextWriter`.
     """
 
-    def __init__(self, index: int, first: ToolCallDelta) -> None:
-        """Begin item number `index` of a response, whose first piece is `first`."""
+    def __init__(self, index: int, call_id: str, called: CalledName) -> None:
+        """Begin item number `index` of a response."""
         self.item = FunctionCall(
-            id=new_id("fc"), status="in_progress", call_id=first.id, name=first.name
+            id=new_id("fc"),
+            status="in_progress",
+            call_id=call_id,
+            name=called.name,
+            namespace=called.namespace or UNSET,
         )
         self._index = index
         self._arguments: list[str] = []
@@ -118,9 +124,7 @@ class CallWriter:
     def end(self, status: Status) -> list[Event]:
         """Write no more; return the events of that."""
         arguments, item = "".join(self._arguments), self.item
-        self.item = FunctionCall(
-            id=item.id, status=status, call_id=item.call_id, name=item.name, arguments=arguments
-        )
+        self.item = structs.replace(item, status=status, arguments=arguments)
         return [
             ArgumentsDone(type=f"{_CALL}.done", name=item.name, arguments=arguments, **self._place),
             ItemEvent(type=_DONE, output_index=self._index, item=self.item),

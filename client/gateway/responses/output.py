@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from client.gateway.responses.item_writers import (
     MESSAGE,
@@ -11,6 +11,7 @@ from client.gateway.responses.item_writers import (
     TextForm,
     TextWriter,
 )
+from client.gateway.responses.names import CalledName
 from client.gateway.schemas.answers import TokenLogprob
 from client.gateway.schemas.response_resource import Event, OutputItem, ReasoningItem, Status
 from client.gateway.tool_calls import Part, ReasoningDelta, ToolCallDelta
@@ -25,7 +26,9 @@ class OutputWriter:
         items: that have ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, CalledName] | None = None) -> None:
+        """`names` are those of functions that the model calls otherwise, by what it calls them."""
+        self._names = names or {}
         self.items: list[OutputItem] = []
         self._open: TextWriter | CallWriter | None = None
         self._logprobs: list[TokenLogprob] = []  # of tags and blanks: with the text that follows
@@ -74,7 +77,8 @@ class OutputWriter:
     def _add_call(self, part: ToolCallDelta) -> Iterator[Event]:
         if part.id:
             yield from self._end("completed")
-            self._open = CallWriter(len(self.items), part)
+            called = self._names.get(part.name, CalledName(part.name))
+            self._open = CallWriter(len(self.items), part.id, called)
             yield from self._open.begin()
         assert isinstance(self._open, CallWriter), "a call ends before what follows it"
         yield from self._open.add(part.arguments)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from client.gateway.errors import ApiError
+from client.gateway.responses.tools import OfferedTools
 from client.gateway.schemas.chat import ChatRequest
 from client.gateway.schemas.response_request import (
     LOGPROBS,
     AnyJson,
     AnyText,
-    FunctionTool,
     JsonOfSchema,
     ResponseRequest,
     TextFormat,
@@ -27,7 +27,6 @@ _SHARED = {*SamplingFields.model_fields, "priority", "return_tokens_as_token_ids
 # Fields of a chat, and what they are called here.
 _NAMES = (
     (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
-    (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\b(chat_template_kwargs\.)?reasoning_effort\b"), "reasoning.effort"),
     (re.compile(r"^messages\b(?!\[)"), "input"),
@@ -35,8 +34,10 @@ _NAMES = (
 _FILTERS = ("top_p", "top_k", "min_p", "typical_p", "top_n_sigma")
 
 
-def chat_of(body: ResponseRequest, messages: list[dict[str, Any]]) -> ChatRequest:
-    """Return the request to answer `messages` in the way that `body` asks for.
+def chat_of(
+    body: ResponseRequest, messages: list[dict[str, Any]], tools: OfferedTools
+) -> ChatRequest:
+    """Return the request to answer `messages`, with `tools`, in the way that `body` asks for.
 
     Raises:
         ApiError: fields of `body` do not go together.
@@ -51,7 +52,7 @@ def chat_of(body: ResponseRequest, messages: list[dict[str, Any]]) -> ChatReques
         max_completion_tokens=body.max_output_tokens,
         logprobs=body.wants_logprobs,
         top_logprobs=body.top_logprobs if body.wants_logprobs else None,
-        tools=[_chat_tool(tool) for tool in body.tools or ()],
+        tools=tools.of_chat,
         tool_choice=_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.effort,
@@ -60,9 +61,9 @@ def chat_of(body: ResponseRequest, messages: list[dict[str, Any]]) -> ChatReques
     )
 
 
-def in_names_of_responses(error: ApiError) -> ApiError:
+def in_names_of_responses(error: ApiError, tools: OfferedTools) -> ApiError:
     """Return an error of a chat in the names that its fields have here."""
-    message, param = error.message, error.param
+    message, param = tools.placed(error.message), error.param and tools.placed(error.param)
     for pattern, name in _NAMES:
         message = pattern.sub(name, message)
         param = param and pattern.sub(name, param)
@@ -81,7 +82,7 @@ def sampling_told(body: ResponseRequest, model: Health) -> dict[str, float]:
     return {name: used[name] if (own := getattr(body, name)) is None else own for name in used}
 
 
-def told_of(body: ResponseRequest) -> dict[str, Any]:
+def told_of(body: ResponseRequest, tools: OfferedTools) -> dict[str, Any]:
     """Return what the response says of `body`: what was asked for, and what holds otherwise."""
     return {
         "instructions": body.instructions,
@@ -89,24 +90,20 @@ def told_of(body: ResponseRequest) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": body.effort, "summary": None},
+        "reasoning": {
+            "effort": body.effort,
+            "summary": body.reasoning and body.reasoning.summary,
+        },
         "safety_identifier": body.safety_identifier,
         "text": {"format": _told_format(body.text_format), "verbosity": "medium"},
         "tool_choice": _choice(body) or "auto",
-        "tools": [_told_tool(tool) for tool in body.tools or ()],
+        "tools": tools.told,
         "top_logprobs": body.top_logprobs or 0,
         "presence_penalty": body.presence_penalty or 0.0,
         "frequency_penalty": body.frequency_penalty or 0.0,
         "user": body.user,
         "metadata": body.metadata or {},
     }
-
-
-def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    function = tool.model_dump(exclude={"type", "strict"}, exclude_none=True)
-    if tool.strict:  # false says no more than nothing, and is no word for the model
-        function["strict"] = True
-    return {"type": "function", "function": function}
 
 
 def _choice(body: ResponseRequest) -> Any:
@@ -121,10 +118,6 @@ def _response_format(given: TextFormat) -> dict[str, Any] | None:
         return given.model_dump()
     inner = given.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
     return {"type": "json_schema", "json_schema": inner}
-
-
-def _told_tool(tool: FunctionTool) -> dict[str, Any]:
-    return {**tool.model_dump(), "strict": tool.strict is True}
 
 
 def _told_format(given: TextFormat) -> dict[str, Any]:

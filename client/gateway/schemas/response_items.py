@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from client.gateway.schemas.sampling import Fields
 from client.gateway.schemas.unions import Key
@@ -78,6 +78,7 @@ class FunctionCallItem(Fields):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
     id: str | None = None
     status: _Status | None = None
 
@@ -107,13 +108,24 @@ class ReasoningText(Fields):
 
 
 class ReasoningItem(Fields):
-    """Reasoning of the model; if its text is not there, the summary stands for it."""
+    """Reasoning of the model; if its text is not there, the summary stands for it.
+
+    What is encrypted can be read by who wrote it alone, so it has to be beside one of them.
+    """
 
     type: Literal["reasoning"]
     summary: list[SummaryText] = Field(default_factory=list)
     content: list[ReasoningText] = Field(default_factory=list)
     id: str | None = None
     status: _Status | None = None
+    encrypted_content: str | None = None
+
+    @field_validator("encrypted_content")
+    @classmethod
+    def _is_readable(cls, value: str, others: ValidationInfo) -> str:
+        if not (others.data.get("content") or others.data.get("summary")):
+            raise ValueError("cannot be read by this server: the text of the reasoning is needed")
+        return value
 
     @property
     def text(self) -> str:

@@ -4,41 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from client.gateway.schemas.response_items import TYPE, Input
+from client.gateway.schemas.response_tools import Choice, Tool
 from client.gateway.schemas.sampling import Fields, RequestFields, Verbosity, told_as
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 _Included = Annotated[
-    Literal["message.output_text.logprobs"], told_as(f"only {LOGPROBS} is supported")
+    Literal["message.output_text.logprobs", "reasoning.encrypted_content"],
+    told_as(f"only {LOGPROBS} and {ENCRYPTED} are supported"),
 ]
 _Word = Annotated[str, Field(max_length=512)]
-
-
-class FunctionTool(Fields):
-    """A function that the model may call. `strict` is off unless it is asked for."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ChosenFunction(Fields):
-    """The function that has to be called."""
-
-    type: Literal["function"]
-    name: str
-
-
-class AllowedTools(Fields):
-    """The functions that may be called, or of which one has to be."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[ChosenFunction]
 
 
 class AnyText(Fields):
@@ -80,10 +58,13 @@ class TextConfig(Fields):
 
 
 class Reasoning(Fields):
-    """How much the model is to think, by a variable of its chat template."""
+    """How much the model is to think, by a variable of its chat template.
+
+    A summary is not made: the reasoning itself is there, which says more.
+    """
 
     effort: str | None = None
-    summary: Annotated[None, told_as("not supported: reasoning comes with its text")] = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponseStreamOptions(Fields):
@@ -94,25 +75,15 @@ class ResponseStreamOptions(Fields):
     ] = None
 
 
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<None>")]
-    | Annotated[
-        Annotated[ChosenFunction, Tag("<function>")]
-        | Annotated[AllowedTools, Tag("<allowed_tools>")],
-        TYPE.discriminator,
-        TYPE.only("function", "allowed_tools"),
-        Tag("<object>"),
-    ],
-    Discriminator(lambda value: "<object>" if isinstance(value, dict | Fields) else "<None>"),
-]
-
-
 class ResponseRequest(RequestFields):
-    """A request for a response."""
+    """A request for a response.
+
+    `client_metadata` has no effect, and nothing is encrypted: reasoning goes back as its text.
+    """
 
     input: Input
     instructions: str | None = None
-    tools: list[Annotated[FunctionTool, TYPE.only("function")]] | None = None
+    tools: list[Tool] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -123,6 +94,7 @@ class ResponseRequest(RequestFields):
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], _Word] | None, Field(max_length=16)
     ] = None
+    client_metadata: dict[str, Any] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
     truncation: Annotated[

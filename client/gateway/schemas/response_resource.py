@@ -53,6 +53,7 @@ class FunctionCall(Struct, kw_only=True, tag_field="type", tag="function_call"):
     status: Status
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
+from openai.types.responses import Response
 
 from client.gateway.settings import GatewaySettings
-from tests.client.fake_triton import FakeTriton
+from tests.client.fake_triton import Answer, FakeTriton, Piece
 from tests.client.gateway.asking import Reply, ask
 from tests.server.gateway.running import running
 
@@ -31,3 +33,111 @@ def test_without_tools_auto_is_free_text(gateway: str, fields: dict[str, Any]) -
     assert reply.status == 200, reply.body
     assert json.loads(reply.body)["tool_choice"] == "auto"
     assert respond(gateway, tool_choice="required", **fields).error["param"] == "tool_choice"
+
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+GROUP = {
+    "type": "namespace",
+    "name": "crm",
+    "description": "Customers.",
+    "tools": [{"type": "function", "name": "find", "description": "By name.", "strict": False}],
+}
+CODEX: dict[str, Any] = {
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"effort": None, "summary": "auto"},
+    "client_metadata": {"x-codex-installation-id": "x"},
+    "prompt_cache_key": "x",
+    "service_tier": None,
+}
+
+
+def offered(triton: FakeTriton) -> list[dict[str, Any]]:
+    tools = json.loads(triton.requests[-1]["chat_parameters"])["tools"]
+    return [tool["function"] for tool in tools]
+
+
+def test_what_the_server_would_have_to_run_is_left_out(gateway: str, triton: FakeTriton) -> None:
+    hosted = [{"type": "web_search", "external_web_access": True}, {"type": "local_shell"}]
+    reply = respond(gateway, **CODEX, tools=[hosted[0], FUNCTION, hosted[1]])
+    assert reply.status == 200, reply.body
+    assert [function["name"] for function in offered(triton)] == ["f"]
+    response = json.loads(reply.body)
+    assert [tool["name"] for tool in response["tools"]] == ["f"]
+    assert response["reasoning"] == {"effort": None, "summary": "auto"}
+    assert respond(gateway, tools=hosted).status == 200
+    refused = respond(gateway, tools=[FUNCTION, *hosted], tool_choice="required")
+    assert (refused.status, refused.error["param"]) == (400, "tools[1]")
+    assert "'web_search' is not run by this server" in refused.error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_functions_of_a_namespace_are_called_by_both_names(
+    gateway: str, triton: FakeTriton, stream: bool
+) -> None:
+    call = '{"name": "crm.find", "arguments": {"q": 1}}'
+    triton.first = [Answer([Piece({0: call}, (0,), final=True, section=(1, "tool_call"))])]
+    reply = respond(gateway, **CODEX, tools=[FUNCTION, GROUP], stream=stream)
+    assert reply.status == 200, reply.body
+    plain, grouped = offered(triton)
+    assert plain["name"] == "f"
+    assert (grouped["name"], grouped["description"]) == ("crm.find", "Customers.\nBy name.")
+    if stream:
+        *_, last, _ = reply.body.decode().strip().split("\n\n")
+        response = json.loads(last.split("data: ")[1])["response"]
+        assert reply.body.count(b'"namespace":"crm"') == 3  # added, done, completed
+    else:
+        response = json.loads(reply.body)
+    typed = Response.model_validate_json(json.dumps(response), strict=True)
+    assert [tool.type for tool in typed.tools] == ["function", "namespace"]
+    [item] = response["output"]
+    assert (item["name"], item["namespace"], item["arguments"]) == ("find", "crm", '{"q": 1}')
+
+    result = {"type": "function_call_output", "call_id": item["call_id"], "output": "x"}
+    assert respond(gateway, input=[item, result], tools=[GROUP]).status == 200
+    [said, _] = json.loads(triton.requests[-1]["messages"])
+    assert said["tool_calls"][0]["function"]["name"] == "crm.find"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "place"),
+    [
+        ("tools[0].function.name: must be 1 to 128 letters", "tools[1].name"),
+        ("tools[1].function.parameters: x", "tools[2].tools[0].parameters"),
+        ("tools[7].function.name: x", "tools[7].name"),
+    ],
+)
+def test_errors_name_the_tools_of_the_request(
+    gateway: str, triton: FakeTriton, refusal: str, place: str
+) -> None:
+    triton.first = [Answer(error=(grpc.StatusCode.INVALID_ARGUMENT, refusal))]
+    reply = respond(gateway, tools=[{"type": "web_search"}, FUNCTION, GROUP])
+    assert (reply.status, reply.error["param"]) == (400, place)
+    assert str(reply.error["message"]).startswith(f"{place}: ")
+
+
+def test_reasoning_comes_back_beside_its_encrypted_copy(gateway: str, triton: FakeTriton) -> None:
+    text = {"type": "reasoning_text", "text": "h"}
+    thought = {"type": "reasoning", "summary": [], "content": [text], "encrypted_content": "x"}
+    said = {"role": "assistant", "content": "a"}
+    user = {"role": "user", "content": "b"}
+    assert respond(gateway, input=[thought, said, user]).status == 200
+    assert json.loads(triton.requests[-1]["messages"])[0]["reasoning_content"] == "h"
+    alone = {**thought, "content": None}
+    reply = respond(gateway, input=[user, alone])
+    assert (reply.status, reply.error["param"]) == (400, "input[1].encrypted_content")
+
+
+@pytest.mark.parametrize(
+    ("tool", "place"),
+    [
+        ({"type": "custom", "name": "c"}, "tools[0]"),
+        ({**GROUP, "tools": [{"type": "custom", "name": "c"}]}, "tools[0].tools[0]"),
+        ({**FUNCTION, "x": 1}, "tools[0].x"),
+    ],
+)
+def test_other_tools_are_refused_by_name(gateway: str, tool: dict[str, Any], place: str) -> None:
+    reply = respond(gateway, tools=[tool])
+    assert (reply.status, reply.error["param"]) == (400, place)

@@ -2,9 +2,8 @@
 
 import asyncio
 import random
-import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -35,13 +34,6 @@ def _run(
             return await body(pool)
 
     return asyncio.run(main())
-
-
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """The address of a server that takes connections and says nothing."""
-    with socket.create_server(("localhost", 0)) as server:
-        yield f"localhost:{server.getsockname()[1]}"
 
 
 async def _text(pool: ServerPool, prompt: str = "a", **options: Any) -> str:
@@ -258,48 +250,6 @@ def test_metrics_tell_of_each_server(servers: tuple[FakeTriton, FakeTriton]) -> 
         assert set(told(pool, lost)) == {"up", "requests"}
 
     _run([lost.url, busy.url], body)
-
-
-class TestHealth:
-    def test_one_that_is_ready_is_enough(self, servers: tuple[FakeTriton, FakeTriton]) -> None:
-        servers[0].health = '{"state": "dead", "detail": "x", "num_in_flight": 1}'
-        servers[1].health = '{"state": "ready", "num_in_flight": 2}'
-
-        async def body(pool: ServerPool) -> Any:
-            return await pool.health()
-
-        health = _run([server.url for server in servers], body)
-        assert health.is_ready
-        assert health.num_in_flight == 3
-
-    def test_a_silent_server_keeps_nobody_waiting(
-        self, servers: tuple[FakeTriton, FakeTriton], silent: str
-    ) -> None:
-        async def body(pool: ServerPool) -> tuple[Any, float]:
-            started = time.monotonic()
-            health = await pool.health()
-            return health, time.monotonic() - started
-
-        health, seconds = _run([silent, servers[0].url], body)
-        assert health.is_ready
-        assert seconds < 2
-
-    def test_a_lost_server_is_not_asked(self, servers: tuple[FakeTriton, FakeTriton]) -> None:
-        lost, well = servers
-        lost.health = '{"state": "dead", "num_in_flight": 1}'
-
-        async def body(pool: ServerPool) -> Any:
-            await until(pool, lost, up=0)
-            return await pool.health()
-
-        assert _run([lost.url, well.url], body).num_in_flight == 0
-
-    def test_none_answers(self) -> None:
-        async def body(pool: ServerPool) -> Any:
-            with pytest.raises(UnavailableError):
-                await pool.health()
-
-        _run(["localhost:1"], body)
 
 
 def test_errors_do_not_tell_where_the_servers_are() -> None:
