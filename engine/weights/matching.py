@@ -15,7 +15,7 @@ from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.stored import StoredProjection
-from engine.tensor_files.elements import hold_equal_values
+from engine.tensor_files.elements import read_tensor
 from engine.tensor_files.headers import DTYPES, FLOATS, StoredTensor, where_missing
 
 
@@ -59,18 +59,17 @@ def match_tensors(
         stored: the checkpoint's tensors, by its names of them.
         places: what `destinations` returned.
         names: how the checkpoint names our tensors.
-        tied: whether the LM head shares the embedding's weight.
+        tied: whether the LM head shares the embedding's weight; one that is stored is then left
+            out (`with_stored_head` compares them).
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, of a wrong shape or an unsupported dtype, or
-            a tied checkpoint has a head that differs from its embedding.
+        CheckpointError: a tensor is missing, unknown, or of a wrong shape or an unsupported dtype.
     """
     prefix = names.find_prefix(stored)
     places = {names.of(name, prefix): place for name, place in places.items()}
     embedding, head = names.of(EMBEDDING, prefix), names.of(HEAD, prefix)
     if tied and head in stored:
         if embedding in stored:
-            _require_tied(stored[embedding], stored[head])
             stored = {name: tensor for name, tensor in stored.items() if name != head}
         else:
             places = {head if name == embedding else name: to for name, to in places.items()}
@@ -80,7 +79,7 @@ def match_tensors(
     found: list[tuple[StoredTensor, Tensor]] = []
     for name, tensor in stored.items():
         if name not in places:
-            if names.is_ignored(name):
+            if names.is_ignored(name) or _is_empty_bias(tensor, places):
                 continue
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
@@ -97,6 +96,15 @@ def match_tensors(
             )
         found.append((tensor, places[name]))
     return found
+
+
+def _is_empty_bias(tensor: StoredTensor, places: Mapping[str, Tensor]) -> bool:
+    """Return whether it is zeros beside a projection of GPTQ: AutoGPTQ gives each a bias."""
+    module = tensor.name.removesuffix(".bias")
+    if module == tensor.name or f"{module}.qweight" not in places:
+        return False
+    require_float(tensor)
+    return not bool(read_tensor(tensor).any())
 
 
 def _require_type(tensor: StoredTensor, dtype: torch.dtype) -> None:
@@ -116,15 +124,4 @@ def require_float(tensor: StoredTensor) -> None:
         raise CheckpointError(
             f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}; supported: "
             f"{', '.join(FLOATS)}"
-        )
-
-
-def _require_tied(embedding: StoredTensor, head: StoredTensor) -> None:
-    """Raise if a checkpoint with tied embeddings has a separate head that differs."""
-    for tensor in (embedding, head):
-        require_float(tensor)
-    if not hold_equal_values(embedding, head):
-        raise CheckpointError(
-            f"{head.name}: differs from {embedding.name}, although config.json ties them; set "
-            "tie_word_embeddings to false to use both"
         )

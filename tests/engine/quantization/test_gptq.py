@@ -1,0 +1,45 @@
+"""Checkpoints of GPTQ as AutoGPTQ writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import CheckpointError
+from tests.factories.families import FAMILIES
+from tests.factories.paged_model import PagedModel
+from tests.factories.quantized import write_quantized
+
+TOKENS = [(7 * i + i // 3) % 160 for i in range(50)]
+
+
+def _add_biases(quantized: Path, value: float) -> None:
+    """Give each projection without a bias one, as AutoGPTQ does."""
+    path = quantized / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(".qweight")]:
+        bias = torch.full((tensors[name].shape[1],), value, dtype=torch.float16)
+        tensors.setdefault(f"{name.removesuffix('.qweight')}.bias", bias)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3-moe"])
+def test_biases_of_zeros_that_the_model_has_no_place_for(family: str, tmp_path: Path) -> None:
+    architecture, fields = FAMILIES[family]
+    plain, quantized = write_quantized("gptq-4", tmp_path, architecture, **fields)
+    _add_biases(quantized, 0.0)
+    expected = PagedModel(plain).logits(TOKENS)
+    torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("value", [1e-3, float("nan")])
+def test_other_biases_that_the_model_has_no_place_for(value: float, tmp_path: Path) -> None:
+    _, quantized = write_quantized("gptq-4", tmp_path)
+    _add_biases(quantized, value)
+    with pytest.raises(
+        CheckpointError, match=r"proj\.bias: tensor in model\.safetensors that this"
+    ):
+        PagedModel(quantized)
