@@ -28,7 +28,7 @@ from engine.models.conversion import (
 )
 from engine.models.spec import ModelSpec
 from engine.quantization.registry import read_quantization
-from engine.weights import check_weights, initialise_weights
+from engine.weights import check_weights, initialise_weights, with_stored_head
 
 
 def load_weights(
@@ -54,6 +54,8 @@ def load_weights(
             f"quantization: fp8 is for checkpoints of floats (this one is {stored.label}); leave "
             "it out"
         )
+    if config.load_format != "dummy":
+        spec = with_stored_head(spec, checkpoint)
     build = partial(
         build_model,
         spec,

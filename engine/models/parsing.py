@@ -101,7 +101,8 @@ def text_part(fields: Fields) -> Fields | None:
     text = fields.child("text_config")
     if text is None:
         return None
-    # The whole model's field says whether its head is tied, whatever the part's own says.
+    # The whole model's field says whether its head is tied, whatever the part's own says: both are
+    # wrong in some checkpoints (`with_stored_head`).
     tied = "tie_word_embeddings"
     return fields.under(text.without(tied) if tied in fields else text)
 

@@ -9,6 +9,7 @@ code.
 
 from engine.tensor_files.headers import INDEX, SINGLE
 from engine.weights.dummy import fill_with_random_weights
+from engine.weights.head import with_stored_head
 from engine.weights.loader import check_weights, initialise_weights, load_weights
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "fill_with_random_weights",
     "initialise_weights",
     "load_weights",
+    "with_stored_head",
 ]

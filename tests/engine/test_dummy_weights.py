@@ -52,7 +52,10 @@ def dummy_logits(path: Path, seed: int, dtype: torch.dtype = torch.float32) -> T
     def fill(model: CausalLM, path: Path) -> None:
         initialise_weights(model, path, load_format="dummy", seed=seed)
 
-    with patch.object(paged_model, "load_weights", fill):
+    with (
+        patch.object(paged_model, "load_weights", fill),
+        patch.object(paged_model, "with_stored_head", lambda spec, _: spec),
+    ):
         return PagedModel(path, dtype=dtype).logits(TOKENS, chunks=[40, 1, 49])
 
 

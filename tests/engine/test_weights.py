@@ -14,17 +14,19 @@ from engine.errors import CheckpointError
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.registry import read_model_spec
-from engine.weights import INDEX, SINGLE, load_weights
+from engine.weights import INDEX, SINGLE, load_weights, with_stored_head
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.exact import ExactModel, assert_as_accurate, decoded_logits
+from tests.factories.families import FAMILIES
 from tests.factories.paged_model import PagedModel
+from tests.factories.quantized import change_config
 
 CPU = torch.device("cpu")
 TOKENS = random.Random(0).choices(range(160), k=30)
 
 
 def _build(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
-    config = read_model_spec(path)
+    config = with_stored_head(read_model_spec(path), path)
     return build_model(config, max_model_len=16, dtype=dtype, device=CPU)
 
 
@@ -115,10 +117,20 @@ class TestTiedEmbeddings:
         )
         _check_logits(tmp_path, reference)
 
-    def test_another_head_present(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("family", ["llama", "mistral3-vision"])
+    def test_another_head_present(
+        self, family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        architecture, fields = FAMILIES[family]
+        reference = write_checkpoint(tmp_path, architecture, **fields, tie_word_embeddings=False)
+        change_config(tmp_path, tie_word_embeddings=True)
+        _check_logits(tmp_path, reference)
+        assert "lm_head.weight differs from " in caplog.text
+
+    def test_another_head_of_a_wrong_shape(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path, tie_word_embeddings=True)
-        _rewrite(tmp_path, lambda t: t.update({"lm_head.weight": torch.ones(160, 64)}))
-        with pytest.raises(CheckpointError, match=r"lm_head\.weight: differs .* to false"):
+        _rewrite(tmp_path, lambda t: t.update({"lm_head.weight": torch.ones(150, 64)}))
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight: has shape \[150, 64\]"):
             _load(tmp_path)
 
     def test_untied_head_absent(self, tmp_path: Path) -> None:

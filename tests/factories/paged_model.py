@@ -17,7 +17,7 @@ from engine.models.conversion import Conversion, check_deterministic
 from engine.models.kv_groups import KVGroups
 from engine.models.registry import read_model_spec
 from engine.quantization.registry import read_quantization
-from engine.weights import load_weights
+from engine.weights import load_weights, with_stored_head
 from tests.factories.batches import BatchRow, build_batch
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ class PagedModel:
         quantization: Quantization | None = None,
     ) -> None:
         """Convert the weights if they are to be deterministic."""
-        self.spec = read_model_spec(path)
+        self.spec = with_stored_head(read_model_spec(path), path)
         self.model = build_model(
             self.spec,
             max_model_len=max_model_len,
