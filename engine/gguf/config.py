@@ -18,6 +18,7 @@ from engine.gguf.reader import GgufFile
 
 EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
+_ATTENTION_BIAS, _MLP_BIAS = "blk.0.attn_output.bias", "blk.0.ffn_down.bias"
 # Factors of the rotary frequencies: those of Llama 3.1, and LongRoPE's for short and long prompts.
 _ROPE_FACTORS = "rope_freqs.weight"
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -66,6 +67,8 @@ def make_config(file: GgufFile) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(file, own),
         "dtype": "float32" if _is_exact(file) else "bfloat16",
         "tie_word_embeddings": _HEAD not in file.tensors,
+        "attention_bias": _ATTENTION_BIAS in file.tensors,
+        "mlp_bias": _MLP_BIAS in file.tensors,
         "eos_token_id": [*dict.fromkeys(_tokens(fields, *_END_TOKENS))],
         "quantization_config": {"quant_method": "gguf"},
         **specific(own, head_dim),

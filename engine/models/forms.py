@@ -113,7 +113,7 @@ class Forms:
             return None
         plain = linear.plain
         activation = plain.activation if isinstance(plain, GatedLinear) else None
-        return self._panels(weight, linear.bias, activation=activation)
+        return self._panels(weight, linear.ordered_bias, activation=activation)
 
     def of_weight(
         self, weight: Tensor, bias: Tensor | None, *, wide: bool = False

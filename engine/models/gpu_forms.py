@@ -36,10 +36,11 @@ def form_of_stored(linear: QuantizedLinear, *, invariant: bool) -> nn.Module | N
     if weight is None:
         return None
     form: nn.Module
+    bias = linear.ordered_bias
     if isinstance(weight, Fp8Weight):
-        form = _of_fp8(weight, linear.bias, invariant=invariant)
+        form = _of_fp8(weight, bias, invariant=invariant)
     else:
-        form = CodedLinear(weight.packed(), linear.bias, order=weight.order, invariant=invariant)
+        form = CodedLinear(weight.packed(), bias, order=weight.order, invariant=invariant)
     plain = linear.plain
     return Gated(form, plain.activation) if isinstance(plain, GatedLinear) else form
 

@@ -53,6 +53,10 @@ class Format(Protocol):
             ValueError: a tensor, which the message names, holds what it must not.
         """
 
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Return stored rows, or the stored bias, in the order of the weight's rows."""
+        return rows
+
     def integer_kind(self, in_features: int) -> IntegerKind | None:
         """Return what `integers` returns, known before a weight is read; None: nothing."""
         return None

@@ -60,14 +60,14 @@ class GgufBlocks(Format):
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         weight = dequantize_blocks(tensors["weight"], self.type_name)
-        return self._in_order(_finite(weight))
+        return self.in_order(_finite(weight))
 
     def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight | None:
         if integer_kind(self.type_name) is None:
             return None
         weight = grouped_weight(tensors["weight"], self.type_name)
         steps, scale, offset = (
-            None if each is None else self._in_order(each) for each in weight[:3]
+            None if each is None else self.in_order(each) for each in weight[:3]
         )
         assert steps is not None
         assert scale is not None
@@ -75,12 +75,11 @@ class GgufBlocks(Format):
             _finite(offset)
         return GroupedWeight(steps, _finite(scale), offset, weight.bits)
 
-    def _in_order(self, rows: Tensor) -> Tensor:
+    def in_order(self, rows: Tensor) -> Tensor:
         """Return the rows with the halves of each head one after the other."""
         if self.num_heads is None:
             return rows
-        pairs = rows.view(self.num_heads, -1, 2, rows.shape[1])
-        return pairs.transpose(1, 2).reshape(rows.shape)
+        return rows.unflatten(0, (self.num_heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class QuantizedLinear(nn.Module):
     `dequantized` returns, in the form for its device.
 
     Attributes:
+        bias: as it is stored; `ordered_bias` is that of the weight.
         device: of its tensors.
         num_bytes_dequantized: of the weight that it stands for.
 
@@ -79,6 +80,14 @@ class QuantizedLinear(nn.Module):
             found[name] = part
         return found
 
+    @property
+    def ordered_bias(self) -> Tensor | None:
+        """The bias in the order of the weight's rows, once it is read."""
+        if self.bias is None:
+            return None
+        parts = zip(self._parts().values(), torch.split(self.bias, self._sizes), strict=True)
+        return torch.cat([part.in_order(bias) for part, bias in parts])
+
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
         parts = self._parts()
@@ -102,9 +111,9 @@ class QuantizedLinear(nn.Module):
         weights = torch.split(plain.weight, self._sizes)
         for projection, weight in zip(self._parts().values(), weights, strict=True):
             projection.dequantize_to(weight)
-        if self.bias is not None:
+        if (bias := self.ordered_bias) is not None:
             assert plain.bias is not None
-            plain.bias.copy_(self.bias)
+            plain.bias.copy_(bias)
         return plain
 
     @property

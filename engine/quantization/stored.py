@@ -57,6 +57,10 @@ class StoredProjection(nn.Module):
         """
         return dict(zip(self._names, self._tensors, strict=True))
 
+    def in_order(self, bias: Tensor) -> Tensor:
+        """Return the stored bias in the order of the weight's rows."""
+        return self._format.in_order(bias)
+
     @property
     def num_bytes_on_gpu(self) -> int:
         """The bytes that what `for_gpu` returns takes, at most; of all experts."""

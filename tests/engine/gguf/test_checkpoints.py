@@ -46,6 +46,7 @@ _LONGROPE = {
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
+    "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "llama-scaled": ("LlamaForCausalLM", {"rope_parameters": ROPES["llama3"]}),
     "llama-yarn": ("LlamaForCausalLM", {"rope_parameters": ROPES["yarn"]}),
@@ -149,7 +150,7 @@ def test_types(kind: str, tmp_path: Path) -> None:
     [*(("Q4_0",), ("Q8_0",), ("Q4_K",), ("Q5_K",), ("Q6_K",)), ("Q4_K", "Q6_K", "Q8_0", "Q4_0")],
     ids=",".join,
 )
-@pytest.mark.parametrize("family", ["llama", "llama-tied"])
+@pytest.mark.parametrize("family", ["llama", "llama-biases", "llama-tied"])
 def test_products_of_the_integers(
     family: str, kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
