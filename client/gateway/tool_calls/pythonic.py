@@ -27,11 +27,17 @@ _BETWEEN = re.compile(r"\s*(?:,|\]\s*,?\s*\[)")  # some write a list for each ca
 _KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)\s*")
 _KEYWORD_BEGUN = re.compile(r"\s*\w*\s*=?\s*\Z")
 _BEGUN = re.compile(r"\s*[\w.-]*\s*\Z")
-_TOKEN = re.compile(
-    r"""'''(?:[^\\]|\\.)*?(?:(''')|\\?\Z)|\"""(?:[^\\]|\\.)*?(?:(\""")|\\?\Z)"""
-    r"""|'(?:[^'\\]++|\\.)*+('?)|"(?:[^"\\]++|\\.)*+("?)|[][(){},]""",
-    re.DOTALL,
-)
+_MARK = re.compile(r"""[][(){},'"]""")
+# The inside of strings by what opens them: what is certainly not their end, escapes as a whole.
+_INSIDE = {
+    quote: re.compile(rf"(?:[^{quote[0]}\\]++|\\.{others})*+", re.DOTALL)
+    for quote, others in {
+        "'": "",
+        '"': "",
+        "'''": "|'(?='?[^'])",
+        '"""': '|"(?="?[^"])',
+    }.items()
+}
 _NAMES = {"true": True, "false": False, "null": None}  # some write JSON
 
 
@@ -140,20 +146,31 @@ def _partial(name: str, members: Mapping[str, str]) -> ToolCall:
 
 def _value_end(text: str, start: int, notes: Notes) -> int | None:
     """Return the index of the comma or bracket after the expression from `start`."""
-    place, depth = notes.get(start, (start, 0))
-    for found in _TOKEN.finditer(text, place):
-        first = found[0][0]
-        if first in "'\"":
-            if not any(found.groups()) or found.end() == len(text):
+    place, depth, quote = notes.get(start, (start, 0, ""))
+    while True:
+        if quote:
+            inside = _INSIDE[quote].match(text, place)
+            assert inside is not None
+            place = inside.end()
+            if not text.startswith(quote, place):
                 break
-        elif first in "([{":
+            place, quote = place + len(quote), ""
+        if (found := _MARK.search(text, place)) is None:
+            place = len(text)
+            break
+        place, mark = found.start(), found[0]
+        if mark in "'\"":
+            if len(text) < place + 3:  # there may be three of them
+                break
+            quote = mark * 3 if text.startswith(mark * 3, place) else mark
+        elif mark in "([{":
             depth += 1
         elif depth == 0:
-            return found.start()
-        elif first in ")]}":
+            return place
+        elif mark in ")]}":
             depth -= 1
-        place = found.end()
-    notes[start] = place, depth
+        place += len(quote or mark)
+    notes[start] = place, depth, quote
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from client.gateway.tool_calls import grammar
@@ -21,6 +21,11 @@ from client.gateway.tool_calls.json_calls import tagged
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _NEXT = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
 _END = "</parameter>"
+_FUNCTION_END = "</function>"
+# Models forget the tag that ends a value: so may others, where they are at the begin of a line.
+_ENDS = re.compile(
+    rf"{_END}|(?<=\n)<parameter=(?P<next>[^<>\n]+)>|(?<=\n)(?P<last>{_FUNCTION_END})\s*\Z"
+)
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,
@@ -34,7 +39,10 @@ _TEXT_KEYWORDS = {"type", "description", "title", "default", "examples", "enum",
 
 
 class Qwen3Coder(ToolCallFormat):
-    """Texts are sent as they come, other values when they have ended."""
+    """Texts are sent as they come, other values when they have ended.
+
+    A value whose end has no tag ends with its line, where another argument begins or the call ends.
+    """
 
     is_tagged = True
     separator = "\n"
@@ -48,7 +56,7 @@ class Qwen3Coder(ToolCallFormat):
         place: int | None = 0
         while place is not None and (head := _FUNCTION.match(text, place)):
             function = functions.get(head[1], Function(head[1]))
-            call, place = _call(text, head.end(), function)
+            call, place = _call(section, head.end(), function)
             calls.append(call)
         return tagged(section, calls, place)
 
@@ -77,38 +85,78 @@ def _content(function: Function, name: str, schema: Any) -> Node:
     return grammar.ANY_TEXT
 
 
-def _call(text: str, start: int, function: Function) -> tuple[ToolCall, int | None]:
+def _call(section: SectionText, start: int, function: Function) -> tuple[ToolCall, int | None]:
     """Return the call from after its head, and the index after it; None while more may come."""
     declared = function.parameters.get("properties") or {}
-    arguments, names = "{", set()
+    given: dict[str, str] = {}
     place = start
-    while found := _NEXT.search(text, place):
+    while found := _NEXT.search(section.text, place):
         name = found[1]
         if name is None:
-            return ToolCall(function.name, arguments + "}", True), found.end()
+            return ToolCall(function.name, _object(given) + "}", True), found.end()
         types = _types(declared.get(name, {"type": "string"}))
-        end = text.find(_END, found.end())
-        head = ", " * (len(arguments) > 1) + f"{json.dumps(name, ensure_ascii=False)}: "
-        is_new = name not in names
-        if end < 0:
-            if is_new and types == {"string"}:
-                begun = _escaped(_certain(text[found.end() :]))
-                arguments += f'{head}"{begun}'
-            return ToolCall(function.name, arguments, False), None
-        if is_new:
-            arguments += head + _json(text[found.end() : end].removesuffix("\n"), types)
-        names.add(name)
-        place = end + len(_END)
-    return ToolCall(function.name, arguments, False), None
+        value, end = _value(section, found.end(), types, declared.keys() - given.keys() - {name})
+        if value:
+            given.setdefault(name, value)
+        if end is None:
+            break
+        place = end
+    return ToolCall(function.name, _object(given), False), None
 
 
-def _certain(text: str) -> str:
-    """Return `text` without what may be the start of its end."""
-    for tail in (f"\n{_END}", _END):
-        for length in range(min(len(tail), len(text)), 0, -1):
-            if text.endswith(tail[:length]):
-                return text[:-length]
-    return text
+def _object(members: Mapping[str, str]) -> str:
+    """Return the JSON object of the texts of `members`, without its end."""
+    inner = (f"{json.dumps(k, ensure_ascii=False)}: {value}" for k, value in members.items())
+    return "{" + ", ".join(inner)
+
+
+def _value(
+    section: SectionText, start: int, types: set[str], others: Set[str]
+) -> tuple[str, int | None]:
+    """Return what is known of the JSON of an argument, and the index after it, if it has ended.
+
+    Args:
+        start: index of its begin.
+        types: it is of one of them; only texts are known before their end.
+        others: arguments that may follow it.
+    """
+    text, notes = section.text, section.notes
+    if (whole := notes.get(("whole", start))) is not None:
+        return whole
+    place, begun = notes.get(start, (start, '"' if types == {"string"} else ""))
+    if (end := _end(section, place, others)) is not None:
+        whole = _json(text[start : end[0]].removesuffix("\n"), types), end[1]
+        notes["whole", start] = whole
+        return whole
+    certain = _certain(text, place, others)
+    if begun:
+        begun += _escaped(text[place:certain])
+    notes[start] = certain, begun
+    return begun, None
+
+
+def _end(section: SectionText, start: int, others: Set[str]) -> tuple[int, int] | None:
+    """Return the index of the first end of a value from `start`, and that of what follows it."""
+    for found in _ENDS.finditer(section.text, start):
+        if found["last"]:
+            return (found.start(), found.start()) if section.is_closed else None
+        if found["next"] is None:
+            return found.span()
+        if found["next"] in others:
+            return found.start(), found.start()
+    return None
+
+
+def _certain(text: str, start: int, others: Set[str]) -> int:
+    """Return the index of what may begin a value's end, of which there is none from `start`."""
+    place = text.rfind("<", start)
+    tail = text[place:].rstrip() if place >= 0 else ""
+    ends = [_END]
+    if text[place - 1 : place] == "\n":
+        ends += [_FUNCTION_END, *(f"<parameter={name}>" for name in others)]
+    if not tail or not any(end.startswith(tail) for end in ends):
+        place = len(text)
+    return place - text.endswith("\n", start, place)
 
 
 def _escaped(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.gateway.tool_calls import FORMATS
+from client.gateway.tool_calls import FORMATS, Function
 from client.protocol import Section
 from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, read, tool_call
 
@@ -29,6 +29,7 @@ CALLS = st.lists(
     min_size=1,
     max_size=3,
 )
+LONG = range(0, 1_000_000, 4)
 PLACES = st.lists(st.integers(1, 400), max_size=30) | st.just(range(1, 2000))
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -67,6 +68,14 @@ def harmony(calls: Calls) -> list[Section]:
         tool_call(json.dumps(given), i, header.format(name))
         for i, (name, given) in enumerate(calls, 1)
     ]
+
+
+def qwen3_coder(calls: Calls) -> list[Section]:
+    made = []
+    for i, (name, own) in enumerate(calls, 1):
+        written = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in own.items())
+        made.append(tool_call(f"\n<function={name}>\n{written}</function>\n", i))
+    return made
 
 
 FAMILIES: dict[str, tuple[str, Callable[[Calls], list[Section]]]] = {
@@ -112,15 +121,49 @@ def test_a_long_call_takes_no_longer_per_token(family: str) -> None:
     assert [(called, json.loads(text)) for called, text in answer.calls] == calls
 
 
+@pytest.mark.parametrize("family", ["pythonic", "qwen3_coder"])
+@pytest.mark.parametrize("text", ["if a < b:\n    print('''x''', \"y\")\n" * 3_000, "x" * 100_000])
+def test_a_long_text_takes_no_longer_per_token(family: str, text: str) -> None:
+    calls: Calls = [("get_weather", {"city": text, "note": text})]
+    chunks = cut({"pythonic": pythonic, "qwen3_coder": qwen3_coder}[family](calls), LONG)
+    started = time.process_time()
+    answer = read(FORMATS[family], chunks)
+    assert time.process_time() - started < 5
+    assert [(called, json.loads(text)) for called, text in answer.calls] == calls
+
+
 @settings(max_examples=25)
 @given(given=st.dictionaries(st.sampled_from(["city", "x1"]), TEXTS, max_size=2), places=PLACES)
 def test_texts_of_qwen3_coder_come_back(given: dict[str, str], places: Sequence[int]) -> None:
     texts = {key: value.replace("</", "<") for key, value in given.items()}
-    written = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in texts.items())
-    section = tool_call(f"\n<function=get_weather>\n{written}</function>\n")
-    answer = read(FORMATS["qwen3_coder"], cut([section], places))
+    answer = read(FORMATS["qwen3_coder"], cut(qwen3_coder([("get_weather", texts)]), places))
     [(_, arguments)] = answer.calls
     assert json.loads(arguments) == texts
+
+
+@settings(max_examples=25)
+@given(
+    given=st.dictionaries(st.sampled_from(["city", "note"]), TEXTS, min_size=1),
+    ends=st.lists(st.sampled_from(["\n</parameter>", ""]), min_size=3, max_size=3),
+    places=PLACES,
+)
+def test_a_parameter_ends_where_the_next_begins(
+    given: dict[str, str], ends: list[str], places: Sequence[int]
+) -> None:
+    texts = {key: value.replace("</", "<") for key, value in given.items()} | {"days": "3"}
+    written = "".join(
+        f"<parameter={k}>\n{v}{end}\n" for (k, v), end in zip(texts.items(), ends, strict=False)
+    )
+    section = [
+        tool_call(f"\n<function=get_weather>\n{written}</function>\n"),
+        content("", 2, "</tool_call>"),
+    ]
+    properties = {"city": {"type": "string"}, "note": {"type": "string"}, "days": {}}
+    functions = {"get_weather": Function("get_weather", {"properties": properties})}
+    answer = read(FORMATS["qwen3_coder"], cut(section, places), functions=functions)
+    [(_, arguments)] = answer.calls
+    assert json.loads(arguments) == texts | {"days": 3}
+    assert answer.finish_reason == "tool_calls"
 
 
 # Pieces of all forms: whole calls, and what nearly is one.
@@ -130,6 +173,7 @@ PIECES = st.sampled_from(
         *('{"name": "', '"name": ', '"now"', '"arguments": ', '"parameters": ', '"id": 3', "null"),
         *('"get_weather"', "now", "get_weather", "city=", "days=", "=", "1", "-", "#", "\\ud83d"),
         *("\\ude00", "\\u", "<function=", "now>", "<parameter=", "city>\n", "days>", "</function>"),
+        *("\n<parameter=", "get_weather>", "\n</function>"),
         *("</parameter>", "\n</", "parameter>", "[ARGS]", "[CALL_ID]", "True", '{"a": 1}', '"{'),
     ]
 )

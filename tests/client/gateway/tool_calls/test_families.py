@@ -91,6 +91,22 @@ def test_qwen3_coder_has_the_types_of_the_schema() -> None:
     assert called("qwen3_coder", tool_call("a")).content == "<tool_call>a"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a\n<parameter=x>b",  # no parameter of the function
+        "a\n<parameter=city>b",  # given already: this one
+        "a <parameter=days>",  # not at the beginning of a line
+        "a\n</function>\nb",
+        "a</function>",
+    ],
+)
+def test_what_looks_like_the_end_of_a_text_is_in_it(value: str) -> None:
+    text = f"<function=get_weather><parameter=city>{value}</parameter></function>"
+    [(_, arguments)] = called("qwen3_coder", tool_call(text)).calls
+    assert json.loads(arguments) == {"city": value}
+
+
 @pytest.mark.parametrize("tag", ["", "<|python_tag|>"])
 def test_llama3_json(tag: str) -> None:
     def section(text: str) -> Section:
