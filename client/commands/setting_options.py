@@ -22,7 +22,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         default = "" if field.default is None else f" [default: {field.default}]"
         text = f"{field.description}{default}"
         annotation: Any
-        if field.annotation is bool:
+        if field.annotation in (bool, bool | None):
             flag = setting_flags()[name][0]
             option = typer.Option(f"{flag}/--no-{flag[2:]}", help=text)
             annotation = Annotated[bool | None, option]
