@@ -10,6 +10,7 @@ from rich.markup import escape
 from client.commands.answer import Answer
 from client.commands.connection_options import connect, with_options
 from client.commands.sampling_options import MaxTokens, System, Temperature, sampling_options
+from client.commands.standard_input import require_standard_input
 from client.errors import TridentClientError
 from client.front import Front, Question
 from client.protocol import Message
@@ -30,6 +31,7 @@ def command(
     """Talk with the model: Ctrl-C stops an answer, Ctrl-D ends."""
     import readline  # noqa: F401 (gives input() editing and history)
 
+    require_standard_input()
     client.health()
     sampling = sampling_options(max_tokens, temperature)
     Chat(client, Console(), system=system, sampling=sampling).run()
@@ -73,9 +75,12 @@ class Chat:
                 self._answer(line)
 
     def _ask(self) -> str | None:
-        """Return the next line, empty if it was abandoned by Ctrl-C, None at the end."""
+        """Return the next line, empty if it is none or was abandoned by Ctrl-C, None at the end."""
         try:
             return self._read("> ").strip()
+        except UnicodeDecodeError as error:
+            self._error(f"the line is not UTF-8: {error.reason}")
+            return ""
         except KeyboardInterrupt:
             self._console.print()
             self._note(_HELP)
@@ -88,19 +93,21 @@ class Chat:
         messages = [*self._messages, {"role": "user", "content": question}]
         answer = Answer()
         asked: Question = {**self._sampling, "messages": messages, "return_sections": True}
-        chunks = self._client.stream(**asked)
         try:
-            with contextlib.closing(chunks):
+            with contextlib.closing(self._client.stream(**asked)) as chunks:
                 answer.print(chunks, self._console)
         except KeyboardInterrupt:
             self._note(f"stopped; {answer.figures}")
         except TridentClientError as error:
-            self._console.print(f"[red]{escape(str(error))}[/]", highlight=False)
+            self._error(str(error))
             return  # the question did not happen
         else:
             self._note(answer.figures)
         if answer.text or answer.reasoning:
             self._messages = [*messages, answer.message()]
+
+    def _error(self, text: str) -> None:
+        self._console.print(f"[red]{escape(text)}[/]", highlight=False)
 
     def _note(self, text: str) -> None:
         self._console.print(f"[dim]{escape(text)}[/]", highlight=False)

@@ -17,6 +17,7 @@ from client.commands.sampling_options import (
     Temperature,
     sampling_options,
 )
+from client.commands.standard_input import require_standard_input
 from client.errors import InvalidRequestError
 from client.front import Front
 from client.protocol import Message
@@ -71,10 +72,11 @@ def _prompt(given: str | None) -> str:
     """Return the prompt: the argument, or standard input without its last line break.
 
     Raises:
-        InvalidRequestError: standard input is empty or not UTF-8.
+        InvalidRequestError: standard input is closed, empty or not UTF-8.
     """
     if given not in (None, "-"):
         return given
+    require_standard_input()
     if given is None and sys.stdin.isatty():
         raise typer.BadParameter("PROMPT: give one, or pipe text into the command")
     try:

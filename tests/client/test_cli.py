@@ -48,7 +48,7 @@ class TestServe:
         arguments = (
             "serve --model m --max-num-seqs 8 --http-port 9000 --no-enable-prefix-caching "
             "--log-verbose=1 --mem-fraction-static 0.5 --model-repository /r --grpc-port 0 "
-            "--openai-port off --openai-workers 3"
+            "--openai-port off --openai-workers 3 --no-async-scheduling"
         )
         result = CliRunner().invoke(cli.app, arguments.split())
         assert result.exit_code == 0, result.output
@@ -57,6 +57,7 @@ class TestServe:
                 "model": "m",
                 "max_num_seqs": "8",
                 "enable_prefix_caching": False,
+                "async_scheduling": False,
                 "gpu_memory_utilization": "0.5",
             },
             "arguments": ["--http-port", "9000", "--log-verbose=1", "--grpc-port", "0"],
@@ -78,6 +79,11 @@ class TestServe:
         assert served["settings"] == {"model": "/m", "max_num_seqs": "8"}
         assert served["arguments"] == ["--http-port", "9000"]
         assert served["gateway"].host == "0.0.0.0"
+
+    def test_a_flag_whose_setting_has_no_default(self, served: dict[str, Any]) -> None:
+        result = CliRunner().invoke(cli.app, ["serve", "--async-scheduling", "/m"])
+        assert result.exit_code == 0, result.output
+        assert served["settings"] == {"model": "/m", "async_scheduling": True}
 
     def test_help_lists_every_setting(self) -> None:
         output = CliRunner().invoke(cli.app, ["serve", "--help"]).output
@@ -121,9 +127,14 @@ class TestServe:
 
 
 class TestChat:
-    def _talk(self, triton: FakeTriton, *lines: str | type[BaseException], system: str = "") -> str:
+    def _talk(
+        self,
+        triton: FakeTriton,
+        *lines: str | BaseException | type[BaseException],
+        system: str = "",
+    ) -> str:
         """Say `lines` and return what was shown; an exception is raised in place of a line."""
-        remaining: Iterator[str | type[BaseException]] = iter(lines)
+        remaining = iter(lines)
 
         def read(prompt: str) -> str:
             line = next(remaining, EOFError)
@@ -159,6 +170,23 @@ class TestChat:
     def test_ctrl_c_at_the_prompt_goes_on(self, triton: FakeTriton) -> None:
         triton.pieces = ANSWER
         assert "Hello" in self._talk(triton, KeyboardInterrupt, "first")
+
+    @pytest.mark.parametrize(
+        ("line", "text"),
+        [
+            (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad start"), "not UTF-8: bad start"),
+            ("a\udcff", "not valid Unicode"),  # as with LC_ALL=C
+        ],
+    )
+    def test_a_line_that_is_no_text_is_refused_alone(
+        self, triton: FakeTriton, line: str | BaseException, text: str
+    ) -> None:
+        triton.pieces = ANSWER
+        shown = self._talk(triton, "first", line, "second")
+        assert text in shown
+        assert '"first"' in triton.requests[-1]["messages"]
+        assert '"second"' in triton.requests[-1]["messages"]
+        assert len(triton.requests) == 2
 
     def test_ctrl_c_stops_the_answer_only(
         self, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,19 @@ class TestPrompt:
         assert text in str(result.exception)
         assert not triton.calls
 
+    @pytest.mark.parametrize("command", ["run", "run -", "chat"])
+    def test_a_closed_standard_input(self, triton: FakeTriton, command: str) -> None:
+        words = [*COMMAND[:-1], *command.split(), "--url", triton.url]
+        ended = subprocess.run(
+            ["bash", "-c", 'exec "$@" <&-', "bash", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (1, "trident: standard input: is closed\n")
+
     def test_missing_in_a_terminal(self, triton: FakeTriton) -> None:
         master, slave = os.openpty()
         command = [*COMMAND, "--url", triton.url]
