@@ -31,7 +31,9 @@ _PARSERS: dict[str, Callable[[Fields], Format]] = {
 }
 
 # Fields that name the modules that are not quantised.
-_IGNORED = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules")
+_IGNORED = ("ignore", "ignored_layers", "modules_to_not_convert", "llm_int8_skip_modules")
+# Names of the configuration in `config.json`; the second is llm-compressor's first.
+_CONFIGS = ("quantization_config", "compression_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,10 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
         CheckpointError: a field is missing or wrong.
     """
     fields = Fields(read_json_object(checkpoint / "config.json"), name="config.json")
-    config = fields.child("quantization_config")
-    if config is None and (text := fields.child("text_config")) is not None:
-        config = text.child("quantization_config")
-    config = config or read_quantization_file(checkpoint)
+    parts = [part for part in (fields, fields.child("text_config")) if part is not None]
+    named = [part.child(name) for part in parts for name in _CONFIGS]
+    found = [each for each in named if each is not None]
+    config = found[0] if found else read_quantization_file(checkpoint)
     if config is None:
         return None
     method = config.text("quant_method")

@@ -14,7 +14,6 @@ from engine.errors import CheckpointError, UnsupportedError
 from engine.layers.panel_linear import PanelLinear
 from engine.quantization.compressed_tensors import Int8Channels
 from engine.quantization.format import unpack
-from engine.quantization.registry import read_quantization
 from kernels.cpu import linear as panels
 from tests.factories.families import FAMILIES
 from tests.factories.forms import runs_panels
@@ -147,31 +146,6 @@ def test_through_the_engine(tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_modules_that_are_left_out_are_plain(tmp_path: Path) -> None:
-    plain, quantized = write_quantized("compressed-int8", tmp_path)
-    floats = load_file(plain / "model.safetensors")
-    stored = load_file(quantized / "model.safetensors")
-    left_out = "model.layers.1.mlp.down_proj"
-    del stored[f"{left_out}.weight_scale"]
-    stored[f"{left_out}.weight"] = floats[f"{left_out}.weight"]
-    save_file(stored, quantized / "model.safetensors", {"format": "pt"})
-    config = FORMATS["compressed-int8"][0]
-    for pattern in (left_out, r"re:.*layers\.1\.mlp\.down_proj$"):
-        ignored = {**config, "ignore": ["lm_head", pattern]}
-        change_config(quantized, quantization_config=ignored)
-        torch.testing.assert_close(
-            PagedModel(quantized).logits(TOKENS),
-            PagedModel(plain).logits(TOKENS),
-            rtol=0,
-            atol=2e-3,
-        )
-    change_config(
-        quantized, quantization_config={**config, "ignore": ["model.layers.0.self_attn.q_proj"]}
-    )
-    with pytest.raises(UnsupportedError, match=r"q_proj, k_proj, v_proj in .*all must be"):
-        PagedModel(quantized)
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_unpacking_is_the_inverse_of_packing(bits: int, dim: int) -> None:
@@ -290,9 +264,3 @@ def test_experts_of_one_layer_are_quantised_all_or_none(tmp_path: Path) -> None:
     change_config(quantized, quantization_config=ignored)
     with pytest.raises(UnsupportedError, match=r"experts\.2\.gate_proj.* all must be quantised"):
         PagedModel(quantized)
-
-
-def test_plain_checkpoints_have_no_quantization(tmp_path: Path) -> None:
-    plain, quantized = write_quantized("awq", tmp_path)
-    assert read_quantization(plain) is None
-    assert read_quantization(quantized) is not None

@@ -1,0 +1,56 @@
+"""What a checkpoint's configuration says of its quantisation as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import UnsupportedError
+from engine.quantization.registry import read_quantization
+from tests.factories.paged_model import PagedModel
+from tests.factories.quantized import FORMATS, change_config, write_quantized
+
+TOKENS = [(7 * i + i // 3) % 160 for i in range(50)]
+
+
+@pytest.mark.parametrize("field", ["ignore", "ignored_layers"])
+def test_modules_that_are_left_out_are_plain(field: str, tmp_path: Path) -> None:
+    plain, quantized = write_quantized("compressed-int8", tmp_path)
+    floats = load_file(plain / "model.safetensors")
+    stored = load_file(quantized / "model.safetensors")
+    left_out = "model.layers.1.mlp.down_proj"
+    del stored[f"{left_out}.weight_scale"]
+    stored[f"{left_out}.weight"] = floats[f"{left_out}.weight"]
+    save_file(stored, quantized / "model.safetensors", {"format": "pt"})
+    config = FORMATS["compressed-int8"][0]
+    for pattern in (left_out, r"re:.*layers\.1\.mlp\.down_proj$"):
+        ignored = {**config, "ignore": [], field: ["lm_head", pattern]}
+        change_config(quantized, quantization_config=ignored)
+        torch.testing.assert_close(
+            PagedModel(quantized).logits(TOKENS),
+            PagedModel(plain).logits(TOKENS),
+            rtol=0,
+            atol=2e-3,
+        )
+    change_config(
+        quantized, quantization_config={**config, "ignore": ["model.layers.0.self_attn.q_proj"]}
+    )
+    with pytest.raises(UnsupportedError, match=r"q_proj, k_proj, v_proj in .*all must be"):
+        PagedModel(quantized)
+
+
+def test_the_first_name_of_the_configuration_of_llm_compressor(tmp_path: Path) -> None:
+    plain, quantized = write_quantized("compressed-int8", tmp_path)
+    config, _ = FORMATS["compressed-int8"]
+    change_config(quantized, quantization_config=None, compression_config=config)
+    expected = PagedModel(plain).logits(TOKENS)
+    torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
+
+
+def test_plain_checkpoints_have_no_quantization(tmp_path: Path) -> None:
+    plain, quantized = write_quantized("awq", tmp_path)
+    assert read_quantization(plain) is None
+    assert read_quantization(quantized) is not None
