@@ -19,6 +19,9 @@ _JSON_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+# The template of a model with a vision part, from versions of transformers that wrote it nowhere
+# else.
+_PROCESSOR_TEMPLATE = "chat_template.json"
 _SLOW_FILES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 
 _T = TypeVar("_T")
@@ -71,15 +74,19 @@ class Tokenizer:
             raise CheckpointError(_what_is_missing(path))
         for name in _JSON_FILES:
             read_object(path / name)
+        processor_template = _processor_template(path)
         # Imported here: it takes half a second. Not AutoTokenizer, which imports torch to choose a
         # class that reads the same file.
         from transformers import PreTrainedTokenizerFast
 
         try:
             load = PreTrainedTokenizerFast.from_pretrained
-            return _call_rust(lambda: cls(load(str(path), local_files_only=True)))
+            tokenizer = _call_rust(lambda: cls(load(str(path), local_files_only=True)))
         except Exception as error:  # the Rust side raises plain `Exception`, transformers anything
             raise CheckpointError(f"tokenizer.json: cannot be loaded: {error}") from None
+        if not tokenizer.hf_tokenizer.chat_template:
+            tokenizer.hf_tokenizer.chat_template = processor_template
+        return tokenizer
 
     @property
     def eos_token_id(self) -> int | None:
@@ -203,6 +210,15 @@ def _call_rust(call: Callable[[], _T]) -> _T:
         if type(panic).__module__ != "pyo3_runtime":
             raise
         raise RuntimeError(f"tokenizers panicked: {panic}") from None
+
+
+def _processor_template(path: Path) -> str | dict[str, str] | None:
+    """Return the template, or the templates by their names, beside the tokenizer's files."""
+    template = read_object(path / _PROCESSOR_TEMPLATE).get("chat_template")
+    texts = template.values() if isinstance(template, dict) else [template or ""]
+    if not all(isinstance(text, str) for text in texts):
+        raise CheckpointError(f"{_PROCESSOR_TEMPLATE}: chat_template: must be a text")
+    return template
 
 
 def _what_is_missing(path: Path) -> str:

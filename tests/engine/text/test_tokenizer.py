@@ -14,7 +14,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from engine.errors import CheckpointError, RequestError, TridentError
-from engine.text.chat_template import render
+from engine.text.chat_template import render, render_text
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.other_decoders import panicking_tokenizer, word_piece_tokenizer
@@ -39,6 +39,37 @@ def test_loaded_tokenizer_equals_the_saved_one(build: Callable[[], object], tmp_
     assert [loaded.decode([i], False) for i in ids] == [saved.decode([i], False) for i in ids]
     text = "the café, 你好 😀"
     assert loaded.encode(text) == saved.encode(text) == saved.hf_tokenizer(text)["input_ids"]
+
+
+def _without_template(folder: Path) -> Path:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = None
+    return save_tokenizer(tokenizer, folder)
+
+
+@pytest.mark.parametrize("template", ["Q: {{ messages[0].content }}", {"default": "Q: x"}])
+def test_the_template_of_a_processor(template: object, tmp_path: Path) -> None:
+    file = _without_template(tmp_path) / "chat_template.json"
+    assert not Tokenizer.from_pretrained(tmp_path).has_chat_template
+    file.write_text(json.dumps({"chat_template": template}))
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert tokenizer.has_chat_template
+    assert render_text(tokenizer, [{"role": "user", "content": "x"}]) == "Q: x"
+
+
+def test_the_template_of_the_tokenizer_is_the_first(tmp_path: Path) -> None:
+    file = save_tokenizer(byte_level_tokenizer(), tmp_path) / "chat_template.json"
+    file.write_text(json.dumps({"chat_template": "Q: {{ messages[0].content }}"}))
+    assert "Q: " not in Tokenizer.from_pretrained(tmp_path).chat_template_text
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"chat_template": 3}', '{"chat_template": {"a": 1}}']
+)
+def test_a_broken_template_of_a_processor(content: str, tmp_path: Path) -> None:
+    (_without_template(tmp_path) / "chat_template.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"^chat_template\.json: "):
+        Tokenizer.from_pretrained(tmp_path)
 
 
 def test_properties(byte_level: Detokenizer, byte_fallback: Detokenizer) -> None:
@@ -136,7 +167,7 @@ def test_loading_takes_no_torch(tmp_path: Path) -> None:
         from engine.text.tokenizer import Tokenizer
         assert "transformers" not in sys.modules
         tokenizer = Tokenizer.from_pretrained(Path({str(tmp_path)!r}))
-        GenerationDefaults.from_checkpoint(Path({str(tmp_path)!r}), tokenizer)
+        GenerationDefaults.from_checkpoint(Path({str(tmp_path)!r}), tokenizer, vocab_size=400)
         render(tokenizer, [{{"role": "user", "content": "hi"}}])
         assert "torch" not in sys.modules
     """
