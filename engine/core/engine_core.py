@@ -24,7 +24,6 @@ from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.core.token_reader import Advanced
 from engine.errors import (
-    CheckpointError,
     RequestError,
     StepOutOfMemoryError,
     TridentError,
@@ -69,13 +68,9 @@ class EngineCore:
         checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
         model_spec = read_model_spec(checkpoint)
         self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
-        self.generation_defaults = GenerationDefaults.from_checkpoint(checkpoint, self.tokenizer)
-        for token_id in self.generation_defaults.eos_token_ids:
-            if token_id >= model_spec.vocab_size:  # those of config.json are checked already
-                raise CheckpointError(
-                    f"generation_config.json: eos_token_id: {token_id} must be below the model's "
-                    f"vocab_size {model_spec.vocab_size}"
-                )
+        self.generation_defaults = GenerationDefaults.from_checkpoint(
+            checkpoint, self.tokenizer, model_spec.vocab_size
+        )
         self.detokenizer = Detokenizer(self.tokenizer)
         self.section_format = SectionFormat(
             self.tokenizer, config.reasoning_parser, config.tool_call_parser

@@ -23,7 +23,8 @@ class GenerationDefaults:
     """Defaults of requests to one checkpoint, with transformers' meaning of its file.
 
     Attributes:
-        eos_token_ids: tokens that end a sequence, in the order of the file; may be empty.
+        eos_token_ids: tokens that end a sequence: the files', in their order, and the tokenizer's;
+            may be empty.
         pad_token_id: None where the checkpoint names none.
         do_sample: sampling is the default; otherwise greedy decoding is.
         sampling: the sampling fields of the file that apply in that mode.
@@ -35,25 +36,31 @@ class GenerationDefaults:
     sampling: Mapping[str, float]
 
     @classmethod
-    def from_checkpoint(cls, path: Path, tokenizer: Tokenizer) -> GenerationDefaults:
+    def from_checkpoint(
+        cls, path: Path, tokenizer: Tokenizer, vocab_size: int
+    ) -> GenerationDefaults:
         """Read `generation_config.json` of the folder `path`.
 
-        End and padding tokens that it does not name are taken from `config.json`, then from
-        `tokenizer`.
+        End and padding tokens that it does not name are taken from `config.json`; the padding token
+        then from `tokenizer`, whose end token always ends a sequence too: the chats of a fine-tune
+        may end with it, whatever files of the model before say.
+
+        Args:
+            vocab_size: the model's; it never says a token beyond.
 
         Raises:
-            CheckpointError: one of the files is malformed.
+            CheckpointError: one of the files is malformed, or names an end token beyond the model's
+                vocabulary.
         """
         generation = read_object(path / _FILE)
         config = read_object(path / "config.json")
-        eos = _token_ids(generation, _FILE, "eos_token_id") or _token_ids(
-            config, "config.json", "eos_token_id"
+        eos = _end_tokens(generation, _FILE, vocab_size) or _end_tokens(
+            config, "config.json", vocab_size
         )
-        if not eos and tokenizer.eos_token_id is not None:
-            eos = (tokenizer.eos_token_id,)
-        pad = _token_ids(generation, _FILE, "pad_token_id") or _token_ids(
-            config, "config.json", "pad_token_id"
-        )
+        own_eos = tokenizer.eos_token_id
+        if own_eos is not None and own_eos not in eos and own_eos < vocab_size:
+            eos = (*eos, own_eos)
+        pad = _padding_tokens(generation, _FILE) or _padding_tokens(config, "config.json")
         do_sample = generation.get("do_sample")
         if not isinstance(do_sample, (bool, type(None))):
             raise CheckpointError(f"{_FILE}: do_sample: must be true or false (got {do_sample!r})")
@@ -84,6 +91,23 @@ def _sampling(generation: Mapping[str, Any], *, sample: bool) -> dict[str, float
     except RequestError as error:
         raise CheckpointError(f"{_FILE}: {error}") from None
     return {name: getattr(params, name) for name in fields}
+
+
+def _end_tokens(fields: Mapping[str, Any], file_name: str, vocab_size: int) -> tuple[int, ...]:
+    tokens = _token_ids(fields, file_name, "eos_token_id")
+    for token_id in tokens:
+        if token_id >= vocab_size:
+            raise CheckpointError(
+                f"{file_name}: eos_token_id: {token_id} must be below the model's vocab_size "
+                f"{vocab_size}"
+            )
+    return tokens
+
+
+def _padding_tokens(fields: Mapping[str, Any], file_name: str) -> tuple[int, ...]:
+    value = fields.get("pad_token_id")
+    is_none = type(value) is int and value < 0  # Llama's conversions wrote -1 for none
+    return () if is_none else _token_ids(fields, file_name, "pad_token_id")
 
 
 def _token_ids(fields: Mapping[str, Any], file_name: str, name: str) -> tuple[int, ...]:

@@ -82,8 +82,8 @@ class Preprocessor:
         """
         checkpoint = resolve_checkpoint(config.model, weights=False)
         tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
-        defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer)
         model = read_model_spec(checkpoint)
+        defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer, model.vocab_size)
         return cls(
             tokenizer,
             defaults,

@@ -12,6 +12,7 @@ from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.other_decoders import word_piece_tokenizer
+from tests.factories.tokenizers import byte_level_tokenizer
 
 
 @pytest.fixture
@@ -23,17 +24,18 @@ def read(folder: Path, tokenizer: Tokenizer, generation: Any = None, config: Any
     for name, fields in (("generation_config.json", generation), ("config.json", config)):
         if fields is not None:
             (folder / name).write_text(json.dumps(fields))
-    return GenerationDefaults.from_checkpoint(folder, tokenizer)
+    return GenerationDefaults.from_checkpoint(folder, tokenizer, vocab_size=10)
 
 
 @pytest.mark.parametrize(
     ("generation", "config", "eos"),
     [
-        ({"eos_token_id": [7, 8]}, {"eos_token_id": 9}, (7, 8)),
-        ({"eos_token_id": 7}, {"eos_token_id": 9}, (7,)),
-        ({"eos_token_id": None}, {"eos_token_id": 9}, (9,)),
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": 9}, (7, 8, 0)),
+        ({"eos_token_id": [0, 7]}, {"eos_token_id": 9}, (0, 7)),
+        ({"eos_token_id": 7}, {"eos_token_id": 9}, (7, 0)),
+        ({"eos_token_id": None}, {"eos_token_id": 9}, (9, 0)),
         ({"eos_token_id": []}, None, (0,)),
-        (None, {"eos_token_id": [9, 9, 8]}, (9, 8)),
+        (None, {"eos_token_id": [9, 9, 8]}, (9, 8, 0)),
         (None, None, (0,)),
     ],
 )
@@ -41,6 +43,16 @@ def test_end_of_sequence_tokens(
     tmp_path: Path, tokenizer: Tokenizer, generation: Any, config: Any, eos: tuple[int, ...]
 ) -> None:
     assert read(tmp_path, tokenizer, generation, config).eos_token_ids == eos
+
+
+def test_the_tokenizers_end_that_the_model_never_says(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 0}')
+    tokenizer = Tokenizer(byte_level_tokenizer())
+    tokenizer.hf_tokenizer.eos_token = "<|user|>"
+    assert tokenizer.eos_token_id == 1
+    for vocab_size, eos in ((10, (0, 1)), (1, (0,))):
+        found = GenerationDefaults.from_checkpoint(tmp_path, tokenizer, vocab_size=vocab_size)
+        assert found.eos_token_ids == eos
 
 
 def test_no_end_of_sequence_token(tmp_path: Path) -> None:
@@ -53,6 +65,8 @@ def test_padding_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert read(tmp_path, tokenizer).pad_token_id == 0
     assert read(tmp_path, tokenizer, None, {"pad_token_id": 4}).pad_token_id == 4
     assert read(tmp_path, tokenizer, {"pad_token_id": 3}).pad_token_id == 3
+    assert read(tmp_path, tokenizer, {"pad_token_id": -1}).pad_token_id == 4
+    assert read(tmp_path, tokenizer, None, {"pad_token_id": -1}).pad_token_id == 0
 
 
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": None}
@@ -103,6 +117,8 @@ def test_the_request_wins_over_the_defaults(tmp_path: Path, tokenizer: Tokenizer
         ([], "must hold one JSON object"),
         ({"eos_token_id": "2"}, "eos_token_id: must be a token id"),
         ({"eos_token_id": [1, -2]}, "eos_token_id: must be a token id"),
+        ({"eos_token_id": [1, 10]}, "eos_token_id: 10 must be below the model's vocab_size 10"),
+        ({"eos_token_id": -1}, "eos_token_id: must be a token id"),
         ({"eos_token_id": True}, "eos_token_id: must be a token id"),
         ({"pad_token_id": 1.5}, "pad_token_id: must be a token id"),
         ({"do_sample": "yes"}, "do_sample: must be true or false"),
@@ -121,4 +137,4 @@ def test_malformed_fields_are_named(
 def test_malformed_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"^generation_config\.json: is not valid JSON"):
-        GenerationDefaults.from_checkpoint(tmp_path, tokenizer)
+        GenerationDefaults.from_checkpoint(tmp_path, tokenizer, vocab_size=10)
