@@ -79,7 +79,8 @@ class GgufBlocks(Format):
         """Return the rows with the halves of each head one after the other."""
         if self.num_heads is None:
             return rows
-        return rows.unflatten(0, (self.num_heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
+        pairs = rows.view(self.num_heads, -1, 2, *rows.shape[1:])
+        return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 def _finite(values: Tensor) -> Tensor:
