@@ -121,7 +121,8 @@ def _value(
         others: arguments that may follow it.
     """
     text, notes = section.text, section.notes
-    if (whole := notes.get(("whole", start))) is not None:
+    whole: tuple[str, int] | None = notes.get(("whole", start))
+    if whole is not None:
         return whole
     place, begun = notes.get(start, (start, '"' if types == {"string"} else ""))
     if (end := _end(section, place, others)) is not None:
