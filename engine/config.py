@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,15 +24,16 @@ from pydantic import (
     model_validator,
 )
 
+from engine import null_device, unsupported
 from engine.errors import ConfigError
 from engine.text.section_tags import AUTO, NONE, REASONING, TOOL_CALLS
 from engine.validation import describe
 
 ENV_PREFIX = "TRIDENT_"
-_MAX_NULL_STEP_MS = 60_000
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
+_ALIASES = {"half": "float16", "float": "float32", "safetensors": "auto"}  # vLLM's, of values
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 Quantization = Literal["int8", "int4", "fp8"]
 
@@ -160,6 +160,22 @@ class EngineConfig(BaseModel):
         "engine counts as hung",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_other_servers(cls, fields: Any) -> Any:
+        return unsupported.without(fields, unsupported.SETTINGS) if type(fields) is dict else fields
+
+    @field_validator("model", "tokenizer", mode="before")
+    @classmethod
+    def _path(cls, value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    @field_validator("dtype", "load_format", mode="before")
+    @classmethod
+    def _same_as(cls, value: Any) -> Any:
+        name = str(value).removeprefix("torch.")  # that of a torch.dtype too
+        return _ALIASES.get(name, name)
+
     @field_validator("model")
     @classmethod
     def _named(cls, value: str) -> str:
@@ -170,10 +186,10 @@ class EngineConfig(BaseModel):
     @field_validator("device")
     @classmethod
     def _known_device(cls, value: str) -> str:
-        if value not in ("auto", "cpu", "cuda") and _null_step_s(value) is None:
+        if value not in ("auto", "cpu", "cuda") and null_device.step_s(value) is None:
             raise ValueError(
                 "must be auto, cpu, cuda, or null:MS with the milliseconds of a step (0 to "
-                f"{_MAX_NULL_STEP_MS})"
+                f"{null_device.MAX_STEP_MS})"
             )
         return value
 
@@ -207,7 +223,7 @@ class EngineConfig(BaseModel):
     @property
     def null_step_s(self) -> float | None:
         """Seconds that a step of the null device takes; None if it is another device."""
-        return _null_step_s(self.device)
+        return null_device.step_s(self.device)
 
     @property
     def reads_weights(self) -> bool:
@@ -246,7 +262,8 @@ class EngineConfig(BaseModel):
     @classmethod
     def names(cls, field: str) -> tuple[str, ...]:
         """Return the names by which `field` may be set: its own, then its aliases."""
-        alias = cls.model_fields[field].validation_alias
+        known = cls.model_fields.get(field)  # None: a setting of vLLM that Trident does not have
+        alias = known and known.validation_alias
         return tuple(map(str, alias.choices)) if isinstance(alias, AliasChoices) else (field,)
 
     @classmethod
@@ -264,7 +281,7 @@ class EngineConfig(BaseModel):
             for name, value in environ.items()
             if name.startswith(ENV_PREFIX) and value
         }
-        names = {field: cls.names(field) for field in cls.model_fields}
+        names = {field: cls.names(field) for field in (*cls.model_fields, *unsupported.SETTINGS)}
         known = [name for aliases in names.values() for name in aliases]
         for name in given.keys() - set(known):
             if similar := get_close_matches(name, known, n=1, cutoff=0.85):
@@ -277,14 +294,3 @@ class EngineConfig(BaseModel):
             for field, aliases in names.items()
             if given.keys() & set(aliases)
         }
-
-
-def _null_step_s(device: str) -> float | None:
-    """Return the seconds in `null` or `null:MS`; None if `device` is neither."""
-    if device == "null":
-        return 0.0
-    digits = device.removeprefix("null:")
-    if digits == device or re.fullmatch(r"\d+(\.\d+)?", digits, re.ASCII) is None:
-        return None
-    milliseconds = float(digits)
-    return milliseconds / 1000 if milliseconds <= _MAX_NULL_STEP_MS else None

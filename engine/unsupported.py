@@ -34,6 +34,45 @@ PARAMETERS: Neutral = {
     "watermarking": (),
 }
 
+# Of `EngineConfig`.
+SETTINGS: Neutral = {
+    "allowed_local_media_path": ("",),
+    "code_revision": (),
+    "compilation_config": (),
+    "config_format": ("auto",),
+    "cpu_offload_gb": (0,),
+    "data_parallel_size": (1,),
+    "disable_custom_all_reduce": (True, False),  # between GPUs
+    "disable_log_stats": (True,),
+    "disable_sliding_window": (False,),
+    "distributed_executor_backend": ("uni", "mp"),  # how to start several workers
+    "download_dir": (),
+    "enable_auto_tool_choice": (True,),  # it is always offered
+    "enable_expert_parallel": (False,),
+    "enable_lora": (False,),
+    "enable_prompt_embeds": (False,),
+    "enable_sleep_mode": (False,),
+    "generation_config": ("auto",),
+    "hf_overrides": ({},),
+    "hf_token": (),
+    "kv_transfer_config": (),
+    "limit_mm_per_prompt": ({},),
+    "max_num_partial_prefills": (1,),
+    "mm_processor_kwargs": ({},),
+    "model_impl": ("auto",),
+    "override_generation_config": ({},),
+    "pipeline_parallel_size": (1,),
+    "revision": (),
+    "runner": ("auto", "generate"),
+    "skip_tokenizer_init": (False,),
+    "speculative_config": (),
+    "task": ("auto", "generate"),
+    "tensor_parallel_size": (1,),
+    "tokenizer_mode": ("auto",),
+    "tokenizer_revision": (),
+    "trust_remote_code": (False,),
+}
+
 
 def without(fields: dict[str, Any], neutral: Neutral) -> dict[str, Any]:
     """Return `fields` without those of `neutral`.

@@ -37,7 +37,12 @@ def command(
         Path | None, typer.Option(help="Another model repository than Trident's own.")
     ] = None,
     openai_port: Annotated[
-        str, typer.Option(help="Port of the OpenAI-compatible gateway; off leaves it out.")
+        str,
+        typer.Option(
+            "--openai-port",
+            "--port",  # vLLM's
+            help="Port of the OpenAI-compatible gateway; off leaves it out.",
+        ),
     ] = str(DEFAULT_PORT),
     openai_workers: Annotated[int, typer.Option(min=1, help="Processes of the gateway.")] = 1,
     **settings: Any,

@@ -54,10 +54,15 @@ def is_off(arguments: Sequence[str], flag: str) -> bool:
     return (value_of(arguments, flag) or "true").lower() in ("0", "false", "off")
 
 
+def as_flag(name: str) -> str:
+    """Return the flag of the setting `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def setting_flags() -> dict[str, tuple[str, ...]]:
     """Return the flags of every field of EngineConfig, its own name first."""
     return {
-        field: tuple(f"--{name.replace('_', '-')}" for name in EngineConfig.names(field))
+        field: tuple(as_flag(name) for name in EngineConfig.names(field))
         for field in EngineConfig.model_fields
     }
 

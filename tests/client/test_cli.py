@@ -21,6 +21,7 @@ from client.commands.demo_display import Question, answers, figures, frame
 from client.commands.gateway_process import GatewayOptions
 from client.protocol import Chunk
 from engine.config import EngineConfig
+from engine.launch.environment import settings_variables
 from tests.client.command import main
 from tests.client.fake_triton import FakeTriton, Piece
 
@@ -80,6 +81,20 @@ class TestServe:
         assert served["arguments"] == ["--http-port", "9000"]
         assert served["gateway"].host == "0.0.0.0"
 
+    def test_a_command_line_of_vllm(self, served: dict[str, Any]) -> None:
+        arguments = (
+            "serve /m --port 8080 --host 0.0.0.0 --tensor-parallel-size 1 --dtype half "
+            "--no-trust-remote-code --enable-auto-tool-choice --tool-call-parser hermes"
+        )
+        result = CliRunner().invoke(cli.app, arguments.split())
+        assert result.exit_code == 0, result.output
+        assert (served["gateway"], served["arguments"]) == (GatewayOptions("8080", "0.0.0.0"), [])
+        assert settings_variables(served["settings"]) == {
+            "TRIDENT_MODEL": "/m",
+            "TRIDENT_DTYPE": "float16",
+            "TRIDENT_TOOL_CALL_PARSER": "hermes",
+        }
+
     def test_a_flag_whose_setting_has_no_default(self, served: dict[str, Any]) -> None:
         result = CliRunner().invoke(cli.app, ["serve", "--async-scheduling", "/m"])
         assert result.exit_code == 0, result.output
@@ -95,6 +110,8 @@ class TestServe:
         [
             (["--max-num-seqs", "many"], "max_num_seqs"),
             (["--max-num-seqs", "0"], "max_num_seqs"),
+            (["--tensor-parallel-size", "2"], "tensor_parallel_size: not supported"),
+            (["--trust-remote-code"], "trust_remote_code: not supported"),
             (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),
             (["--http-port", "http"], "--http-port"),
             (["--openai-port", "on"], "--openai-port must be a port number or off"),

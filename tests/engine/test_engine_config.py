@@ -1,8 +1,11 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from engine import SamplingParams, unsupported
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
@@ -68,6 +71,50 @@ def test_a_model_cannot_be_served_under_any_name(name: str) -> None:
 def test_a_misspelt_variable_is_refused(name: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=rf"^TRIDENT_{name}: .* did you mean TRIDENT_{meant}\?$"):
         EngineConfig.overrides({f"TRIDENT_{name}": "1"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "chosen"),
+    [
+        ({"dtype": "half"}, {"dtype": "float16"}),
+        ({"dtype": "float"}, {"dtype": "float32"}),
+        ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
+        ({"load_format": "safetensors"}, {"load_format": "auto"}),
+        (
+            {"model": Path("/models/a"), "tokenizer": Path("b")},
+            {"model": "/models/a", "tokenizer": "b"},
+        ),
+        (
+            {"tensor_parallel_size": 1, "pipeline_parallel_size": "1", "trust_remote_code": False},
+            {},
+        ),
+        ({"enable_lora": "false", "disable_log_stats": True, "revision": None}, {}),
+        ({"hf_overrides": {}, "task": "generate", "distributed_executor_backend": "mp"}, {}),
+    ],
+)
+def test_what_vllm_calls_the_same_or_nothing(
+    fields: dict[str, Any], chosen: dict[str, str]
+) -> None:
+    assert EngineConfig.parse(fields) == EngineConfig.parse(chosen)
+    assert EngineConfig(**fields) == EngineConfig(**chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tensor_parallel_size", 2), ("enable_lora", True), ("speculative_config", {"method": "x"})],
+)
+def test_what_is_not_offered_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
+    message = f"^{name}: not supported by this version of Trident$"
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.parse({name: value})
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.load(write(tmp_path), {f"TRIDENT_{name.upper()}": str(value)})
+
+
+def test_no_setting_is_refused_that_there_is() -> None:
+    names = {name for field in EngineConfig.model_fields for name in EngineConfig.names(field)}
+    assert not names & set(unsupported.SETTINGS)
+    assert not set(SamplingParams.model_fields) & set(unsupported.PARAMETERS)
 
 
 def test_variables_of_others_are_left_alone() -> None:
