@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import operator
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from engine import unsupported
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, error_of
-from engine.limits import check_cache_salt
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.prompt_logprobs import positions
+from engine.prompts import Messages, Prompt, TokenizedPrompt, rendered, tokenized
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
-from engine.text import chat_template
+from engine.text.chat_parameters import ChatParameters
 from engine.text.section_reader import SectionReader
 from engine.token_ids import pack_token_ids
-
-Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -35,7 +33,7 @@ class LLM:
         >>> llm.chat([{"role": "user", "content": "What is 2 + 3?"}])[0].outputs[0].text
     """
 
-    def __init__(self, model: str = "demo", **settings: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] = "demo", **settings: Any) -> None:
         """Load `model`, a folder, a hub id or `demo`; `settings` are fields of `EngineConfig`.
 
         Raises:
@@ -53,55 +51,82 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
         cache_salt: str | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Complete texts or lists of token ids; returns results in the order of the prompts.
 
         Args:
+            prompts: one or several; also as objects with `prompt` or `prompt_token_ids`, and a
+                `cache_salt` of their own.
             sampling_params: one for all prompts, or one per prompt; by default the checkpoint's
                 own generation settings.
             use_tqdm: show a progress bar.
             cache_salt: only calls with the same salt share cached prefixes.
+            others: arguments of vLLM that Trident does not have, with values that ask for nothing.
 
         Raises:
             ValueError: a prompt or parameter is wrong; no prompt has been run.
             TridentError: a prompt failed while it ran, or its grammar cannot be compiled (a
                 `RequestError`); all others have been aborted.
         """
-        many = _as_list(prompts)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
-        token_ids = [
-            self._core.tokenizer.encode(prompt)
-            if isinstance(prompt, str)
-            else _token_ids(place, prompt)
-            for place, prompt in enumerate(many)
-        ]
-        return self._run(texts, token_ids, sampling_params, use_tqdm, cache_salt)
+        _refuse(others)
+        many = tokenized(self._core.tokenizer, prompts, cache_salt)
+        return self._run(many, sampling_params, use_tqdm)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
         cache_salt: str | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; each is a list of {"role", "content"} messages.
 
+        Args:
+            add_generation_prompt: open the assistant's answer; by default unless
+                `continue_final_message`, which leaves the last message open instead.
+            tools: functions that the model may call, in OpenAI's form.
+            chat_template_kwargs: variables of the chat template, as `enable_thinking`.
+            chat_template: only None, the checkpoint's own.
+
+        The other arguments are those of `generate`.
+
         Raises:
-            ValueError: a conversation is malformed, or the checkpoint has no chat template.
+            ValueError: a conversation is malformed, the checkpoint has no chat template, or that
+                has no place for an argument.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        token_ids = [
-            chat_template.render(
-                self._core.tokenizer, chat_template.check_messages(list(conversation))
-            )
-            for conversation in conversations
-        ]
-        texts: list[str | None] = [None] * len(token_ids)
-        return self._run(texts, token_ids, sampling_params, use_tqdm, cache_salt)
+        _refuse(others)
+        parameters = ChatParameters.of(
+            {
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                "tools": tools,
+                "chat_template_kwargs": chat_template_kwargs,
+                "chat_template": chat_template,
+            }
+        )
+        many = rendered(self._core.tokenizer, messages, parameters, cache_salt)
+        return self._run(many, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer, that of transformers."""
+        return self._core.tokenizer.hf_tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the checkpoint's own generation settings."""
+        return SamplingParams.parse(
+            {}, defaults=self._core.generation_defaults.sampling_defaults({})
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -119,26 +144,23 @@ class LLM:
 
     def _run(
         self,
-        texts: list[str | None],
-        token_ids: list[list[int]],
+        prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool,
-        cache_salt: str | None,
     ) -> list[RequestOutput]:
-        params = self._params_for(len(token_ids), sampling_params)
-        salt = "" if cache_salt is None else check_cache_salt(cache_salt)
-        uids = range(self._next_uid, self._next_uid + len(token_ids))
+        params = self._params_for(len(prompts), sampling_params)
+        uids = range(self._next_uid, self._next_uid + len(prompts))
         self._next_uid = uids.stop
         finished: dict[int, list[SequenceOutput]] = {uid: [] for uid in uids}
         try:
-            for uid, prompt, sampling in zip(uids, token_ids, params, strict=True):
+            for uid, prompt, sampling in zip(uids, prompts, params, strict=True):
                 self._core.add_request(
                     AddRequest(
                         uid=uid,
-                        prompt_token_ids=pack_token_ids(prompt, "input_ids"),
+                        prompt_token_ids=pack_token_ids(prompt.token_ids, "input_ids"),
                         sampling_params=sampling.model_dump(exclude_defaults=True),
                         stream=False,
-                        cache_salt=salt,
+                        cache_salt=prompt.cache_salt,
                     )
                 )
             with _progress(sum(p.n for p in params), enabled=show_progress) as advance:
@@ -157,16 +179,15 @@ class LLM:
                 self._core.abort(uid)
             raise
         return [
-            self._output(text, prompt, finished[uid], p)
-            for text, prompt, uid, p in zip(texts, token_ids, uids, params, strict=True)
+            self._output(prompt, finished[uid], p)
+            for prompt, uid, p in zip(prompts, uids, params, strict=True)
         ]
 
     def _params_for(
         self, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         if sampling_params is None:
-            defaults = self._core.generation_defaults.sampling_defaults({})
-            return [SamplingParams.parse({}, defaults=defaults)] * count
+            return [self.get_default_sampling_params()] * count
         if isinstance(sampling_params, SamplingParams):
             return [sampling_params] * count
         if len(sampling_params) != count:
@@ -177,18 +198,15 @@ class LLM:
         return list(sampling_params)
 
     def _output(
-        self,
-        text: str | None,
-        prompt: list[int],
-        outputs: list[SequenceOutput],
-        params: SamplingParams,
+        self, prompt: TokenizedPrompt, outputs: list[SequenceOutput], params: SamplingParams
     ) -> RequestOutput:
         outputs.sort(key=lambda output: output.index)
         assert outputs[0].stats is not None
         scores = outputs[0].prompt_logprobs
         return RequestOutput(
-            prompt=text,
-            prompt_token_ids=prompt,
+            request_id=str(outputs[0].uid),
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids,
             outputs=[self._completion(output, params) for output in outputs],
             prompt_logprobs=(
                 None
@@ -236,26 +254,16 @@ class LLM:
         }
 
 
+def _refuse(others: Mapping[str, Any]) -> None:
+    for name in unsupported.without(dict(others), unsupported.ARGUMENTS):
+        raise RequestError(f"{name}: unknown argument")
+
+
 @contextmanager
 def _loading(model: str) -> Iterator[Callable[[str], None]]:
     """Show loading progress on stderr, if a terminal; yields the function that reports it."""
     with Console(stderr=True).status(f"loading {escape(model)}") as status:
         yield lambda text: status.update(escape(text))
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):  # one; what it must be is checked later
-        return [prompts]
-    if len(prompts) and all(isinstance(token_id, int) for token_id in prompts):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
-
-
-def _token_ids(place: int, prompt: Sequence[int]) -> list[int]:
-    try:
-        return [operator.index(token_id) for token_id in prompt]
-    except TypeError:
-        raise RequestError(f"prompts.{place}: must be a text or a list of token ids") from None
 
 
 @contextmanager

@@ -47,13 +47,27 @@ class RequestOutput:
     """One finished request.
 
     Attributes:
+        request_id: a number that no other request of this `LLM` has.
+        prompt: its text, for a conversation what the chat template made of it; None if only token
+            ids were given.
         prompt_logprobs: if asked for, per token of the prompt, token id -> Logprob; its own entry
             comes first. None for the first token, and of an aborted request.
         metrics: those of its first sequence.
     """
 
+    request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     metrics: RequestStats
+
+    @property
+    def finished(self) -> bool:
+        """True: there are no outputs before the end."""
+        return True
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt whose KV came from the prefix cache."""
+        return self.metrics.num_cached_tokens

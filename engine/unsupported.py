@@ -73,6 +73,15 @@ SETTINGS: Neutral = {
     "trust_remote_code": (False,),
 }
 
+# Arguments of `LLM.generate` and `LLM.chat`.
+ARGUMENTS: Neutral = {
+    "chat_template_content_format": ("auto", "string"),
+    "lora_request": (),
+    "mm_processor_kwargs": ({},),
+    "priority": (),
+    "tokenization_kwargs": ({},),
+}
+
 
 def without(fields: dict[str, Any], neutral: Neutral) -> dict[str, Any]:
     """Return `fields` without those of `neutral`.

@@ -48,13 +48,18 @@ class ChatParameters:
 
     @classmethod
     def parse(cls, text: str) -> ChatParameters:
-        """Read the JSON object `text`; "" gives the defaults.
+        """Read the JSON object `text`, as `of` does; "" gives the defaults."""
+        return cls.of(_object(text))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ChatParameters:
+        """Build from untrusted fields.
 
         Raises:
             UnsupportedError: a field of vLLM that Trident does not implement.
             RequestError: anything else is wrong; the text names the place, as `tools[0].function`.
         """
-        fields = _object(text)
+        fields = dict(given)
         for name, reason in _REFUSED.items():
             if fields.pop(name, None) is not None:
                 raise UnsupportedError(f"{name}: {reason}")

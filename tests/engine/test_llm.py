@@ -195,7 +195,9 @@ def test_a_bad_request_is_refused_and_nothing_has_run(
         ([[1, 2], [3, "4"]], 1),
         ([[1.5]], 0),
         ([None], 0),
-        ({"prompt": "x"}, 0),
+        ({"prompt": None}, 0),
+        ({"prompt": 5}, 0),
+        ([{"prompt": "x"}, {"prompt_token_ids": "12"}], 1),
     ],
 )
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any, place: int) -> None:

@@ -1,0 +1,119 @@
+"""The prompts that the offline API takes, in vLLM's forms: texts, token ids, conversations."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from engine.errors import RequestError
+from engine.limits import check_cache_salt
+from engine.text import chat_template
+from engine.text.chat_parameters import ChatParameters
+from engine.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """One prompt.
+
+    Attributes:
+        text: None if it came as token ids alone.
+        cache_salt: only prompts with the same one share cached prefixes; "" is one, too.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str
+
+
+def tokenized(
+    tokenizer: Tokenizer, prompts: Prompt | Sequence[Prompt], cache_salt: str | None
+) -> list[TokenizedPrompt]:
+    """Return one prompt or several, each a text, token ids, or an object with one of these.
+
+    Args:
+        cache_salt: of prompts that bring none.
+
+    Raises:
+        RequestError: naming the place of what is no prompt.
+    """
+    return [
+        _tokenized(tokenizer, prompt, cache_salt, f"prompts.{place}")
+        for place, prompt in enumerate(_as_list(prompts))
+    ]
+
+
+def rendered(
+    tokenizer: Tokenizer,
+    messages: Messages | Sequence[Messages],
+    parameters: ChatParameters,
+    cache_salt: str | None,
+) -> list[TokenizedPrompt]:
+    """Return the prompts that the chat template makes of one conversation or several.
+
+    Raises:
+        RequestError: a conversation is malformed, or there is no template.
+        CheckpointError: the template is broken.
+    """
+    conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    texts = [
+        chat_template.render_text(
+            tokenizer, chat_template.check_messages(list(conversation)), parameters
+        )
+        for conversation in conversations
+    ]
+    salt = _salt(cache_salt)
+    # A chat template writes the special tokens itself.
+    return [
+        TokenizedPrompt(text, tokenizer.encode(text, add_special_tokens=False), salt)
+        for text in texts
+    ]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if len(prompts) and all(isinstance(token_id, int) for token_id in prompts):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def _tokenized(
+    tokenizer: Tokenizer, prompt: Prompt, cache_salt: str | None, place: str
+) -> TokenizedPrompt:
+    if not isinstance(prompt, Mapping):
+        name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        prompt = {name: prompt}
+    given = {name: value for name, value in prompt.items() if value is not None}
+    for name in given.keys() - set(_FIELDS):
+        raise RequestError(f"{place}.{name}: unknown field")
+    text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
+    if not isinstance(text, str | None) or (text is None and token_ids is None):
+        raise _no_prompt(place)
+    if token_ids is None:
+        token_ids = tokenizer.encode(cast(str, text))
+    else:  # the text beside them is for the output
+        token_ids = _integers(token_ids, place)
+    return TokenizedPrompt(text, token_ids, _salt(given.get("cache_salt", cache_salt)))
+
+
+def _integers(token_ids: Sequence[int], place: str) -> list[int]:
+    try:
+        return [operator.index(token_id) for token_id in token_ids]
+    except TypeError:
+        raise _no_prompt(place) from None
+
+
+def _no_prompt(place: str) -> RequestError:
+    return RequestError(f"{place}: must be a text or a list of token ids, or an object with one")
+
+
+def _salt(cache_salt: str | None) -> str:
+    return "" if cache_salt is None else check_cache_salt(cache_salt)
