@@ -41,8 +41,9 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Validate untrusted `messages`; return them in the form that chat templates expect.
 
     Content given as OpenAI's list of text parts becomes one string, a part per line; arguments of
-    tool calls given as JSON text are parsed; the developer, of whom templates do not know, is the
-    system; fields that are null, repeat another, or mark what to cache are removed.
+    tool calls given as JSON text are parsed, and content that is missing beside them is empty, as
+    many templates read it; the developer, of whom templates do not know, is the system; fields that
+    are null, repeat another, or mark what to cache are removed.
 
     Raises:
         UnsupportedError: a content part is not text.
@@ -65,6 +66,8 @@ def render_text(
 ) -> str:
     """Return the prompt that the checkpoint's chat template makes of `messages`.
 
+    Where the template refuses calls with both reasoning and content, the content joins the former.
+
     Raises:
         UnsupportedError: the template has no place for what `parameters` give it.
         RequestError: there is no template, or it refuses the messages.
@@ -75,7 +78,8 @@ def render_text(
     if not tokenizer.has_chat_template:
         raise RequestError("messages: the model has no chat template; send text instead")
     parameters.check_template(tokenizer.chat_template_text)
-    if parameters.continue_final_message and "content" not in messages[-1]:
+    last = messages[-1]
+    if parameters.continue_final_message and "tool_calls" in last and not last["content"]:
         raise RequestError("continue_final_message: the last message has no content")
     try:
         prompt: str = tokenizer.hf_tokenizer.apply_chat_template(
@@ -89,6 +93,9 @@ def render_text(
     except TemplateSyntaxError as error:
         raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
     except TemplateError as error:
+        joined = [_joined(message) for message in messages]
+        if joined != messages:
+            return render_text(tokenizer, joined, parameters)
         raise RequestError(f"messages: the chat template refuses them: {error}") from None
     except Exception:  # the template works on the client's data and may fail in any way
         raise RequestError("messages: the chat template cannot render them") from None
@@ -129,6 +136,14 @@ def _takes_late_system(tokenizer: Tokenizer) -> bool:
         return False
 
 
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of calls with its content in its reasoning: gpt-oss takes one of the two."""
+    reasoning, content = message.get("reasoning_content"), message["content"]
+    if "tool_calls" not in message or not reasoning or not content:
+        return message
+    return {**message, "reasoning_content": f"{reasoning}\n\n{content}", "content": ""}
+
+
 def _message(item: Any, place: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         raise RequestError(f"{place}: must be an object (got {_kind(item)})")
@@ -148,8 +163,8 @@ def _message(item: Any, place: str) -> dict[str, Any]:
             _text(message, name, place)
     if "tool_calls" in message:
         message["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
-    if "content" in message or "tool_calls" not in message:
-        message["content"] = _content(message, place)
+        message.setdefault("content", "")
+    message["content"] = _content(message, place)
     return message
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +16,13 @@ from engine.gguf.reader import read_gguf
 from engine.gguf.tokenizer import write_tokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.factories.gguf_files import write_vocabulary
+from tests.factories.llama_cpp import download
 from tests.factories.tokenizers import (
     byte_fallback_tokenizer,
     byte_level_tokenizer,
     save_tokenizer,
 )
 
-_SOURCE = "llama-cpp-python==0.3.36"  # with llama.cpp's vocabularies, and what it makes of texts
 _BETWEEN_TEXTS = "\n__ggml_vocab_test__\n"
 _DIGITS = pre_tokenizers.Digits(individual_digits=True)
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -52,19 +49,8 @@ def converted(
 
 @pytest.fixture(scope="session")
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of llama.cpp's vocabularies, downloaded from PyPI."""
-    folder = tmp_path_factory.mktemp("llama_cpp")
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-    result = subprocess.run([*download, "--no-binary=:all:", _SOURCE], check=False)
-    if result.returncode != 0:
-        pytest.skip(f"{_SOURCE} cannot be downloaded")
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if "/ggml-vocab-" in member.name:
-                member.name = Path(member.name).name
-                tar.extract(member, folder, filter="data")
-    return folder
+    """The folder of llama.cpp's vocabularies, and of what it makes of texts."""
+    return download(tmp_path_factory.mktemp("llama_cpp"), "/ggml-vocab-")
 
 
 @pytest.mark.large

@@ -52,7 +52,9 @@ def test_the_last_message_is_continued(tokenizer: Tokenizer) -> None:
     assert not given.add_generation_prompt
     assert render_text(tokenizer, messages, given).endswith("<|assistant|>Once upon")
     with pytest.raises(RequestError, match=r"^continue_final_message: the last message has no"):
-        render_text(tokenizer, [USER, {"role": "assistant", "tool_calls": []}], given)
+        render_text(
+            tokenizer, [USER, {"role": "assistant", "content": "", "tool_calls": []}], given
+        )
 
 
 @pytest.mark.parametrize(

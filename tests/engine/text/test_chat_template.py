@@ -42,7 +42,7 @@ def call(arguments: Any) -> dict[str, Any]:
         ([{**USER, "name": "Ann", "tool_calls": None}], [{**USER, "name": "Ann"}]),
         (
             [{"role": "assistant", "content": None, "tool_calls": [call('{"x": 1}')]}],
-            [{"role": "assistant", "tool_calls": [call({"x": 1})]}],
+            [{"role": "assistant", "content": "", "tool_calls": [call({"x": 1})]}],
         ),
         (
             [{"role": "tool", "content": "3", "tool_call_id": "1"}],
