@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
+# As TensorRT-LLM's backend has it: its clients read text i at [i], and of all other outputs [0][i].
+_WITHOUT_BATCH_DIMENSION = frozenset({"text_output"})
 _MAX_REPEATED = 256  # tensors that are kept, each in a few hundred bytes of shared memory
 
 
@@ -102,7 +104,8 @@ class Stage:
     def _new_tensor(self, name: str, array: NDArray[Any]) -> Any:
         if array.dtype != self._dtypes[name]:
             array = array.astype(self._dtypes[name])
-        return pb_utils.Tensor(name, array[np.newaxis] if self._batched else array)
+        has_batch_dimension = self._batched and name not in _WITHOUT_BATCH_DIMENSION
+        return pb_utils.Tensor(name, array[np.newaxis] if has_batch_dimension else array)
 
     def response(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
         """Return a response of `arrays`."""
