@@ -22,8 +22,8 @@ def folder_of_gguf(file: Path) -> Path:
     """Return a folder with the file's `config.json` and tokenizer, and a link to the file.
 
     It lies in `$XDG_CACHE_HOME/trident/gguf` (`~/.cache/trident/gguf`), or where that cannot be
-    written to, in the temporary directory. It is made once for a file; processes that make it at
-    the same time do not harm each other.
+    written to, in the temporary directory. It is made once for a file, and again when what reads it
+    has changed; processes that make it at the same time do not harm each other.
 
     Raises:
         UnsupportedError: an architecture or a feature that is not read from GGUF files.
@@ -31,8 +31,7 @@ def folder_of_gguf(file: Path) -> Path:
     """
     file = file.resolve()
     state = file.stat()
-    versions = (version("trident-llm"), version("transformers"))
-    key = repr((str(file), state.st_size, state.st_mtime_ns, versions))
+    key = repr((str(file), state.st_size, state.st_mtime_ns, version("transformers"), _readers()))
     name = f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     parent = _cache()
     if not (parent / name).is_dir():
@@ -43,6 +42,12 @@ def folder_of_gguf(file: Path) -> Path:
             with suppress(OSError):  # another process was faster
                 made.rename(parent / name)
     return parent / name
+
+
+def _readers() -> str:
+    """Return a hash of the modules that read GGUF files."""
+    sources = (each.read_bytes() for each in sorted(Path(__file__).parent.glob("*.py")))
+    return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
 def _fill(folder: Path, file: Path) -> None:

@@ -210,7 +210,9 @@ def test_the_token_that_begins_a_prompt(
     assert bool(model["ignore_merges"]) == (pre == "llama-bpe")
 
 
-def test_the_folder_is_made_once(tmp_path: Path, cache: Path) -> None:
+def test_the_folder_is_made_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path, "llama", "Q8_0")
     folder = resolve_checkpoint(str(path))
     assert folder.parent == cache
@@ -219,7 +221,9 @@ def test_the_folder_is_made_once(tmp_path: Path, cache: Path) -> None:
     assert (folder / "config.json").stat().st_mtime_ns == made
     os.utime(path)  # another file
     assert resolve_checkpoint(str(path)) != folder
-    assert len(list(cache.iterdir())) == 2
+    monkeypatch.setattr("engine.gguf.folder._readers", lambda: "others")
+    resolve_checkpoint(str(path))
+    assert len(list(cache.iterdir())) == 3
 
 
 def test_without_a_place_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
