@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
+
+from client.gateway.tool_calls.parameters import Parameter, parameters_of
 
 Node = Mapping[str, Any]  # of the format of a structural tag; see `grammar.py`
 Notes = dict[Any, Any]  # what is known of a section's text, by place
@@ -69,6 +72,11 @@ class Function:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     is_strict: bool = False
     place: str = "tools"
+
+    @cached_property
+    def declared(self) -> Mapping[str, Parameter]:
+        """The arguments that there are, by name."""
+        return parameters_of(self.parameters, strict=False)
 
 
 class ToolCallFormat(Protocol):

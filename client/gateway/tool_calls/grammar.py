@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from client.gateway.tool_calls.format import Function, Node
+from client.gateway.tool_calls.parameters import Parameter, parameters_of
 
 ANY_TEXT: Node = {"type": "any_text"}
 
@@ -52,15 +53,16 @@ def arguments(function: Function) -> Node:
     return json_value(schema, strict=function.is_strict)
 
 
-def properties(function: Function) -> Iterator[tuple[str, Any, bool]]:
-    """Yield name, schema and whether it is required of each argument, the required ones first."""
-    schema = function.parameters
-    defined = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    required = schema.get("required") or ()
-    listed = sorted((schema.get("properties") or {}).items(), key=lambda p: p[0] not in required)
-    for name, inner in listed:
-        whole = {**inner, **defined} if isinstance(inner, Mapping) else inner
-        yield name, whole, name in required
+def parameters(function: Function) -> dict[str, Parameter]:
+    """Return the arguments by name, the required ones first.
+
+    Raises:
+        ValueError: the function is strict, and its schema cannot be enforced one by one.
+    """
+    try:
+        return parameters_of(function.parameters, strict=function.is_strict)
+    except ValueError as error:
+        raise ValueError(f"{function.place}.parameters: {error}") from None
 
 
 def calls(parts: Sequence[Node], separator: str, *, parallel: bool) -> Node:

@@ -71,7 +71,7 @@ class Pythonic(ToolCallFormat):
         strict = function.is_strict
         needed: list[Node] = []
         others: list[Node] = []
-        for name, schema, is_required in grammar.properties(function):
+        for name, (schema, is_required) in grammar.parameters(function).items():
             value = grammar.tag(f"{name}=", grammar.json_value(schema, strict=strict), "")
             (needed if is_required else others).append(value)
         parts = [part for value in needed for part in (grammar.const(", "), value)][1:]

@@ -17,6 +17,7 @@ from client.gateway.tool_calls.format import (
     ToolCallFormat,
 )
 from client.gateway.tool_calls.json_calls import tagged
+from client.gateway.tool_calls.parameters import ANNOTATIONS, DEFINITIONS, listed
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _NEXT = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
@@ -35,7 +36,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "array": list,
     "null": type(None),
 }
-_TEXT_KEYWORDS = {"type", "description", "title", "default", "examples", "enum", "const"}
+_TEXT_KEYWORDS = {"type", "enum", "const"} | ANNOTATIONS | DEFINITIONS
 
 
 class Qwen3Coder(ToolCallFormat):
@@ -63,7 +64,7 @@ class Qwen3Coder(ToolCallFormat):
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""
         parts = []
-        for name, schema, is_required in grammar.properties(function):
+        for name, (schema, is_required) in grammar.parameters(function).items():
             begin, end = f"\n<parameter={name}>\n", f"\n{_END}"
             part = grammar.tag(begin, _content(function, name, schema), end)
             parts.append(part if is_required else grammar.optional(part))
@@ -77,7 +78,7 @@ def _content(function: Function, name: str, schema: Any) -> Node:
     choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if choices:
         return grammar.either([grammar.const(str(choice)) for choice in choices])
-    if function.is_strict and (others := schema.keys() - _TEXT_KEYWORDS - {"$defs"}):
+    if function.is_strict and (others := schema.keys() - _TEXT_KEYWORDS):
         raise ValueError(
             f'{function.place}.parameters.properties.{name}: keyword "{min(others)}" is not '
             "enforced for texts in this model's form of tool calls"
@@ -87,14 +88,14 @@ def _content(function: Function, name: str, schema: Any) -> Node:
 
 def _call(section: SectionText, start: int, function: Function) -> tuple[ToolCall, int | None]:
     """Return the call from after its head, and the index after it; None while more may come."""
-    declared = function.parameters.get("properties") or {}
+    declared = function.declared
     given: dict[str, str] = {}
     place = start
     while found := _NEXT.search(section.text, place):
         name = found[1]
         if name is None:
             return ToolCall(function.name, _object(given) + "}", True), found.end()
-        types = _types(declared.get(name, {"type": "string"}))
+        types = _types(declared[name].schema) if name in declared else {"string"}
         value, end = _value(section, found.end(), types, declared.keys() - given.keys() - {name})
         if value:
             given.setdefault(name, value)
@@ -190,8 +191,8 @@ def _types(schema: Any) -> set[str]:
     named = schema.get("type")
     if isinstance(named, (str, list)):
         return {named} if isinstance(named, str) else set(map(str, named))
-    listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if listed is not None:
-        return {name for name in _TYPES if any(_is(value, name) for value in listed)}
-    alternatives = [_types(each) for key in ("anyOf", "oneOf") for each in schema.get(key, ())]
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if values is not None:
+        return {name for name in _TYPES if any(_is(value, name) for value in values)}
+    alternatives = [_types(each) for key in ("anyOf", "oneOf") for each in listed(schema, key)]
     return set().union(*alternatives) if all(alternatives) else set()
