@@ -30,8 +30,10 @@ from engine.core.schedule import (
 )
 from engine.core.slot_states import SlotStates
 
-# Bounds of the temperature: beyond them, float32 would give 0 and infinity.
-_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-37, 1e37
+# Least and most of numbers in float32, which would be 0 and infinity beyond: these forbid tokens.
+_NORMAL = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_TEMPERATURES = 1e-37, 1e37
+_FACTORS = 1e-30, 1e30  # of logits, the products of which are numbers, too
 
 # A slot, a group of layers, an entry of its block table, and the blocks from there on.
 BlockWrite = tuple[int, int, int, Sequence[int]]
@@ -59,9 +61,6 @@ class AdmissionsBuilder:
     def _columns(self) -> Admissions:
         requests = self._requests
         params = [request.sampling_params for request in requests]
-        temperature = _float32(p.temperature for p in params)
-        clipped = temperature.clip(_MIN_TEMPERATURE, _MAX_TEMPERATURE)
-        is_sampled = np.array([p.temperature > 0 for p in params])
         stop_ids = [_padded_stop_ids(request) for request in requests]
         bias = [sorted((p.logit_bias or {}).items()) for p in params]
         return Admissions(
@@ -74,13 +73,13 @@ class AdmissionsBuilder:
             stop_token_ids=_int32(stop_ids).reshape(-1, MAX_STOP_TOKEN_IDS),
             features=_int32([_features(request) for request in requests]),
             seeds=np.array([request.seed for request in requests], dtype=np.uint64),
-            temperature=np.where(is_sampled, clipped, np.float32(0)),
+            temperature=_float32((p.temperature for p in params), _TEMPERATURES),
             top_k=_int32([p.top_k for p in params]),
             top_p=_float32(p.top_p for p in params),
             min_p=_float32(p.min_p for p in params),
             top_n_sigma=_float32(p.top_n_sigma for p in params),
             typical_p=_float32(p.typical_p for p in params),
-            repetition_penalty=_float32(p.repetition_penalty for p in params),
+            repetition_penalty=_float32((p.repetition_penalty for p in params), _FACTORS),
             presence_penalty=_float32(p.presence_penalty for p in params),
             frequency_penalty=_float32(p.frequency_penalty for p in params),
             num_top_logprobs=_int32([request.num_top_logprobs or 0 for request in requests]),
@@ -199,9 +198,11 @@ def _int32(values: Sequence[object] | Int32s) -> Int32s:
     return np.array(values, dtype=np.int32)
 
 
-def _float32(values: Iterable[float]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore", under="ignore"):  # infinity and 0 are right
-        return np.array(list(values), dtype=np.float64).astype(np.float32)
+def _float32(values: Iterable[float], bounds: tuple[float, float] = _NORMAL) -> NDArray[np.float32]:
+    """Return `values` with their sizes within `bounds`, but 0 as it is."""
+    wide = np.array(list(values), dtype=np.float64)
+    sizes = np.abs(wide).clip(*bounds)
+    return np.where(wide == 0, 0, np.copysign(sizes, wide)).astype(np.float32)
 
 
 def _features(request: Request) -> int:

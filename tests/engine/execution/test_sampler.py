@@ -118,6 +118,32 @@ def test_extreme_values_still_give_a_token(sampling: dict[str, object], temperat
         assert 0 <= choose(row, request) < VOCAB
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1e300},
+        {"top_n_sigma": 1e39},
+        {"top_n_sigma": 1e-60},
+        {"typical_p": 1e-60},
+        {"top_p": 1e-60},
+        {"min_p": 1e-60},
+        {"repetition_penalty": 1e39},
+        {"repetition_penalty": 1e-60},
+    ],
+)
+@pytest.mark.parametrize("logit", [-3.0, 0.0, 3.0])
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_extreme_values_give_no_token_that_is_not_allowed(
+    sampling: dict[str, object], logit: float, has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernels:
+        monkeypatch.setattr("kernels.cpu.operations", lambda tensor: None)
+    request = make_request(1, [3], **{"temperature": 1, "allowed_token_ids": [3], **sampling})
+    row = torch.randn(VOCAB)
+    row[3] = logit
+    assert choose(row, request) == 3
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_what_would_forbid_every_token_is_void(temperature: int) -> None:
     sampling = {"temperature": temperature, "allowed_token_ids": [3], "min_tokens": 3}
