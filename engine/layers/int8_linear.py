@@ -42,10 +42,12 @@ def multiplies_int8() -> bool:
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return `x` [..., K] as uint8 with zero point 128, and the scale of each row.
 
-    The scales are [..., 1] in the dtype of `x`, and rounded to it before they are used.
+    The scales are [..., 1], in the dtype of `x` and rounded to it before they are used; in float32
+    for float16, which has no scales for small rows.
     """
-    scale = x.abs().amax(-1, keepdim=True).mul_(1 / _LARGEST)
-    scale.clamp_min_(torch.finfo(x.dtype).tiny)  # of rows of zeros
+    scale = x.abs().amax(-1, keepdim=True)
+    scale = (scale.float() if x.dtype == torch.float16 else scale).mul_(1 / _LARGEST)
+    scale.clamp_min_(torch.finfo(scale.dtype).tiny)  # of rows of zeros
     # Conversion to an integer truncates; adding 0.5 rounds. A scale that was rounded down, in
     # bfloat16 by up to 1 / 257, makes the largest step 127.497: below 256 with 128.5.
     half_up = x.new_full((), _ZERO_POINT + 0.5, dtype=torch.float32)

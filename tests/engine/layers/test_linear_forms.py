@@ -120,6 +120,16 @@ def test_every_value_quantises_to_its_nearest_step(dtype: torch.dtype) -> None:
 
 
 @needs_int8
+@pytest.mark.parametrize("size", [1e-4, 1e-3, 1.0, 100.0])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_small_rows_are_quantised_as_finely_as_large_ones(dtype: torch.dtype, size: float) -> None:
+    x, weight, _ = operands(256, 41, 5, dtype)
+    wanted = x.double() @ weight.double().t()
+    found = Int8Linear(weight, None)((x.double() * size).to(dtype)).double() / size
+    assert (found - wanted).norm() < 0.02 * wanted.norm()
+
+
+@needs_int8
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rows_of_zeros_and_channels_of_zeros_are_zero(dtype: torch.dtype) -> None:
     x, weight, bias = operands(33, 5, 4, dtype)
