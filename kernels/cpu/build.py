@@ -45,8 +45,8 @@ def build(target: Target) -> Path:
             _link(compiler, _compile(compiler, target, Path(scratch)), linked)
             if target in targets():
                 _try(linked)
-            _remove_older(path, target)
             linked.replace(path)
+            _remove_others(path, target)
     except OSError as error:
         raise BuildError(str(error)) from error
     return path
@@ -77,10 +77,11 @@ def _try(library: Path) -> None:
     _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(library)!r})"])
 
 
-def _remove_older(path: Path, target: Target) -> None:
+def _remove_others(path: Path, target: Target) -> None:
     start = path.name[: path.name.index(f"-{target.name}-")]
     for other in BUILT.glob(f"{start}-{target.name}-*.so"):
-        other.unlink()
+        if other != path:
+            other.unlink(missing_ok=True)  # another process may build as well
 
 
 def _run(command: list[str | Path]) -> None:

@@ -103,6 +103,25 @@ def test_an_empty_cxx_is_none(empty: Path, monkeypatch: pytest.MonkeyPatch) -> N
         building.build(TARGETS[0])
 
 
+def test_an_older_library_that_another_process_removes_meanwhile_is_no_fault(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = library.library_path(TARGETS[0])
+    older = path.with_name(path.name[: path.name.rindex("-")] + "-0000.so")
+    path.touch()
+    older.touch()
+    find = Path.glob
+
+    def found(folder: Path, pattern: str) -> list[Path]:
+        each = list(find(folder, pattern))
+        older.unlink()
+        return each
+
+    monkeypatch.setattr(Path, "glob", found)
+    building._remove_others(path, TARGETS[0])
+    assert [*empty.iterdir()] == [path]
+
+
 def test_what_is_there_is_not_built_again(
     empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
