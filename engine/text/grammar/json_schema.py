@@ -10,6 +10,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from llguidance import LLMatcher
+
+from engine.text.grammar.json_schema_references import (
+    allow_any_of_exclusive,
+    drop_unreachable,
+    resolved,
+)
 from engine.text.grammar.regexes import portable
 from engine.text.grammar.spec import GrammarTextError, check_literal
 
@@ -35,6 +42,7 @@ _VALUES = {"enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusive
 _LITERALS = {"enum", "const", "pattern"}
 _MAX_INTEGER = 2**53  # numbers are float64 in llguidance
 _WITHOUT_EFFECT = {("uniqueItems", False), ("nullable", False)}
+_ALTERNATIVES = {"anyOf", "oneOf"}  # OpenAPI's "discriminator" only helps to tell them apart
 
 # Keywords whose values are schemas, in an object, in a list, or alone.
 _SCHEMA_OBJECTS = ("properties", "patternProperties", "$defs", "definitions")
@@ -64,8 +72,13 @@ def prepare_schema(text: str, *, strict: bool) -> dict[str, Any]:
         raise GrammarTextError(f"#: is not valid JSON: {error}") from None
     if isinstance(schema, bool):
         schema = {} if schema else {"anyOf": []}
-    for place in list(places(schema)):
+    inner = list(places(schema))
+    for place in inner:
         _check(place, strict=strict)
+    schemas = [place.schema for place in inner if isinstance(place.schema, dict)]
+    if not strict:
+        drop_unreachable(schema, schemas)
+    allow_any_of_exclusive(schema, schemas)
     if not _Finite(schema).holds(schema):
         raise GrammarTextError("#: no finite document can match: it requires itself")
     return {**schema, "x-guidance": {"lenient": not strict, "coerce_one_of": not strict}}
@@ -110,7 +123,7 @@ def _inner(place: Place) -> Iterator[Place]:
 
 
 def _check(place: Place, *, strict: bool) -> None:
-    """Refuse keywords that are not enforced; drop them if not `strict`. Rewrite patterns."""
+    """Refuse what is not enforced; drop it if not `strict`. Rewrite patterns."""
     pointer, schema = place
     if isinstance(schema, bool):
         return
@@ -125,6 +138,8 @@ def _check(place: Place, *, strict: bool) -> None:
         schema["pattern"] = portable(schema["pattern"])
     if inner := schema.get("patternProperties"):
         schema["patternProperties"] = {portable(name): value for name, value in inner.items()}
+    if not strict:
+        _drop_patterns(schema)
     for name, value in list(schema.items()):
         if name == "format" and isinstance(value, str) and value not in _FORMATS:
             reason = f'format "{value}" is not enforced'
@@ -136,6 +151,7 @@ def _check(place: Place, *, strict: bool) -> None:
             name in _ANNOTATIONS
             or (name.startswith("x-") and name != "x-guidance")
             or (isinstance(value, bool) and (name, value) in _WITHOUT_EFFECT)
+            or (name == "discriminator" and not schema.keys().isdisjoint(_ALTERNATIVES))
         ):
             if not name.startswith("$"):  # references may need those
                 del schema[name]
@@ -145,6 +161,23 @@ def _check(place: Place, *, strict: bool) -> None:
         if strict:
             raise GrammarTextError(f'{pointer}: {reason}; leave it out, or send "strict": false')
         del schema[name]
+
+
+def _drop_patterns(schema: dict[str, Any]) -> None:
+    """Drop the regular expressions of one schema that llguidance does not know."""
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and not _compiles(pattern):
+        del schema["pattern"]
+    named = schema.get("patternProperties", {})
+    if unknown := [name for name in named if not _compiles(name)]:
+        for name in unknown:
+            del named[name]
+        schema.pop("additionalProperties", None)  # which are the others is not known
+
+
+def _compiles(pattern: str) -> bool:
+    grammar = {"json_schema": {"type": "string", "pattern": pattern}}
+    return not LLMatcher.validate_grammar(json.dumps({"grammars": [grammar]}))
 
 
 def _check_type(value: Any, pointer: str) -> None:
@@ -182,7 +215,7 @@ class _Finite:
     def __init__(self, root: Any) -> None:
         """Find the references of `root` whose targets can end: the least fixed point."""
         targets = {
-            ref: _resolved(root, ref)
+            ref: resolved(root, ref)
             for _, schema in places(root)
             if isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str)
         }
@@ -211,19 +244,3 @@ class _Finite:
             items = schema.get("items", True)
             return self.holds(items) if not isinstance(items, list) else True
         return True
-
-
-def _resolved(root: Any, ref: str) -> Any | None:
-    """Return the schema that a JSON pointer into `root` names; None if it is no such pointer."""
-    if not ref.startswith("#") or (ref != "#" and not ref.startswith("#/")):
-        return None
-    value = root
-    for part in ref[2:].split("/") if ref != "#" else ():
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, Mapping) and name in value:
-            value = value[name]
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return None
-    return value if isinstance(value, (Mapping, bool)) else None

@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator, FormatChecker
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.json_schema import MAX_DEPTH, prepare_schema
 from engine.text.grammar.spec import GrammarTextError
-from tests.factories.grammars import RandomWriter, spec
+from engine.text.tokenizer import Tokenizer
+from tests.factories.grammars import RandomWriter, follows, spec
 from tests.factories.json_schemas import FAMILIES, SCHEMAS
 
 # jsonschema checks these only with packages that are not installed.
@@ -112,6 +113,7 @@ _NOT_ENFORCED: list[dict[str, Any]] = [
     {"x-guidance": {"lenient": True}, "not": {}},
     {"type": "integer", "minimun": 3},
     {"const": {"a": [2**53 + 1]}},
+    {"discriminator": {"propertyName": "a"}},
 ]
 
 
@@ -123,6 +125,100 @@ def test_what_is_not_enforced_is_refused_with_its_place(
     with pytest.raises(GrammarTextError, match=r"#/properties/a~1b/items: .* is not enforced"):
         compiler.compile(spec(json=schema)).result()
     compiler.compile(spec(json=schema, strict=False)).result()  # then it is ignored
+
+
+_NOT_COMPILED: list[tuple[dict[str, Any], Any]] = [
+    ({"type": "string", "pattern": "^(?!a)b$"}, "abc"),
+    ({"type": "string", "pattern": r"(a)\1", "maxLength": 3}, "abc"),
+    ({"type": "string", "pattern": "("}, "abc"),
+    (
+        {
+            "type": "object",
+            "patternProperties": {"^(?=a)": {"type": "integer"}, "^b": {"type": "integer"}},
+            "additionalProperties": False,
+        },
+        {"a": "x", "b": 1},
+    ),
+    ({"$ref": "https://example.com/schema.json"}, {"a": 1}),
+    ({"$ref": "other.json#/$defs/a", "type": "string"}, "abc"),
+    ({"$ref": "#/nowhere"}, [1]),
+    ({"$ref": "#nowhere"}, [1]),
+    ({"$ref": "#/components/a", "components": {"a": {}}}, [1]),
+]
+
+
+@pytest.mark.parametrize(("inner", "value"), _NOT_COMPILED)
+def test_what_cannot_be_compiled_is_refused_only_if_strict(
+    inner: dict[str, Any], value: Any, compiler: GrammarCompiler, demo: Tokenizer
+) -> None:
+    schema = {"type": "object", "properties": {"x": inner, "n": {"type": "integer"}}}
+    with pytest.raises(GrammarTextError):
+        compiler.compile(spec(json=schema)).result()
+    matcher = compiler.compile(spec(json=schema, strict=False)).result()
+    assert follows(matcher, json.dumps({"x": value, "n": 1}), demo) == (True, True)
+    assert not follows(matcher, json.dumps({"x": value, "n": "a"}), demo)[0]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "integer"}}},
+        {"$ref": "#n", "$defs": {"a": {"$anchor": "n", "type": "integer"}}},
+        {"$ref": "https://a/n", "$defs": {"a": {"$id": "https://a/n", "type": "integer"}}},
+        {"$id": "https://a/n", "$ref": "https://a/n#/$defs/a", "$defs": {"a": {"type": "integer"}}},
+    ],
+)
+def test_references_that_can_be_followed_are_enforced(
+    schema: dict[str, Any], compiler: GrammarCompiler, demo: Tokenizer
+) -> None:
+    for strict in (True, False):
+        matcher = compiler.compile(spec(json=schema, strict=strict)).result()
+        assert follows(matcher, "1", demo) == (True, True)
+        assert not follows(matcher, '"a"', demo)[0]
+
+
+@pytest.mark.parametrize("keyword", ["oneOf", "anyOf"])
+def test_discriminators_of_alternatives_are_annotations(
+    keyword: str, compiler: GrammarCompiler, demo: Tokenizer
+) -> None:
+    def pet(kind: str) -> dict[str, Any]:
+        properties = {"kind": {"const": kind, "type": "string"}}
+        return {"type": "object", "properties": properties, "required": ["kind"]}
+
+    mapping = {"cat": "#/$defs/cat", "dog": "#/$defs/dog"}
+    schema: dict[str, Any] = {
+        "$defs": {"cat": pet("cat"), "dog": pet("dog")},
+        "discriminator": {"propertyName": "kind", "mapping": mapping},
+        keyword: [{"$ref": ref} for ref in mapping.values()],
+    }
+    matcher = compiler.compile(spec(json=schema)).result()
+    assert follows(matcher, '{"kind": "dog"}', demo) == (True, True)
+    assert not follows(matcher, '{"kind": "cow', demo)[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"const": "a"}, {"const": "a"}),
+        ({"const": "a"}, {"enum": ["b", "a"]}),
+        ({"const": "a"}, {"type": "string"}),
+        ({"const": 1}, {"const": 1.0}),
+    ],
+)
+def test_alternatives_that_a_tag_does_not_tell_apart_are_refused(
+    first: dict[str, Any], second: dict[str, Any], compiler: GrammarCompiler
+) -> None:
+    definitions = {
+        name: {"type": "object", "properties": {"kind": kind}, "required": ["kind"]}
+        for name, kind in (("a", first), ("b", second))
+    }
+    alternatives = [{"$ref": f"#/$defs/{name}"} for name in definitions]
+    with pytest.raises(GrammarTextError, match="oneOf"):
+        compiler.compile(spec(json={"oneOf": alternatives, "$defs": definitions})).result()
+    del definitions["b"]["required"]
+    definitions["b"]["properties"] = {"kind": {"const": "b"}}
+    with pytest.raises(GrammarTextError, match="oneOf"):
+        compiler.compile(spec(json={"oneOf": alternatives, "$defs": definitions})).result()
 
 
 _CONTRADICTIONS: list[tuple[Any, str]] = [
@@ -156,6 +252,7 @@ _WRONG: list[tuple[Any, str]] = [
     ({"properties": {"a": 1}}, "#/properties/a: must be an object or a boolean"),
     ({"properties": []}, "#/properties: must be an object"),
     ({"anyOf": {}}, "#/anyOf: must be a list"),
+    ({"oneOf": []}, "Unsatisfiable|oneOf"),
     ({"type": "string", "minLength": "x"}, "minLength"),
     ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
     ({"$ref": "http://example.com/s"}, "http://example.com/s"),
