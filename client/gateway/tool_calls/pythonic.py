@@ -114,15 +114,15 @@ def _after_list(text: str, end: int) -> int | None:
 
 
 def _call(text: str, head: re.Match[str], notes: Notes) -> tuple[ToolCall | None, int | None]:
-    """Return the call and the index after it; no call before the first name of an argument."""
+    """Return the call and the index after it; no call before its first argument."""
     members: dict[str, str] = {}
     call: ToolCall | None = None
     place = head.end()
     while place < len(text) and text[place] != ")":
         keyword = _KEYWORD.match(text, place)
         if keyword is None:
-            return call, None if _KEYWORD_BEGUN.match(text, place) else place
-        call = _partial(head[1], members)
+            is_begun = _KEYWORD_BEGUN.match(text, place)
+            return call, None if is_begun else _rest(head, call, place)
         begin = keyword.end()
         end = _value_end(text, begin, notes)
         if end is None:
@@ -130,13 +130,18 @@ def _call(text: str, head: re.Match[str], notes: Notes) -> tuple[ToolCall | None
         if (begin, end) not in notes:
             notes[begin, end] = _json(text[begin:end])
         if (value := notes[begin, end]) is None:
-            return call, place
+            return call, _rest(head, call, place)
         members.setdefault(keyword[1], value)
         call = _partial(head[1], members)
         place = skip_space(text, end + (text[end] == ","))
     if place == len(text):
         return call, None
     return ToolCall(head[1], _partial(head[1], members).arguments + "}", True), place + 1
+
+
+def _rest(head: re.Match[str], call: ToolCall | None, place: int) -> int:
+    """Return the index of what is no call, from the head on if nothing of it is one."""
+    return head.start(1) if call is None else place
 
 
 def _partial(name: str, members: Mapping[str, str]) -> ToolCall:

@@ -167,10 +167,23 @@ def test_pythonic() -> None:
     "value", ["__import__('os')", "a + b", "1e999", "b''", "{1: 2}", "f'{x}'", "[" * 300, "1j"]
 )
 def test_expressions_are_never_evaluated(value: str) -> None:
-    answer = called("pythonic", content(f"[now(x={value}, y=1)]"))
-    assert [name for name, _ in answer.calls] == ["now"]
-    assert answer.calls[0][1] in ("", "{")
+    text = f"[now(x={value}, y=1)]"
+    assert called("pythonic", content(text)) == Answer(text, "", [], "stop")
+    answer = called("pythonic", content(f"[now(y=1, x={value})]"))
+    assert answer.calls == [("now", '{"y": 1')]  # what has been sent stays
     assert answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("rest", ["now(x=1+1)]", "now(1)]", "now(y x=1)]"])
+def test_what_follows_calls_and_is_none_is_content(rest: str) -> None:
+    answer = called("pythonic", content(f"[now(), {rest}"))
+    assert answer == Answer(rest, "", [("now", "{}")], "tool_calls")
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_first_argument_that_was_cut_off_is_content(reason: str) -> None:
+    for text in ("[now(", "[now(x", "[now(x=", '[now(x="a'):
+        assert called("pythonic", content(text), reason=reason) == Answer(text, "", [], reason)
 
 
 @pytest.mark.parametrize(
