@@ -19,7 +19,6 @@ PARAMETERS: Neutral = {
     "detokenize": (True,),
     "extra_args": (),
     "flat_logprobs": (False,),
-    "guided_decoding": (),
     "logprob_token_ids": (),
     "lora_name": (),
     "lora_request": (),

@@ -83,7 +83,7 @@ def test_a_wrong_value_is_an_error_that_names_the_field(
 
 @pytest.mark.parametrize(
     "fields",
-    [{"lora_name": "a"}, {"truncate_prompt_tokens": 3}, {"guided_decoding": {}}],
+    [{"lora_name": "a"}, {"truncate_prompt_tokens": 3}, {"extra_args": {}}],
 )
 def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, Any]) -> None:
     message = f"{next(iter(fields))}: not supported by this version"
@@ -100,6 +100,7 @@ def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, Any]) -> N
         {"guided_decoding": None, "truncate_prompt_tokens": None, "extra_args": None},
         {"use_beam_search": True, "n": 2},
         {"guided_regex": "a+"},
+        {"guided_decoding": {"regex": "a+"}},
         {"response_format": {"type": "json_object"}},
     ],
 )

@@ -1,7 +1,7 @@
 """From the fields by which clients ask for structured output to one `GrammarSpec`.
 
-OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_...` fields, and
-TensorRT-LLM's pair of inputs.
+OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_...` fields, the
+`guided_decoding` of Triton's vLLM backend, and TensorRT-LLM's pair of inputs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _GUIDE_TYPES: dict[str, GrammarKind] = {
     "structural_tag": "structural_tag",
 }
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+_BACKEND_FIELD = "guided_decoding"  # of Triton's vLLM backend
 _OLDER = {f"guided_{name}": kind for name, kind in _KINDS.items() if name != "structural_tag"}
 
 
@@ -53,6 +54,9 @@ def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
         asked |= {} if spec is None else {"response_format": spec}
     if (value := rest.pop(FIELD, None)) is not None:
         asked[FIELD] = parse_structured_outputs(value)
+    if (value := rest.pop(_BACKEND_FIELD, None)) is not None:
+        given = {k: v for k, v in _object(value, _BACKEND_FIELD).items() if k != "backend"}
+        asked[_BACKEND_FIELD] = parse_structured_outputs(given, _BACKEND_FIELD)
     if isinstance(rest.get(GUIDE), GrammarSpec):
         asked[GUIDE] = rest.pop(GUIDE)
     if len(asked) > 1:
