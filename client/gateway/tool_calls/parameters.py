@@ -82,7 +82,7 @@ def _moved(value: Any) -> Any:
     if isinstance(value, Mapping):
         inner = {name: _moved(each) for name, each in value.items()}
         if _is_outside(ref := value.get("$ref")):
-            inner["$ref"] = f"#/$defs/{_WHOLE}{ref[1:]}"
+            inner["$ref"] = f"#/$defs/{_WHOLE}{str(ref)[1:]}"
         return inner
     return [_moved(each) for each in value] if isinstance(value, list) else value
 
