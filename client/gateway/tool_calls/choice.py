@@ -83,18 +83,18 @@ class ToolChoice:
         parts = [form.call(function) for function in functions]
         calls = grammar.calls(parts, form.separator, parallel=self.is_parallel)
         if self.mode == "required":
-            return _after_reasoning(form, calls)
+            return _after(form.reasoning, calls)
         if answer is not None:
             opened = grammar.tag(form.answer_begin, answer, "") if form.answer_begin else answer
-            return _after_reasoning(form, grammar.either([opened, calls]))
+            return _after(form.reasoning, grammar.either([opened, calls]))
+        if form.text is not None:
+            return _after(form.before_text, grammar.either([form.text, calls]))
         triggers = [form.trigger] if form.trigger else [str(part["begin"]) for part in parts]
         return grammar.free_text(parts, triggers, parallel=self.is_parallel)
 
 
-def _after_reasoning(form: ToolCallFormat, enforced: Node) -> Node:
-    if form.reasoning is None:
-        return enforced
-    return grammar.sequence([grammar.optional(form.reasoning), enforced])
+def _after(before: Node | None, enforced: Node) -> Node:
+    return enforced if before is None else grammar.sequence([before, enforced])
 
 
 def _function(tool: Any, index: int) -> tuple[str, Function]:

@@ -89,13 +89,17 @@ class ToolCallFormat(Protocol):
         trigger: text with which every call begins, and nothing else; "" if there is none.
         reasoning: what may come before calls that are enforced, if the server does not see to that.
         answer_begin: what opens an answer without calls.
+        text: an answer without calls, where calls are not found anywhere in a free text.
+        before_text: what may come before `text`, or before the calls instead of it.
     """
 
     is_tagged: bool
     separator: str
-    trigger: str
+    trigger: str = ""
     reasoning: Node | None = None
     answer_begin: str = ""
+    text: Node | None = None
+    before_text: Node | None = None
 
     def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
         """Return the calls in a section.

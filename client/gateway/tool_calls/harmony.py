@@ -18,6 +18,24 @@ from client.gateway.tool_calls.json_calls import rest_of
 from client.gateway.tool_calls.partial_json import skip_space, value_end
 
 _RECIPIENT = re.compile(r" to=(?:functions\.)?([^\s<]+)")
+_MESSAGE: Node = {  # text without the tokens of headers, in which a call may be begun
+    **grammar.ANY_TEXT,
+    "excludes": ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"],
+}
+
+
+def _message_of(channel: str) -> Node:
+    """Return a message after which the turn goes on."""
+    head = f"<|channel|>{channel}<|message|>"
+    return grammar.tag(head, _MESSAGE, "<|end|><|start|>assistant")
+
+
+_ANALYSIS = _message_of("analysis")
+_BEFORE_ANSWER: Node = {
+    "type": "tags_with_separator",
+    "tags": [_ANALYSIS, _message_of("commentary")],  # the latter says to the user what comes
+    "separator": "",
+}
 
 
 class Harmony(ToolCallFormat):
@@ -25,11 +43,10 @@ class Harmony(ToolCallFormat):
 
     is_tagged = True
     separator = "<|start|>assistant"
-    trigger = "<|channel|>commentary to=functions."
-    reasoning = grammar.tag(
-        "<|channel|>analysis<|message|>", grammar.ANY_TEXT, "<|end|><|start|>assistant"
-    )
+    reasoning = grammar.optional(_ANALYSIS)
     answer_begin = "<|channel|>final<|message|>"
+    text = grammar.tag(answer_begin, _MESSAGE, "")
+    before_text = _BEFORE_ANSWER
     new_id = staticmethod(grammar.openai_id)
 
     def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:

@@ -10,13 +10,23 @@ from client.gateway.tool_calls.format import Function, Node, Parsed, SectionText
 from client.gateway.tool_calls.json_calls import read_calls, rest_of
 from client.gateway.tool_calls.partial_json import skip_space
 
+# How a text begins that is not read as calls: neither with an object nor with a list of them.
+_NO_CALL = r"[ \t\r\n]*([^ \t\r\n{\[]|\[[ \t\r\n]*[^ \t\r\n{])"
+
 
 class Llama3Json(ToolCallFormat):
     """Several calls are separated by semicolons, as vLLM's templates ask for."""
 
     is_tagged = False
     separator = "; "
-    trigger = '{"name": "'
+    text = grammar.optional(
+        grammar.sequence(
+            [
+                {"type": "regex", "pattern": _NO_CALL},
+                {**grammar.ANY_TEXT, "excludes": ["<|python_tag|>"]},
+            ]
+        )
+    )
     new_id = staticmethod(grammar.openai_id)
 
     def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:

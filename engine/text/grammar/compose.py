@@ -73,7 +73,7 @@ def _grammars(spec: GrammarSpec, writer: LarkWriter) -> list[dict[str, Any]]:
                 check_literal(literal_text)
             return [_lark(spec.text)]
     start = StructuralTags(writer, strict=spec.strict).read(spec.text)
-    return [_lark(writer.grammar(start)), *writer.schemas]
+    return [_lark(writer.grammar(start)), *writer.grammars]
 
 
 def _lark(text: str) -> dict[str, Any]:

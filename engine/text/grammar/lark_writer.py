@@ -7,7 +7,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from llguidance import LLMatcher
+
 from engine.text.grammar.json_schema import prepare_schema
+from engine.text.grammar.regexes import portable
 from engine.text.grammar.spec import check_literal
 
 _ANYTHING = "(?s:.*)"
@@ -23,12 +26,12 @@ class LarkWriter:
     """Collects rules. Its methods return expressions for use in other rules.
 
     Attributes:
-        schemas: the JSON schemas, as grammars that the rules name.
+        grammars: of JSON schemas and regular expressions, which the rules name.
     """
 
     def __init__(self, special_tokens: Mapping[str, int], eos_token_ids: Collection[int]) -> None:
         """Write for a vocabulary; `special_tokens` are no text, but named by id."""
-        self.schemas: list[dict[str, Any]] = []
+        self.grammars: list[dict[str, Any]] = []
         self._special = special_tokens
         self._inside = set(special_tokens.values()) - set(eos_token_ids)
         self._lines: list[str] = []
@@ -50,34 +53,45 @@ class LarkWriter:
         parts += [literal(text[place:])] if place < len(text) else []
         return " ".join(parts) or '""'
 
+    def regex(self, pattern: str) -> str:
+        """Return what matches a regular expression; special tokens do not."""
+        key = f"regex: {pattern}"
+        if key not in self._names:
+            name = self._names[key] = f"regex_{len(self.grammars)}"
+            (made,) = json.loads(LLMatcher.grammar_from_regex(portable(pattern)))["grammars"]
+            self.grammars.append({**made, "name": name})
+        return f"@{self._names[key]}"
+
     def schema(self, schema: Any, *, strict: bool) -> str:
         """Return the JSON of a schema; raises `GrammarTextError` as `prepare_schema`."""
         key = json.dumps([schema, strict])
         if key not in self._names:
-            name = self._names[key] = f"json_{len(self.schemas)}"
+            name = self._names[key] = f"json_{len(self.grammars)}"
             prepared = prepare_schema(json.dumps(schema), strict=strict)
-            self.schemas.append({"name": name, "json_schema": prepared})
+            self.grammars.append({"name": name, "json_schema": prepared})
         return f"@{self._names[key]}"
 
     def free(self, without: Sequence[str] = ()) -> str:
         """Return any text and tokens, but for what ends a sequence and for the texts `without`."""
         text, others = self._free_parts(without)
-        return f"({text} | {others})*" if others else text
+        # Two pieces of text never meet, or one of `without` might lie across them.
+        return f"({text}? {others})* {text}?" if others else text
 
     def up_to(self, end: str, without: Sequence[str] = ()) -> str:
         """Return free text up to and with the first `end`; none of `without` is in it."""
         token = self._tokens.search(end)
+        others = [each for each in without if each != end and not self._tokens.match(each)]
         if token is None:
-            others = [each for each in without if each != end and not self._tokens.match(each)]
             body = self._rule("HEAD", f"/{_ANYTHING}/{_unlike(others)}")
             head = self._rule("head", f"{body} {literal(end)}", lazy=True)
             chunk, tokens = self._free_parts([*without, end])
         else:
             plain, rest = end[: token.start()], end[token.start() :]
             chunk, tokens = self._free_parts([*without, rest])
-            head = self._rule("HEAD", f"/{_ANYTHING}{_regex(plain)}/") if plain else chunk
+            body = f"/{_ANYTHING}{_regex(plain)}/{_unlike(others)}"
+            head = self._rule("HEAD", body) if plain else chunk
             head = f"{head} {self.text(rest)}"
-        return f"(({chunk} | {tokens})* {tokens})? {head}" if tokens else head
+        return f"({chunk}? {tokens})* {head}" if tokens else head
 
     def _free_parts(self, without: Sequence[str]) -> tuple[str, str]:
         """Return a piece of text, and a special token; "" if there is none."""

@@ -17,11 +17,12 @@ _MAX_DEPTH = 32
 
 # Of each type the fields that it must have, with their types, and those that it may have.
 _FIELDS: Mapping[str, tuple[Mapping[str, type], Mapping[str, type]]] = {
-    "any_text": ({}, {}),
+    "any_text": ({}, {"excludes": list}),
     "const_string": ({"value": str}, {}),
     "json_schema": ({"json_schema": object}, {"strict": bool}),
     "optional": ({"content": dict}, {}),
     "or": ({"elements": list}, {}),
+    "regex": ({"pattern": str}, {}),
     "sequence": ({"elements": list}, {}),
     "tag": ({"begin": str, "content": dict, "end": str}, {}),
     "tags_with_separator": (
@@ -89,12 +90,14 @@ class StructuralTags:
         depth += 1
         match kind:
             case "any_text":
-                return self._writer.free()
+                return self._writer.free(node.get("excludes", ()))
             case "const_string":
                 return self._writer.text(node["value"])
             case "json_schema":
                 strict = node.get("strict", self._strict)
                 return self._schema(node["json_schema"], f"{place}/json_schema", strict=strict)
+            case "regex":
+                return self._writer.regex(node["pattern"])
             case "optional":
                 return f"({self._node(node['content'], f'{place}/content', depth)})?"
             case "or" | "sequence":
@@ -118,7 +121,8 @@ class StructuralTags:
         end = node["end"]
         if node["content"].get("type") == "any_text" and end:
             _checked(node["content"], f"{place}/content", depth)
-            return _Tag(node["begin"], self._writer.up_to(end), place)
+            excluded = node["content"].get("excludes", ())
+            return _Tag(node["begin"], self._writer.up_to(end, excluded), place)
         content = self._node(node["content"], f"{place}/content", depth + 1)
         return _Tag(node["begin"], f"{content} {self._writer.text(end)}", place)
 
@@ -141,7 +145,7 @@ class StructuralTags:
         stop_after_first: bool = False,
     ) -> str:
         """A trigger is the start of some `begin`: where it appears, one of these must follow."""
-        if not _is_list_of(triggers, str) or not all(triggers):
+        if not _is_texts(triggers):
             raise GrammarTextError(
                 f"{prefix}triggers: must be a list of strings, none of them empty"
             )
@@ -188,6 +192,8 @@ def _checked(node: Any, place: str, depth: int) -> str:
             raise GrammarTextError(f"{place}/{name}: is missing")
         if name in node and not isinstance(node[name], wanted):
             raise GrammarTextError(f"{place}/{name}: must be {_KINDS[wanted]}")
+        if name == "excludes" and name in node and not _is_texts(node[name]):
+            raise GrammarTextError(f"{place}/{name}: must be a list of strings, none of them empty")
         if name in ("elements", "tags") and not node[name]:
             raise GrammarTextError(f"{place}/{name}: must not be empty")
     return kind
@@ -195,3 +201,7 @@ def _checked(node: Any, place: str, depth: int) -> str:
 
 def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(x, kind) for x in value)
+
+
+def _is_texts(value: Any) -> bool:
+    return _is_list_of(value, str) and all(value)

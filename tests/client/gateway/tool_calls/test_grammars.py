@@ -10,90 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from client.gateway.tool_calls import FORMATS, ToolChoice
-from client.protocol import Section
-from engine.text.grammar.compiler import GrammarCompiler
-from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.section_tags import TOOL_CALLS
-from tests.client.gateway.tool_calls.answers import Answer
-from tests.client.gateway.tool_calls.answers import read as read_sections
-from tests.engine.text.test_section_families import encode, read
-from tests.factories.grammars import RandomWriter, spec
-from tests.factories.tagged import Form, format_of, tagged
-
-TAGS: dict[str, tuple[str, ...]] = {
-    "hermes": ("<tool_call>", "</tool_call>"),
-    "llama3_json": ("<|python_tag|>",),
-    "llama4_pythonic": ("<|python_start|>", "<|python_end|>"),
-    "mistral": ("[TOOL_CALLS]", "[ARGS]"),
-    "openai": ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"),
-    "pythonic": ("<|python_tag|>",),
-    "qwen3_coder": ("<tool_call>", "</tool_call>"),
-}
-FLAG = {"type": "object", "properties": {"x": {"type": "boolean"}}, "additionalProperties": False}
-WEATHER = {
-    "type": "object",
-    "properties": {
-        "at": {"$ref": "#/$defs/place"},
-        "city": {"enum": ["Rome", "Zürich"]},
-        "days": {"type": "integer", "minimum": 0, "maximum": 9},
-        "dry": {"type": "boolean"},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-    "$defs": {"place": FLAG},
-}
-SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "f_1": FLAG, "now": {}}
-SCHEMAS["now"] = {"type": "object", "additionalProperties": False}
-
-
-def tools(*, strict: bool = False) -> list[dict[str, Any]]:
-    return [
-        {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
-        for name, schema in SCHEMAS.items()
-    ]
-
-
-def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
-    functions = [{"type": "function", "function": {"name": name}} for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
-
-
-class Model:
-    """A random model with the tags of a family."""
-
-    def __init__(self, name: str, form: Form) -> None:
-        self.form = FORMATS[name]
-        self._name = name
-        self._detokenizer = tagged(TAGS[name], form)
-        tokenizer = self._detokenizer.tokenizer
-        assert tokenizer.eos_token_id is not None
-        vocabulary = Vocabulary.of(tokenizer, tokenizer.vocab_size, [tokenizer.eos_token_id])
-        self.compiler = GrammarCompiler(vocabulary)
-        self._writer = RandomWriter(tokenizer, vocabulary)
-
-    def compiled(self, structure: Any) -> Any:
-        return self.compiler.compile(spec(structural_tag={"format": structure})).result()
-
-    def allows(self, choice: ToolChoice, text: str) -> bool:
-        """Tell whether the answer may begin with `text`."""
-        return self.permits(choice.structure(self.form), text)
-
-    def permits(self, structure: Any, text: str) -> bool:
-        """Tell whether what follows `structure` may begin with `text`."""
-        matcher = self.compiled(structure).deep_copy()
-        return all(map(matcher.consume_token, encode(self._detokenizer, text)))
-
-    def write(self, choice: ToolChoice, seed: int) -> str:
-        """Return a whole answer as the model writes it."""
-        text = self._writer.write(self.compiled(choice.structure(self.form)), seed)
-        assert text is not None
-        return text
-
-    def answer(self, choice: ToolChoice, text: str) -> Answer:
-        """Return what a client gets of that."""
-        found = read(self._detokenizer, text, format_of(self._detokenizer, "none", self._name))
-        sections = [Section(each.type, each.index, each.text, each.tag) for each in found]
-        return read_sections(self.form, [sections], functions=choice.functions)
+from tests.client.gateway.tool_calls.random_model import SCHEMAS, TAGS, Model, allowed, tools
 
 
 @pytest.fixture(
@@ -165,8 +83,8 @@ def test_only_the_allowed_tools_are_called(model: Model) -> None:
         model.write(ToolChoice.read(tools(), {"type": "function", "name": name}), 0)
         for name in ("now", "get_weather")
     )
-    assert model.allows(auto, f"Hello {good}")
-    assert model.allows(auto, f"Hello {bad}") == (not model.form.trigger)
+    assert model.allows(auto, f"{model.before_calls}{good}")
+    assert model.allows(auto, f"{model.before_calls}{bad}") != model.is_bound
     alike = {
         "type": "allowed_tools",
         "mode": "auto",
@@ -178,11 +96,13 @@ def test_only_the_allowed_tools_are_called(model: Model) -> None:
 def test_strict_functions_bind_the_calls_of_a_free_answer(model: Model) -> None:
     choice = ToolChoice.read(tools(strict=True))
     call = model.write(ToolChoice.read(tools(), "required", False), 0)
-    assert model.allows(choice, f"Hello {{[<tool {call}, {call}.")
-    assert not model.allows(ToolChoice.read(tools(), "auto", False), f"Hello {call}, {call}.")
+    between = model.form.separator if model.form.text else ", "
+    twice = f"{model.before_calls}{call}{between}{call}"
+    assert model.allows(choice, twice)
+    assert not model.allows(ToolChoice.read(tools(), "auto", False), twice)
     for name in SCHEMAS:
         begin = call[: call.index(name)] if name in call else None
-        if begin is not None and model.form.trigger:
+        if begin is not None and model.is_bound:
             assert not model.allows(choice, f"{begin}get_cheese")
     begin = str(model.form.call(choice.functions["get_weather"])["begin"])
     assert not model.allows(choice, f"{begin} x")

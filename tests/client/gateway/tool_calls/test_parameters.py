@@ -11,7 +11,7 @@ import pytest
 
 from client.gateway.tool_calls import FORMATS, Function, ToolChoice
 from tests.client.gateway.tool_calls.answers import read, tool_call
-from tests.client.gateway.tool_calls.test_grammars import Model
+from tests.client.gateway.tool_calls.random_model import Model
 
 NODE = {
     "type": "object",

@@ -99,6 +99,30 @@ def triggered(**options: bool) -> dict[str, Any]:
     ("node", "complete", "begun", "wrong"),
     [
         (ANY, ["", "a<|im_start|>b"], [], []),
+        (
+            {**ANY, "excludes": ["<|im_start|>", "<f>"]},
+            ["", "a<f <|endoftext|>>", "<|endoftext|><|endoftext|>b"],
+            [],
+            ["<|im_start|>", "a<f>b", "<|endoftext|><f>"],
+        ),
+        (
+            {**QUOTE, "content": {**ANY, "excludes": ["<f>", "<|im_start|>"]}},
+            ["<|im_start|>say:hi <f!<|endoftext|>"],
+            ["<|im_start|>say:!!"],
+            ["<|im_start|>say:<|im_start|>", "<|im_start|>say:a<f>"],
+        ),
+        (
+            {**CALL, "content": {**ANY, "excludes": ["no"]}},
+            ["<f>n<|im_start|>o</f>"],
+            ["<f>n"],
+            ["<f>a no", "<f><|im_start|>no"],
+        ),
+        (
+            {"type": "sequence", "elements": [{"type": "regex", "pattern": r"[/\n]\d+"}, ANY]},
+            ["/12a<|im_start|>", "\n1"],
+            ["/"],
+            ["1", "/a", "<|im_start|>"],
+        ),
         (const("a<|endoftext|>b"), ["a<|endoftext|>b"], ["a"], ["ab"]),
         ({"type": "or", "elements": [const("a"), DIGIT]}, ["a", "7"], [], ["b", "a7", "77"]),
         ({"type": "sequence", "elements": [const("a"), ANY]}, ["a", "ab"], [], ["b"]),
@@ -152,7 +176,10 @@ def deep(levels: int) -> dict[str, Any]:
     [
         ([], "format/type: must be one of any_text, const_string"),
         ({"type": "grammar", "grammar": ""}, "format/type: must be one of"),
-        ({**ANY, "excludes": []}, "format/excludes: unknown field"),
+        ({**ANY, "excludes": []}, "format/excludes: must be a list of strings, none of them empty"),
+        ({**ANY, "excludes": [""]}, "format/excludes: must be a list of strings, none"),
+        ({**ANY, "without": []}, "format/without: unknown field"),
+        ({"type": "regex", "pattern": 1}, "format/pattern: must be a string"),
         ({"type": "const_string", "value": 1}, "format/value: must be a string"),
         ({"type": "or", "elements": []}, "format/elements: must not be empty"),
         ({"type": "sequence", "elements": [1]}, "format/elements/0/type: must be"),
