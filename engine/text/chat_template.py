@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypedDict
 from engine.errors import CheckpointError, RequestError, UnsupportedError
 from engine.limits import MAX_MESSAGES, check_size
 from engine.text.chat_parameters import ChatParameters, reasoning_switches
+from engine.text.plain_turns import plain_turns
 from engine.text.tokenizer import Tokenizer
 from engine.validation import member
 
@@ -66,7 +67,8 @@ def render_text(
 ) -> str:
     """Return the prompt that the checkpoint's chat template makes of `messages`.
 
-    Where the template refuses calls with both reasoning and content, the content joins the former.
+    Where the template refuses several calls in a turn, or reasoning beside their content, the calls
+    follow one another, and the content the reasoning.
 
     Raises:
         UnsupportedError: the template has no place for what `parameters` give it.
@@ -93,9 +95,9 @@ def render_text(
     except TemplateSyntaxError as error:
         raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
     except TemplateError as error:
-        joined = [_joined(message) for message in messages]
-        if joined != messages:
-            return render_text(tokenizer, joined, parameters)
+        plainer = plain_turns(messages)
+        if plainer != messages:
+            return render_text(tokenizer, plainer, parameters)
         raise RequestError(f"messages: the chat template refuses them: {error}") from None
     except Exception:  # the template works on the client's data and may fail in any way
         raise RequestError("messages: the chat template cannot render them") from None
@@ -134,14 +136,6 @@ def _takes_late_system(tokenizer: Tokenizer) -> bool:
         return mark in render_text(tokenizer, messages)
     except (RequestError, CheckpointError):
         return False
-
-
-def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of calls with its content in its reasoning: gpt-oss takes one of the two."""
-    reasoning, content = message.get("reasoning_content"), message["content"]
-    if "tool_calls" not in message or not reasoning or not content:
-        return message
-    return {**message, "reasoning_content": f"{reasoning}\n\n{content}", "content": ""}
 
 
 def _message(item: Any, place: str) -> dict[str, Any]:
