@@ -44,7 +44,8 @@ class SectionFormat:
 
     A tag that is an added token of the vocabulary is that token, however it might be spelt out
     otherwise; other tags are found in the text. Inside reasoning, the start of a tool call counts
-    if it is a special token: what is no special token may be a part of the thoughts.
+    if it is a special token: what is no special token may be a part of the thoughts. It counts
+    inside a tool call whose start was found in the text, which may be a part of the answer.
 
     Attributes:
         states: by number.
@@ -96,15 +97,18 @@ class SectionFormat:
             for tag in tags.starts:
                 starts.setdefault(tag, number)
         ids, special = self._tokenizer.added_token_ids, self._tokenizer.special_ids
-        interrupts = {
+        calls = {
             tag: number
             for tag, number in starts.items()
-            if sections[number - 1].kind == "tool_call" and ids.get(tag) in special
+            if sections[number - 1].kind == "tool_call" and tag in ids
         }
+        interrupts = {tag: number for tag, number in calls.items() if ids[tag] in special}
         states = [self._state("content", starts, is_answer=True)]
         for number, tags in enumerate(sections, start=1):
             ends = dict.fromkeys(tags.ends, 0) or dict.fromkeys(tags.starts, number)
             others = interrupts if tags.kind == "reasoning" else {}
+            if tags.kind == "tool_call" and ids.keys().isdisjoint(tags.starts):
+                others = calls
             is_answer = tags.kind == "content"
             states.append(self._state(tags.kind, {**others, **ends}, is_answer=is_answer))
         return tuple(states)

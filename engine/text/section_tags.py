@@ -22,6 +22,8 @@ class Tags(NamedTuple):
 _THINK = Tags("reasoning", ("<think>",), ("</think>",))
 _RESPONSE = Tags("content", ("<response>",), ("</response>",))
 _TOOL_CALL = Tags("tool_call", ("<tool_call>",), ("</tool_call>",))
+# Qwen3-Coder often leaves out what opens a call.
+_FUNCTION = Tags("tool_call", ("<function=",), _TOOL_CALL.ends)
 _TOOL_CALLS = Tags("tool_call", ("<tool_calls>",), ("</tool_calls>",))
 _PYTHON_TAG = Tags("tool_call", ("<|python_tag|>",))
 _BAR = "\N{FULLWIDTH VERTICAL LINE}"
@@ -91,8 +93,8 @@ TOOL_CALLS: Mapping[str, tuple[Tags, ...]] = {
     "openai": HARMONY,
     "phi4_mini_json": (Tags("tool_call", ("<|tool_call|>",), ("<|/tool_call|>",)),),
     "pythonic": (),
-    "qwen3_coder": (_TOOL_CALL,),
-    "qwen3_xml": (_TOOL_CALL,),
+    "qwen3_coder": (_TOOL_CALL, _FUNCTION),
+    "qwen3_xml": (_TOOL_CALL, _FUNCTION),
     "seed_oss": (Tags("tool_call", ("<seed:tool_call>",), ("</seed:tool_call>",)),),
     "step3": (
         Tags("tool_call", (f"<{_BAR}tool_calls_begin{_BAR}>",), (f"<{_BAR}tool_calls_end{_BAR}>",)),

@@ -19,7 +19,8 @@ from client.gateway.tool_calls.format import (
 from client.gateway.tool_calls.json_calls import tagged
 from client.gateway.tool_calls.parameters import ANNOTATIONS, DEFINITIONS, listed
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_BEGIN = "<function="
+_FUNCTION = re.compile(rf"\s*{_BEGIN}([^>\n]+)>")
 _NEXT = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
 _END = "</parameter>"
 _FUNCTION_END = "</function>"
@@ -52,14 +53,19 @@ class Qwen3Coder(ToolCallFormat):
 
     def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
         """See `ToolCallFormat`."""
-        text = section.text
+        whole = section
+        if section.tag == _BEGIN:  # what opens a call was forgotten
+            whole = section._replace(text=_BEGIN + section.text)
+            head = _FUNCTION.match(whole.text)
+            if head and head[1] not in functions:
+                return Parsed(content=section.text)
         calls: list[ToolCall] = []
         place: int | None = 0
-        while place is not None and (head := _FUNCTION.match(text, place)):
+        while place is not None and (head := _FUNCTION.match(whole.text, place)):
             function = functions.get(head[1], Function(head[1]))
-            call, place = _call(section, head.end(), function)
+            call, place = _call(whole, head.end(), function)
             calls.append(call)
-        return tagged(section, calls, place)
+        return tagged(whole if calls else section, calls, place)
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""

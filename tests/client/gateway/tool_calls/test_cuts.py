@@ -190,7 +190,11 @@ GARBLED = st.lists(PIECES, max_size=25).map("".join)
 def test_any_text_is_read_the_same_however_it_is_cut(
     name: str, texts: list[str], places: Sequence[int], reason: str
 ) -> None:
-    tag = "<|channel|>commentary to=functions.now<|message|>" if name == "openai" else "<tag>"
+    tags = {
+        "openai": "<|channel|>commentary to=functions.now<|message|>",
+        "qwen3_coder": "<function=",
+    }
+    tag = tags.get(name, "<tag>")
     sections = [content(texts[0])]
     for text in texts[1:]:
         sections.append(tool_call(text, len(sections), tag))

@@ -91,6 +91,20 @@ def test_qwen3_coder_has_the_types_of_the_schema() -> None:
     assert called("qwen3_coder", tool_call("a")).content == "<tool_call>a"
 
 
+def test_qwen3_coder_without_what_opens_a_call() -> None:
+    call = "now>\n<parameter=x>\n1\n</parameter>\n</function>\n<function=now></function>\n"
+    answer = called(
+        "qwen3_coder",
+        content("Hm.\n"),
+        tool_call(call, 1, "<function="),
+        content("\n", 2, "</tool_call>"),
+    )
+    assert answer == Answer("Hm.", "", [("now", '{"x": "1"}'), ("now", "{}")], "tool_calls")
+    for text in ("fly> is", "now"):  # no function, or not yet
+        answer = called("qwen3_coder", content("A "), tool_call(text, 1, "<function="))
+        assert answer == Answer(f"A <function={text}", "", [], "stop")
+
+
 @pytest.mark.parametrize(
     "value",
     [
