@@ -90,6 +90,9 @@ class ToolChoice:
         if form.text is not None:
             return _after(form.before_text, grammar.either([form.text, calls]))
         triggers = [form.trigger] if form.trigger else [str(part["begin"]) for part in parts]
+        if form.late_trigger:
+            triggers.append(form.late_trigger)
+            parts += [grammar.begun_at(form.late_trigger, part) for part in parts]
         return grammar.free_text(parts, triggers, parallel=self.is_parallel)
 
 

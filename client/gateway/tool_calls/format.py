@@ -87,6 +87,7 @@ class ToolCallFormat(Protocol):
             otherwise an answer is a call if it reads as one.
         separator: between two calls.
         trigger: text with which every call begins, and nothing else; "" if there is none.
+        late_trigger: what calls begin with if the model forgets what is before it; "" if none does.
         reasoning: what may come before calls that are enforced, if the server does not see to that.
         answer_begin: what opens an answer without calls.
         text: an answer without calls, where calls are not found anywhere in a free text.
@@ -96,6 +97,7 @@ class ToolCallFormat(Protocol):
     is_tagged: bool
     separator: str
     trigger: str = ""
+    late_trigger: str = ""
     reasoning: Node | None = None
     answer_begin: str = ""
     text: Node | None = None

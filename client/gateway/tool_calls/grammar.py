@@ -42,6 +42,12 @@ def tag(begin: str, content: Node, end: str) -> Node:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
+def begun_at(text: str, part: Node) -> Node:
+    """Return a tag that begins with `text`, which is in what it begins with."""
+    begin = str(part["begin"])
+    return {**part, "begin": begin[begin.index(text) :]}
+
+
 def json_value(schema: Any, *, strict: bool) -> Node:
     """Return JSON of a schema; if `strict`, what is not enforced is refused by the server."""
     return {"type": "json_schema", "json_schema": schema, "strict": strict}

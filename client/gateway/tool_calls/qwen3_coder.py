@@ -49,6 +49,7 @@ class Qwen3Coder(ToolCallFormat):
     is_tagged = True
     separator = "\n"
     trigger = "<tool_call>"
+    late_trigger = _BEGIN
     new_id = staticmethod(grammar.openai_id)
 
     def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:

@@ -167,3 +167,20 @@ def test_references_that_double_take_no_time() -> None:
     }
     function = Function("f", {"$ref": "#/$defs/n0", "$defs": definitions})
     assert len(function.declared) == 40
+
+
+def test_calls_that_begin_late_are_enforced_too() -> None:
+    model = Model("qwen3_coder", "special")
+    parameters = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    asked = ToolChoice.read([{"type": "function", "function": function}], "auto", False)
+    good, bad = (written("qwen3_coder", n=value) for value in ("1", '"a"'))
+    try:
+        for text in (good, f"Hm. {good}", "a <func b"):
+            assert model.allows(asked, text)
+            assert model.allows(asked, text.removeprefix("<tool_call>\n"))
+        for text in (bad, f"{good} {good}", good.replace("=f>", "=g>")):
+            assert not model.allows(asked, text)
+            assert not model.allows(asked, "Hm. " + text.replace("<tool_call>\n", ""))
+    finally:
+        model.compiler.close()
