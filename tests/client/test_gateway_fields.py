@@ -3,8 +3,9 @@
 from client.gateway.schemas.chat import ChatRequest
 from client.gateway.schemas.sampling import SamplingFields
 from client.gateway.schemas.tokens import TokenizeRequest
-from engine.sampling_params import _NOT_YET, SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
+from engine.unsupported import PARAMETERS
 
 # Fields that each route has in its own form, and what only the gateway asks for.
 OF_ROUTES = {"max_tokens", "logprobs", "return_sections"}
@@ -17,12 +18,11 @@ def test_every_sampling_parameter_can_be_reached() -> None:
 def test_every_field_is_known_to_the_engine() -> None:
     others = {"response_format", "cache_salt", "use_beam_search"}
     others |= {f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")}
-    known = set(SamplingParams.model_fields) | set(_NOT_YET) | others
+    known = set(SamplingParams.model_fields) | set(PARAMETERS) | others
     assert set(SamplingFields.model_fields) <= known
 
 
 def test_the_template_gets_the_same_from_both_routes() -> None:
-
     fields = set(ChatParameters.__dataclass_fields__)
     assert fields <= set(ChatRequest.model_fields)
     assert fields <= set(TokenizeRequest.model_fields)
