@@ -35,6 +35,14 @@ PARAMETERS: Neutral = {
 
 # Of `EngineConfig`.
 SETTINGS: Neutral = {
+    **dict.fromkeys(
+        (
+            *("disable_sliding_window", "enable_expert_parallel", "enable_lora"),
+            *("enable_prompt_embeds", "enable_sleep_mode", "skip_tokenizer_init"),
+            "trust_remote_code",
+        ),
+        (False,),
+    ),
     "allowed_local_media_path": ("",),
     "code_revision": (),
     "compilation_config": (),
@@ -43,14 +51,9 @@ SETTINGS: Neutral = {
     "data_parallel_size": (1,),
     "disable_custom_all_reduce": (True, False),  # between GPUs
     "disable_log_stats": (True,),
-    "disable_sliding_window": (False,),
     "distributed_executor_backend": ("uni", "mp"),  # how to start several workers
     "download_dir": (),
     "enable_auto_tool_choice": (True,),  # it is always offered
-    "enable_expert_parallel": (False,),
-    "enable_lora": (False,),
-    "enable_prompt_embeds": (False,),
-    "enable_sleep_mode": (False,),
     "generation_config": ("auto",),
     "hf_overrides": ({},),
     "hf_token": (),
@@ -63,13 +66,11 @@ SETTINGS: Neutral = {
     "pipeline_parallel_size": (1,),
     "revision": (),
     "runner": ("auto", "generate"),
-    "skip_tokenizer_init": (False,),
     "speculative_config": (),
     "task": ("auto", "generate"),
     "tensor_parallel_size": (1,),
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (),
-    "trust_remote_code": (False,),
 }
 
 # Arguments of `LLM.generate` and `LLM.chat`.
