@@ -38,8 +38,9 @@ def test_a_command_of_the_readme(server: TritonServer, example: Example, tmp_pat
     """The second of two servers is not there."""
     port, nobody = pick_free(2)
     keys = tmp_path / "keys.toml"
-    (given,) = (block for block in PAGE.split("```toml")[1:] if "sha256" in block)
-    keys.write_text(given.split("```")[0])
+    blocks = [part.split("```")[0] for part in PAGE.split("```toml")[1:]]
+    (given,) = (block for block in blocks if "sha256" in block)
+    keys.write_text(given)
     text = example.text.replace("localhost:8001", server.grpc_url).replace("9000", str(port))
     text = text.replace("localhost:8011", f"localhost:{nobody}").replace("keys.toml", str(keys))
     command = [sys.executable, "-m", "client.cli", *shlex.split(text)[1:]]
