@@ -24,7 +24,7 @@ class AwaitedPrefixes:
     """Passes over requests whose next blocks a running request computes.
 
     When those that they share are computed, or the other has left, they may run again: the blocks
-    are then a hit in the prefix cache. Meanwhile they cost nothing.
+    are then a hit in the prefix cache. Meanwhile they are not looked up.
     """
 
     def __init__(

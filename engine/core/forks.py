@@ -12,10 +12,7 @@ class Forks:
     """Lets the samples of a prompt share its blocks."""
 
     def __init__(
-        self,
-        states: SlotStates,
-        kv_cache: KVCacheManager,
-        waiting: WaitingQueues,
+        self, states: SlotStates, kv_cache: KVCacheManager, waiting: WaitingQueues
     ) -> None:
         """Queue them in `waiting`, when the sequence in `states` that has them is so far."""
         self._states = states

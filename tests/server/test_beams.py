@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import queue
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
-from tritonclient.grpc import InferenceServerClient, InferInput
 
 from client import TridentClient
 from engine.launch.server import TritonServer
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.server.caller import Caller, InferError
+from tests.server.tritonclient_stream import infer_one
 
 pytestmark = [pytest.mark.server, pytest.mark.usefixtures("quiet_log")]
 
@@ -96,18 +94,7 @@ def test_in_vllms_words_over_tritonclient(
         "max_tokens": str(MAX_TOKENS),
         "ignore_eos": True,
     }
-    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    inputs = []
-    for name, value in {"text_input": PROMPT, "sampling_parameters": json.dumps(fields)}.items():
-        tensor = InferInput(name, [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[value.encode()]], dtype=object))
-        inputs.append(tensor)
-    with InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("ensemble", inputs)
-        result, error = answers.get(timeout=60)
-        client.stop_stream()
-    assert error is None
+    result = infer_one(server, {"text_input": PROMPT, "sampling_parameters": json.dumps(fields)})
     found = [text.decode() for text in result.as_numpy("text_output").reshape(-1)]
     assert found == [PROMPT + text for text in expected[0][:2]]
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import queue
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from tritonclient.grpc import InferenceServerClient, InferInput
 
 from client import TridentClient
 from engine.launch.server import TritonServer
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.server.caller import Caller, InferError
+from tests.server.tritonclient_stream import infer_one
 
 pytestmark = [pytest.mark.server, pytest.mark.usefixtures("quiet_log")]
 
@@ -109,18 +107,7 @@ def test_over_http(caller: Caller, reference: torch.Tensor) -> None:
 
 
 def test_over_tritonclients_grpc_stream(server: TritonServer, reference: torch.Tensor) -> None:
-    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    inputs = []
-    for name, value in {"text_input": PROMPT, **sampling(prompt_logprobs=1, max_tokens=3)}.items():
-        tensor = InferInput(name, [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[value.encode()]], dtype=object))
-        inputs.append(tensor)
-    with InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("ensemble", inputs)
-        result, error = answers.get(timeout=60)
-        client.stop_stream()
-    assert error is None
+    result = infer_one(server, {"text_input": PROMPT, **sampling(prompt_logprobs=1, max_tokens=3)})
     check(result.as_numpy("prompt_logprobs").reshape(-1)[0].decode(), reference, 1)
 
 

@@ -1,42 +1,29 @@
 """The ensemble's answers as clients of TensorRT-LLM's backend read them."""
 
-import queue
-from typing import Any
-
 import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient, InferInput
 
 from engine.launch.server import TritonServer
 from tests.server.caller import Caller
+from tests.server.tritonclient_stream import infer_one
 
 pytestmark = pytest.mark.server
-
-
-def _input(name: str, value: object, dtype: type, kind: str) -> InferInput:
-    tensor = InferInput(name, [1, 1], kind)
-    tensor.set_data_from_numpy(np.array([[value]], dtype=dtype))
-    return tensor
 
 
 def test_texts_have_no_batch_dimension_and_other_outputs_have(
     server: TritonServer, caller: Caller
 ) -> None:
-    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    inputs = [
-        _input("text_input", b"The capital of Italy is", object, "BYTES"),
-        _input("max_tokens", 5, np.int32, "INT32"),
-        _input("num_return_sequences", 2, np.int32, "INT32"),
-        _input("temperature", 0.0, np.float32, "FP32"),
-        _input("exclude_input_in_output", True, np.bool_, "BOOL"),
-        _input("return_log_probs", True, np.bool_, "BOOL"),
-    ]
-    with InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("ensemble", inputs)
-        result, error = answers.get(timeout=60)
-        client.stop_stream()
-    assert error is None
+    result = infer_one(
+        server,
+        {
+            "text_input": "The capital of Italy is",
+            "max_tokens": np.int32(5),
+            "num_return_sequences": np.int32(2),
+            "temperature": np.float32(0),
+            "exclude_input_in_output": np.True_,
+            "return_log_probs": np.True_,
+        },
+    )
     fields = {"text_input": "The capital of Italy is", "max_tokens": 5, "temperature": 0.0}
     (expected,) = caller.one(**fields, exclude_input_in_output=True)["text_output"]
     texts = result.as_numpy("text_output")
