@@ -33,23 +33,25 @@ PARAMETERS: Neutral = {
     "watermarking": (),
 }
 
-# Of `EngineConfig`.
+# Of `EngineConfig`, and of `vllm serve`.
 SETTINGS: Neutral = {
     **dict.fromkeys(
         (
             *("disable_sliding_window", "enable_expert_parallel", "enable_lora"),
-            *("enable_prompt_embeds", "enable_sleep_mode", "skip_tokenizer_init"),
-            "trust_remote_code",
+            *("enable_log_outputs", "enable_log_requests", "enable_prompt_embeds"),
+            *("enable_sleep_mode", "skip_tokenizer_init", "trust_remote_code"),
         ),
         (False,),
     ),
     "allowed_local_media_path": ("",),
+    "api_server_count": (1,),
     "code_revision": (),
     "compilation_config": (),
     "config_format": ("auto",),
     "cpu_offload_gb": (0,),
     "data_parallel_size": (1,),
     "disable_custom_all_reduce": (True, False),  # between GPUs
+    "disable_log_requests": (True,),  # what is in a request is never logged
     "disable_log_stats": (True,),
     "distributed_executor_backend": ("uni", "mp"),  # how to start several workers
     "download_dir": (),
@@ -64,6 +66,7 @@ SETTINGS: Neutral = {
     "model_impl": ("auto",),
     "override_generation_config": ({},),
     "pipeline_parallel_size": (1,),
+    "response_role": ("assistant",),
     "revision": (),
     "runner": ("auto", "generate"),
     "speculative_config": (),
@@ -71,6 +74,7 @@ SETTINGS: Neutral = {
     "tensor_parallel_size": (1,),
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (),
+    "uvicorn_log_level": ("info",),
 }
 
 # Arguments of `LLM.generate` and `LLM.chat`.

@@ -1,7 +1,6 @@
 """What `trident serve` says when its server is ready: addresses, security, what to try."""
 
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from client.commands.gateway_process import model_names
+from client.commands.gateway_process import GatewayOptions, model_names
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch.arguments import DEFAULT_HOST
 from engine.launch.model_configs import ENSEMBLE
@@ -21,13 +20,18 @@ from engine.launch.server import TritonServer
 
 
 def announce(
-    server: TritonServer, gateway: Endpoint | None, description: str, console: Console
+    server: TritonServer,
+    gateway: Endpoint | None,
+    options: GatewayOptions,
+    description: str,
+    console: Console,
 ) -> None:
     """Print how to reach `server`, and its gateway if there is one.
 
     Args:
         server: which has been started.
         gateway: where its gateway listens.
+        options: of its gateway.
         description: of the model, in a line.
         console: to print to.
     """
@@ -61,7 +65,8 @@ def announce(
         line(f"  {'browser':<8} http://{gateway.url}/  [dim](chat, dashboard)[/]")
     line(f"  {'log':<8} {server.log_path}")
     line()
-    for text in _security(server, gateway):
+    lets_everybody_in = gateway is not None and not options.asks_for_key()
+    for text in _security(server, lets_everybody_in):
         line(f"[dim]{escape(text)}[/]")
     line()
     if "http" in server.endpoints:
@@ -89,11 +94,11 @@ def own_name() -> str:
     return "trident" if shutil.which("trident") else shlex.quote(sys.argv[0])
 
 
-def _security(server: TritonServer, gateway: Endpoint | None) -> Iterator[str]:
+def _security(server: TritonServer, lets_everybody_in: bool) -> Iterator[str]:
     """Yield what the operator should know of who can do what, one line each."""
     if any(each.address == DEFAULT_HOST for each in server.endpoints.values()):
         yield "Other machines reach it with --host 0.0.0.0 only."
-    if gateway is not None and not os.environ.keys() & {"TRIDENT_API_KEY", "TRIDENT_API_KEY_FILE"}:
+    if lets_everybody_in:
         yield "OpenAI's port lets everybody in; set TRIDENT_API_KEY to a key that it is to ask for."
     if server.administration_open:
         yield (

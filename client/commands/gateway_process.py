@@ -25,6 +25,7 @@ _START_TIMEOUT_S = 60
 _END_TIMEOUT_S = 2  # without waiting for answers
 _POLL_S = 0.05
 _TLS = "TRIDENT_TLS"  # and TRIDENT_TLS_CA ...: how clients speak with a server
+_API_KEY = "TRIDENT_API_KEY"  # its own option's variable, which no list of processes shows
 _COMMAND = (sys.executable, "-m", "client.cli", "gateway")
 
 
@@ -34,14 +35,16 @@ class GatewayProcess:
     Args:
         server: which has been launched; it need not be ready.
         endpoint: where the gateway listens.
-        workers: its processes.
+        options: what else it is told.
         log: the file for its lines: one for each request.
     """
 
-    def __init__(self, server: TritonServer, endpoint: Endpoint, workers: int, log: Path) -> None:
+    def __init__(
+        self, server: TritonServer, endpoint: Endpoint, options: GatewayOptions, log: Path
+    ) -> None:
         command = [*_COMMAND, "--triton-url", server.grpc_url, "--served-model-name", server.model]
         command += ["--host", endpoint.address, "--port", str(endpoint.port)]
-        command += ["--workers", str(workers)]
+        command += ["--workers", str(options.workers)]
         for name in model_names(server):
             command += ["--model-name", name]
         if "metrics" in server.endpoints:
@@ -51,6 +54,8 @@ class GatewayProcess:
             command += ["--tls"]
         else:  # what is set is for other servers, those of `trident run`
             environment = {n: v for n, v in environment.items() if not n.startswith(_TLS)}
+        if options.api_keys:
+            environment[_API_KEY] = " ".join(options.api_keys)
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
@@ -130,11 +135,17 @@ class GatewayOptions:
         port: a number, 0 for a free one, or `off`.
         host: the address.
         workers: its processes.
+        api_keys: let their holders in; those of its variable do not, then.
     """
 
     port: str
     host: str
     workers: int = 1
+    api_keys: tuple[str, ...] = ()
+
+    def asks_for_key(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether it lets only some in, with `environ` as its environment."""
+        return bool(self.api_keys or environ.get(_API_KEY) or environ.get(f"{_API_KEY}_FILE"))
 
 
 def gateway_endpoint(
@@ -164,6 +175,8 @@ def gateway_endpoint(
         )
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ServerStartError(f"--openai-port must be a port number or {OFF} (got {port!r})")
+    if any(len(key.split()) != 1 for key in options.api_keys):
+        raise ServerStartError("--api-key must not be empty or have spaces in it")
     others = [each.port for each in server.endpoints.values()]
     return Endpoint("openai", options.host, int(port) or pick_free(1, taken=others)[0])
 

@@ -45,6 +45,13 @@ def command(
         ),
     ] = str(DEFAULT_PORT),
     openai_workers: Annotated[int, typer.Option(min=1, help="Processes of the gateway.")] = 1,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Key that the gateway asks for; repeatable. The variable TRIDENT_API_KEY says it "
+            "without showing it in lists of processes."
+        ),
+    ] = None,
     **settings: Any,
 ) -> None:
     """Serve a model inside tritonserver until Ctrl-C.
@@ -62,7 +69,7 @@ def command(
     if model is not None and settings["model"] not in (None, model):
         raise ServerStartError(f"two models: {model} and --model {settings['model']}")
     chosen = settings if model is None else {**settings, "model": model}
-    gateway = GatewayOptions(openai_port, host, openai_workers)
+    gateway = GatewayOptions(openai_port, host, openai_workers, tuple(api_key or ()))
     raise typer.Exit(serve(chosen, flags, gateway, model_repository, Console()))
 
 
@@ -99,11 +106,11 @@ def serve(
                         server.wait_until_ready()
                     else:  # it starts while the model is loaded
                         process = stack.enter_context(
-                            GatewayProcess(server, endpoint, gateway.workers, server.log_path)
+                            GatewayProcess(server, endpoint, gateway, server.log_path)
                         )
                         server.wait_until_ready(process.check_start)
                         process.wait_until_up()
-                announce(server, endpoint, display.description, console)
+                announce(server, endpoint, gateway, display.description, console)
                 status = server.follow(process.check if endpoint is not None else lambda: None)
         except KeyboardInterrupt:
             if not display.is_loaded:

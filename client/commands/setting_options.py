@@ -10,6 +10,14 @@ from engine import unsupported
 from engine.config import EngineConfig
 from engine.launch.arguments import as_flag, setting_flags
 
+# vLLM's, by setting.
+_SHORT_FLAGS = {
+    "data_parallel_size": "-dp",
+    "pipeline_parallel_size": "-pp",
+    "quantization": "-q",
+    "tensor_parallel_size": "-tp",
+}
+
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that takes `**settings` one option per field of EngineConfig.
@@ -41,7 +49,8 @@ def _option(
         option = typer.Option(f"{flags[0]}/--no-{flags[0][2:]}", **options)
         annotation = Annotated[bool | None, option]
     else:
-        option = typer.Option(*flags, metavar="VALUE", **options)
+        short = [_SHORT_FLAGS[name]] if name in _SHORT_FLAGS else []
+        option = typer.Option(*flags, *short, metavar="VALUE", **options)
         annotation = Annotated[str | None, option]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation

@@ -31,8 +31,8 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
 def split_model(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Split what `trident serve` does not know itself into the model, or None, and the flags.
 
-    The model is the word that is neither a flag nor the value of one: every flag of tritonserver
-    has a value.
+    The model is the word that is neither a flag nor the value of one. A flag of tritonserver has a
+    value; one that no value follows is left for tritonserver to refuse.
 
     Raises:
         ServerStartError: there is more than one such word.
@@ -41,7 +41,7 @@ def split_model(words: Sequence[str]) -> tuple[str | None, list[str]]:
     flags: list[str] = []
     needs_value = False
     for word in words:
-        is_flag = word.startswith("-") and not needs_value
+        is_flag = _is_flag(word)
         (flags if is_flag or needs_value else models).append(word)
         needs_value = is_flag and "=" not in word
     if len(models) > 1:
@@ -74,11 +74,13 @@ def check(arguments: Sequence[str]) -> None:
         ServerStartError: naming the argument.
     """
     own = list(chain.from_iterable(setting_flags().values()))
-    for flag in (each.partition("=")[0] for each in arguments if each.startswith("--")):
+    for flag in (each.partition("=")[0] for each in arguments if _is_flag(each)):
         if flag in _RESERVED:
             raise ServerStartError(f"{flag} is set by trident itself")
         if similar := difflib.get_close_matches(flag, own, n=1, cutoff=0.9):
             raise ServerStartError(f"unknown flag {flag}", f"did you mean {similar[0]}?")
+        if not flag.startswith("--"):  # tritonserver would not say which it does not know
+            raise ServerStartError(f"unknown flag {flag}", "see trident serve --help")
 
 
 def endpoints(
@@ -124,6 +126,11 @@ def exit_timeout(arguments: Sequence[str]) -> int:
     if not text.isascii() or not text.isdigit():
         raise ServerStartError(f"{EXIT_TIMEOUT} must be a number of seconds (got {text!r})")
     return int(text)
+
+
+def _is_flag(word: str) -> bool:
+    """Whether it is not a value; a negative number is one."""
+    return word.startswith("--") or (word.startswith("-") and word[1:2].isalpha())
 
 
 def _port(flag: str, text: str) -> int:

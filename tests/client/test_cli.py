@@ -83,12 +83,14 @@ class TestServe:
 
     def test_a_command_line_of_vllm(self, served: dict[str, Any]) -> None:
         arguments = (
-            "serve /m --port 8080 --host 0.0.0.0 --tensor-parallel-size 1 --dtype half "
-            "--no-trust-remote-code --enable-auto-tool-choice --async-scheduling"
+            "serve /m --port 8080 --host 0.0.0.0 --tensor-parallel-size 1 -pp 1 --dtype half "
+            "--no-trust-remote-code --enable-auto-tool-choice --async-scheduling "
+            "--disable-log-requests --api-key sk-a --api-key sk-b"
         )
         result = CliRunner().invoke(cli.app, arguments.split())
         assert result.exit_code == 0, result.output
-        assert (served["gateway"], served["arguments"]) == (GatewayOptions("8080", "0.0.0.0"), [])
+        gateway = GatewayOptions("8080", "0.0.0.0", api_keys=("sk-a", "sk-b"))
+        assert (served["gateway"], served["arguments"]) == (gateway, [])
         assert settings_variables(served["settings"]) == {
             "TRIDENT_MODEL": "/m",
             "TRIDENT_DTYPE": "float16",
@@ -106,6 +108,9 @@ class TestServe:
             (["--max-num-seqs", "many"], "max_num_seqs"),
             (["--max-num-seqs", "0"], "max_num_seqs"),
             (["--tensor-parallel-size", "2"], "tensor_parallel_size: not supported"),
+            (["-tp", "2"], "tensor_parallel_size: not supported"),
+            (["--enforce", "-O3", "m"], "unknown flag -O3"),
+            (["--api-key", "sk a"], "--api-key must not be empty or have spaces in it"),
             (["--trust-remote-code"], "trust_remote_code: not supported"),
             (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),
             (["--http-port", "http"], "--http-port"),

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,12 @@ import psutil
 import pytest
 
 from client.commands import gateway_process
-from client.commands.gateway_process import GatewayProcess
+from client.commands.gateway_process import GatewayOptions, GatewayProcess
 from engine.launch.ports import Endpoint, pick_free
 from tests.client.fake_triton import FakeTriton, Piece
 
 EXIT_TIMEOUT_S = 1
+ALONE = GatewayOptions("0", "127.0.0.1")
 
 
 def _server(triton: FakeTriton) -> Any:
@@ -47,7 +49,8 @@ def gateway(
     triton.pieces = [Piece({0: "a"}), *(Piece({0: "b"}, delay_s=0.1) for _ in range(300))]
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
-    with GatewayProcess(_server(triton), endpoint, request.param, tmp_path / "log") as gateway:
+    options = replace(ALONE, workers=request.param)
+    with GatewayProcess(_server(triton), endpoint, options, tmp_path / "log") as gateway:
         gateway.wait_until_up()
         yield gateway, endpoint
 
@@ -61,8 +64,29 @@ def test_tls_of_other_servers_is_not_for_it(
     monkeypatch.setattr(gateway_process, "_START_TIMEOUT_S", 10)
     monkeypatch.setenv(variable, value)  # as `trident run` of this shell needs them
     endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
-    with GatewayProcess(_server(triton), endpoint, 1, tmp_path / "log") as gateway:
+    with GatewayProcess(_server(triton), endpoint, ALONE, tmp_path / "log") as gateway:
         gateway.wait_until_up()
+
+
+def test_its_keys_are_in_no_list_of_processes(
+    triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIDENT_API_KEY", "sk-of-the-shell")
+    endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
+    options = replace(ALONE, api_keys=("sk-a", "sk-b"))
+    with GatewayProcess(_server(triton), endpoint, options, tmp_path / "log") as gateway:
+        gateway.wait_until_up()
+        processes = [psutil.Process(gateway.pid)]
+        processes += processes[0].children(recursive=True)
+        assert not any("sk-" in word for each in processes for word in each.cmdline())
+        answers = {key: _status(endpoint, key) for key in ("sk-a", "sk-b", "sk-of-the-shell", "")}
+    assert answers == {"sk-a": 200, "sk-b": 200, "sk-of-the-shell": 401, "": 401}
+
+
+def _status(endpoint: Endpoint, key: str) -> int:
+    with closing(http.client.HTTPConnection(endpoint.address, endpoint.port)) as connection:
+        connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"})
+        return connection.getresponse().status
 
 
 def test_an_answer_that_takes_too_long_is_cut_off(

@@ -58,9 +58,10 @@ def _ensemble(settings: Mapping[str, str], form: Form) -> Iterator[Running]:
         pids = [server.pid]
         urls = {"grpc": server.grpc_url, "triton-http": f"http://{server.http_url}"}
         if form not in urls:
-            endpoint = gateway_endpoint(server, GatewayOptions("0", "127.0.0.1", 1))
+            options = GatewayOptions("0", "127.0.0.1")
+            endpoint = gateway_endpoint(server, options)
             assert endpoint is not None
-            gateway = GatewayProcess(server, endpoint, 1, server.log_path)
+            gateway = GatewayProcess(server, endpoint, options, server.log_path)
             pids.append(stack.enter_context(gateway).pid)
             gateway.wait_until_up()
             urls[form] = f"http://{endpoint.url}/v1"

@@ -76,6 +76,7 @@ def test_an_address_of_its_own_goes_before_the_host() -> None:
         (["--http-port", "1", "m"], "m", ["--http-port", "1"]),
         (["--http-port=1", "m", "--log-verbose=1"], "m", ["--http-port=1", "--log-verbose=1"]),
         (["--cache-config", "-1"], None, ["--cache-config", "-1"]),
+        (["m", "--no-value", "--http-port", "1"], "m", ["--no-value", "--http-port", "1"]),
     ],
 )
 def test_split_model(words: list[str], model: str | None, left: list[str]) -> None:
@@ -113,6 +114,7 @@ def test_every_setting_has_flags() -> None:
         (["--model-repository=/x"], "--model-repository is set by trident"),
         (["--backend-directory", "/x"], "--backend-directory is set by trident"),
         (["--max-num-seq", "3"], "unknown flag --max-num-seq"),
+        (["-O3"], "unknown flag -O3"),
     ],
 )
 def test_refused(arguments: list[str], text: str) -> None:
