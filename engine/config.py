@@ -26,16 +26,13 @@ from pydantic import (
 
 from engine import null_device, unsupported
 from engine.errors import ConfigError
+from engine.setting_types import Dtype, KVCacheDtype, LoadFormat, Many, QuantizationSetting
 from engine.text.section_tags import AUTO, NONE, REASONING, TOOL_CALLS
 from engine.validation import describe
 
 ENV_PREFIX = "TRIDENT_"
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-LoadFormat = Literal["auto", "dummy"]
 _ALIASES = {"half": "float16", "float": "float32", "safetensors": "auto"}  # vLLM's, of values
-KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
-Quantization = Literal["int8", "int4", "fp8"]
 
 
 class EngineConfig(BaseModel):
@@ -56,10 +53,10 @@ class EngineConfig(BaseModel):
         "auto", description="auto: the checkpoint's safetensors; dummy: random weights, from seed"
     )
     dtype: Dtype = Field("auto", description="compute type; auto: the checkpoint's")
-    quantization: Quantization | None = Field(
+    quantization: QuantizationSetting | None = Field(
         None,
         description="weights, and activations in 8 bits, quantised while loading: int8 or int4 on "
-        "CPUs, fp8 on GPUs",
+        "CPUs, fp8 on GPUs; the format of a checkpoint that is quantised need not be named",
     )
     device: str = Field(
         "auto",
@@ -69,7 +66,7 @@ class EngineConfig(BaseModel):
     seed: Annotated[int, Field(ge=0)] = Field(
         0, description="of requests that bring none, and of dummy weights"
     )
-    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
+    max_model_len: Annotated[Many, Field(ge=2)] | None = Field(
         None, description="tokens of prompt and output; default: what the model was made for"
     )
     max_num_seqs: Annotated[int, Field(ge=1)] | None = Field(
@@ -77,13 +74,13 @@ class EngineConfig(BaseModel):
         description="sequences running at once; default: 64 on a CPU, 256 on a GPU",
         validation_alias=AliasChoices("max_num_seqs", "max_batch_size"),
     )
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_num_batched_tokens: Annotated[Many, Field(ge=1)] | None = Field(
         None,
         description="token budget of one step, prefill and decode together; default: 2048, or 8192 "
         "on a GPU of 80 GB from Hopper on",
     )
     enable_chunked_prefill: bool = Field(True, description="split prompts over several steps")
-    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(
+    long_prefill_token_threshold: Annotated[Many, Field(ge=0)] = Field(
         0, description="prompt tokens of one request per step at most; 0: the whole budget"
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
@@ -95,7 +92,7 @@ class EngineConfig(BaseModel):
     max_num_queued_reqs: Annotated[int, Field(ge=1)] = Field(
         4096, description="sequences of waiting requests; more are rejected at once"
     )
-    max_num_queued_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_num_queued_tokens: Annotated[Many, Field(ge=1)] | None = Field(
         None,
         description="prompt tokens of waiting requests; default: max_num_queued_reqs of the mean "
         "length that the KV cache holds for max_num_seqs, 4 million at most",
@@ -125,7 +122,7 @@ class EngineConfig(BaseModel):
             "gpu_memory_utilization", "kv_cache_free_gpu_mem_fraction", "mem_fraction_static"
         ),
     )
-    kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = Field(
+    kv_cache_memory_bytes: Annotated[Many, Field(ge=1)] | None = Field(
         None, description="KV cache size in bytes; default: from the memory that is free"
     )
     num_gpu_blocks_override: Annotated[int, Field(ge=2)] | None = Field(
@@ -138,6 +135,9 @@ class EngineConfig(BaseModel):
     enable_prefix_caching: bool = Field(True, description="share KV blocks of equal prefixes")
     max_logprobs: Annotated[int, Field(ge=0)] = Field(
         20, description="largest `logprobs` of a request"
+    )
+    chat_template: str | None = Field(
+        None, description="Jinja file, or a template itself, in place of the checkpoint's"
     )
     reasoning_parser: str = Field(
         AUTO,
@@ -165,7 +165,7 @@ class EngineConfig(BaseModel):
     def _of_other_servers(cls, fields: Any) -> Any:
         return unsupported.without(fields, unsupported.SETTINGS) if type(fields) is dict else fields
 
-    @field_validator("model", "tokenizer", mode="before")
+    @field_validator("model", "tokenizer", "chat_template", mode="before")
     @classmethod
     def _path(cls, value: Any) -> Any:
         return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -97,7 +97,7 @@ class LLM:
                 `continue_final_message`, which leaves the last message open instead.
             tools: functions that the model may call, in OpenAI's form.
             chat_template_kwargs: variables of the chat template, as `enable_thinking`.
-            chat_template: only None, the checkpoint's own.
+            chat_template: the source of one in place of the checkpoint's.
 
         The other arguments are those of `generate`.
 
@@ -112,10 +112,14 @@ class LLM:
                 "continue_final_message": continue_final_message,
                 "tools": tools,
                 "chat_template_kwargs": chat_template_kwargs,
-                "chat_template": chat_template,
             }
         )
-        many = rendered(self._core.tokenizer, messages, parameters, cache_salt)
+        tokenizer = self._core.tokenizer
+        if chat_template is not None:
+            if not isinstance(chat_template, str):
+                raise RequestError("chat_template: must be a text")
+            tokenizer = tokenizer.with_chat_template(chat_template)
+        many = rendered(tokenizer, messages, parameters, cache_salt)
         return self._run(many, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> Any:

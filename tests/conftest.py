@@ -11,9 +11,10 @@ settings.register_profile("trident", deadline=None, suppress_health_check=[Healt
 settings.register_profile("episodes", settings.get_profile("trident"), max_examples=10_000)
 settings.load_profile("trident")
 
-# Background jobs of a script are started with SIGINT ignored, and hand that on to their children.
-# Tests of Ctrl-C need Python's default, here and in what they start.
+# Background jobs of a script are started with SIGINT ignored, those of nohup with SIGHUP, and hand
+# that on to their children. Tests of both need Python's default, here and in what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

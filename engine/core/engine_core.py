@@ -30,7 +30,7 @@ from engine.errors import (
 )
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
-from engine.hub import resolve_checkpoint, resolve_tokenizer
+from engine.hub import resolve_checkpoint
 from engine.logits_processors import ProcessorContext
 from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
@@ -41,8 +41,8 @@ from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
+from engine.text.load_tokenizer import load_tokenizer
 from engine.text.section_format import SectionFormat
-from engine.text.tokenizer import Tokenizer
 from engine.text.tool_call_parser import tool_call_parser
 
 log = logging.getLogger("trident.engine")
@@ -67,7 +67,7 @@ class EngineCore:
         """
         checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
         model_spec = read_model_spec(checkpoint)
-        self.tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
+        self.tokenizer = load_tokenizer(config, checkpoint)
         self.generation_defaults = GenerationDefaults.from_checkpoint(
             checkpoint, self.tokenizer, model_spec.vocab_size
         )

@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 
-from engine.config import Quantization
 from engine.execution.cpu_threads import choose_num_threads, most_threads
 from engine.execution.measurements import remembered
 from engine.models.causal_lm import CausalLM
@@ -17,6 +16,7 @@ from engine.models.product_choice import (
     measure_products,
     projection_shapes,
 )
+from engine.setting_types import Quantization
 
 
 def set_num_threads(subject: object, run_step: Callable[[], None]) -> int:

@@ -27,7 +27,7 @@ from engine.models.conversion import (
     num_bytes_while_loading,
 )
 from engine.models.spec import ModelSpec
-from engine.quantization.registry import read_quantization
+from engine.quantization.registry import read_quantization, while_loading
 from engine.weights import check_weights, initialise_weights, with_stored_head
 
 
@@ -46,15 +46,17 @@ def load_weights(
     Raises:
         CheckpointError, InsufficientMemoryError, UnsupportedError: with what to do about it.
     """
-    check_quantization(config.quantization, device, dtype)
-    stored = None if config.load_format == "dummy" else read_quantization(checkpoint)
-    in_fp8 = config.quantization == "fp8"
+    is_dummy = config.load_format == "dummy"
+    quantization = while_loading(config.quantization, None if is_dummy else checkpoint)
+    check_quantization(quantization, device, dtype)
+    stored = None if is_dummy else read_quantization(checkpoint)
+    in_fp8 = quantization == "fp8"
     if in_fp8 and stored is not None:
         raise UnsupportedError(
             f"quantization: fp8 is for checkpoints of floats (this one is {stored.label}); leave "
             "it out"
         )
-    if config.load_format != "dummy":
+    if not is_dummy:
         spec = with_stored_head(spec, checkpoint)
     build = partial(
         build_model,
@@ -67,14 +69,14 @@ def load_weights(
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
     except RuntimeError as error:
         raise CheckpointError(f"config.json: sizes that no memory holds: {error}") from None
-    if config.load_format != "dummy":
+    if not is_dummy:
         check_weights(outline, checkpoint)
     if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):
         raise UnsupportedError("quantization: fp8 is not for a mixture of experts; leave it out")
     if config.deterministic:
         check_deterministic(outline, device)
     num_bytes = num_bytes_while_loading(
-        outline, config.quantization, device, deterministic=config.deterministic
+        outline, quantization, device, deterministic=config.deterministic
     )
     require_room_for_weights(num_bytes, device, config)
     require_room_for_tables(outline, device, max_model_len)
@@ -82,13 +84,11 @@ def load_weights(
     ours = (
         config.deterministic
         or not on_cpu
-        or our_products_serve(outline, dtype, config.quantization, on_progress)
+        or our_products_serve(outline, dtype, quantization, on_progress)
     )
     # On a GPU all would be allocated before the first layer is quantised.
     model = build(device=device, read_to=torch.device("cpu") if in_fp8 else None)
-    conversion = Conversion(
-        model, config.quantization, deterministic=config.deterministic, ours=ours
-    )
+    conversion = Conversion(model, quantization, deterministic=config.deterministic, ours=ours)
     text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
     initialise_weights(
         model,
@@ -105,6 +105,6 @@ def load_weights(
     return_freed_memory()
     taken = conversion.num_bytes_dequantized
     if stored is not None and taken:
-        target = config.quantization or f"{taken / 2**20:,.0f} MiB of {dtype}"
+        target = quantization or f"{taken / 2**20:,.0f} MiB of {dtype}"
         on_progress(f"converted weights ({stored.label}) to {target}")
     return model

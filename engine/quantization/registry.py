@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.errors import UnsupportedError
 from engine.fields import Fields, read_json_object
 from engine.quantization.awq import parse_awq
 from engine.quantization.bitsandbytes import parse_bitsandbytes
@@ -18,6 +19,7 @@ from engine.quantization.gptq import parse_gptq
 from engine.quantization.ignored import is_ignored
 from engine.quantization.modelopt import parse_modelopt, read_quantization_file
 from engine.quantization.mxfp4 import parse_mxfp4
+from engine.setting_types import Quantization, QuantizationSetting
 from engine.tensor_files.headers import read_headers
 
 _PARSERS: dict[str, Callable[[Fields], Format]] = {
@@ -34,6 +36,9 @@ _PARSERS: dict[str, Callable[[Fields], Format]] = {
 _IGNORED = ("ignore", "ignored_layers", "modules_to_not_convert", "llm_int8_skip_modules")
 # Names of the configuration in `config.json`; the second is llm-compressor's first.
 _CONFIGS = ("quantization_config", "compression_config")
+_METHOD = "quant_method"
+# vLLM's names of kernels, by the format that they are for.
+_OF_KERNELS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,35 @@ class OneFormat(QuantizedCheckpoint):
         return None if is_other or is_ignored(module, self.ignored) else self.format
 
 
+def while_loading(
+    asked: QuantizationSetting | None, checkpoint: Path | None
+) -> Quantization | None:
+    """Return how weights are to be quantised while they are loaded; None: not at all.
+
+    Args:
+        asked: a setting that may also name how the checkpoint is stored.
+        checkpoint: its folder; None: there is none, weights are made up.
+
+    Raises:
+        UnsupportedError: the checkpoint is not stored so.
+    """
+    if asked is None or asked == "int8" or asked == "int4":
+        return asked
+    method = None
+    if checkpoint is not None:
+        fields = Fields(read_json_object(checkpoint / "config.json"), name="config.json")
+        config = _configuration(fields, checkpoint)
+        method = config and config.text(_METHOD)
+    if _OF_KERNELS.get(asked, asked) == method:
+        return None
+    if asked == "fp8":
+        return asked
+    stored = f"its format is {method}" if method else "it is not quantised"
+    raise UnsupportedError(
+        f"quantization: the checkpoint is not in {asked}: {stored}; leave it out"
+    )
+
+
 def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
     """Read how the checkpoint in a folder is quantised; None: it is not.
 
@@ -69,21 +103,23 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
         CheckpointError: a field is missing or wrong.
     """
     fields = Fields(read_json_object(checkpoint / "config.json"), name="config.json")
-    parts = [part for part in (fields, fields.child("text_config")) if part is not None]
-    named = [part.child(name) for part in parts for name in _CONFIGS]
-    found = [each for each in named if each is not None]
-    config = found[0] if found else read_quantization_file(checkpoint)
+    config = _configuration(fields, checkpoint)
     if config is None:
         return None
-    method = config.text("quant_method")
+    method = config.text(_METHOD)
     if method == "gguf":
         return read_gguf_checkpoint(checkpoint, fields)
     if method not in _PARSERS:
         supported = ", ".join(_PARSERS)
-        raise config.unsupported(
-            "quant_method", f"{method!r} is not supported; supported: {supported}"
-        )
+        raise config.unsupported(_METHOD, f"{method!r} is not supported; supported: {supported}")
     ignored = tuple(name for field in _IGNORED for name in config.texts(field) or ())
     if is_4_bit(config):
         return read_4_bit_checkpoint(checkpoint, config, ignored)
     return OneFormat(checkpoint, _PARSERS[method](config), ignored)
+
+
+def _configuration(fields: Fields, checkpoint: Path) -> Fields | None:
+    parts = [part for part in (fields, fields.child("text_config")) if part is not None]
+    named = [part.child(name) for part in parts for name in _CONFIGS]
+    found = [each for each in named if each is not None]
+    return found[0] if found else read_quantization_file(checkpoint)

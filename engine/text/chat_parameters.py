@@ -15,7 +15,7 @@ from engine.validation import member
 
 # Fields of vLLM that are not implemented, and why.
 _REFUSED = {
-    "chat_template": "a template of the client's own may run for ever; the checkpoint's is used",
+    "chat_template": "a template of the client's own may run for ever; the server's is used",
     "documents": "not supported by this version of Trident",
 }
 # By which requests switch reasoning on and off, or choose how much of it.

@@ -6,6 +6,7 @@ import itertools
 import json
 import string
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,6 +125,13 @@ class Tokenizer:
         """The source of all its chat templates; empty if there is none."""
         template = self.hf_tokenizer.chat_template or ""
         return template if isinstance(template, str) else "\n".join(map(str, template.values()))
+
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """Return this tokenizer with `template` in place of all its chat templates."""
+        other = copy(self)
+        other.hf_tokenizer = copy(self.hf_tokenizer)
+        other.hf_tokenizer.chat_template = template
+        return other
 
     def encode(
         self, text: str, add_special_tokens: bool = True, *, field: str = "prompt"

@@ -107,9 +107,7 @@ class TestServe:
         [
             (["--max-num-seqs", "many"], "max_num_seqs"),
             (["--max-num-seqs", "0"], "max_num_seqs"),
-            (["--tensor-parallel-size", "2"], "tensor_parallel_size: not supported"),
             (["-tp", "2"], "tensor_parallel_size: not supported"),
-            (["--enforce", "-O3", "m"], "unknown flag -O3"),
             (["--api-key", "sk a"], "--api-key must not be empty or have spaces in it"),
             (["--trust-remote-code"], "trust_remote_code: not supported"),
             (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),

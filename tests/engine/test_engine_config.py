@@ -34,6 +34,9 @@ def test_a_variable_overrides_the_file_under_whichever_name_it_sets_the_field(
         ("[]", "engine.json: must hold one JSON object"),
         ('{"block_size": 0}', "block_size: .*greater than or equal to 1"),
         ('{"blocksize": 8}', "blocksize: unknown field"),
+        ('{"max_model_len": "8x"}', r"max_model_len: Input .* integer.* \(got '8x'\)"),
+        ('{"max_model_len": "1.0001k"}', "max_model_len: Input .* integer"),
+        ('{"max_model_len": "0k"}', "max_model_len: .*greater than or equal to 2"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
@@ -88,6 +91,10 @@ def test_a_misspelt_variable_is_refused(name: str, meant: str) -> None:
             {"tensor_parallel_size": 1, "pipeline_parallel_size": "1", "trust_remote_code": False},
             {},
         ),
+        ({"max_model_len": "32k"}, {"max_model_len": 32_000}),
+        ({"max_model_len": "32K"}, {"max_model_len": 32_768}),
+        ({"max_num_batched_tokens": "25.6k"}, {"max_num_batched_tokens": 25_600}),
+        ({"kv_cache_memory_bytes": " 2G"}, {"kv_cache_memory_bytes": 2 * 2**30}),
         ({"enable_lora": "false", "disable_log_stats": True, "revision": None}, {}),
         ({"hf_overrides": {}, "task": "generate", "distributed_executor_backend": "mp"}, {}),
     ],

@@ -69,10 +69,16 @@ def test_the_end_of_a_conversation(llm: LLM, options: dict[str, Any], prompt: st
     assert llm.chat(STARTED, GREEDY, False, **options)[0].prompt == prompt
 
 
+def test_a_template_of_the_callers_own(llm: LLM) -> None:
+    (output,) = llm.chat(STARTED, GREEDY, False, chat_template="Q: {{ messages[0].content }}")
+    assert output.prompt == "Q: Hi"
+    assert "Q: " not in (llm.chat(STARTED, GREEDY, False)[0].prompt or "")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chat_template": "{{ messages }}"}, "chat_template: a template of the client's own"),
+        ({"chat_template": ["{{ messages }}"]}, "chat_template: must be a text"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: not supported by"),
         ({"chat_template_kwargs": {"thinking": True}}, r"chat_template_kwargs\.thinking: not"),
         (

@@ -8,12 +8,13 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
+from engine.hub import resolve_checkpoint
 from engine.prompt_logprobs import positions
 from engine.protocol import NULL_LOGPROBS, Chunk, DetokenizerInput, TokenLogprobs
 from engine.service.link import DetokenizerEnd, ForgedMessageError
 from engine.service.outputs import Array, prompt_logprobs_in, strings
-from engine.service.stages.preprocessor import load_tokenizer
 from engine.text.detokenizer import Detokenizer
+from engine.text.load_tokenizer import load_tokenizer
 from engine.text.section_format import SectionFormat
 from engine.text.section_reader import SectionReader
 from engine.text.tokenizer import Tokenizer
@@ -48,7 +49,7 @@ class Postprocessor:
     @classmethod
     def from_config(cls, config: EngineConfig) -> Postprocessor:
         """Load the tokenizer that `config` names; raises `TridentError` if it cannot be loaded."""
-        tokenizer = load_tokenizer(config)
+        tokenizer = load_tokenizer(config, resolve_checkpoint(config.model, weights=False))
         section_format = SectionFormat(tokenizer, config.reasoning_parser, config.tool_call_parser)
         return cls(tokenizer, section_format)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.hub import resolve_checkpoint, resolve_tokenizer
+from engine.hub import resolve_checkpoint
 from engine.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,
     MAX_LOGIT_BIAS,
@@ -29,6 +29,7 @@ from engine.service.tensors import InputReader, Tensors
 from engine.text.chat_parameters import ChatParameters
 from engine.text.chat_template import parse_messages, render_text
 from engine.text.defaults import GenerationDefaults
+from engine.text.load_tokenizer import load_tokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import TokenIds, token_array
 from engine.validation import check_token_ids
@@ -81,7 +82,7 @@ class Preprocessor:
             TridentError: there is no such checkpoint, or its tokenizer or config is broken.
         """
         checkpoint = resolve_checkpoint(config.model, weights=False)
-        tokenizer = Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
+        tokenizer = load_tokenizer(config, checkpoint)
         model = read_model_spec(checkpoint)
         defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer, model.vocab_size)
         return cls(
@@ -257,16 +258,6 @@ def _wants_prompt(inputs: RequestInputs) -> bool:
     if inputs.exclude_input_in_output is not None:
         return not inputs.exclude_input_in_output
     return not inputs.stream and inputs.text is not None
-
-
-def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    """Load the tokenizer that `config` names, by default the model's.
-
-    Raises:
-        TridentError: there is none, or it is broken.
-    """
-    checkpoint = resolve_checkpoint(config.model, weights=False)
-    return Tokenizer.from_pretrained(resolve_tokenizer(config.tokenizer, checkpoint))
 
 
 def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:

@@ -9,7 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import UnsupportedError
-from engine.quantization.registry import read_quantization
+from engine.llm import LLM
+from engine.quantization.registry import read_quantization, while_loading
+from engine.sampling_params import SamplingParams
+from engine.setting_types import QuantizationSetting
 from tests.factories.paged_model import PagedModel
 from tests.factories.quantized import FORMATS, change_config, write_quantized
 
@@ -54,3 +57,33 @@ def test_plain_checkpoints_have_no_quantization(tmp_path: Path) -> None:
     plain, quantized = write_quantized("awq", tmp_path)
     assert read_quantization(plain) is None
     assert read_quantization(quantized) is not None
+
+
+def test_the_format_that_it_has_may_be_named(tmp_path: Path) -> None:
+    plain, quantized = write_quantized("awq", tmp_path)
+    asked: QuantizationSetting
+    for asked in ("awq", "awq_marlin"):
+        assert while_loading(asked, quantized) is None
+    for asked in ("int8", "int4"):
+        assert while_loading(asked, quantized) == asked
+    assert while_loading(None, quantized) is None
+    assert while_loading("fp8", plain) == "fp8"
+    change_config(quantized, quantization_config={"quant_method": "fp8"})
+    assert while_loading("fp8", quantized) is None
+    with pytest.raises(UnsupportedError, match=r"^quantization: the .* not in gptq: .* is fp8; "):
+        while_loading("gptq", quantized)
+    for folder in (plain, None):
+        with pytest.raises(UnsupportedError, match=r"not in gguf: it is not quantised; leave it"):
+            while_loading("gguf", folder)
+
+
+def test_an_engine_takes_the_name_of_the_format(tmp_path: Path) -> None:
+    _, quantized = write_quantized("awq", tmp_path)
+    prompt = {"prompt_token_ids": TOKENS}
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    settings = {"device": "cpu", "tokenizer": "demo"}
+    answers = [
+        LLM(quantized, quantization=name, **settings).generate(prompt, params, False)
+        for name in (None, "awq")
+    ]
+    assert len({tuple(answer[0].outputs[0].token_ids) for answer in answers}) == 1

@@ -21,7 +21,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -36,7 +35,7 @@ from engine.execution.loading import load_model
 from engine.execution.model_runner import ModelRunner
 from engine.protocol import AddRequest
 from engine.text.detokenizer import Detokenizer
-from engine.text.tokenizer import Tokenizer
+from engine.text.load_tokenizer import load_tokenizer
 from engine.token_ids import pack_token_ids
 from tests.gpu.replays.models import ReplayModel, models
 from tests.gpu.replays.repeated_steps import RepeatedSteps
@@ -83,7 +82,7 @@ class Player:
         self._loaded: LoadedModel | None = None
         self._shared: dict[str, Any] = {
             "load_model": self._load_once,
-            "Tokenizer": SimpleNamespace(from_pretrained=cache(Tokenizer.from_pretrained)),
+            "load_tokenizer": cache(load_tokenizer),
             "Detokenizer": cache(Detokenizer),
         }
         core = self._core()
