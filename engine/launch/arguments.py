@@ -12,6 +12,8 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 EXIT_TIMEOUT = "--exit-timeout-secs"
 DEFAULT_EXIT_TIMEOUT_S = 5
+# Of its metrics of processors. An ending tritonserver waits for the next time, by default for 2 s.
+METRICS_INTERVAL = "--metrics-interval-ms=250"
 
 # The launcher sets these itself; given twice, tritonserver silently uses one of them.
 _RESERVED = ("--model-repository", "--model-store", "--backend-directory")
