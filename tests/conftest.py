@@ -6,8 +6,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says something about the machine, not about the code.
-settings.register_profile("trident", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says something about the machine, not about the code. They are others in
+# each run.
+settings.register_profile(
+    "trident", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
+)
 settings.register_profile("episodes", settings.get_profile("trident"), max_examples=10_000)
 settings.load_profile("trident")
 

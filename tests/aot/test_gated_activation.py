@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from kernels.gated_activation import gated_activation
@@ -26,6 +27,7 @@ def test_rows_that_do_not_fill_their_tiles() -> None:
     _check_wide(compile_call("sm_90", gated_activation, qwen, "silu"))
 
 
+@pytest.mark.large
 def test_the_error_function() -> None:
     gate_up = torch.empty(64, 2 * 4096, dtype=torch.float16, device="meta")
     _check_wide(compile_call("sm_90", gated_activation, gate_up, "gelu"))

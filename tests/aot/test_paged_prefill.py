@@ -132,7 +132,7 @@ def test_tiles_that_no_batch_changes(cache: torch.dtype, gpu: str) -> None:
         check_products(kernels[0])
 
 
-@pytest.mark.parametrize("model", ["Phi-3-mini", "bundled"])
+@pytest.mark.parametrize("model", ["Phi-3-mini", pytest.param("bundled", marks=pytest.mark.large)])
 def test_other_heads(model: str) -> None:
     check_products(compile_prefill("sm_90", model, "long"))
 
@@ -147,6 +147,7 @@ def test_fp8_cache(model: str, gpu: str) -> None:
     compile_prefill(gpu, model, "long", cache=FP8)
 
 
+@pytest.mark.large
 def test_large_blocks() -> None:
     check_products(compile_prefill("sm_90", "Llama-3.1-8B", "long", block_size=64))
 

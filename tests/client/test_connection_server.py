@@ -43,6 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, pem: Path) -> Iterator[Trit
         f"--grpc-server-key={pem / 'key.pem'}",
         "--grpc-restricted-protocol=inference,model-config:gate-key=s3cret",
         f"--grpc-http2-min-recv-ping-interval-without-data={MIN_PING_INTERVAL_MS // SCALE}",
+        "--exit-timeout-secs=1",  # a request that was given up waits on
     ]
     repository = write_repository(tmp_path_factory.mktemp("repository"))
     with TritonServer({}, arguments=arguments, repository=repository, ports=0) as running:

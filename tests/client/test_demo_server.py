@@ -60,7 +60,8 @@ def run_in_terminal(interrupt_after: bytes | None, folder: Path) -> tuple[int, s
 
 
 @pytest.mark.parametrize(
-    ("interrupt_after", "status"), [(None, 0), (b"over gRPC", 130), (b"Starting", 130)]
+    ("interrupt_after", "status"),
+    [(None, 0), (b"Starting", 130), pytest.param(b"over gRPC", 130, marks=pytest.mark.large)],
 )
 def test_it_ends_cleanly(interrupt_after: bytes | None, status: int, tmp_path: Path) -> None:
     found, shown = run_in_terminal(interrupt_after, tmp_path)

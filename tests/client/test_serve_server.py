@@ -155,7 +155,14 @@ class TestServeCommand:
         assert "OpenAI" not in launcher.wait_for("Ctrl-C stops")
         assert len(psutil.Process(launcher.process.pid).children()) == 1
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    @pytest.mark.parametrize(
+        "number",
+        [
+            signal.SIGINT,
+            pytest.param(signal.SIGTERM, marks=pytest.mark.large),
+            pytest.param(signal.SIGHUP, marks=pytest.mark.large),
+        ],
+    )
     def test_interrupted_while_loading(
         self, launch: Callable[..., Launcher], tmp_path: Path, number: signal.Signals
     ) -> None:

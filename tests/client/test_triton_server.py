@@ -113,11 +113,14 @@ class TestTritonServer:
             with TridentClient(server.grpc_url) as client:
                 assert client.generate("a").text == "a"
 
-    def test_can_be_started_again(self, repository: Path) -> None:
+    def test_can_be_started_again_and_its_log_is_removed(self, repository: Path) -> None:
         server = TritonServer({}, repository=repository, ports=0)
         for _ in range(2):
             with server, TridentClient(server.grpc_url) as client:
+                assert server.log_path.exists()
                 assert client.generate("a").text == "a"
+            assert not server.log_path.exists()
+            assert "loading the script" in server.log
 
     def test_slow_start_is_given_up(self, repository: Path) -> None:
         server = TritonServer(
@@ -148,12 +151,6 @@ class TestTritonServer:
             server.wait_until_ready(check)
         assert server.log_path.read_text() == server.log
 
-    def test_the_log_of_a_server_that_was_stopped_is_removed(self, repository: Path) -> None:
-        with TritonServer(repository=repository, ports=0) as server:
-            assert server.log_path.exists()
-        assert not server.log_path.exists()
-        assert "loading the script" in server.log
-
     def test_only_this_machine_reaches_it(self, server: TritonServer) -> None:
         listening = {
             connection.laddr.port: connection.laddr.ip.removeprefix("::ffff:")
@@ -169,8 +166,12 @@ def test_triton_completes_the_configurations_of_other_repositories_only(
 ) -> None:
     flag = "--disable-auto-complete-config"
     assert flag not in psutil.Process(server.pid).cmdline()
-    with TritonServer(ports=0) as own:
-        assert flag in psutil.Process(own.pid).cmdline()
+    own = TritonServer(ports=0)
+    own.launch()
+    try:
+        assert eventually(lambda: flag in psutil.Process(own.pid).cmdline())
+    finally:
+        own.stop()
 
 
 def test_a_stage_that_dies_is_noticed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ BLOCK_SIZE = 4
 PARAMS = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, logprobs=0)
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+IN_EACH_RUN = (*LLAMA_LIKE, "gemma2", "gpt2", "llama-dynamic", "llama-llama3", "llama-tied")
+IN_EACH_RUN += ("mistral-sliding-window", "qwen2-yarn")
 
 # Architecture, rope scaling, and what else the configuration sets. Trained positions are few, so
 # that the outputs of longer prompts go beyond them, where dynamic scaling begins. (No prompt is of
@@ -75,13 +77,12 @@ class Reference:
     answers: list[Answer]
 
 
-# The families' logits are compared in tests/engine/models; a few go through the engine each time.
+# The families' logits are compared in tests/engine/models, positions in tests/engine/layers; a few
+# of both go through the engine each time.
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=pytest.mark.large)
-        if name in FAMILIES and name not in (*LLAMA_LIKE, "gemma2", "gpt2")
-        else name
+        name if name in IN_EACH_RUN else pytest.param(name, marks=pytest.mark.large)
         for name in CASES
     ],
 )

@@ -43,6 +43,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return save_tokenizer(tokenizer, folder)
 
 
+@pytest.mark.large
 def test_answers_to_chats(plain: Path) -> None:
     path = plain.with_name("bundled.gguf")
     changes = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.eos_token_id": 2}

@@ -47,7 +47,13 @@ GOOD: list[dict[str, Any]] = [
 
 
 # The head's type comes first.
-@pytest.fixture(scope="module", params=[("Q8_0",), ("Q6_K", "Q4_K")], ids=",".join)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("Q8_0",), marks=pytest.mark.large, id="Q8_0"),
+        pytest.param(("Q6_K", "Q4_K"), id="Q6_K,Q4_K"),
+    ],
+)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:

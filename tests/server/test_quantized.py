@@ -76,6 +76,7 @@ def test_the_tokens_of_the_weights(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.large
 def test_4_bits_while_loading(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"dtype": "bfloat16", "quantization": "int4"}
     if not quantizes(torch.bfloat16, "int4"):
@@ -87,6 +88,7 @@ def test_4_bits_while_loading(tmp_path: Path) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.large
 def test_what_is_not_read_ends_the_start(tmp_path: Path) -> None:
     _, quantized = write_quantized("modelopt-nvfp4", tmp_path, vocab_size=400)
     save_tokenizer(byte_level_tokenizer(), quantized)

@@ -23,7 +23,10 @@ def failure(server: TritonServer) -> str:
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("TRIDENT_MAX_NUM_SEQS", "many", "max_num_seqs: Input should be a valid integer"),
+        pytest.param(
+            *("TRIDENT_MAX_NUM_SEQS", "many", "max_num_seqs: Input should be a valid integer"),
+            marks=pytest.mark.large,
+        ),
         ("TRIDENT_MODEL", "/no/such/folder", "model: there is no folder /no/such/folder"),
     ],
 )
@@ -46,6 +49,7 @@ def test_a_checkpoint_whose_weights_are_a_pickle(checkpoint: Path, tmp_path: Pat
     assert not mark.exists()
 
 
+@pytest.mark.large
 def test_a_checkpoint_without_its_weights(checkpoint: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(checkpoint, broken)

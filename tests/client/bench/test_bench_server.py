@@ -27,11 +27,11 @@ def test_servers_under_load(tmp_path: Path) -> None:
         f"--peer=fake={sys.executable} {script} {{model}} --port {{port}}",
         "--peer=missing=/nonexistent/server {port}",
     ]
-    shape = ["--tiny", "--rounds=1", "--workload=W2,W5", "--through=engine,grpc,http,completions"]
+    shape = ["--tiny", "--rounds=1", "--workload=W2,W5", "--through=engine,completions"]
     variant = "--trident=small=max_num_seqs=2"
     output = _trident(*shape, variant, *peers, f"--json={file}", f"--report={tmp_path / 'report'}")
     figures = json.loads(file.read_text())
-    ours = ["trident-engine", "trident-grpc", "trident-http", "trident-completions", "small"]
+    ours = ["trident-engine", "trident-completions", "small"]
     measured = [(row["workload"], row["server"]) for row in figures["summary"]]
     assert measured == [(w, s) for w in ("W2", "W5") for s in (*ours, "fake")]
     for row in figures["summary"]:

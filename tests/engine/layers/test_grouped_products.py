@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 # Inputs, outputs, and inputs of a group.
 SHAPES = [(32, 1, 32), (64, 33, 32), (96, 31, 96), (256, 64, 64), (896, 1152, 128)]
-NUM_ROWS = [0, 1, 3, 6, 7, 12, 13, 40, 701]
+NUM_ROWS = [0, 1, 6, 7, 12, 13, 701, *(pytest.param(n, marks=pytest.mark.large) for n in (3, 40))]
 FLOAT32 = torch.finfo(torch.float32).eps / 2
 
 each_size = pytest.mark.parametrize("bits", [4, 8])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 SHAPES = [(4, 1), (8, 31), (36, 33), (160, 64), (896, 1152), (4864, 96)]  # in, out
 # None; less than, as many as and more than are multiplied at once, with AVX2 (6) and AVX-512 (12);
 # more than one task has.
-NUM_ROWS = [0, 1, 3, 6, 7, 12, 13, 40, 701]
+NUM_ROWS = [0, 1, 6, 7, 12, 13, 701, *(pytest.param(n, marks=pytest.mark.large) for n in (3, 40))]
 BFLOAT16 = torch.finfo(torch.bfloat16).eps / 2
 FLOAT32 = torch.finfo(torch.float32).eps / 2
 

@@ -61,7 +61,10 @@ def kinds(schedule: Schedule) -> set[str]:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "captured"])
+@pytest.mark.parametrize(
+    "enforce_eager",
+    [pytest.param(True, marks=pytest.mark.large, id="eager"), pytest.param(False, id="captured")],
+)
 def test_no_step_waits(
     checkpoint: GreedyCheckpoint, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,8 +195,10 @@ def test_nor_in_a_mixture_of_experts(stored: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("awq", {}), (None, {"quantization": "fp8"})],
-    ids=["awq", "fp8"],
+    [
+        pytest.param("awq", {}, id="awq"),
+        pytest.param(None, {"quantization": "fp8"}, marks=pytest.mark.large, id="fp8"),
+    ],
 )
 def test_nor_with_quantised_weights(
     name: str | None, settings: dict[str, Any], checkpoint: GreedyCheckpoint, tmp_path: Path

@@ -123,7 +123,15 @@ def test_a_stopped_process_is_noticed_and_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [HANGS, HANGS_IN_ADD, HANGS_IN_ABORT, HANGS_WHEN_IDLE, HANGS_IN_STATS]
+    "kind",
+    [
+        HANGS,
+        HANGS_WHEN_IDLE,
+        *(
+            pytest.param(kind, marks=pytest.mark.large)
+            for kind in (HANGS_IN_ADD, HANGS_IN_ABORT, HANGS_IN_STATS)
+        ),
+    ],
 )
 def test_an_engine_that_hangs_anywhere_in_its_loop_is_noticed(kind: int) -> None:
     client = start(step_timeout_s=0.5)
