@@ -13,6 +13,7 @@ from engine.errors import RequestError, UnsupportedError
 from engine.limits import MAX_CHAT_CHARACTERS, check_size
 from engine.validation import member
 
+CACHE_MARK = "cache_control"  # Anthropic's; prefixes are cached whether they are marked or not
 # Fields of vLLM that are not implemented, and why.
 _REFUSED = {
     "chat_template": "a template of the client's own may run for ever; the server's is used",
@@ -139,7 +140,7 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise RequestError(f"tools[{index}].function.name: {name!r} is there twice")
-    return tuple(tools)
+    return tuple({key: tool[key] for key in tool if key != CACHE_MARK} for tool in tools)
 
 
 def _tool_name(tool: Any, place: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypedDict
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
 from engine.limits import MAX_MESSAGES, check_size
-from engine.text.chat_parameters import ChatParameters, reasoning_switches
+from engine.text.chat_parameters import CACHE_MARK, ChatParameters, reasoning_switches
 from engine.text.plain_turns import plain_turns
 from engine.text.tokenizer import Tokenizer
 from engine.validation import member
@@ -22,7 +22,6 @@ _REPEATED = {
     "thinking_blocks": "reasoning_content",
     "reasoning_details": "reasoning_content",
 }
-_CACHE_MARK = "cache_control"  # Anthropic's; prefixes are cached whether they are marked or not
 _PART_TEXTS = {"text": "text", "refusal": "refusal"}  # fields of texts, by type of part
 
 
@@ -44,7 +43,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     Content given as OpenAI's list of text parts becomes one string, a part per line; arguments of
     tool calls given as JSON text are parsed, and content that is missing beside them is empty, as
     many templates read it; the developer, of whom templates do not know, is the system; fields that
-    are null, repeat another, or mark what to cache are removed.
+    are null, repeat another, or mark what to cache are removed, and lists of no calls.
 
     Raises:
         UnsupportedError: a content part is not text.
@@ -145,7 +144,7 @@ def _message(item: Any, place: str) -> dict[str, Any]:
     message = {
         name: value
         for name, value in given.items()
-        if name != _CACHE_MARK and _REPEATED.get(name) not in given
+        if name != CACHE_MARK and _REPEATED.get(name) not in given
     }
     _refuse_others(message, _FIELDS, place)
     if not _text(message, "role", place):
@@ -156,7 +155,9 @@ def _message(item: Any, place: str) -> dict[str, Any]:
         if name in message:
             _text(message, name, place)
     if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
+        calls = _tool_calls(message.pop("tool_calls"), f"{place}.tool_calls")
+        if calls:  # templates may ask whether there is the field
+            message["tool_calls"] = calls
         message.setdefault("content", "")
     message["content"] = _content(message, place)
     return message
@@ -182,7 +183,7 @@ def _part(part: Any, place: str) -> str:
     if kind not in _PART_TEXTS:
         raise UnsupportedError(f"{place}.type: only text parts are supported (got {kind[:40]!r})")
     text = _PART_TEXTS[kind]
-    _refuse_others(part, frozenset({"type", text, _CACHE_MARK}), place)
+    _refuse_others(part, frozenset({"type", text, CACHE_MARK}), place)
     return _text(part, text, place)
 
 

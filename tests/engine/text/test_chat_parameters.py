@@ -46,6 +46,14 @@ def test_tools_and_variables_reach_the_template(tokenizer: Tokenizer) -> None:
     assert rest == "<|user|>hi<|end|><|assistant|>"
 
 
+def test_marks_of_what_to_cache_do_not_reach_it() -> None:
+    marked = {**TOOL, "cache_control": {"type": "ephemeral"}}
+    assert parse(tools=[TOOL, marked | {"function": {"name": "other"}}]).tools == (
+        TOOL,
+        {"type": "function", "function": {"name": "other"}},
+    )
+
+
 def test_the_last_message_is_continued(tokenizer: Tokenizer) -> None:
     messages = [USER, {"role": "assistant", "content": "Once upon"}]
     given = parse(continue_final_message=True)

@@ -65,6 +65,14 @@ def call(arguments: Any) -> dict[str, Any]:
             [{**USER, "content": "a"}],
         ),
         (
+            [{"role": "assistant", "content": "3", "tool_calls": []}],
+            [{"role": "assistant", "content": "3"}],
+        ),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": []}],
+            [{"role": "assistant", "content": ""}],
+        ),
+        (
             [{"role": "assistant", "content": '{"x": 1}', "parsed": {"x": 1}}],
             [{"role": "assistant", "content": '{"x": 1}'}],
         ),
