@@ -49,7 +49,8 @@ def require_free(endpoints: Iterable[Endpoint]) -> None:
         flag = f"--{endpoint.name}-port"
         if endpoint.port in seen:
             raise ServerStartError(
-                f"port {endpoint.port} is given to both {seen[endpoint.port]} and {flag}"
+                f"port {endpoint.port} is given to both {seen[endpoint.port]} and {flag}",
+                f"choose another for one of them; {seen[endpoint.port]} 0 takes a free one",
             )
         seen[endpoint.port] = flag
         _listen_once(endpoint, flag)
