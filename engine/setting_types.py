@@ -25,7 +25,7 @@ StoredFormat = Literal[
     "modelopt_fp4",
     "mxfp4",
 ]
-QuantizationSetting = Quantization | StoredFormat
+QuantizationSetting = Literal[Quantization, StoredFormat]
 
 _POWERS = "kmgt"
 

@@ -206,7 +206,7 @@ def test_random_layers_are_filled_and_converted_in_turn(tmp_path: Path) -> None:
 
 
 def test_settings_that_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"quantization: .*'int8', 'int4' or 'fp8'"):
+    with pytest.raises(ValueError, match=r"^quantization: .*'int8', 'int4', 'fp8', 'awq', "):
         LLM(str(checkpoint), device="cpu", quantization="int3")
     monkeypatch.undo()
     with pytest.raises(UnsupportedError, match="quantization: int4 needs a dtype other than"):

@@ -181,7 +181,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "chat_template_kwargs.enable_thinking",
         "not supported by this model",
     ),
-    ({"chat_template": "{{ 1 }}"}, "chat_template", "the checkpoint's is used"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", "the server's is used"),
     (
         {"add_generation_prompt": True, "continue_final_message": True},
         "continue_final_message",
