@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from client.errors import (
 from client.exchange import Exchange
 from client.read_timer import ReadTimer
 from client.session import WITHDRAWAL_TIMEOUT_S, Session
+
+_END_TIMEOUT_S = 1.0  # of a call that is cancelled here, which asks nobody
 
 T = TypeVar("T")
 
@@ -67,7 +70,7 @@ class Transport:
             TridentClientError: it failed.
         """
         try:
-            return getattr(self._stub(), method)(message, **self._options(exchange))
+            return getattr(self._opened().stub, method)(message, **self._options(exchange))
         except grpc.RpcError as error:
             raise exchange.error(error) from None
         except ValueError:
@@ -87,9 +90,11 @@ class Transport:
         try:
             message = exchange.message(batched=self._takes_batches(exchange))
             # One stream per request: an error on a shared one would not say whose it is.
-            call = self._stub().ModelStreamInfer(
+            opened = self._opened()
+            call = opened.stub.ModelStreamInfer(
                 _held_open(message, answered), **self._options(exchange)
             )
+            opened.calls.add(call)
             with ReadTimer(exchange.read_timeout, call.cancel) as timer:
                 while not exchange.complete:
                     try:
@@ -157,26 +162,42 @@ class Transport:
         headers = self._session.connection.headers
         return {"timeout": exchange.time_left(), "metadata": headers}
 
-    def _stub(self) -> service_pb2_grpc.GRPCInferenceServiceStub:
+    def _opened(self) -> _Open:
         with self._opening:
             if self._closed.is_set():
                 raise RequestCancelledError("the client is closed")
             if self._open is None:
                 self._open = _Open(_channel(self._session.connection))
+                weakref.finalize(self, self._open.end)  # the end of the program is one of its times
             if self._open.process != os.getpid():
                 raise ConfigurationError(
                     "the client was used before this process was forked: make another one here"
                 )
-            return self._open.stub
+            return self._open
 
 
 class _Open:
-    """A channel, its stub and the process that made it."""
+    """A channel, its stub, the calls on it and the process that made it."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self.process = os.getpid()
+        self.calls = weakref.WeakSet[grpc.Call]()
+
+    def end(self) -> None:
+        """Cancel calls that are still open, and wait until gRPC's threads have done so.
+
+        When a program ends, these threads are stopped wherever they are. One that holds the lock of
+        a call then would keep the program for ever, which takes the lock to release the call.
+        """
+        if self.process != os.getpid():
+            return
+        for call in list(self.calls):
+            ended = threading.Event()
+            if call.add_callback(ended.set):
+                call.cancel()
+                ended.wait(_END_TIMEOUT_S)
 
 
 def _channel(to: Connection) -> grpc.Channel:
