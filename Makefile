@@ -44,7 +44,7 @@ test-all: develop  ## All tests
 
 # Parts of the tests, one per core at a time. A large test repeats shorter ones at length.
 LANES = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line \
-  with-server without-server interpreted-kernels interpreted-engine compiled
+  with-server without-server interpreted-engine interpreted-kernels compiled
 SELECT := not large
 PYTEST = $(BIN)/python -m pytest --durations=30 --durations-min=0.5
 
