@@ -20,6 +20,7 @@ _HARMLESS = (
 
 # Hints for reasons whose text does not say what to do.
 _HINTS = (
+    (r"leave it out", ""),  # it does
     (r"unrecognized option", "see trident serve --help, and tritonserver --help for its flags"),
     (r"address already in use", "choose other ports: --http-port, --grpc-port, --metrics-port"),
     (

@@ -60,6 +60,13 @@ class TestServerLog:
         assert reason == '/m: no tokenizer.json\nneeds "9 GB" of memory'
         assert "--max-model-len" in hint
 
+    def test_a_reason_that_says_what_to_do_gets_no_other_hint(self) -> None:
+        asked = "quantization: the checkpoint is not in awq: it is not quantised; leave it out"
+        log = LOAD_FAILURE.replace("/m: no tokenizer.json", asked)
+        reason, hint = server_log.failure(log)
+        assert reason.startswith(asked)
+        assert hint == ""
+
     def test_an_exception_of_the_engine_process_is_shown(self) -> None:
         log = (
             "Traceback (most recent call last):\n"
