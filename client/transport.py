@@ -59,6 +59,8 @@ class Transport:
                     delay = exchange.delay_before_retry(error)
                 if self._closed.wait(delay):
                     raise exchange.ended_here()
+        except SystemExit:  # there is no time left to ask the server for anything
+            raise
         except BaseException:
             self._withdraw(exchange)
             raise
@@ -111,6 +113,8 @@ class Transport:
                 _drain(call, exchange)
             raise
         except (grpc.RpcError, TridentClientError) as error:
+            if call is not None and call not in opened.calls:
+                raise SystemExit from None  # a daemon thread, in a program that ends
             raise exchange.failed(error) from None
         except ValueError:
             if self._closed.is_set():  # which gRPC calls a ValueError
@@ -196,6 +200,7 @@ class _Open:
         for call in list(self.calls):
             ended = threading.Event()
             if call.add_callback(ended.set):
+                self.calls.discard(call)
                 call.cancel()
                 ended.wait(_END_TIMEOUT_S)
 

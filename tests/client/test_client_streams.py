@@ -15,6 +15,25 @@ from client import AsyncTridentClient, Chunk, Completion, RetryPolicy, TridentCl
 from client.errors import RequestCancelledError, UnavailableError
 from tests.client.fake_triton import HELLO, FakeTriton, Piece
 
+# Programs that end with a stream open.
+HELD = """
+import sys
+from client import TridentClient
+chunks = TridentClient(sys.argv[1]).stream("a")
+print(next(chunks).text)
+"""
+READ_BY_A_DAEMON = """
+import sys, threading
+from client import TridentClient
+begun = threading.Event()
+def read():
+    for chunk in TridentClient(sys.argv[1]).stream("a"):
+        print(chunk.text, flush=True)
+        begun.set()
+threading.Thread(target=read, daemon=True).start()
+begun.wait()
+"""
+
 
 class TestSyncStream:
     def test_yields_typed_chunks(self, triton: FakeTriton) -> None:
@@ -65,14 +84,9 @@ class TestSyncStream:
         with pytest.raises(RequestCancelledError):
             next(chunks)
 
-    def test_a_program_may_end_with_a_stream_open(self, triton: FakeTriton) -> None:
+    @pytest.mark.parametrize("script", [HELD, READ_BY_A_DAEMON], ids=["held", "read by a daemon"])
+    def test_a_program_may_end_with_a_stream_open(self, triton: FakeTriton, script: str) -> None:
         triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
-        script = (
-            "import sys\n"
-            "from client import TridentClient\n"
-            "chunks = TridentClient(sys.argv[1]).stream('a')\n"
-            "print(next(chunks).text)\n"
-        )
         command = [sys.executable, "-c", script, triton.url]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=15, check=True)
         assert (ended.stdout, ended.stderr) == ("a\n", "")
