@@ -93,10 +93,15 @@ RESPONSE = [
     Tensor("sequence_index", "INT32", -1),
     Tensor("num_cached_tokens", "INT64", -1),
     Tensor("kv_cache_reused_blocks", "INT64", -1),
+    Tensor("kv_cache_alloc_new_blocks", "INT64", -1),
+    Tensor("kv_cache_alloc_total_blocks", "INT64", -1),
     Tensor("arrival_time_ns", "INT64", -1),
     Tensor("first_scheduled_time_ns", "INT64", -1),
     Tensor("first_token_time_ns", "INT64", -1),
     Tensor("last_token_time_ns", "INT64", -1),
+    Tensor("acceptance_rate", "FP32", -1),
+    Tensor("total_accepted_draft_tokens", "INT64", -1),
+    Tensor("total_draft_tokens", "INT64", -1),
 ]
 
 # Those that need a tokenizer. The engine gives the ensemble the others itself: Triton hands the

@@ -97,6 +97,12 @@ def _figures(chunks: list[Chunk], figure: Figure, block_size: int) -> Array:
     return np.array(values, dtype=np.int64)
 
 
+def _num_new_blocks(stats: RequestStats, block_size: int) -> int:
+    """Return how many blocks the sequence needed beside those of the prefix cache."""
+    stored = stats.num_prompt_tokens + max(stats.num_output_tokens - 1, 0)  # not the last token's
+    return -(-stored // block_size) - stats.num_cached_tokens // block_size
+
+
 _COLUMNS: dict[str, Callable[[list[Chunk]], Array]] = {
     "token_ids": _token_ids,
     "sequence_index": _sequence_index,
@@ -111,8 +117,15 @@ _LOGPROBS: dict[str, Callable[[list[Chunk]], Array]] = {
 _FIGURES: dict[str, Figure] = {
     "num_cached_tokens": lambda stats, _: stats.num_cached_tokens,
     "kv_cache_reused_blocks": lambda stats, block_size: stats.num_cached_tokens // block_size,
+    # As TensorRT-LLM counts them, both are without those that were reused.
+    "kv_cache_alloc_new_blocks": _num_new_blocks,
+    "kv_cache_alloc_total_blocks": _num_new_blocks,
     "arrival_time_ns": lambda stats, _: stats.arrival_time * 1e9,
     "first_scheduled_time_ns": lambda stats, _: stats.first_scheduled_time * 1e9,
     "first_token_time_ns": lambda stats, _: stats.first_token_time * 1e9,
     "last_token_time_ns": lambda stats, _: stats.finished_time * 1e9,
+    # Nothing is drafted.
+    **dict.fromkeys(
+        ("acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"), lambda *_: 0
+    ),
 }

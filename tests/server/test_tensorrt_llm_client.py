@@ -31,3 +31,29 @@ def test_texts_have_no_batch_dimension_and_other_outputs_have(
     sums = result.as_numpy("cum_log_probs")
     assert sums[0][0] == sums[0][1] < 0
     assert result.as_numpy("output_log_probs")[0][:5].sum() == pytest.approx(sums[0][0], rel=1e-4)
+
+
+def test_every_figure_that_it_asks_for_is_there(server: TritonServer) -> None:
+    result = infer_one(
+        server,
+        {
+            "text_input": "A prompt that no other test has asked for.",
+            "max_tokens": np.int32(20),
+            "return_perf_metrics": np.True_,
+        },
+    )
+    figures = {}
+    for name in (
+        *("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"),
+        *("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"),
+        *("last_token_time_ns", "acceptance_rate", "total_accepted_draft_tokens"),
+        "total_draft_tokens",
+    ):
+        found = result.as_numpy(name)
+        assert found is not None, name
+        figures[name] = found[0][0]
+    times = [figures[name] for name in figures if name.endswith("_ns")]
+    assert 0 < times[0] <= times[1] <= times[2] <= times[3]
+    assert figures["kv_cache_alloc_new_blocks"] == figures["kv_cache_alloc_total_blocks"] > 1
+    assert figures["kv_cache_reused_blocks"] == figures["acceptance_rate"] == 0
+    assert figures["total_draft_tokens"] == figures["total_accepted_draft_tokens"] == 0

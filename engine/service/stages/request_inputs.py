@@ -63,11 +63,10 @@ _FLAGS = {
     "return_num_output_tokens": ("num_output_tokens",),
     "return_num_cached_tokens": ("num_cached_tokens",),
     "return_perf_metrics": (
-        "kv_cache_reused_blocks",
-        "arrival_time_ns",
-        "first_scheduled_time_ns",
-        "first_token_time_ns",
-        "last_token_time_ns",
+        *("kv_cache_reused_blocks", "kv_cache_alloc_new_blocks", "kv_cache_alloc_total_blocks"),
+        *("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"),
+        *("last_token_time_ns", "acceptance_rate", "total_accepted_draft_tokens"),
+        "total_draft_tokens",
     ),
 }
 

@@ -111,6 +111,7 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     wanted = ["logprobs", "finish_reason", "sequence_index", "num_input_tokens"]
     wanted += ["kv_cache_reused_blocks", "last_token_time_ns", "cum_log_probs", "output_log_probs"]
     wanted += ["cumulative_logprob", "num_cached_tokens", "stop_reason"]
+    wanted += ["kv_cache_alloc_new_blocks", "kv_cache_alloc_total_blocks", "acceptance_rate"]
     texts = POSTPROCESS(DetokenizerInput(1, chunks, outputs=wanted))
     assert set(texts) == {"text_output", "logprobs"}
     outputs = tensors_of(chunks, wanted)
@@ -120,6 +121,9 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     assert outputs["sequence_index"].tolist() == [0, 2]
     assert outputs["num_input_tokens"].tolist() == [40]
     assert outputs["kv_cache_reused_blocks"].tolist() == [2, 0]
+    assert outputs["kv_cache_alloc_new_blocks"].tolist() == [1, 0]
+    assert outputs["kv_cache_alloc_total_blocks"].tolist() == [1, 0]
+    assert outputs["acceptance_rate"].tolist() == [0, 0]
     assert outputs["num_cached_tokens"].tolist() == [33, 0]
     assert outputs["last_token_time_ns"].tolist() == [4_500_000_000, 0]
     assert outputs["cum_log_probs"].tolist() == [-1.0, -0.5]
