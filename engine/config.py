@@ -26,7 +26,7 @@ from pydantic import (
 
 from engine import null_device, unsupported
 from engine.errors import ConfigError
-from engine.setting_types import Dtype, KVCacheDtype, LoadFormat, Many, QuantizationSetting
+from engine.setting_types import Dtype, Integer, KVCacheDtype, LoadFormat, QuantizationSetting
 from engine.text.section_tags import AUTO, NONE, REASONING, TOOL_CALLS
 from engine.validation import describe
 
@@ -63,36 +63,36 @@ class EngineConfig(BaseModel):
         description="auto: cuda where there is one; cpu; cuda; null or null:MS, for benchmarks: no "
         "model is computed, tokens are made up, and a step takes MS milliseconds",
     )
-    seed: Annotated[int, Field(ge=0)] = Field(
+    seed: Annotated[Integer, Field(ge=0)] = Field(
         0, description="of requests that bring none, and of dummy weights"
     )
-    max_model_len: Annotated[Many, Field(ge=2)] | None = Field(
+    max_model_len: Annotated[Integer, Field(ge=2)] | None = Field(
         None, description="tokens of prompt and output; default: what the model was made for"
     )
-    max_num_seqs: Annotated[int, Field(ge=1)] | None = Field(
+    max_num_seqs: Annotated[Integer, Field(ge=1)] | None = Field(
         None,
         description="sequences running at once; default: 64 on a CPU, 256 on a GPU",
         validation_alias=AliasChoices("max_num_seqs", "max_batch_size"),
     )
-    max_num_batched_tokens: Annotated[Many, Field(ge=1)] | None = Field(
+    max_num_batched_tokens: Annotated[Integer, Field(ge=1)] | None = Field(
         None,
         description="token budget of one step, prefill and decode together; default: 2048, or 8192 "
         "on a GPU of 80 GB from Hopper on",
     )
     enable_chunked_prefill: bool = Field(True, description="split prompts over several steps")
-    long_prefill_token_threshold: Annotated[Many, Field(ge=0)] = Field(
+    long_prefill_token_threshold: Annotated[Integer, Field(ge=0)] = Field(
         0, description="prompt tokens of one request per step at most; 0: the whole budget"
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="order of waiting requests"
     )
-    min_priority: Annotated[int, Field(ge=-(2**31), le=0)] | None = Field(
+    min_priority: Annotated[Integer, Field(ge=-(2**31), le=0)] | None = Field(
         None, description="smallest `priority` that a request may ask for; default: any"
     )
-    max_num_queued_reqs: Annotated[int, Field(ge=1)] = Field(
+    max_num_queued_reqs: Annotated[Integer, Field(ge=1)] = Field(
         4096, description="sequences of waiting requests; more are rejected at once"
     )
-    max_num_queued_tokens: Annotated[Many, Field(ge=1)] | None = Field(
+    max_num_queued_tokens: Annotated[Integer, Field(ge=1)] | None = Field(
         None,
         description="prompt tokens of waiting requests; default: max_num_queued_reqs of the mean "
         "length that the KV cache holds for max_num_seqs, 4 million at most",
@@ -111,7 +111,9 @@ class EngineConfig(BaseModel):
         description="launch each step before the tokens of the one before are read; default: on a "
         "GPU",
     )
-    block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="tokens per KV block")
+    block_size: Annotated[Integer, Field(ge=1, le=256)] = Field(
+        16, description="tokens per KV block"
+    )
     kv_cache_dtype: KVCacheDtype = Field(
         "auto", description="auto: the compute type; fp8, which is fp8_e4m3: a byte, on GPUs only"
     )
@@ -122,10 +124,10 @@ class EngineConfig(BaseModel):
             "gpu_memory_utilization", "kv_cache_free_gpu_mem_fraction", "mem_fraction_static"
         ),
     )
-    kv_cache_memory_bytes: Annotated[Many, Field(ge=1)] | None = Field(
+    kv_cache_memory_bytes: Annotated[Integer, Field(ge=1)] | None = Field(
         None, description="KV cache size in bytes; default: from the memory that is free"
     )
-    num_gpu_blocks_override: Annotated[int, Field(ge=2)] | None = Field(
+    num_gpu_blocks_override: Annotated[Integer, Field(ge=2)] | None = Field(
         None, description="KV blocks, whatever the memory"
     )
     swap_space: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
@@ -133,7 +135,7 @@ class EngineConfig(BaseModel):
         description="GiB of host memory for the KV of preempted sequences; 0: it is recomputed",
     )
     enable_prefix_caching: bool = Field(True, description="share KV blocks of equal prefixes")
-    max_logprobs: Annotated[int, Field(ge=0)] = Field(
+    max_logprobs: Annotated[Integer, Field(ge=0)] = Field(
         20, description="largest `logprobs` of a request"
     )
     chat_template: str | None = Field(
@@ -147,7 +149,9 @@ class EngineConfig(BaseModel):
     tool_call_parser: str = Field(
         AUTO, description=f"the same of tool calls; one of {', '.join(TOOL_CALLS)}"
     )
-    stream_interval: Annotated[int, Field(ge=1)] = Field(1, description="tokens per streamed chunk")
+    stream_interval: Annotated[Integer, Field(ge=1)] = Field(
+        1, description="tokens per streamed chunk"
+    )
     log_format: Literal["text", "json"] = Field(
         "text", description="of Trident's own log lines; json: one object per line"
     )

@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
@@ -46,4 +46,5 @@ def _without_letter(value: Any) -> Any:
     return int(number) if number == int(number) else value
 
 
-Many = Annotated[int, BeforeValidator(_without_letter)]  # 32768, or 32K
+# 32768, or 32K; no more than messages between processes can carry
+Integer = Annotated[int, Field(lt=2**63), BeforeValidator(_without_letter)]

@@ -37,6 +37,8 @@ def test_a_variable_overrides_the_file_under_whichever_name_it_sets_the_field(
         ('{"max_model_len": "8x"}', r"max_model_len: Input .* integer.* \(got '8x'\)"),
         ('{"max_model_len": "1.0001k"}', "max_model_len: Input .* integer"),
         ('{"max_model_len": "0k"}', "max_model_len: .*greater than or equal to 2"),
+        ('{"max_model_len": "9999999999T"}', "max_model_len: .*less than 9223372036854775808"),
+        ('{"seed": 18446744073709551616}', "seed: .*less than 9223372036854775808"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
