@@ -188,6 +188,10 @@ class Supervisor:
         except TridentError:
             process.end()
             raise
+        except Exception as error:  # a bug of ours: without this thread, the start would never end
+            process.end()
+            log.exception("the engine process could not be started")
+            raise EngineDeadError(f"the engine process could not be started: {error}") from None
 
     def _serve(self, process: EngineProcess, ready: Ready) -> None:
         """Pass on the messages of one process until it has ended."""

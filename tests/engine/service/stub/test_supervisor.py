@@ -189,3 +189,9 @@ def test_a_request_that_finishes_is_cleared(client: EngineClient) -> None:
         _, sink = submit(client, 5, slow)
         assert sink.ended.wait(60)
         assert sink.error is None
+
+
+def test_a_start_that_cannot_be_asked_for_ends() -> None:
+    config = EngineConfig(model="fake").model_copy(update={"seed": 2**70})  # no message takes that
+    with pytest.raises(EngineDeadError, match="could not be started: a message cannot be encoded"):
+        EngineClient(config, Unobserved(), [].append, python=sys.executable, module=FAKE)
