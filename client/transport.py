@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ from client.exchange import Exchange
 from client.read_timer import ReadTimer
 from client.session import WITHDRAWAL_TIMEOUT_S, Session
 
-_END_TIMEOUT_S = 1.0  # of a call that is cancelled here, which asks nobody
+_END_TIMEOUT_S = 1.0  # of calls that are cancelled here, which asks nobody
 
 T = TypeVar("T")
 
@@ -197,12 +198,16 @@ class _Open:
         """
         if self.process != os.getpid():
             return
+        cancelled = []
         for call in list(self.calls):
             ended = threading.Event()
             if call.add_callback(ended.set):
                 self.calls.discard(call)
                 call.cancel()
-                ended.wait(_END_TIMEOUT_S)
+                cancelled.append(ended)
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        for ended in cancelled:
+            ended.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _channel(to: Connection) -> grpc.Channel:

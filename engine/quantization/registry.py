@@ -80,11 +80,8 @@ def while_loading(
     """
     if asked is None or asked == "int8" or asked == "int4":
         return asked
-    method = None
-    if checkpoint is not None:
-        fields = Fields(read_json_object(checkpoint / "config.json"), name="config.json")
-        config = _configuration(fields, checkpoint)
-        method = config and config.text(_METHOD)
+    _, config = (None, None) if checkpoint is None else _configuration(checkpoint)
+    method = config and config.text(_METHOD)
     if _OF_KERNELS.get(asked, asked) == method:
         return None
     if asked == "fp8":
@@ -102,8 +99,7 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
         UnsupportedError: a format or a variant that Trident does not read.
         CheckpointError: a field is missing or wrong.
     """
-    fields = Fields(read_json_object(checkpoint / "config.json"), name="config.json")
-    config = _configuration(fields, checkpoint)
+    fields, config = _configuration(checkpoint)
     if config is None:
         return None
     method = config.text(_METHOD)
@@ -118,8 +114,10 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
     return OneFormat(checkpoint, _PARSERS[method](config), ignored)
 
 
-def _configuration(fields: Fields, checkpoint: Path) -> Fields | None:
+def _configuration(checkpoint: Path) -> tuple[Fields, Fields | None]:
+    """Return `config.json`, and what it or a file beside it says of quantisation."""
+    fields = Fields(read_json_object(checkpoint / "config.json"), name="config.json")
     parts = [part for part in (fields, fields.child("text_config")) if part is not None]
     named = [part.child(name) for part in parts for name in _CONFIGS]
     found = [each for each in named if each is not None]
-    return found[0] if found else read_quantization_file(checkpoint)
+    return fields, found[0] if found else read_quantization_file(checkpoint)

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.kv.group_windows import blocks_for
 from engine.prompt_logprobs import logprobs_of
 from engine.protocol import Chunk, PromptLogprobs, RequestStats
 from engine.token_ids import unpack_token_ids
@@ -97,10 +98,14 @@ def _figures(chunks: list[Chunk], figure: Figure, block_size: int) -> Array:
     return np.array(values, dtype=np.int64)
 
 
+def _num_reused_blocks(stats: RequestStats, block_size: int) -> int:
+    return stats.num_cached_tokens // block_size
+
+
 def _num_new_blocks(stats: RequestStats, block_size: int) -> int:
     """Return how many blocks the sequence needed beside those of the prefix cache."""
     stored = stats.num_prompt_tokens + max(stats.num_output_tokens - 1, 0)  # not the last token's
-    return -(-stored // block_size) - stats.num_cached_tokens // block_size
+    return blocks_for(stored, block_size) - _num_reused_blocks(stats, block_size)
 
 
 _COLUMNS: dict[str, Callable[[list[Chunk]], Array]] = {
@@ -116,7 +121,7 @@ _LOGPROBS: dict[str, Callable[[list[Chunk]], Array]] = {
 }
 _FIGURES: dict[str, Figure] = {
     "num_cached_tokens": lambda stats, _: stats.num_cached_tokens,
-    "kv_cache_reused_blocks": lambda stats, block_size: stats.num_cached_tokens // block_size,
+    "kv_cache_reused_blocks": _num_reused_blocks,
     # As TensorRT-LLM counts them, both are without those that were reused.
     "kv_cache_alloc_new_blocks": _num_new_blocks,
     "kv_cache_alloc_total_blocks": _num_new_blocks,
