@@ -277,7 +277,7 @@ class TritonServer:
             f"--backend-directory={run.add_backends(installation)}",
             f"--backend-config=python,shm-region-prefix-name={run.shared_memory_prefix}",
             f"{flags.EXIT_TIMEOUT}={self.exit_timeout_s}",
-            flags.METRICS_INTERVAL,
+            *flags.DEFAULTS,
             *self._arguments,
         ]
         if self._repository == model_repository().resolve():
