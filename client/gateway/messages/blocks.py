@@ -25,6 +25,7 @@ from client.gateway.schemas.message_events import (
     ThinkingDelta,
     ToolUseBlock,
 )
+from client.gateway.schemas.omitted_thinking import signature_of
 from client.gateway.tool_calls import ContentDelta, Part, ReasoningDelta, ToolCallDelta
 
 _NO_INPUT = Raw(b"{}")
@@ -33,10 +34,12 @@ _NO_INPUT = Raw(b"{}")
 class BlockStream:
     """Begins and ends blocks, one at a time, as the parts of an answer come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, omits_thinking: bool = False) -> None:
+        """Begin with no block; with `omits_thinking`, blocks of it have a signature alone."""
+        self._omits_thinking = omits_thinking
         self._open: Block | None = None
         self._index = -1
-        self._checksum = hashlib.sha256()
+        self._thinking: list[str] = []
 
     def add(self, part: Part) -> Iterator[BlockEvent]:
         """Yield the events of the next part."""
@@ -53,19 +56,25 @@ class BlockStream:
             case ReasoningDelta(text) if text:
                 if not isinstance(self._open, ThinkingBlock):
                     yield from self._begin(ThinkingBlock())
-                    self._checksum = hashlib.sha256()
-                self._checksum.update(text.encode())
-                yield ContentBlockDelta(self._index, ThinkingDelta(text))
+                self._thinking.append(text)
+                if not self._omits_thinking:
+                    yield ContentBlockDelta(self._index, ThinkingDelta(text))
 
     def end(self) -> Iterator[BlockEvent]:
         """Yield the last events of the block that is open, if one is."""
         if self._open is None:
             return
         if isinstance(self._open, ThinkingBlock):
-            signature = b64encode(self._checksum.digest()).decode()
-            yield ContentBlockDelta(self._index, SignatureDelta(signature))
+            yield ContentBlockDelta(self._index, SignatureDelta(self._signature()))
+            self._thinking = []
         yield ContentBlockStop(self._index)
         self._open = None
+
+    def _signature(self) -> str:
+        thinking = "".join(self._thinking)
+        if self._omits_thinking:
+            return signature_of(thinking)
+        return b64encode(hashlib.sha256(thinking.encode()).digest()).decode()
 
     def _begin(self, block: Block) -> Iterator[BlockEvent]:
         yield from self.end()

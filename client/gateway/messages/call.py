@@ -43,6 +43,7 @@ class MessageCall:
         self._id = f"msg_{uuid4().hex}"
         self._chat = chat
         self._generation = chat.generation(body, self._id)
+        self._omits_thinking = body.omits_thinking
         self._has_max_tokens = True  # else it ends with the model's context
 
     async def answer(self) -> AnsweredMessage:
@@ -78,7 +79,7 @@ class MessageCall:
                 yield encode.named(str(event.__struct_config__.tag), event)
 
     async def _events(self) -> AsyncGenerator[MessageEvent, None]:
-        blocks = BlockStream()
+        blocks = BlockStream(omits_thinking=self._omits_thinking)
         has_begun = False
         async with aclosing(self._pieces()) as pieces:
             async for answer, chunk, added in pieces:

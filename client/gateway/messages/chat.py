@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ _SAMPLING = {
     "top_p": "top_p",
     "top_k": "top_k",
 }
+_TOOL = re.compile(r"\btools\[(\d+)\]")
 # Fields of a chat, as they are called here.
 _NAMES = (
     (re.compile(r"\b(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
@@ -62,13 +64,22 @@ class MessagesChat:
         Raises:
             ApiError: a field is wrong, or asks for what the model cannot do.
         """
+        given = body.tools or []
         self.conversation = Conversation.of(
             body.system or (),
             body.messages,
+            tools={tool.name: json.dumps(_function(tool), ensure_ascii=False) for tool in given},
             takes_late_system=model.takes_late_system,
             kept_thinking=body.kept_thinking,
         )
-        tools = [_function(tool) for tool in body.tools or ()]
+        # What was found since is told where it was found, so that the prompt before stays the same.
+        first = [place for place, tool in enumerate(given) if not tool.defer_loading]
+        found = self.conversation.found_tools.difference(given[place].name for place in first)
+        self._tool_places = [
+            *first,
+            *(place for place, tool in enumerate(given) if tool.name in found),
+        ]
+        tools = [_function(given[place]) for place in self._tool_places]
         choice = body.tool_choice
         is_parallel = (
             choice is None
@@ -81,7 +92,7 @@ class MessagesChat:
             raise self.renamed(error) from None
         self.parameters: ChatParameters = {}
         if tools and self.tool_choice.mode != "none":
-            self.parameters["tools"] = tools
+            self.parameters["tools"] = tools[: len(first)] or tools
         if self.conversation.is_continued:
             self.parameters["continue_final_message"] = True
         if variables := template_variables(body, model):
@@ -124,7 +135,11 @@ class MessagesChat:
     def _renamed(self, text: str) -> str:
         for pattern, name in _NAMES:
             text = pattern.sub(name, text)
-        return self.conversation.placed(text)
+        return self.conversation.placed(_TOOL.sub(self._tool_placed, text))
+
+    def _tool_placed(self, found: re.Match[str]) -> str:
+        index = int(found[1])
+        return f"tools[{self._tool_places[index]}]" if index < len(self._tool_places) else found[0]
 
 
 def _function(tool: Tool) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from client.gateway.errors import ApiError
@@ -32,11 +33,13 @@ class Conversation:
         messages: in OpenAI's form. Two of one role that follow each other are one.
         places: of each message, in the client's request.
         is_continued: whether the last one is the model's, to be continued.
+        found_tools: names of those that results refer to.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     is_continued: bool = False
+    found_tools: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -44,6 +47,7 @@ class Conversation:
         system: Sequence[TextBlock],
         messages: Sequence[MessageParam],
         *,
+        tools: Mapping[str, str] = MappingProxyType({}),
         takes_late_system: bool = True,
         kept_thinking: int | None = None,
     ) -> Conversation:
@@ -52,12 +56,14 @@ class Conversation:
         Args:
             system: before all messages.
             messages: the turns.
+            tools: by name, what the model is told of a tool where a result refers to it.
             takes_late_system: whether the chat template has a place for system messages that
                 follow others. Else the user says them, marked as the system's.
             kept_thinking: of how many turns thinking is kept, from the newest; None is all.
 
         Raises:
-            ApiError: it ends with a call of a tool, or with thinking.
+            ApiError: it ends with a call of a tool, or with thinking; or it refers to a tool that
+                there is not.
         """
         made = cls()
         shown = [block for block in system if not block.text.startswith(_BILLING)]
@@ -68,7 +74,7 @@ class Conversation:
         for index, message in enumerate(messages):
             place = f"messages[{index}]"
             if isinstance(message, UserMessage):
-                made._add_user(place, message)
+                made._add_user(place, message, tools)
             elif isinstance(message, AssistantMessage):
                 made._add(place, _assistant(message))
             elif takes_late_system or not made.messages or made.messages[-1]["role"] == "system":
@@ -93,12 +99,25 @@ class Conversation:
 
         return _PLACE.sub(own, text)
 
-    def _add_user(self, place: str, message: UserMessage) -> None:
-        for block in message.content:
-            if isinstance(block, ToolResultBlock):
-                self._add(place, _tool_result(block))
-            else:
+    def _add_user(self, place: str, message: UserMessage, tools: Mapping[str, str]) -> None:
+        for index, block in enumerate(message.content):
+            if not isinstance(block, ToolResultBlock):
                 self._add(place, {"role": "user", "content": _parts([block])})
+                continue
+            parts: list[dict[str, str]] = []
+            for part, each in enumerate(block.content or ()):
+                if isinstance(each, TextBlock):
+                    parts.append(_part(each.text))
+                elif each.tool_name in tools:
+                    self.found_tools.add(each.tool_name)
+                    parts.append(_part(tools[each.tool_name]))
+                else:
+                    name = f"{place}.content[{index}].content[{part}].tool_name"
+                    raise ApiError(400, f"{name}: names no tool", param=name)
+            if block.is_error:  # chat templates know of no errors
+                parts.insert(0, _part("Error:"))
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts}
+            self._add(place, result)
 
     def _add(self, place: str, message: dict[str, Any]) -> None:
         last = self.messages[-1] if self.messages else {"role": None}
@@ -141,9 +160,8 @@ def _assistant(message: AssistantMessage) -> dict[str, Any]:
     blocks = message.content
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     made: dict[str, Any] = {"role": "assistant", "content": _parts(texts)}
-    thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    if thinking:
-        made["reasoning_content"] = "".join(thinking)
+    if thinking := "".join(block.text for block in blocks if isinstance(block, ThinkingBlock)):
+        made["reasoning_content"] = thinking
     calls = [
         {
             "id": block.id,
@@ -156,13 +174,6 @@ def _assistant(message: AssistantMessage) -> dict[str, Any]:
     if calls:
         made["tool_calls"] = calls
     return made
-
-
-def _tool_result(block: ToolResultBlock) -> dict[str, Any]:
-    parts = _parts(block.content or ())
-    if block.is_error:  # chat templates know of no errors
-        parts.insert(0, _part("Error:"))
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts}
 
 
 def _parts(blocks: Iterable[TextBlock]) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
+from client.gateway.schemas.omitted_thinking import omitted_thinking
 from client.gateway.schemas.sampling import Fields, told_as
 from client.gateway.schemas.unions import Key
 
@@ -58,11 +59,16 @@ class ToolUseBlock(Fields):
 
 
 class ThinkingBlock(Fields):
-    """Reasoning of the model; nothing is signed, so the signature is not looked at."""
+    """Reasoning of the model; nothing is signed. What was omitted is in the signature."""
 
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What was thought; empty if it was omitted elsewhere."""
+        return self.thinking or omitted_thinking(self.signature or "")
 
 
 class RedactedThinkingBlock(Fields):
@@ -77,12 +83,34 @@ _Texts = list[Annotated[_Text, TYPE.discriminator, TYPE.only("text")]]
 Texts = Annotated[_Texts, BeforeValidator(_as_blocks, json_schema_input_type=str | _Texts)]
 
 
+class ToolReferenceBlock(Fields):
+    """A tool that the client's own search has found: one with `defer_loading`."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+    cache_control: CacheControl | None = None
+
+
+_ResultBlocks = list[
+    Annotated[
+        _Text | Annotated[ToolReferenceBlock, Tag("<tool_reference>")],
+        TYPE.discriminator,
+        TYPE.only("text", "tool_reference"),
+    ]
+]
+
+
 class ToolResultBlock(Fields):
     """What a tool gave back."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts | None = None
+    content: (
+        Annotated[
+            _ResultBlocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _ResultBlocks)
+        ]
+        | None
+    ) = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: NotOffered = None

@@ -35,7 +35,7 @@ class TextBlock(Struct, tag="text"):
 
 
 class ThinkingBlock(Struct, tag="thinking"):
-    """Reasoning. The signature is a checksum."""
+    """Reasoning. The signature is a checksum, or has what the client asked to omit."""
 
     thinking: str = ""
     signature: str = ""

@@ -22,7 +22,8 @@ MIN_BUDGET_TOKENS = 1024  # Anthropic's
 class Tool(Fields):
     """A tool that the client runs.
 
-    `eager_input_streaming` is how it always is here: input is streamed as the model writes it.
+    `eager_input_streaming` is how it always is here: input is streamed as the model writes it. With
+    `defer_loading` the model is told of the tool when a result refers to it.
     """
 
     type: Annotated[
@@ -34,7 +35,7 @@ class Tool(Fields):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: Literal[True] | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     input_examples: NotOffered = None
 
@@ -76,10 +77,8 @@ ToolChoiceParam = Annotated[
     TYPE.only("none", "auto", "any", "tool"),
 ]
 
-# What is thought is sent as it is: neither as a summary of its own, nor left out.
-Display = Annotated[
-    Literal["summarized"] | None, told_as("only summarized is offered: thinking is shown")
-]
+# What is thought is sent as it is, not as a summary of its own; or left out.
+Display = Literal["summarized", "omitted"] | None
 
 
 class ThinkingEnabled(Fields):
@@ -170,6 +169,12 @@ class CountTokensRequest(Fields):
     speed: Annotated[Literal["standard"] | None, told_as("only standard is offered")] = None
     container: NotOffered = None
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @property
+    def omits_thinking(self) -> bool:
+        """Whether the answer has thinking only as far as it comes back."""
+        thinking = self.thinking
+        return not isinstance(thinking, ThinkingDisabled | None) and thinking.display == "omitted"
 
     @property
     def kept_thinking(self) -> int | None:

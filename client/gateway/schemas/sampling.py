@@ -138,7 +138,7 @@ class RequestFields(SamplingFields):
 
     `user`, `safety_identifier` and `prompt_cache_key` have no effect: the first two tell OpenAI
     about abuse, and here prefixes are shared by what they are. Nor has `request_id`: a request has
-    an id that nobody else can give.
+    an id that nobody else can give. Nor `guided_decoding_backend`: there is one.
     """
 
     model: str | None = None
@@ -151,6 +151,7 @@ class RequestFields(SamplingFields):
     return_tokens_as_token_ids: bool | None = None
     # vLLM's, as they are here.
     request_id: str | None = None
+    guided_decoding_backend: str | None = None
     return_token_ids: Annotated[Literal[False], told_as("not supported: ask for logprobs")] = False
     detokenize: Annotated[Literal[True], told_as("not supported: answers are texts")] = True
 

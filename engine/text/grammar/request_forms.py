@@ -42,7 +42,8 @@ def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `fields` with all that ask for structured output as one `structured_outputs`.
 
     Raises:
-        RequestError: one of them is wrong, or two ask for different things.
+        RequestError: one of them is wrong, or two ask for different things. (Some clients send
+            the form of older versions of vLLM beside that of newer ones.)
     """
     rest = dict(fields)
     asked: dict[str, GrammarSpec] = {}
@@ -59,10 +60,10 @@ def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
         asked[_BACKEND_FIELD] = parse_structured_outputs(given, _BACKEND_FIELD)
     if isinstance(rest.get(GUIDE), GrammarSpec):
         asked[GUIDE] = rest.pop(GUIDE)
-    if len(asked) > 1:
+    if len({spec.key for spec in asked.values()}) > 1:
         raise RequestError(f"{', '.join(asked)}: give one of them, not {len(asked)}")
     if asked:
-        [rest[FIELD]] = asked.values()
+        rest[FIELD] = next(iter(asked.values()))
     return rest
 
 

@@ -214,6 +214,11 @@ def test_thinking_is_a_block_of_its_own(caller: Caller) -> None:
     assert (thought.type, bool(thought.thinking), len(thought.signature)) == ("thinking", True, 44)
     assert 0 < answer.usage.output_tokens_details.thinking_tokens <= answer.usage.output_tokens
     assert comparable(streamed) == comparable(answer)
+    asked["thinking"] |= {"display": "omitted"}
+    omitted, streamed = ask(caller, **asked), ask(caller.streamed, **asked)
+    assert comparable(streamed) == comparable(omitted)
+    assert omitted.content[0].thinking == ""
+    assert comparable(omitted)["content"][1:] == comparable(answer)["content"][1:]
 
     def length(*said: Any, **fields: Any) -> int:
         turns = [RAIN, {"role": "assistant", "content": [*said, {"type": "text", "text": "a"}]}]
@@ -223,6 +228,7 @@ def test_thinking_is_a_block_of_its_own(caller: Caller) -> None:
 
     redacted = {"type": "redacted_thinking", "data": "?"}
     assert length(thought) > length() == length(redacted)  # it is taken back
+    assert length(omitted.content[0]) == length(thought)
     enabled = {"type": "enabled", "budget_tokens": 1024}
     assert length(thinking={"type": "disabled"}) > length(thinking=enabled) == length()
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from client.gateway.messages.blocks import BlockList, BlockStream, tool_input
+from client.gateway.schemas.message_blocks import ThinkingBlock
 from client.gateway.schemas.message_events import (
     AnsweredMessage,
     BlockEvent,
@@ -42,8 +43,11 @@ def sections(reasoning: str, text: str, inputs: Sequence[Any], after: str) -> li
     return [*made, content(last.text + after, len(made), last.tag)]
 
 
-def events(chunks: Sequence[Sequence[Section]], reason: str = "stop") -> list[BlockEvent]:
-    answer, blocks = AnswerStream(FORMATS["hermes"], FUNCTIONS), BlockStream()
+def events(
+    chunks: Sequence[Sequence[Section]], reason: str = "stop", *, omits_thinking: bool = False
+) -> list[BlockEvent]:
+    answer = AnswerStream(FORMATS["hermes"], FUNCTIONS)
+    blocks = BlockStream(omits_thinking=omits_thinking)
     *before, last = chunks
     deltas = [*(answer.add(chunk) for chunk in before), answer.add(last, reason)]
     made = [event for delta in deltas for part in delta.parts for event in blocks.add(part)]
@@ -113,6 +117,23 @@ def test_thinking_is_signed_in_a_stream_and_in_the_whole() -> None:
         "type": "content_block_stop",
         "index": 0,
     }
+
+
+def test_omitted_thinking_comes_back_by_its_signature() -> None:
+    made = events(cut(sections("hm, hé😀", "a", [{}], ""), [1, 3, 9]), omits_thinking=True)
+    [thinking, *others] = whole(made)
+    assert accumulated(made) == [thinking, *others]
+    assert [block["type"] for block in others] == ["text", "tool_use"]
+    assert thinking["thinking"] == ""
+    assert ThinkingBlock.model_validate(thinking).text == "hm, hé😀"
+
+
+@pytest.mark.parametrize(
+    "signature", [None, "", "EqQBCgIYAhIM1gbcDa9", "omitted.?", "omitted.gA=="]
+)
+def test_signatures_of_others_have_no_thinking(signature: str | None) -> None:
+    assert ThinkingBlock(type="thinking", thinking="", signature=signature).text == ""
+    assert ThinkingBlock(type="thinking", thinking="hm", signature=signature).text == "hm"
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"thinking": {"type": "enabled", "budget_tokens": 1023}},
         "thinking.budget_tokens: Input should be greater than or equal to 1024",
     ),
-    ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display: only summarized"),
+    (
+        {"thinking": {"type": "adaptive", "display": "shown"}},
+        "thinking.display: Input should be 's",
+    ),
     ({"output_config": {"effort": "some"}}, "output_config.effort: Input should be 'low', "),
     ({"output_config": {"format": {"type": "x"}}}, "output_config.format.type: Input should be"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: Field"),

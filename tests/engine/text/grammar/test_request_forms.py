@@ -119,6 +119,13 @@ def test_options() -> None:
     assert loose["structured_outputs"].strict is False
 
 
+def test_the_same_may_be_asked_for_in_two_forms() -> None:
+    """Guidance's client for vLLM sends the older form and the newer one."""
+    both = {"guided_grammar": "start: A", "structured_outputs": {"grammar": "start: A"}}
+    spec = merged(both)["structured_outputs"]
+    assert (spec.kind, spec.text) == ("grammar", "start: A")
+
+
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
@@ -128,7 +135,7 @@ def test_options() -> None:
             "guided_json, response_format: give one",
         ),
         (
-            {"guided_decoding": {"json": {}}, "structured_outputs": {"json": {}}},
+            {"guided_decoding": {"json": {}}, "structured_outputs": {"json": True}},
             "structured_outputs, guided_decoding: give one",
         ),
         ({"guided_decoding": {"backend": "auto"}}, "guided_decoding: give exactly one"),
