@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -30,6 +31,9 @@ from client.gateway.schemas.messages import MessagesRequest
 from client.gateway.tool_calls import AnswerDelta
 from client.protocol import Chunk
 
+_QUIET_S = (
+    10.0  # after which a stream says that it lives: clients and proxies give it up at some time
+)
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
 
 
@@ -80,16 +84,18 @@ class MessageCall:
 
     async def _events(self) -> AsyncGenerator[MessageEvent, None]:
         blocks = BlockStream(omits_thinking=self._omits_thinking)
-        has_begun = False
+        told_at: float | None = None
         async with aclosing(self._pieces()) as pieces:
             async for answer, chunk, added in pieces:
-                if not has_begun:
-                    has_begun = True
+                if told_at is None:
                     yield MessageStart(AnsweredMessage(self._id, self._model, [], _usage(answer)))
+                if told_at is None or time.monotonic() - told_at > _QUIET_S:
                     yield Ping()
+                    told_at = time.monotonic()
                 for part in added.parts:
                     for event in blocks.add(part):
                         yield event
+                        told_at = time.monotonic()
                 if added.finish_reason is not None:
                     stop = self._stop(chunk, added.finish_reason)
                     for event in blocks.end():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -65,10 +64,11 @@ class MessagesChat:
             ApiError: a field is wrong, or asks for what the model cannot do.
         """
         given = body.tools or []
+        functions = [_function(tool) for tool in given]
         self.conversation = Conversation.of(
             body.system or (),
             body.messages,
-            tools={tool.name: json.dumps(_function(tool), ensure_ascii=False) for tool in given},
+            tools={tool.name: made for tool, made in zip(given, functions, strict=True)},
             takes_late_system=model.takes_late_system,
             kept_thinking=body.kept_thinking,
         )
@@ -79,7 +79,7 @@ class MessagesChat:
             *first,
             *(place for place, tool in enumerate(given) if tool.name in found),
         ]
-        tools = [_function(given[place]) for place in self._tool_places]
+        tools = [functions[place] for place in self._tool_places]
         choice = body.tool_choice
         is_parallel = (
             choice is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Conversation:
         system: Sequence[TextBlock],
         messages: Sequence[MessageParam],
         *,
-        tools: Mapping[str, str] = MappingProxyType({}),
+        tools: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         takes_late_system: bool = True,
         kept_thinking: int | None = None,
     ) -> Conversation:
@@ -56,7 +57,7 @@ class Conversation:
         Args:
             system: before all messages.
             messages: the turns.
-            tools: by name, what the model is told of a tool where a result refers to it.
+            tools: by name; where a result first refers to one, the model is told of it.
             takes_late_system: whether the chat template has a place for system messages that
                 follow others. Else the user says them, marked as the system's.
             kept_thinking: of how many turns thinking is kept, from the newest; None is all.
@@ -99,25 +100,33 @@ class Conversation:
 
         return _PLACE.sub(own, text)
 
-    def _add_user(self, place: str, message: UserMessage, tools: Mapping[str, str]) -> None:
+    def _add_user(
+        self, place: str, message: UserMessage, tools: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         for index, block in enumerate(message.content):
-            if not isinstance(block, ToolResultBlock):
+            if isinstance(block, ToolResultBlock):
+                self._add_result(place, index, block, tools)
+            else:
                 self._add(place, {"role": "user", "content": _parts([block])})
-                continue
-            parts: list[dict[str, str]] = []
-            for part, each in enumerate(block.content or ()):
-                if isinstance(each, TextBlock):
-                    parts.append(_part(each.text))
-                elif each.tool_name in tools:
-                    self.found_tools.add(each.tool_name)
-                    parts.append(_part(tools[each.tool_name]))
-                else:
-                    name = f"{place}.content[{index}].content[{part}].tool_name"
-                    raise ApiError(400, f"{name}: names no tool", param=name)
-            if block.is_error:  # chat templates know of no errors
-                parts.insert(0, _part("Error:"))
-            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts}
-            self._add(place, result)
+
+    def _add_result(
+        self, place: str, index: int, block: ToolResultBlock, tools: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        parts: list[dict[str, str]] = []
+        for part, each in enumerate(block.content or ()):
+            if isinstance(each, TextBlock):
+                parts.append(_part(each.text))
+            elif each.tool_name in self.found_tools:
+                parts.append(_part(each.tool_name))
+            elif each.tool_name in tools:
+                self.found_tools.add(each.tool_name)
+                parts.append(_part(json.dumps(tools[each.tool_name], ensure_ascii=False)))
+            else:
+                name = f"{place}.content[{index}].content[{part}].tool_name"
+                raise ApiError(400, f"{name}: names no tool", param=name)
+        if block.is_error:  # chat templates know of no errors
+            parts.insert(0, _part("Error:"))
+        self._add(place, {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts})
 
     def _add(self, place: str, message: dict[str, Any]) -> None:
         last = self.messages[-1] if self.messages else {"role": None}

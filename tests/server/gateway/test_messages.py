@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from client import TridentClient
 from engine.launch.server import TritonServer
+from tests.client.gateway.asking import ask as post
 from tests.server.conftest import MAX_MODEL_LEN
 from tests.server.gateway.anthropic_caller import Caller
 from tests.server.gateway.conftest import MODEL
@@ -202,6 +203,19 @@ def test_a_call_that_was_cut_off_ends_with_max_tokens(caller: Caller) -> None:
     assert (answer.stop_reason, answer.content[0].name) == ("max_tokens", "get_weather")
     assert answer.content[0].input == streamed.content[0].input
     assert comparable(streamed) == comparable(answer)
+
+
+def test_a_stream_that_omits_thinking_says_that_it_lives(
+    tool_gateway: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.gateway.messages.call._QUIET_S", 0.0)
+    begun = [RAIN, {"role": "assistant", "content": "<think>"}]
+    asked: dict[str, Any] = {"model": "ensemble", "messages": begun, "max_tokens": 40}
+    asked |= {"stream": True, "thinking": {"type": "adaptive", "display": "omitted"}}
+    reply = post(tool_gateway, "POST", "/v1/messages", asked)
+    assert reply.status == 200
+    assert reply.body.count(b"event: ping\n") > 2
+    assert b"thinking_delta" not in reply.body
 
 
 def test_thinking_is_a_block_of_its_own(caller: Caller) -> None:

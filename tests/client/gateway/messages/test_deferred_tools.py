@@ -52,12 +52,12 @@ def test_what_nothing_refers_to_is_left_out() -> None:
 
 
 def test_what_was_found_is_told_in_its_place_and_can_be_called() -> None:
-    found = [reference("w"), {"type": "text", "text": "and"}, reference("search")]
+    found = [reference("w"), {"type": "text", "text": "and"}, reference("search"), reference("w")]
     made = chat(deferred("v"), deferred("w"), tool("search"), found=found)
     # So the prompt before the result stays as it was.
     assert names(made) == names(chat(deferred("v"), deferred("w"), tool("search"))) == ["search"]
     assert list(made.tool_choice.functions) == ["search", "w"]
-    told, text, again = (part["text"] for part in made.conversation.messages[-1]["content"])
+    told, text, other, again = (part["text"] for part in made.conversation.messages[-1]["content"])
     assert text == "and"
     assert json.loads(told)["function"] == {
         "name": "w",
@@ -65,7 +65,8 @@ def test_what_was_found_is_told_in_its_place_and_can_be_called() -> None:
         "parameters": {"type": "object"},
     }
     assert "é" in told
-    assert json.loads(again)["function"]["name"] == "search"
+    assert json.loads(other)["function"]["name"] == "search"
+    assert again == "w"  # a prompt has each definition once
 
 
 def test_without_others_they_are_told_as_usual() -> None:
