@@ -26,6 +26,7 @@ class Generation:
         request_id: its own; nobody else's, so that ending it ends no other.
         sampling: sampling parameters.
         names: as in `from_client`.
+        reasoning_effort: of a chat, as `chat.effort` takes it.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Generation:
     chat_parameters: ChatParameters | None = None
     priority: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
+    reasoning_effort: str | None = None
 
     async def chunks(self, client: ServerPool | TenantClient) -> AsyncGenerator[Chunk, None]:
         """Yield the answer piece by piece. Closing or cancelling it ends the request.

@@ -102,7 +102,7 @@ def quantize_tile(b_x, scale_ptr, NATIVE: tl.constexpr):
     if scale_ptr is not None:
         b_scale = tl.load(scale_ptr) + tl.zeros([b_x.shape[0]], tl.float32)
     else:
-        b_size = tl.maximum(tl.abs(b_x), 0.0)  # 0 of NaN, which stays NaN below
+        b_size = tl.where(b_x == b_x, tl.abs(b_x), 0.0)  # 0 of NaN, which stays NaN below
         b_scale = tl.maximum(tl.max(b_size, 1) / 448.0, SMALLEST)
     # Correctly rounded, as the reference's is: an error in the last bit may move a value by a step.
     return to_e4m3(b_x * tl.div_rn(1.0, b_scale)[:, None], NATIVE), b_scale

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from msgspec.structs import replace
 
+from client.gateway.chat.effort import effort_variables
 from client.gateway.chat.tools import with_calls
 from client.gateway.gateway import Gateway
 from client.gateway.generation import Generation, UsageCount
 from client.gateway.tool_calls import AnswerDelta, AnswerStream, ToolChoice
-from client.protocol import Chunk
+from client.protocol import ChatParameters, Chunk
 
 
 class ChatAnswer:
@@ -41,9 +43,9 @@ class ChatAnswer:
             by_section: give each section of a chunk as a chunk of its own.
 
         Raises:
-            ApiError: a tool cannot be enforced, or the server refuses the request or fails.
+            ApiError: a tool or an effort cannot be had, or the server refuses the request or fails.
         """
-        generation, choice = self._generation, self._tool_choice
+        generation, choice = await self._with_effort(), self._tool_choice
         answers = defaultdict[int, AnswerStream](AnswerStream)
         if choice.mode != "none":
             form = await self._gateway.served_model.tool_format()
@@ -55,6 +57,18 @@ class ChatAnswer:
                 answer = answers[chunk.index]
                 for piece in _by_section(chunk) if by_section else (chunk,):
                     yield piece, answer.add(piece.sections or (), piece.finish_reason)
+
+    async def _with_effort(self) -> Generation:
+        generation = self._generation
+        if generation.reasoning_effort is None:
+            return generation
+        model = await self._gateway.served_model.facts()
+        made: ChatParameters = {**(generation.chat_parameters or {})}
+        variables = effort_variables(generation.reasoning_effort, model)
+        variables |= made.get("chat_template_kwargs", {})  # what is asked for by name goes before
+        if variables:
+            made["chat_template_kwargs"] = variables
+        return dataclasses.replace(generation, chat_parameters=made)
 
 
 def _by_section(chunk: Chunk) -> Iterator[Chunk]:

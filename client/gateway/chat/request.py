@@ -43,6 +43,7 @@ def generation_of(body: ChatRequest, request_id: str) -> Generation:
         chat_parameters=_chat_parameters(body),
         priority=body.priority or 0,
         names=names | ({"max_tokens": "max_completion_tokens"} if completion else {}),
+        reasoning_effort=body.reasoning_effort,
     )
 
 
@@ -90,9 +91,6 @@ def _chat_parameters(body: ChatRequest) -> Any:
     made = chat_parameters(body, body.tools if body.tool_choice != "none" else None)
     if body.documents is not None:
         made["documents"] = body.documents
-    if body.reasoning_effort is not None:
-        variables = made.get("chat_template_kwargs", {})
-        made["chat_template_kwargs"] = {"reasoning_effort": body.reasoning_effort, **variables}
     return made
 
 

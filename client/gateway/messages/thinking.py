@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from client.gateway.chat.effort import FIELD, switch_of
 from client.gateway.errors import ApiError, unsupported
 from client.gateway.schemas.messages import (
     CountTokensRequest,
@@ -13,8 +14,6 @@ from client.gateway.schemas.messages import (
 )
 from client.protocol import Health
 
-_SWITCHES = ("enable_thinking", "thinking")
-_EFFORT = "reasoning_effort"
 _EFFORTS = ("low", "medium", "high")  # that models are trained on
 _DEFAULT_EFFORT = "high"  # Anthropic's: the same as none
 
@@ -38,8 +37,7 @@ def _thinking(body: CountTokensRequest, model: Health) -> dict[str, Any]:
         if isinstance(body, MessagesRequest):
             _check_budget(thinking.budget_tokens, body.max_tokens)
     is_on = not isinstance(thinking, ThinkingDisabled)
-    switch = next((name for name in _SWITCHES if name in model.reasoning_switches), None)
-    if switch is not None:
+    if (switch := switch_of(model)) is not None:
         return {switch: is_on}
     if model.has_reasoning and not is_on:
         raise unsupported("thinking.type", "disabled is not supported: the model always thinks")
@@ -62,10 +60,10 @@ def _effort(body: CountTokensRequest, model: Health) -> dict[str, Any]:
     effort = None if body.output_config is None else body.output_config.effort
     if effort is None:
         return {}
-    if _EFFORT not in model.reasoning_switches:
+    if FIELD not in model.reasoning_switches:
         if effort == _DEFAULT_EFFORT:
             return {}
         raise unsupported("output_config.effort", f"only {_DEFAULT_EFFORT} with this model")
     if effort not in _EFFORTS:
         raise unsupported("output_config.effort", f"only {', '.join(_EFFORTS)} with this model")
-    return {_EFFORT: effort}
+    return {FIELD: effort}

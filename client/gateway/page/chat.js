@@ -66,7 +66,7 @@ async function say(said, titles = []) {
 /** Return the request for an answer to `messages`, with the parameters that are set. */
 function request(messages) {
   const body = {
-    model: byId("model").value,
+    model: byId("model").value || undefined, // the list may be yet to come: the server has a default
     messages,
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },

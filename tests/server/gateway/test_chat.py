@@ -175,7 +175,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"store": True}, "store", "store: "),
     ({"modalities": ["audio"]}, "modalities[0]", "modalities[0]: "),
-    ({"reasoning_effort": "low"}, "chat_template_kwargs.reasoning_effort", "not supported"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "only none with this model"),
     (
         {"chat_template_kwargs": {"enable_thinking": False}},
         "chat_template_kwargs.enable_thinking",

@@ -105,6 +105,15 @@ def test_answers_a_chat_with_the_parameters(page: Page, server: TritonServer) ->
     expect(page.locator("article")).to_have_count(0)
 
 
+def test_answers_before_the_models_are_listed(browser: Browser, gateway: str) -> None:
+    with closing(browser.new_page()) as page:
+        page.route("**/v1/models", lambda _: None)  # no answer
+        page.goto(f"http://{gateway}/")
+        set_parameters(page, max_completion_tokens="2")
+        say(page, "Hello")
+        expect(page.locator(".figures")).to_contain_text("+ 2 tokens")
+
+
 def test_escape_stops_an_answer(page: Page) -> None:
     change_requests(page, ignore_eos=True)
     slow_down(page)

@@ -154,7 +154,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
      "is not one of the tools"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "'web_search' is not supported"),
     ({"tool_choice": "required"}, "tool_choice", "required needs tools"),
-    ({"reasoning": {"effort": "low"}}, "reasoning.effort", "has no such variable"),
+    ({"reasoning": {"effort": "low"}}, "reasoning.effort", "only none with"),
     ({"reasoning": {"summary": "long"}}, "reasoning.summary", "should be 'auto'"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", "only medium"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},

@@ -229,3 +229,22 @@ def test_wrong_tools_are_refused_by_name(
         create(openai, stream=stream, **fields)
     assert text in caught.value.message
     assert caught.value.param == param
+
+
+def test_effort_none_switches_thinking_off(openai: OpenAI) -> None:
+    """As the variable of the chat template does, which then opens and closes it."""
+    asked: dict[str, Any] = {"model": "ensemble", "messages": [USER], "max_tokens": 8}
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    expected = openai.chat.completions.create(**asked, extra_body=off)
+    none = openai.chat.completions.create(**asked, reasoning_effort="none")
+    medium = openai.chat.completions.create(**asked, reasoning_effort="medium")
+    assert none.usage.prompt_tokens == expected.usage.prompt_tokens > medium.usage.prompt_tokens
+    assert none.choices[0].message == expected.choices[0].message
+    by_name = openai.chat.completions.create(**asked, reasoning_effort="medium", extra_body=off)
+    assert by_name.usage.prompt_tokens == expected.usage.prompt_tokens
+    response = openai.responses.create(
+        model="ensemble", input=[USER], max_output_tokens=8, reasoning={"effort": "none"}
+    )
+    assert response.usage.input_tokens == expected.usage.prompt_tokens
+    with pytest.raises(BadRequestError, match="reasoning_effort: only none and medium"):
+        openai.chat.completions.create(**asked, reasoning_effort="low")
