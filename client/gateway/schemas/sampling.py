@@ -9,11 +9,15 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     WrapValidator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+
+_NULL = {"type": "null"}
 
 
 class Fields(BaseModel):
@@ -30,6 +34,18 @@ class Fields(BaseModel):
         if not isinstance(value, dict):
             return value
         return {name: inner for name, inner in value.items() if inner is not None}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the schema, by which fields that may be absent may be null."""
+        made = handler(core_schema)
+        inner = handler.resolve_ref_schema(made)
+        for name, field in inner.get("properties", {}).items():
+            if name not in inner.get("required", ()) and _NULL not in field.get("anyOf", ()):
+                inner["properties"][name] = {"anyOf": [field, _NULL]}
+        return made
 
 
 def told_as(text: str) -> WrapValidator:
