@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from kernels.experts.activation import ExpertActivation
@@ -22,6 +23,8 @@ MIXTURES = {
     "gpt-oss-20b": (2880, 2880, 32, 4, True),
 }
 TOKENS = 64
+# Before release 3.8 Triton keeps two values of a program of 128 experts there.
+ROUTING_STACK = 8 if [int(n) for n in triton.__version__.split(".")[:2]] < [3, 8] else 0
 
 each_mixture = pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
 
@@ -139,7 +142,8 @@ def test_what_is_around_them(mixture: tuple[int, int, int, int, bool], gpu: str)
         _empty(TOKENS, top_k, dtype=dtype) for dtype in (torch.int32, torch.float32)
     )
     totals, slots = (_empty(size, dtype=torch.int64) for size in (num, TOKENS))
-    check(compile_call(gpu, route, _empty(TOKENS, num), top_k, normalize=True, slots=slots))
+    routing = compile_call(gpu, route, _empty(TOKENS, num), top_k, normalize=True, slots=slots)
+    check(routing, stack=ROUTING_STACK)
     check(compile_call(gpu, sort_by_expert, experts, totals, 16))
     check(compile_call(gpu, combine, _empty(TOKENS * top_k, hidden), experts, weights))
 
