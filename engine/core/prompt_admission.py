@@ -16,6 +16,8 @@ from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
 
+_PART_LEFT = 4  # of the tokens that a prefill could have in a step, one in so many
+
 
 class Admitted(NamedTuple):
     """How a request begins to run.
@@ -68,6 +70,7 @@ class PromptAdmission:
         """Admit from `waiting` beside those in `states`; the limits are those of `EngineConfig`."""
         self._kv_cache = kv_cache
         self._states = states
+        self._waiting = waiting
         self._prefixes = AwaitedPrefixes(
             states, waiting, kv_cache.prefix_cache, kv_cache.block_size
         )
@@ -80,14 +83,26 @@ class PromptAdmission:
     def chunks(self, num_left: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return how many of their tokens the running sequences compute in a step.
 
-        One token is reserved for each, so that a long prefill never stalls a decode.
+        One token is reserved for each, so that a long prefill never stalls a decode; and if a
+        request could be admitted, a part of what is left, so that none waits for a long prefill.
         """
         num_new = np.ones_like(num_left)
         num_spare = self._max_num_batched_tokens - len(num_left)
-        for place in (num_left > 1).nonzero()[0].tolist():
-            num_new[place] = self._chunk(int(num_left[place]), 1 + num_spare)
+        prefills = (num_left > 1).nonzero()[0].tolist()
+        part = _PART_LEFT if prefills and self._may_admit() else math.inf
+        for place in prefills:
+            num_new[place] = self._chunk(
+                int(num_left[place]), 1 + num_spare - int(num_spare / part)
+            )
             num_spare -= int(num_new[place]) - 1
         return num_new
+
+    def _may_admit(self) -> bool:
+        """Whether a request waits that nothing but the budget of a step may keep out."""
+        if not (self._enable_chunked_prefill and self._states.free):
+            return False
+        head = self._waiting.head
+        return head is not None and not self.lacks_blocks(head)
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """Return how many of `num_tokens` one request may compute in a step."""
