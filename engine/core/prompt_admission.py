@@ -89,11 +89,10 @@ class PromptAdmission:
         num_new = np.ones_like(num_left)
         num_spare = self._max_num_batched_tokens - len(num_left)
         prefills = (num_left > 1).nonzero()[0].tolist()
-        part = _PART_LEFT if prefills and self._may_admit() else math.inf
+        leaves_some = bool(prefills) and self._may_admit()
         for place in prefills:
-            num_new[place] = self._chunk(
-                int(num_left[place]), 1 + num_spare - int(num_spare / part)
-            )
+            num_kept = num_spare // _PART_LEFT if leaves_some else 0
+            num_new[place] = self._chunk(int(num_left[place]), 1 + num_spare - num_kept)
             num_spare -= int(num_new[place]) - 1
         return num_new
 

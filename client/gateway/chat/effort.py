@@ -8,14 +8,14 @@ from client.gateway.errors import unsupported
 from client.protocol import Health
 
 FIELD = "reasoning_effort"
-SWITCHES = ("enable_thinking", "thinking")  # variables that switch it on and off
+_SWITCHES = ("enable_thinking", "thinking")  # variables that switch it on and off
 
 _OFF, _DEFAULT = "none", "medium"  # OpenAI's
 
 
 def switch_of(model: Health) -> str | None:
     """Return the variable of the chat template that switches thinking on and off, if it has one."""
-    return next((name for name in SWITCHES if name in model.reasoning_switches), None)
+    return next((name for name in _SWITCHES if name in model.reasoning_switches), None)
 
 
 def effort_variables(effort: str, model: Health) -> dict[str, Any]:

@@ -31,9 +31,9 @@ from client.gateway.schemas.messages import MessagesRequest
 from client.gateway.tool_calls import AnswerDelta
 from client.protocol import Chunk
 
-_QUIET_S = (
-    10.0  # after which a stream says that it lives: clients and proxies give it up at some time
-)
+# After so long without an event a stream says that it lives: clients and proxies give up at some
+# time.
+_QUIET_S = 10.0
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
 
 
