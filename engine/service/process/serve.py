@@ -65,7 +65,8 @@ def read_into(inbox: Inbox, channel: EngineChannel) -> None:
 
 
 def aborted(request: AddRequest) -> StepOutputs:
-    """Return the last outputs of a request that was aborted before the engine took it."""
+    """Log that a request was aborted before the engine took it; return its last outputs."""
+    log.info("request aborted", extra={"fields": {"uid": request.uid}})
     num_sequences = request.sampling_params.get("n", 1)
     return StepOutputs.of(
         [

@@ -22,7 +22,7 @@ from engine.launch.server import TritonServer
 from tests.server.resilience import report
 from tests.server.resilience.conversation import Conversation
 from tests.server.resilience.desk import Desk
-from tests.server.resilience.observe import gauges, until
+from tests.server.resilience.observe import health, until
 from tests.server.resilience.service import MAX_MODEL_LEN
 from tests.server.resilience.ways import PROMPT, WAYS, Leaving, Timeout, Way
 
@@ -99,7 +99,7 @@ async def measure(
     result = Result()
     async with Desk(server) as desk:
         for state in STATES:
-            async with _occupied(desk, server.config.max_num_seqs - (not state.waiting)):
+            async with _occupied(desk, _others(server, state)):
                 for way in WAYS:
                     times = int(gaps) if gap(way, state) else rounds
                     if not times:
@@ -111,9 +111,18 @@ async def measure(
     return result
 
 
+def _others(server: TritonServer, state: State) -> int:
+    """Return how many requests put one more into `state`.
+
+    As many as run wait before one that shall wait: some of those that run end meanwhile.
+    """
+    limit = server.config.max_num_seqs
+    return 2 * limit if state.waiting else limit - 1
+
+
 @asynccontextmanager
 async def _occupied(desk: Desk, count: int) -> AsyncIterator[None]:
-    """Keep `count` sequences running in the block."""
+    """Keep `count` requests at the engine in the block."""
     inputs = {**PROMPT["engine"], "stream": True, "sampling_parameters": _LONG}
     tasks = [asyncio.create_task(_again_and_again(desk, inputs)) for _ in range(count)]
     await asyncio.sleep(0.2)
@@ -139,6 +148,7 @@ async def _once(
     timeout_s = give_up_s + _MORE_S
     if not isinstance(way, Timeout):
         inputs["timeout"] = round(timeout_s * 1e6)
+    await _others_alone(server, state)
     conversation = way.open(desk, inputs, request_id)
     started = time.time()
     running = asyncio.create_task(conversation.run())
@@ -157,23 +167,37 @@ async def _once(
     return seconds
 
 
+async def _others_alone(server: TritonServer, state: State) -> None:
+    """Wait until the request before, if any, has left the engine."""
+    others = _others(server, state)
+
+    async def nobody_else() -> bool:
+        return await _num_in_flight(server) <= others
+
+    assert await until(nobody_else, 10)
+
+
 async def _established(server: TritonServer, conversation: Conversation, state: State) -> None:
     """Wait until the request is in `state`, beside those that occupy the server."""
-    others = server.config.max_num_seqs - (not state.waiting)
+    others = _others(server, state)
 
     async def pieces_have_come() -> bool:
         return len(conversation.answer.pieces) >= 3
 
     async def engine_has_it() -> bool:
-        found = await asyncio.to_thread(gauges, server)
-        return found["vllm:num_requests_running"] + found["vllm:num_requests_waiting"] > others
+        return await _num_in_flight(server) > others
 
     if state.streamed and not state.waiting:
         assert await until(pieces_have_come, 10), conversation.answer
     else:
-        await asyncio.sleep(0.15)  # the gauges may still be those of the request before
         assert await until(engine_has_it, 10)
         assert not conversation.answer.pieces
+
+
+async def _num_in_flight(server: TritonServer) -> float:
+    """Return how many requests the engine has now; the gauges are up to half a second old."""
+    answer = await asyncio.to_thread(health, server)
+    return answer["num_in_flight"] if answer else math.nan
 
 
 async def _dropped(server: TritonServer, log_length: int, give_up_s: float) -> float:
