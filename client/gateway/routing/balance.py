@@ -14,10 +14,12 @@ class Candidate:
     Attributes:
         load: requests that it has and has not finished.
         match: blocks of the prompt that it has probably cached.
+        cached: blocks of any prompt that it has probably cached.
     """
 
     load: int
     match: int = 0
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class Balance:
         """Return the index of the server that a prompt of `num_blocks` blocks goes to.
 
         Without a prefix that decides, it is the less loaded of two taken at random: the power of
-        two choices, which does not send everyone to the server that was idle a moment ago.
+        two choices, which does not send everyone to the server that was idle a moment ago. Of two
+        with as much to do, it is the one whose cache has more room.
         """
         least = min(each.load for each in candidates)
         best = max(range(len(candidates)), key=lambda i: (candidates[i].match, -candidates[i].load))
@@ -70,4 +73,4 @@ class Balance:
         ):
             return best
         two = chance.sample(range(len(candidates)), min(2, len(candidates)))
-        return min(two, key=lambda i: candidates[i].load)
+        return min(two, key=lambda i: (candidates[i].load, candidates[i].cached))

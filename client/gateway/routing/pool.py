@@ -201,7 +201,9 @@ class ServerPool(Collector):
 
     def _choose(self, servers: Sequence[Server], blocks: Sequence[int]) -> Server:
         """Return the server for a prompt, and remember that it got it."""
-        candidates = [Candidate(each.load, each.tree.match(blocks)) for each in servers]
+        candidates = [
+            Candidate(each.load, each.tree.match(blocks), len(each.tree)) for each in servers
+        ]
         server = servers[self._balance.choose(candidates, len(blocks), self._chance)]
         server.tree.add(blocks)
         return server

@@ -49,6 +49,16 @@ def test_the_longest_prefix_wins_among_servers_with_as_much_to_do(
     assert longest == 0 or even[index].match == longest
 
 
+@given(CHANCE)
+def test_a_prompt_that_nobody_knows_goes_where_the_cache_has_more_room(
+    chance: random.Random,
+) -> None:
+    idle = [Candidate(3, cached=8), Candidate(3, cached=5)]
+    assert Balance().choose(idle, 50, chance) == 1
+    busier = [Candidate(3, cached=8), Candidate(4, cached=0)]
+    assert Balance().choose(busier, 50, chance) == 0
+
+
 @given(st.integers(0, 20), st.floats(1, 3), CHANCE)
 def test_the_load_of_two_servers_stays_within_the_bound(
     absolute: int, relative: float, chance: random.Random
