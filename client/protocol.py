@@ -49,6 +49,7 @@ class SamplingOptions(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     structured_outputs: Mapping[str, Any] | None
+    thinking_token_budget: int | None
     response_format: Mapping[str, Any] | None
     cache_salt: str
     tenant: str

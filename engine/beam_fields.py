@@ -1,4 +1,4 @@
-"""The ways in which clients of other servers ask for beams."""
+"""Beam search: how clients of other servers ask for it, and what does not go with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from typing import Any
 
 from engine.errors import RequestError
 from engine.unsupported import means
+
+NOT_WITH_BEAMS = (
+    *("best_of", "stop", "structured_outputs", "thinking_token_budget"),
+    *("logits_processors", "dry_multiplier"),
+)
 
 
 def with_beam_width(fields: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from engine import unsupported
-from engine.beam_fields import with_beam_width
+from engine.beam_fields import NOT_WITH_BEAMS, with_beam_width
 from engine.errors import RequestError, UnsupportedError
 from engine.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,
@@ -56,7 +56,7 @@ _MAX_SIZES = {
 }
 
 # What -1 means, as in vLLM.
-_MINUS_ONE = {"top_k": 0, "top_n_sigma": 0, "seed": None}
+_MINUS_ONE = {"top_k": 0, "top_n_sigma": 0, "seed": None, "thinking_token_budget": None}
 
 
 class AskedLogitsProcessor(BaseModel):
@@ -124,6 +124,8 @@ class SamplingParams(BaseModel):
         allowed_token_ids: only these tokens may be produced.
         structured_outputs: what the output must match, in vLLM's form (a key `json`, `json_object`,
             `regex`, `choice`, `grammar` or `structural_tag`).
+        thinking_token_budget: tokens of reasoning, after which the tag that ends it comes; None or
+            -1: no limit. A character that is begun is completed.
         skip_special_tokens: leave special tokens out of the text.
         return_sections: tell which text is content, which reasoning and which a tool call.
     """
@@ -163,6 +165,7 @@ class SamplingParams(BaseModel):
     logit_bias: dict[_TokenId, _Bias] | None = None
     allowed_token_ids: tuple[_TokenId, ...] | None = None
     structured_outputs: GrammarSpec | None = None
+    thinking_token_budget: _Count | None = None
     skip_special_tokens: bool = True
     return_sections: bool = False
 
@@ -287,14 +290,8 @@ class SamplingParams(BaseModel):
     def _check_beams(self) -> None:
         if self.n > self.beam_width:
             raise ValueError(f"n: must not exceed beam_width ({self.n} > {self.beam_width})")
-        for name in (
-            "best_of",
-            "stop",
-            "structured_outputs",
-            "logits_processors",
-            "dry_multiplier",
-        ):
-            if getattr(self, name):
+        for name in NOT_WITH_BEAMS:
+            if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: is not possible with beam_width above 1")
         if self.max_tokens == 0:
             raise ValueError("max_tokens: must be at least 1 with beam_width above 1 (got 0)")

@@ -114,7 +114,9 @@ class OutputBuilder:
         request.num_released_tokens = end
         if finish is None:
             self._set_window(request, self._window_after(request, window_ids, new_ids))
-        place = (0, 0) if output.sections is None else output.sections.take_place()
+        place: tuple[int, int] = (0, 0)
+        if output.sections is not None and request.sampling_params.return_sections:
+            place = output.sections.take_place()
         logprobs = None
         if request.sampling_params.logprobs is not None:
             logprobs = output.logprobs[: len(new_ids)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,11 +11,11 @@ from numpy.typing import NDArray
 
 from engine.core.constraints.bad_words import BadWords
 from engine.core.constraints.processors import AskedProcessor
+from engine.core.constraints.thinking_budget import ThinkingBudget
 from engine.core.counter import NUM_COUNTERS, Counter
 from engine.core.logprobs.prompt_scores import PromptScores
-from engine.core.request_state import RequestKV, RequestTimes
+from engine.core.request_state import RequestKV, RequestOutput, RequestTimes
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
-from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.grammar.matcher import SequenceGrammar
 from engine.text.section_tracker import SectionTracker
@@ -40,31 +39,6 @@ class Finish(NamedTuple):
     text_cut: int = 0
     omit_stop_token: bool = False
     error: Exception | None = None
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """What the output of a sequence needs beside its tokens.
-
-    Attributes:
-        window_ids: tokens before the next ones to release, the context needed to decode these;
-            empty if that is only the last token before them.
-        stop_checker: if the request has stop strings.
-        sections: if the request asked for them.
-        logprobs: of the output tokens not released yet, if the request asked for them.
-        cumulative_logprob: sum over all output tokens, if it did.
-    """
-
-    window_ids: list[int]
-    stop_checker: StopChecker | None = None
-    sections: SectionTracker | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    cumulative_logprob: float = 0.0
-
-    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
-        """Add those of the newest token."""
-        self.logprobs.append(logprobs)
-        self.cumulative_logprob += logprobs.logprobs[0]
 
 
 class Request:
@@ -108,6 +82,7 @@ class Request:
         stop_checker: StopChecker | None = None,
         sections: SectionTracker | None = None,
         bad_words: BadWords | None = None,
+        thinking: ThinkingBudget | None = None,
         window_ids: Sequence[int] = (),
     ) -> None:
         """Start a sequence with nothing computed.
@@ -123,6 +98,7 @@ class Request:
             tenant: shares the slots equally with the others.
             arrival_time: in seconds of `time.monotonic()`; None: now.
             bad_words: token sequences that must not be produced; None: there are none.
+            thinking: bounds the reasoning in `sections`; None: it may be as long as it likes.
             window_ids: last tokens of the prompt, the context needed to decode the output.
         """
         self.uid = uid
@@ -136,6 +112,7 @@ class Request:
         self.tenant = tenant
         self.stream = stream
         self.bad_words = bad_words
+        self.thinking = thinking
         self.grammar: SequenceGrammar | None = None  # before it runs, if the request asks for one
         self.processors: Sequence[AskedProcessor] = ()
 
@@ -183,8 +160,10 @@ class Request:
 
     @property
     def host_chooses(self) -> bool:
-        """Whether the host takes part in choosing each token."""
-        return bool(self.bad_words or self.grammar or self.processors)
+        """Whether the host takes part in choosing the next tokens."""
+        if self.bad_words or self.grammar or self.processors:
+            return True
+        return self.thinking is not None and self.thinking.host_chooses
 
     @property
     def is_watched(self) -> bool:
@@ -228,6 +207,8 @@ class Request:
             if self.output.sections is not None and self.finish is None:
                 stop = self.output.stop_checker
                 self.output.sections.append(token_id, stop.num_held_tokens if stop else 0)
+                if self.thinking is not None:
+                    self.thinking.append(token_id)
         except Exception as error:
             self.finish = Finish("error", error=error)
 

@@ -10,6 +10,7 @@ from engine.core.beams.beam_search import BeamSearch
 from engine.core.best_of import Candidate, Candidates
 from engine.core.constraints.bad_words import BadWords
 from engine.core.constraints.processors import Processors
+from engine.core.constraints.thinking_budget import ThinkingBudget
 from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request import Request
 from engine.errors import RequestError
@@ -104,13 +105,18 @@ class RequestFactory:
         eos = frozenset() if ignores_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
         bad_words = self._bad_words(params.bad_words)
-        place = None
-        if params.return_sections:
+        place, budget = None, params.thinking_token_budget
+        if params.return_sections or budget is not None:
             place = place_after_prompt(self._section_format, self._detokenizer, prompt.tolist())
-            if (spec := params.structured_outputs) is not None:
+            if params.return_sections and (spec := params.structured_outputs) is not None:
                 spec = after_reasoning(spec, self._section_format, place)
                 params = params.model_copy(update={"structured_outputs": spec})
         new_sequence = _sequences(params, max_tokens, stop_token_ids)
+        trackers = [
+            None if place is None else self._sections(window, place, params)
+            for _ in range(params.num_sequences)
+        ]
+        end_ids = self._section_format.reasoning_end_ids
         requests = [
             new_sequence(
                 message.uid,
@@ -126,11 +132,16 @@ class RequestFactory:
                 arrival_time=message.arrival_time,
                 stream=message.stream,
                 stop_checker=self._stop_checker(window, params) if params.stop else None,
-                sections=None if place is None else self._sections(window, place, params),
+                sections=sections,
                 bad_words=bad_words,
+                thinking=(
+                    None
+                    if sections is None or budget is None
+                    else ThinkingBudget(budget, end_ids, sections)
+                ),
                 window_ids=window if window != prompt[-1:].tolist() else (),
             )
-            for index in range(params.num_sequences)
+            for index, sections in enumerate(trackers)
         ]
         for request in requests:
             request.processors = self._processors.asked(params)
@@ -160,11 +171,25 @@ class RequestFactory:
         if params.prompt_logprobs is not None:
             num_logprobs = len(prompt) * (params.prompt_logprobs + 1)
             check_size("prompt_logprobs", num_logprobs, MAX_LOGPROBS_AT_ONCE, "log-probabilities")
+        if params.thinking_token_budget is not None:
+            self._check_budget(params.allowed_token_ids)
         field, count = params.widest
         if (total := count * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(
                 f"{field}: {count} sequences of a prompt of {len(prompt)} tokens make {total}; at "
                 f"most {MAX_PROMPT_TOKENS} are allowed"
+            )
+
+    def _check_budget(self, allowed: Collection[int] | None) -> None:
+        end_ids = {i for ids in self._section_format.reasoning_end_ids.values() for i in ids}
+        if not end_ids:
+            raise RequestError(
+                "thinking_token_budget: the model does not think, or its tags are not known: see "
+                "the setting reasoning_parser"
+            )
+        if max(end_ids) >= self._vocab_size or not (allowed is None or end_ids <= {*allowed}):
+            raise RequestError(
+                "thinking_token_budget: the tag that ends the reasoning may not be produced"
             )
 
     def _max_tokens(

@@ -1,8 +1,12 @@
-"""Parts of the state of a sequence that others than the request write."""
+"""Parts of the state of a sequence, by who writes them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from engine.protocol import TokenLogprobs
+from engine.text.section_tracker import SectionTracker
+from engine.text.stop import StopChecker
 
 
 @dataclass(slots=True)
@@ -40,3 +44,28 @@ class RequestTimes:
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float = 0.0  # written with each step that gives a token
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What the output of a sequence needs beside its tokens.
+
+    Attributes:
+        window_ids: tokens before the next ones to release, the context needed to decode these;
+            empty if that is only the last token before them.
+        stop_checker: if the request has stop strings.
+        sections: if the request asked for them, or for a thinking budget.
+        logprobs: of the output tokens not released yet, if the request asked for them.
+        cumulative_logprob: sum over all output tokens, if it did.
+    """
+
+    window_ids: list[int]
+    stop_checker: StopChecker | None = None
+    sections: SectionTracker | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Add those of the newest token."""
+        self.logprobs.append(logprobs)
+        self.cumulative_logprob += logprobs.logprobs[0]

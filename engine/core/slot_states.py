@@ -34,7 +34,7 @@ class SlotStates:
         serial: int64 [S], another number each time that a slot is assigned; `FREE` if free.
         uid: int64 [S].
         index: int32 [S].
-        host_chooses: bool [S], as `Request.host_chooses`.
+        host_chooses: bool [S], as `Request.host_chooses` after the last token that was read.
         is_watched: bool [S], as `Request.is_watched`.
         has_stop_strings: bool [S].
         watched_bytes: uint64 [S, 4], as `StopChecker.watch`, of those with stop strings.

@@ -123,6 +123,8 @@ class TokenReader:
             request.examine(int(token_ids[i]), reason)
             if request.takes_forced_tokens:
                 num_forced += self._forcer.append(request)
+            if request.thinking is not None:
+                states.host_chooses[slots[i]] = request.host_chooses
             if request.output.stop_checker is not None:
                 states.watched_bytes[slots[i]] = request.output.stop_checker.watch
             examined.append(request)

@@ -32,6 +32,11 @@ class State:
     text_tags: StopAutomaton
     is_answer: bool = False
 
+    @property
+    def end_tag(self) -> str:
+        """The tag after which the text is content; for reasoning."""
+        return next(tag for tag, number in self.next.items() if number == 0)
+
     def after(self, tag: str, header: str) -> int:
         """Return the state after `tag`; `header` is the text of the header that it ends."""
         if self.kind != "header":
@@ -52,7 +57,8 @@ class SectionFormat:
         tag_of: the tags that are tokens.
         turn_ids: special tokens, and added ones of the chat template, that are in no tag; most
             templates start each turn with one of them.
-        has_reasoning: whether reasoning may come.
+        reasoning_end_ids: by state that is reasoning, the tokens of the tag that ends it; empty if
+            no reasoning may come.
         has_text_tags: whether a tag may be no token of its own.
     """
 
@@ -84,8 +90,17 @@ class SectionFormat:
         parts = {i for token, i in ids.items() if any(token in tag for tag in tags)}
         self.turn_ids = frozenset(turns) - parts
         self.has_text_tags = not tags <= ids.keys()
-        self.has_reasoning = any(state.kind == "reasoning" for state in self.states)
+        self.reasoning_end_ids = {
+            number: tokenizer.encode(state.end_tag, add_special_tokens=False)
+            for number, state in enumerate(self.states)
+            if state.kind == "reasoning"
+        }
         self._markers = [frozenset(self.tag_of), special | self.tag_of.keys()]
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether reasoning may come."""
+        return bool(self.reasoning_end_ids)
 
     def markers(self, skip_special_tokens: bool) -> frozenset[int]:
         """Return the tokens that may have a meaning beside their text."""

@@ -52,6 +52,19 @@ class SectionTracker:
         """Whether the next text is reasoning, unless it ends that."""
         return self._splitter.state.kind == "reasoning"
 
+    @property
+    def state(self) -> int:
+        """The state of the `SectionFormat` that the next text is in."""
+        return self._splitter.place.state
+
+    @property
+    def is_inside_character(self) -> bool:
+        """Whether the tokens so far leave a character incomplete."""
+        held = self._detokenizer.delta(
+            self._window_ids, [], final=True, skip_special_tokens=self._skip
+        )
+        return bool(held)
+
     def append(self, token_id: int, num_held_tokens: int = 0) -> None:
         """Add one output token.
 

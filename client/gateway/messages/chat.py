@@ -15,6 +15,7 @@ from client.gateway.messages.thinking import template_variables
 from client.gateway.schemas.messages import (
     CountTokensRequest,
     MessagesRequest,
+    ThinkingEnabled,
     Tool,
     ToolChoiceAny,
     ToolChoiceAuto,
@@ -37,6 +38,7 @@ _NAMES = (
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
     (re.compile(r"^tool_choice: required\b"), "tool_choice: any"),
+    (re.compile(r"^thinking_token_budget\b"), "thinking.budget_tokens"),
     (re.compile(r"\bresponse_format\.json_schema\b"), "output_config.format"),
     (re.compile(r"\bresponse_format\b"), "output_config.format"),
     # It is always strict.
@@ -113,6 +115,8 @@ class MessagesChat:
         given = ((name, getattr(body, field)) for name, field in _SAMPLING.items())
         sampling = {name: value for name, value in given if value is not None}
         sampling["return_sections"] = True
+        if isinstance(body.thinking, ThinkingEnabled):
+            sampling["thinking_token_budget"] = body.thinking.budget_tokens
         if body.output_config is not None and (form := body.output_config.format) is not None:
             schema = {"name": "answer", "schema": form.json_schema, "strict": True}
             sampling["response_format"] = {"type": "json_schema", "json_schema": schema}

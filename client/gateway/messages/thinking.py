@@ -48,12 +48,6 @@ def _check_budget(budget_tokens: int, max_tokens: int) -> None:
     if budget_tokens >= max_tokens:
         text = f"thinking.budget_tokens: must be less than max_tokens ({max_tokens})"
         raise ApiError(400, text, param="thinking.budget_tokens")
-    if budget_tokens < max_tokens - 1:
-        raise unsupported(
-            "thinking.budget_tokens",
-            f"a budget below max_tokens - 1 ({max_tokens - 1}) cannot be held; send that, or "
-            "thinking.type adaptive",
-        )
 
 
 def _effort(body: CountTokensRequest, model: Health) -> dict[str, Any]:

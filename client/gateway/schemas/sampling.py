@@ -129,6 +129,7 @@ class SamplingFields(Fields):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

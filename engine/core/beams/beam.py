@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.beams.beam_search import BeamSearch, BeamToken
-from engine.core.request import Finish, FinishReason, Request, RequestOutput
+from engine.core.request import Finish, FinishReason, Request
+from engine.core.request_state import RequestOutput
 from engine.errors import RequestError
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams

@@ -15,8 +15,8 @@ from engine.text.grammar.matcher import MaskFiller
 
 
 class SamplingConstraints:
-    """The running sequences with a grammar, with bad words, or with `min_tokens` and more stop
-    tokens than the device knows; and those with logits processors.
+    """The running sequences with a grammar, bad words, a thinking budget, or `min_tokens` and more
+    stop tokens than the device knows; and those with logits processors.
     """
 
     def __init__(self, *, vocab_size: int) -> None:
@@ -33,6 +33,7 @@ class SamplingConstraints:
         if (
             request.bad_words
             or request.grammar
+            or request.thinking
             or (
                 request.sampling_params.min_tokens
                 and len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS
@@ -81,9 +82,14 @@ def _mask(
 ) -> NDArray[np.int32] | None:
     """Return the mask of a row, of which `left` may be drawn; None if the device knows it.
 
-    What is forbidden beyond that is allowed if nothing else is left. A grammar that leaves nothing
-    fails with whatever token comes.
+    A token that is forced must come, if a grammar does not forbid it. What is forbidden beyond that
+    is allowed if nothing else is left. A grammar that leaves nothing fails with whatever token
+    comes.
     """
+    if request.thinking is not None and request.thinking.forced is not None:
+        forced = left & token_mask(np.array([request.thinking.forced], dtype=np.int32), len(left))
+        if forced.any():
+            return forced
     if forbidden := _forbidden(request, num_output_tokens):
         mask = left.copy()
         forbid(mask, np.array(forbidden, dtype=np.int32))
@@ -103,6 +109,7 @@ def device_forbids_stops(request: Request) -> bool:
         and 0 < len(stops) <= MAX_STOP_TOKEN_IDS
         and request.bad_words is None
         and request.grammar is None
+        and request.thinking is None
         and (params.allowed_token_ids is None or not stops.issuperset(params.allowed_token_ids))
     )
 

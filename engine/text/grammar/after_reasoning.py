@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.text.grammar.spec import GrammarSpec
-from engine.text.section_format import SectionFormat, State
+from engine.text.section_format import SectionFormat
 from engine.text.sections import Place
 
 _IN_HARMONY = {
@@ -26,14 +26,9 @@ def after_reasoning(spec: GrammarSpec, section_format: SectionFormat, place: Pla
     if state.kind == "header":
         return spec if spec.kind == "structural_tag" else spec.model_copy(update=_IN_HARMONY)
     if state.kind == "reasoning":
-        return spec.model_copy(update={"begin_after": _end(state)})
+        return spec.model_copy(update={"begin_after": state.end_tag})
     for tag, number in state.next.items():
         opened = section_format.states[number]
         if opened.kind == "reasoning" and place.number == 0:
-            return spec.model_copy(update={"reasoning_start": tag, "begin_after": _end(opened)})
+            return spec.model_copy(update={"reasoning_start": tag, "begin_after": opened.end_tag})
     return spec
-
-
-def _end(reasoning: State) -> str:
-    """Return the tag after which the text is content."""
-    return next(tag for tag, number in reasoning.next.items() if number == 0)

@@ -231,6 +231,22 @@ def test_wrong_tools_are_refused_by_name(
     assert caught.value.param == param
 
 
+def test_reasoning_ends_with_its_budget(openai: OpenAI) -> None:
+    begun = [USER, {"role": "assistant", "content": "<think>"}]
+    asked: dict[str, Any] = {"model": "ensemble", "messages": begun, "max_tokens": 40}
+    asked |= {"temperature": 0}
+    form = {"continue_final_message": True, "add_generation_prompt": False}
+    free, bounded = (
+        openai.chat.completions.create(**asked, extra_body={**form, **budget})
+        for budget in ({}, {"thinking_token_budget": 7})
+    )
+    thoughts = [made.choices[0].message.reasoning_content for made in (free, bounded)]
+    assert thoughts[0].startswith(thoughts[1])
+    assert bounded.choices[0].message.content
+    counts = [made.usage.completion_tokens_details.reasoning_tokens for made in (free, bounded)]
+    assert 7 <= counts[1] <= 10 < counts[0]
+
+
 def test_effort_none_switches_thinking_off(openai: OpenAI) -> None:
     """As the variable of the chat template does, which then opens and closes it."""
     asked: dict[str, Any] = {"model": "ensemble", "messages": [USER], "max_tokens": 8}
