@@ -19,15 +19,26 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from engine import null_device, unsupported
 from engine.errors import ConfigError
-from engine.setting_types import Dtype, Integer, KVCacheDtype, LoadFormat, QuantizationSetting
-from engine.text.section_tags import AUTO, NONE, REASONING, TOOL_CALLS
+from engine.setting_types import (
+    Device,
+    Dtype,
+    Integer,
+    JsonObject,
+    KVCacheDtype,
+    Length,
+    LoadFormat,
+    QuantizationSetting,
+    ReasoningParser,
+    ServedModelName,
+    ToolCallParser,
+)
+from engine.text.section_tags import AUTO, REASONING, TOOL_CALLS
 from engine.validation import describe
 
 ENV_PREFIX = "TRIDENT_"
@@ -46,11 +57,22 @@ class EngineConfig(BaseModel):
 
     model: str = Field("demo", description="checkpoint folder, GGUF file, hub id, or `demo`")
     tokenizer: str | None = Field(None, description="folder or hub id; default: the model's")
-    served_model_name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,128}$")] | None = Field(
+    served_model_name: ServedModelName | None = Field(
         None, description="name that clients call; default: ensemble"
     )
     load_format: LoadFormat = Field(
         "auto", description="auto: the checkpoint's safetensors; dummy: random weights, from seed"
+    )
+    hf_overrides: JsonObject | None = Field(
+        None,
+        description="fields that config.json gets, as JSON: rope_parameters, for instance",
+        validation_alias=AliasChoices("hf_overrides", "json_model_override_args"),
+    )
+    generation_config: Literal["auto", "vllm"] = Field(
+        "auto", description="auto: sampling as the checkpoint says by default; vllm: as vLLM does"
+    )
+    override_generation_config: JsonObject | None = Field(
+        None, description="fields that generation_config.json gets, as JSON: temperature and others"
     )
     dtype: Dtype = Field("auto", description="compute type; auto: the checkpoint's")
     quantization: QuantizationSetting | None = Field(
@@ -58,7 +80,7 @@ class EngineConfig(BaseModel):
         description="weights, and activations in 8 bits, quantised while loading: int8 or int4 on "
         "CPUs, fp8 on GPUs; the format of a checkpoint that is quantised need not be named",
     )
-    device: str = Field(
+    device: Device = Field(
         "auto",
         description="auto: cuda where there is one; cpu; cuda; null or null:MS, for benchmarks: no "
         "model is computed, tokens are made up, and a step takes MS milliseconds",
@@ -66,8 +88,10 @@ class EngineConfig(BaseModel):
     seed: Annotated[Integer, Field(ge=0)] = Field(
         0, description="of requests that bring none, and of dummy weights"
     )
-    max_model_len: Annotated[Integer, Field(ge=2)] | None = Field(
-        None, description="tokens of prompt and output; default: what the model was made for"
+    max_model_len: Length = Field(
+        None,
+        description="tokens of prompt and output; default: what the model was made for, or what "
+        "fits into the KV cache",
     )
     max_num_seqs: Annotated[Integer, Field(ge=1)] | None = Field(
         None,
@@ -141,12 +165,12 @@ class EngineConfig(BaseModel):
     chat_template: str | None = Field(
         None, description="Jinja file, or a template itself, in place of the checkpoint's"
     )
-    reasoning_parser: str = Field(
+    reasoning_parser: ReasoningParser = Field(
         AUTO,
         description="whose tags delimit reasoning; auto: those of the chat template; none; or one "
         f"of {', '.join(REASONING)}",
     )
-    tool_call_parser: str = Field(
+    tool_call_parser: ToolCallParser = Field(
         AUTO, description=f"the same of tool calls; one of {', '.join(TOOL_CALLS)}"
     )
     stream_interval: Annotated[Integer, Field(ge=1)] = Field(
@@ -185,31 +209,6 @@ class EngineConfig(BaseModel):
     def _named(cls, value: str) -> str:
         if not value.strip():
             raise ValueError("must name a checkpoint folder, a GGUF file or a hub id")
-        return value
-
-    @field_validator("device")
-    @classmethod
-    def _known_device(cls, value: str) -> str:
-        if value not in ("auto", "cpu", "cuda") and null_device.step_s(value) is None:
-            raise ValueError(
-                "must be auto, cpu, cuda, or null:MS with the milliseconds of a step (0 to "
-                f"{null_device.MAX_STEP_MS})"
-            )
-        return value
-
-    @field_validator("reasoning_parser", "tool_call_parser")
-    @classmethod
-    def _known_parser(cls, value: str, info: ValidationInfo) -> str:
-        known = REASONING if info.field_name == "reasoning_parser" else TOOL_CALLS
-        if value not in (AUTO, NONE, *known):
-            raise ValueError(f"must be {AUTO}, {NONE} or one of {', '.join(known)}")
-        return value
-
-    @field_validator("served_model_name")
-    @classmethod
-    def _free_name(cls, value: str | None) -> str | None:
-        if value in ("tokenizer", "engine", "detokenizer", ".", ".."):
-            raise ValueError("is the name of a stage, or of no model")
         return value
 
     @model_validator(mode="after")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from engine import null_device
+from engine.text.section_tags import AUTO, NONE, REASONING, TOOL_CALLS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
@@ -48,3 +53,60 @@ def _without_letter(value: Any) -> Any:
 
 # 32768, or 32K; no more than messages between processes can carry
 Integer = Annotated[int, Field(lt=2**63), BeforeValidator(_without_letter)]
+
+
+def _parsed(value: Any) -> Any:
+    """Return the object that a text is, as a variable or a flag gives it; else `value`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"is not valid JSON: {error}") from None
+
+
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_parsed)]
+
+
+def _known_device(value: str) -> str:
+    if value not in ("auto", "cpu", "cuda") and null_device.step_s(value) is None:
+        raise ValueError(
+            "must be auto, cpu, cuda, or null:MS with the milliseconds of a step (0 to "
+            f"{null_device.MAX_STEP_MS})"
+        )
+    return value
+
+
+Device = Annotated[str, AfterValidator(_known_device)]
+
+
+def _one_of(known: Iterable[str]) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if value not in (AUTO, NONE, *known):
+            raise ValueError(f"must be {AUTO}, {NONE} or one of {', '.join(known)}")
+        return value
+
+    return check
+
+
+ReasoningParser = Annotated[str, AfterValidator(_one_of(REASONING))]
+ToolCallParser = Annotated[str, AfterValidator(_one_of(TOOL_CALLS))]
+
+
+def _same_for_auto(value: Any) -> Any:
+    return None if value in ("auto", "-1", -1) else value
+
+
+# vLLM's `auto` and -1: what fits, which nothing stands for here
+Length = Annotated[Annotated[Integer, Field(ge=2)] | None, BeforeValidator(_same_for_auto)]
+
+
+def _no_stage(value: str) -> str:
+    if value in ("tokenizer", "engine", "detokenizer", ".", ".."):
+        raise ValueError("is the name of a stage, or of no model")
+    return value
+
+
+ServedModelName = Annotated[
+    str, Field(pattern="^[A-Za-z0-9_.-]{1,128}$"), AfterValidator(_no_stage)
+]

@@ -38,7 +38,7 @@ SETTINGS: Neutral = {
         (
             *("disable_sliding_window", "enable_expert_parallel", "enable_lora"),
             *("enable_log_outputs", "enable_log_requests", "enable_prompt_embeds"),
-            *("enable_sleep_mode", "skip_tokenizer_init", "trust_remote_code"),
+            *("enable_sleep_mode", "skip_tokenizer_init"),
         ),
         (False,),
     ),
@@ -49,21 +49,19 @@ SETTINGS: Neutral = {
     "config_format": ("auto",),
     "cpu_offload_gb": (0,),
     "data_parallel_size": (1,),
-    "disable_custom_all_reduce": (True, False),  # between GPUs
+    # Between GPUs; and a permission that nothing uses, as no code of a checkpoint is ever run.
+    **dict.fromkeys(("disable_custom_all_reduce", "trust_remote_code"), (True, False)),
     "disable_log_requests": (True,),  # what is in a request is never logged
     "disable_log_stats": (True,),
     "distributed_executor_backend": ("uni", "mp"),  # how to start several workers
     "download_dir": (),
     "enable_auto_tool_choice": (True,),  # it is always offered
-    "generation_config": ("auto",),
-    "hf_overrides": ({},),
     "hf_token": (),
     "kv_transfer_config": (),
     "limit_mm_per_prompt": ({},),
     "max_num_partial_prefills": (1,),
     "mm_processor_kwargs": ({},),
     "model_impl": ("auto",),
-    "override_generation_config": ({},),
     "pipeline_parallel_size": (1,),
     "response_role": ("assistant",),
     "revision": (),

@@ -66,10 +66,10 @@ class EngineCore:
             CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
         """
         checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
-        model_spec = read_model_spec(checkpoint)
+        model_spec = read_model_spec(checkpoint, config.hf_overrides)
         self.tokenizer = load_tokenizer(config, checkpoint)
         self.generation_defaults = GenerationDefaults.from_checkpoint(
-            checkpoint, self.tokenizer, model_spec.vocab_size
+            checkpoint, self.tokenizer, model_spec.vocab_size, config
         )
         self.detokenizer = Detokenizer(self.tokenizer)
         self.section_format = SectionFormat(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from engine.fields import Fields, read_json_object
+from engine.checkpoint_config import read_config
+from engine.fields import Fields
 from engine.gguf.names import GGUF, spec_of_gguf
 from engine.models.spec import ModelSpec
 
@@ -38,14 +41,14 @@ FAMILIES = {
 }
 
 
-def read_model_spec(path: Path) -> ModelSpec:
-    """Read `config.json` in the checkpoint folder `path`.
+def read_model_spec(path: Path, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+    """Read `config.json` in the checkpoint folder `path`, with `overrides` as in `read_config`.
 
     Raises:
         UnsupportedError: an architecture or feature that Trident does not serve.
         CheckpointError: the file or a field of it is missing or wrong.
     """
-    fields = Fields(read_json_object(path / "config.json"), name="config.json")
+    fields = read_config(path, overrides)
     architecture = _find_architecture(fields)
     if "dual_chunk_attention_config" in fields:
         raise fields.unsupported("dual_chunk_attention_config", "is not supported by this version")

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CheckpointError, RequestError
+from engine.checkpoint_config import overridden
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.sampling_params import SamplingParams
 from engine.text.checkpoint_json import read_object
 from engine.text.tokenizer import Tokenizer
 
 _FILE = "generation_config.json"
+_OVERRIDES = "override_generation_config"
 # What shapes the distribution that a token is drawn from; top_n_sigma is not in the file.
 _FILTERS = ("top_p", "top_k", "min_p", "typical_p")
 _SAMPLING_FIELDS = ("temperature", *_FILTERS, "repetition_penalty")
+_FIELDS = (*_SAMPLING_FIELDS, "do_sample", "eos_token_id", "pad_token_id")  # that have an effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,9 @@ class GenerationDefaults:
 
     @classmethod
     def from_checkpoint(
-        cls, path: Path, tokenizer: Tokenizer, vocab_size: int
+        cls, path: Path, tokenizer: Tokenizer, vocab_size: int, settings: EngineConfig
     ) -> GenerationDefaults:
-        """Read `generation_config.json` of the folder `path`.
+        """Read `generation_config.json` of the folder `path`, as far as `settings` want it.
 
         End and padding tokens that it does not name are taken from `config.json`; the padding token
         then from `tokenizer`, whose end token always ends a sequence too: the chats of a fine-tune
@@ -51,9 +55,10 @@ class GenerationDefaults:
         Raises:
             CheckpointError: one of the files is malformed, or names an end token beyond the model's
                 vocabulary.
+            ConfigError: the same of `override_generation_config`.
         """
-        generation = read_object(path / _FILE)
-        config = read_object(path / "config.json")
+        generation = _generation(read_object(path / _FILE), settings, vocab_size)
+        config = overridden(read_object(path / "config.json"), settings.hf_overrides)
         eos = _end_tokens(generation, _FILE, vocab_size) or _end_tokens(
             config, "config.json", vocab_size
         )
@@ -61,14 +66,12 @@ class GenerationDefaults:
         if own_eos is not None and own_eos not in eos and own_eos < vocab_size:
             eos = (*eos, own_eos)
         pad = _padding_tokens(generation, _FILE) or _padding_tokens(config, "config.json")
-        do_sample = generation.get("do_sample")
-        if not isinstance(do_sample, (bool, type(None))):
-            raise CheckpointError(f"{_FILE}: do_sample: must be true or false (got {do_sample!r})")
+        do_sample = _do_sample(generation)
         return cls(
             eos_token_ids=eos,
             pad_token_id=pad[0] if pad else tokenizer.pad_token_id,
-            do_sample=bool(do_sample),
-            sampling=_sampling(generation, sample=bool(do_sample)),
+            do_sample=do_sample,
+            sampling=_sampling(generation, sample=do_sample),
         )
 
     def sampling_defaults(self, fields: Mapping[str, Any]) -> dict[str, float]:
@@ -81,6 +84,38 @@ class GenerationDefaults:
             return dict(self.sampling)
         samples = any(fields.get(name) is not None for name in (*_FILTERS, "top_n_sigma"))
         return {**self.sampling, "temperature": 1.0 if samples else 0.0}
+
+
+def _generation(
+    found: Mapping[str, Any], settings: EngineConfig, vocab_size: int
+) -> dict[str, Any]:
+    """Return the fields `found` of the file, as the settings change them."""
+    fields = dict(found)
+    if settings.generation_config == "vllm":
+        fields = {name: value for name, value in found.items() if name not in _SAMPLING_FIELDS}
+        fields["do_sample"] = True
+    given = settings.override_generation_config or {}
+    if unknown := given.keys() - set(_FIELDS):
+        raise ConfigError(
+            f"{_OVERRIDES}: {min(unknown)}: has no effect here; only {', '.join(_FIELDS)}"
+        )
+    if not given.keys().isdisjoint(("temperature", *_FILTERS)):
+        fields["do_sample"] = True
+    try:
+        _sampling(given, sample=True)
+        _do_sample(given)
+        _end_tokens(given, _FILE, vocab_size)
+        _padding_tokens(given, _FILE)
+    except CheckpointError as error:
+        raise ConfigError(str(error).replace(_FILE, _OVERRIDES)) from None
+    return {**fields, **given}
+
+
+def _do_sample(fields: Mapping[str, Any]) -> bool:
+    value = fields.get("do_sample")
+    if not isinstance(value, (bool, type(None))):
+        raise CheckpointError(f"{_FILE}: do_sample: must be true or false (got {value!r})")
+    return bool(value)
 
 
 def _sampling(generation: Mapping[str, Any], *, sample: bool) -> dict[str, float]:

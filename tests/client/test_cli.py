@@ -109,7 +109,7 @@ class TestServe:
             (["--max-num-seqs", "0"], "max_num_seqs"),
             (["-tp", "2"], "tensor_parallel_size: not supported"),
             (["--api-key", "sk a"], "--api-key must not be empty or have spaces in it"),
-            (["--trust-remote-code"], "trust_remote_code: not supported"),
+            (["--enable-lora"], "enable_lora: not supported"),
             (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),
             (["--http-port", "http"], "--http-port"),
             (["--openai-port", "on"], "--openai-port must be a port number or off"),

@@ -98,7 +98,11 @@ def test_a_misspelt_variable_is_refused(name: str, meant: str) -> None:
         ({"max_num_batched_tokens": "25.6k"}, {"max_num_batched_tokens": 25_600}),
         ({"kv_cache_memory_bytes": " 2G"}, {"kv_cache_memory_bytes": 2 * 2**30}),
         ({"enable_lora": "false", "disable_log_stats": True, "revision": None}, {}),
-        ({"hf_overrides": {}, "task": "generate", "distributed_executor_backend": "mp"}, {}),
+        ({"task": "generate", "distributed_executor_backend": "mp"}, {}),
+        ({"trust_remote_code": True}, {}),
+        ({"max_model_len": -1}, {}),
+        ({"max_model_len": "auto"}, {}),
+        ({"hf_overrides": '{"a": [1]}'}, {"hf_overrides": {"a": [1]}}),
     ],
 )
 def test_what_vllm_calls_the_same_or_nothing(

@@ -26,6 +26,6 @@ def set_wait(config: EngineConfig, environ: MutableMapping[str, str] = os.enviro
     Raises:
         CheckpointError: the model's configuration cannot be found or read.
     """
-    model = read_model_spec(resolve_checkpoint(config.model, weights=False))
+    model = read_model_spec(resolve_checkpoint(config.model, weights=False), config.hf_overrides)
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     environ.setdefault("GOMP_SPINCOUNT", _LONG if model.hidden_size >= _WIDE else _SHORT)

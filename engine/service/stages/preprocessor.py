@@ -83,8 +83,10 @@ class Preprocessor:
         """
         checkpoint = resolve_checkpoint(config.model, weights=False)
         tokenizer = load_tokenizer(config, checkpoint)
-        model = read_model_spec(checkpoint)
-        defaults = GenerationDefaults.from_checkpoint(checkpoint, tokenizer, model.vocab_size)
+        model = read_model_spec(checkpoint, config.hf_overrides)
+        defaults = GenerationDefaults.from_checkpoint(
+            checkpoint, tokenizer, model.vocab_size, config
+        )
         return cls(
             tokenizer,
             defaults,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import CheckpointError
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, ConfigError
 from engine.sampling_params import SamplingParams
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
@@ -24,7 +25,7 @@ def read(folder: Path, tokenizer: Tokenizer, generation: Any = None, config: Any
     for name, fields in (("generation_config.json", generation), ("config.json", config)):
         if fields is not None:
             (folder / name).write_text(json.dumps(fields))
-    return GenerationDefaults.from_checkpoint(folder, tokenizer, vocab_size=10)
+    return GenerationDefaults.from_checkpoint(folder, tokenizer, 10, EngineConfig())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_the_tokenizers_end_that_the_model_never_says(tmp_path: Path) -> None:
     tokenizer.hf_tokenizer.eos_token = "<|user|>"
     assert tokenizer.eos_token_id == 1
     for vocab_size, eos in ((10, (0, 1)), (1, (0,))):
-        found = GenerationDefaults.from_checkpoint(tmp_path, tokenizer, vocab_size=vocab_size)
+        found = GenerationDefaults.from_checkpoint(tmp_path, tokenizer, vocab_size, EngineConfig())
         assert found.eos_token_ids == eos
 
 
@@ -104,6 +105,57 @@ def test_sampling_defaults(
     assert read(tmp_path, tokenizer, generation).sampling_defaults(request_fields) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"generation_config": "vllm"}, {}),
+        (
+            {"override_generation_config": {"temperature": 0.3, "top_k": None}},
+            {"temperature": 0.3, "top_p": 0.9},
+        ),
+        ({"override_generation_config": {"do_sample": False}}, {"temperature": 0.0}),
+        (
+            {"generation_config": "vllm", "override_generation_config": '{"min_p": 0.1}'},
+            {"min_p": 0.1},
+        ),
+    ],
+)
+def test_the_settings_change_the_sampling_defaults(
+    tmp_path: Path, tokenizer: Tokenizer, settings: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({**SAMPLING, "eos_token_id": 7}))
+    config = EngineConfig.parse(settings)
+    found = GenerationDefaults.from_checkpoint(tmp_path, tokenizer, 10, config)
+    assert found.sampling_defaults({}) == expected
+    assert found.eos_token_ids == (7, 0)
+
+
+def test_a_temperature_of_the_settings_means_that_tokens_are_drawn(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    config = EngineConfig(override_generation_config={"temperature": 0.3})
+    found = GenerationDefaults.from_checkpoint(tmp_path, tokenizer, 10, config)
+    assert found.do_sample
+    assert found.sampling_defaults({"top_p": 0.5}) == {"temperature": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ({"max_new_tokens": 5}, "max_new_tokens: has no effect here"),
+        ({"temperature": -1}, "temperature: "),
+        ({"do_sample": 2}, "do_sample: must be true or false"),
+        ({"eos_token_id": 10}, "eos_token_id: 10 must be below"),
+    ],
+)
+def test_a_wrong_override_is_named(
+    tmp_path: Path, tokenizer: Tokenizer, override: dict[str, Any], text: str
+) -> None:
+    config = EngineConfig(override_generation_config=override)
+    with pytest.raises(ConfigError, match=rf"^override_generation_config: {text}"):
+        GenerationDefaults.from_checkpoint(tmp_path, tokenizer, 10, config)
+
+
 def test_the_request_wins_over_the_defaults(tmp_path: Path, tokenizer: Tokenizer) -> None:
     fields = {"top_p": 0.5, "temperature": 0.2}
     defaults = read(tmp_path, tokenizer, {}).sampling_defaults(fields)
@@ -137,4 +189,4 @@ def test_malformed_fields_are_named(
 def test_malformed_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"^generation_config\.json: is not valid JSON"):
-        GenerationDefaults.from_checkpoint(tmp_path, tokenizer, vocab_size=10)
+        GenerationDefaults.from_checkpoint(tmp_path, tokenizer, 10, EngineConfig())
