@@ -65,6 +65,8 @@ SETTINGS: Neutral = {
     "pipeline_parallel_size": (1,),
     "response_role": ("assistant",),
     "revision": (),
+    "rope_scaling": (),
+    "rope_theta": (),
     "runner": ("auto", "generate"),
     "speculative_config": (),
     "task": ("auto", "generate"),
@@ -73,6 +75,9 @@ SETTINGS: Neutral = {
     "tokenizer_revision": (),
     "uvicorn_log_level": ("info",),
 }
+
+# What does the same, by name.
+_INSTEAD = dict.fromkeys(("rope_scaling", "rope_theta"), "set rope_parameters in hf_overrides")
 
 # Arguments of `LLM.generate` and `LLM.chat`.
 ARGUMENTS: Neutral = {
@@ -95,7 +100,8 @@ def without(fields: dict[str, Any], neutral: Neutral) -> dict[str, Any]:
     for name, values in neutral.items():
         value = fields.get(name)
         if value is not None and not any(means(value, each) for each in values):
-            raise UnsupportedError(f"{name}: not supported by this version of Trident")
+            instead = f"; {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise UnsupportedError(f"{name}: not supported by this version of Trident{instead}")
     return {name: value for name, value in fields.items() if name not in neutral}
 
 

@@ -1,5 +1,6 @@
 """The environment variables of tritonserver, including the engine's settings."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -84,4 +85,6 @@ def interpreter_folder(executable: Path = Path(sys.executable)) -> Path:
 
 
 def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:  # of `max_model_len` alone: an empty variable would leave that of a file
+        return "auto"
+    return json.dumps(value) if isinstance(value, (bool, dict)) else str(value)

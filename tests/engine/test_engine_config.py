@@ -124,6 +124,11 @@ def test_what_is_not_offered_is_refused_by_name(tmp_path: Path, name: str, value
         EngineConfig.load(write(tmp_path), {f"TRIDENT_{name.upper()}": str(value)})
 
 
+def test_what_is_refused_says_what_does_the_same() -> None:
+    with pytest.raises(ConfigError, match=r"^rope_scaling: .*; set rope_parameters in hf_override"):
+        EngineConfig.parse({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+
+
 def test_no_setting_is_refused_that_there_is() -> None:
     names = {name for field in EngineConfig.model_fields for name in EngineConfig.names(field)}
     assert not names & set(unsupported.SETTINGS)

@@ -27,8 +27,12 @@ def test_settings_become_variables() -> None:
 
 
 def test_variables_read_back_as_the_settings(tmp_path: Path) -> None:
+    touch(tmp_path / "engine" / "1" / "engine.json", b'{"max_model_len": 5, "seed": 3}')
     settings = {"max_batch_size": 4, "enable_chunked_prefill": False, "model": "/a b"}
+    settings |= {"max_model_len": "auto", "hf_overrides": '{"a": {"b": "\u00e9\'$"}}'}
     config = effective_config(tmp_path, settings_variables(settings))
+    assert (config.max_model_len, config.seed) == (None, 3)
+    assert config.hf_overrides == {"a": {"b": "\u00e9'$"}}
     assert config.max_num_seqs == 4
     assert not config.enable_chunked_prefill
     assert config.model == "/a b"
