@@ -46,6 +46,7 @@ class SamplingOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int] | None
     skip_special_tokens: bool
     return_sections: bool
+    return_embedding: bool
     logprobs: int | None
     prompt_logprobs: int | None
     structured_outputs: Mapping[str, Any] | None
@@ -153,6 +154,8 @@ class Chunk(msgspec.Struct, frozen=True):
             `return_sections` asks for them.
         prompt_logprobs: one per token of the prompt but the first, in the request's first chunk if
             the option `prompt_logprobs` asks for them; else None.
+        embedding: of the prompt, of length 1; None unless the option `return_embedding` asks for
+            it, which is all that comes then.
     """
 
     text: str
@@ -165,6 +168,7 @@ class Chunk(msgspec.Struct, frozen=True):
     sections: tuple[Section, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     stop_reason: str | int | None = None
+    embedding: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,7 @@ class Completion:
         ttft: seconds from sending to the first chunk.
         duration: seconds from sending to the end.
         num_cached_tokens: tokens of the prompt that were in the prefix cache.
-        prompt_logprobs: as in `Chunk`.
+        prompt_logprobs, embedding: as in `Chunk`.
     """
 
     outputs: tuple[CompletionOutput, ...]
@@ -199,6 +203,7 @@ class Completion:
     duration: float
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    embedding: tuple[float, ...] | None = None
 
     @property
     def text(self) -> str:

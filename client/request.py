@@ -19,7 +19,7 @@ ENGINE = "engine"
 TOKENIZER = "tokenizer"
 
 # What `client.response` reads; a response has those of them that the request has asked for. Of
-# requests with stop strings it reads `stop_reason` too.
+# requests with stop strings it reads `stop_reason` too, and of those for an embedding that.
 COMPLETION_OUTPUTS = (
     "text_output",
     "finish_reason",
@@ -124,6 +124,8 @@ def completion(
     if sampling.get("stop"):
         flags["return_stop_reason"] = True
         outputs += ("stop_reason",)
+    if sampling.get("return_embedding"):
+        outputs += ("embedding",)
     tensors = (
         _string("sampling_parameters", _json("sampling options", sampling)),
         *asked,

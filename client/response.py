@@ -89,6 +89,7 @@ def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
             sections=None if sections is None else _SECTIONS.decode(sections),
             prompt_logprobs=prompt.pop() if prompt else None,
             stop_reason=None if stop_reason is None else _STOP_REASON.decode(stop_reason),
+            embedding=tuple(tensors["embedding"]) if "embedding" in tensors else None,
         )
 
 
@@ -184,6 +185,7 @@ class Collector:
             duration=time.perf_counter() - self._started,
             num_cached_tokens=max(chunk.num_cached_tokens for chunk in every),
             prompt_logprobs=next(found, None),
+            embedding=every[-1].embedding,
         )
 
 

@@ -9,15 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.llm import LLM
-    from engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from engine.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+    )
     from engine.sampling_params import SamplingParams
     from engine.text.sections import Section
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "Section"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "Section",
+]
 
 _MODULES = {
     "LLM": "engine.llm",
     "CompletionOutput": "engine.outputs",
+    "EmbeddingOutput": "engine.outputs",
+    "EmbeddingRequestOutput": "engine.outputs",
     "Logprob": "engine.outputs",
     "RequestOutput": "engine.outputs",
     "SamplingParams": "engine.sampling_params",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import numpy as np
 
 from engine import unsupported
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, error_of
-from engine.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.llm_display import loading, progress
+from engine.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+)
 from engine.prompt_logprobs import positions
 from engine.prompts import Messages, Prompt, TokenizedPrompt, rendered, tokenized
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
@@ -42,7 +46,7 @@ class LLM:
         config = EngineConfig.parse({"model": model, **settings})
         # Offline, all prompts are added at once: the queue must hold the caller's whole list.
         unbounded = {"max_num_queued_reqs": 2**31, "max_num_queued_tokens": 2**62}
-        with _loading(config.model) as report:
+        with loading(config.model) as report:
             self._core = EngineCore(config.model_copy(update=unbounded), report)
         self._sections = SectionReader(self._core.detokenizer, self._core.section_format)
         self._next_uid = 0
@@ -74,7 +78,25 @@ class LLM:
         """
         _refuse(others)
         many = tokenized(self._core.tokenizer, prompts, cache_salt)
-        return self._run(many, sampling_params, use_tqdm)
+        return self._completed(many, sampling_params, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        cache_salt: str | None = None,
+        **others: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of each prompt; arguments and errors as of `generate`.
+
+        It is the last hidden state of the last token, scaled to the length 1.
+        """
+        _refuse(others)
+        many = tokenized(self._core.tokenizer, prompts, cache_salt)
+        params = SamplingParams(return_embedding=True)
+        rows = self._run(many, [params] * len(many), use_tqdm)
+        return [_embedding(prompt, row) for prompt, (row,) in zip(many, rows, strict=True)]
 
     def chat(
         self,
@@ -120,7 +142,7 @@ class LLM:
                 raise RequestError("chat_template: must be a text")
             tokenizer = tokenizer.with_chat_template(chat_template)
         many = rendered(tokenizer, messages, parameters, cache_salt)
-        return self._run(many, sampling_params, use_tqdm)
+        return self._completed(many, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer, that of transformers."""
@@ -146,13 +168,20 @@ class LLM:
         """Assert that no block is lost and no reference is left over."""
         self._core.check_integrity()
 
-    def _run(
+    def _completed(
         self,
         prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool,
     ) -> list[RequestOutput]:
         params = self._params_for(len(prompts), sampling_params)
+        finished = self._run(prompts, params, show_progress)
+        return [self._output(*each) for each in zip(prompts, finished, params, strict=True)]
+
+    def _run(
+        self, prompts: list[TokenizedPrompt], params: list[SamplingParams], show_progress: bool
+    ) -> list[list[SequenceOutput]]:
+        """Return the last outputs of the sequences of each prompt."""
         uids = range(self._next_uid, self._next_uid + len(prompts))
         self._next_uid = uids.stop
         finished: dict[int, list[SequenceOutput]] = {uid: [] for uid in uids}
@@ -167,7 +196,7 @@ class LLM:
                         cache_salt=prompt.cache_salt,
                     )
                 )
-            with _progress(sum(p.n for p in params), enabled=show_progress) as advance:
+            with progress(sum(p.n for p in params), enabled=show_progress) as advance:
                 while self._core.has_unfinished_requests():
                     outputs = self._core.step()
                     for failed in outputs.failures:
@@ -182,10 +211,7 @@ class LLM:
             for uid in uids:
                 self._core.abort(uid)
             raise
-        return [
-            self._output(prompt, finished[uid], p)
-            for prompt, uid, p in zip(prompts, uids, params, strict=True)
-        ]
+        return [*finished.values()]
 
     def _params_for(
         self, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
@@ -263,23 +289,7 @@ def _refuse(others: Mapping[str, Any]) -> None:
         raise RequestError(f"{name}: unknown argument")
 
 
-@contextmanager
-def _loading(model: str) -> Iterator[Callable[[str], None]]:
-    """Show loading progress on stderr, if a terminal; yields the function that reports it."""
-    with Console(stderr=True).status(f"loading {escape(model)}") as status:
-        yield lambda text: status.update(escape(text))
-
-
-@contextmanager
-def _progress(total: int, *, enabled: bool) -> Iterator[Any]:
-    """Show a bar on stderr; yields the function that advances it by one sequence."""
-    with Progress(
-        TextColumn("generating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not enabled,
-    ) as progress:
-        task = progress.add_task("generating", total=total)
-        yield lambda: progress.advance(task)
+def _embedding(prompt: TokenizedPrompt, output: SequenceOutput) -> EmbeddingRequestOutput:
+    assert output.embedding is not None
+    values = np.frombuffer(output.embedding, dtype="<f4").tolist()
+    return EmbeddingRequestOutput(str(output.uid), EmbeddingOutput(values), prompt.token_ids)

@@ -71,3 +71,29 @@ class RequestOutput:
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt whose KV came from the prefix cache."""
         return self.metrics.num_cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The embedding of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its number of dimensions."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """A prompt that has been embedded; `request_id` as in `RequestOutput`."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+
+    @property
+    def finished(self) -> bool:
+        """True: there are no outputs before the end."""
+        return True

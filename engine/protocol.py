@@ -147,6 +147,7 @@ class OutputDetails(msgspec.Struct, frozen=True, array_like=True):
     # `engine.text.sections.Place` where the new tokens begin, if sections were asked for.
     place: tuple[Int32, Int32] = (0, 0)
     prompt_logprobs: PromptLogprobs | None = None  # with a request's first output, if asked for
+    embedding: bytes | None = None  # float32, little-endian, of length 1; if asked for
 
 
 NO_DETAILS = OutputDetails()
@@ -171,6 +172,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     omit_stop_token: bool = False
     place: tuple[int, int] = (0, 0)
     prompt_logprobs: PromptLogprobs | None = None
+    embedding: bytes | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -128,6 +128,7 @@ class SamplingParams(BaseModel):
             -1: no limit. A character that is begun is completed.
         skip_special_tokens: leave special tokens out of the text.
         return_sections: tell which text is content, which reasoning and which a tool call.
+        return_embedding: the embedding of the prompt is the output; no token is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -168,6 +169,7 @@ class SamplingParams(BaseModel):
     thinking_token_budget: _Count | None = None
     skip_special_tokens: bool = True
     return_sections: bool = False
+    return_embedding: bool = False
 
     @classmethod
     def parse(

@@ -90,6 +90,7 @@ class StepOutputs:
                 omit_stop_token=details.omit_stop_token,
                 place=details.place,
                 prompt_logprobs=details.prompt_logprobs,
+                embedding=details.embedding,
             )
 
     @classmethod
@@ -237,6 +238,7 @@ def _details(output: SequenceOutput) -> OutputDetails:
         stats=output.stats,
         place=output.place,
         prompt_logprobs=output.prompt_logprobs,
+        embedding=output.embedding,
     )
 
 

@@ -17,6 +17,7 @@ from client.gateway.middleware import RequestLog
 from client.gateway.routes import (
     chat,
     completions,
+    embeddings,
     messages,
     models,
     operation,
@@ -70,6 +71,7 @@ def create_app(settings: GatewaySettings, shared: Path | None = None) -> FastAPI
         )
     app.add_middleware(RequestLog, metrics=gateway.metrics)
     complete_document(app, has_keys=gateway.quotas is not None)
-    for routes in (completions, chat, responses, messages, tokens, models, operation, page):
+    every = (completions, chat, responses, messages, embeddings, tokens, models, operation, page)
+    for routes in every:
         app.include_router(routes.router)
     return app

@@ -141,6 +141,7 @@ class OutputBuilder:
             omit_stop_token=finish is not None and finish.omit_stop_token,
             place=place,
             prompt_logprobs=prompt_logprobs,
+            embedding=None if output.embedding is None else output.embedding.tobytes(),
         )
 
     def _window_after(

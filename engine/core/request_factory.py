@@ -83,6 +83,8 @@ class RequestFactory:
         params = SamplingParams.parse(message.sampling_params)
         if params.beam_width > 1:
             params = params.model_copy(update={"temperature": 0.0})  # what is drawn is dropped
+        if params.return_embedding:
+            params = params.model_copy(update={"max_tokens": 0})
         prompt = unpack_token_ids(message.prompt_token_ids, "input_ids")
         self._check(prompt, params)
         self._processors.check(params)
@@ -174,6 +176,8 @@ class RequestFactory:
         if params.thinking_token_budget is not None:
             self._check_budget(params.allowed_token_ids)
         field, count = params.widest
+        if params.return_embedding and count > 1:
+            raise RequestError(f"{field}: must be 1 with return_embedding (got {count})")
         if (total := count * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(
                 f"{field}: {count} sequences of a prompt of {len(prompt)} tokens make {total}; at "

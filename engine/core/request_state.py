@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.protocol import TokenLogprobs
 from engine.text.section_tracker import SectionTracker
 from engine.text.stop import StopChecker
@@ -57,6 +60,7 @@ class RequestOutput:
         sections: if the request asked for them, or for a thinking budget.
         logprobs: of the output tokens not released yet, if the request asked for them.
         cumulative_logprob: sum over all output tokens, if it did.
+        embedding: float32 [hidden_size], of the prompt, once it is computed, if it asked for it.
     """
 
     window_ids: list[int]
@@ -64,6 +68,7 @@ class RequestOutput:
     sections: SectionTracker | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
+    embedding: NDArray[np.float32] | None = None
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
         """Add those of the newest token."""

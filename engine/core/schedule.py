@@ -159,6 +159,8 @@ class Schedule:
         swap_in: int32 [N, 2], block of the host, block of the device to copy it to.
         scored: prompt tokens whose log-probabilities are found; None: there are none.
         forced: tokens that the device does not know yet; None: there are none.
+        embedded: int32 [E], rows that want a token and whose last hidden state is wanted too; None:
+            there are none.
     """
 
     slots: Int32s
@@ -173,6 +175,7 @@ class Schedule:
     swap_in: Int32s
     scored: ScoredTokens | None = None
     forced: ForcedTokens | None = None
+    embedded: Int32s | None = None
 
     @property
     def num_rows(self) -> int:
@@ -260,9 +263,11 @@ class Samples:
             SKIPPED if it had ended in an earlier step, so that the token is void.
         logprobs: of the sequences that ask for them.
         prompt_logprobs: of `Schedule.scored`.
+        hidden: float32 [E, hidden_size], of `Schedule.embedded`.
     """
 
     token_ids: Int32s
     finish_reasons: Int32s
     logprobs: SampledLogprobs | None
     prompt_logprobs: ScoredLogprobs | None = None
+    hidden: Float32s | None = None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.constraints.forced_tokens import TokenForcer
+from engine.core.embeddings import EmbeddingReader
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.logprobs.prompt_scorer import PromptScorer
 from engine.core.logprobs.sampled_logprobs import token_logprobs
@@ -51,6 +52,7 @@ class TokenReader:
 
     Attributes:
         scorer: does so for the prompts whose log-probabilities are found.
+        embeddings: the same for those whose embeddings are.
     """
 
     def __init__(self, states: SlotStates, kv_cache: KVCacheManager, token_bytes: ByteSets) -> None:
@@ -62,6 +64,7 @@ class TokenReader:
         self._states = states
         self._kv_cache = kv_cache
         self.scorer = PromptScorer()
+        self.embeddings = EmbeddingReader()
         self._forcer = TokenForcer(states, vocab_size=len(token_bytes))
         # Of each step in flight, slots and serials of the rows that sample a token.
         self._in_flight: deque[tuple[NDArray[np.int32], NDArray[np.int64]]] = deque()
@@ -75,20 +78,23 @@ class TokenReader:
         """Note the next step; return it with what it scores, and with the forced tokens."""
         slots = schedule.slots[schedule.wants_token]
         self._in_flight.append((slots, self._states.serial[slots]))
-        return self.scorer.launch(self._forcer.launch(schedule))
+        return self.embeddings.launch(self.scorer.launch(self._forcer.launch(schedule)))
 
     def cancel(self) -> None:
         """Forget the newest step, which is never read; its sequences still have their slots."""
         slots, _ = self._in_flight.pop()
         self._states.num_unread_tokens[slots] -= 1
         self.scorer.cancel()
+        self.embeddings.cancel()
 
     def read(self, samples: Samples) -> Advanced:
         """Take the tokens of the oldest step in flight; those of sequences without slot are lost.
 
         These have ended, or were preempted: then the token is drawn again, from the same seed.
         """
-        self.scorer.read(samples)  # before the first token, which goes out with what it finds
+        # Before the first token, which goes out with what they find.
+        self.scorer.read(samples)
+        self.embeddings.read(samples)
         now, states = time.monotonic(), self._states
         slots, serials = self._in_flight.popleft()
         rows = (states.serial[slots] == serials).nonzero()[0]

@@ -26,7 +26,7 @@ from engine.execution.memory.kv_caches import (
     move_blocks,
 )
 from engine.execution.memory.step_memory import with_memory
-from engine.execution.pending_step import ForwardResults, PendingStep
+from engine.execution.pending_step import ForwardResults, PendingStep, PromptResults
 from engine.execution.prompt_logprobs import score_tokens
 from engine.execution.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
@@ -39,6 +39,7 @@ from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
 from kernels.step.step_inputs import StepInputs, prepare_inputs
 from kernels.step.token_scatter import scatter_tokens
+from kernels.step.upload import upload
 
 
 class ModelRunner:
@@ -222,7 +223,9 @@ class ModelRunner:
             num_rows = captured.num_rows
         slot_writes(schedule, self._tables, num_rows).apply()
         if captured is not None:
-            return ForwardResults(*captured.run(), in_graph=True)
+            last, sample_slots = captured.run()
+            prompts = PromptResults(hidden=self._embedded(schedule, last))
+            return ForwardResults(last, sample_slots, in_graph=True, prompts=prompts)
         slots = self._tables.step_slots[:num_rows]
         query_start_loc = self._tables.query_start_loc[: num_rows + 1]
         hidden, inputs = self._compute(slots, query_start_loc, num_tokens, schedule.num_decodes)
@@ -231,18 +234,27 @@ class ModelRunner:
             most = self._config.max_num_seqs  # rows of logits, for which memory is reserved
             scores = score_tokens(schedule.scored, hidden, self.model.compute_logits, max_rows=most)
             found = self._downloads.start(scores)
-        return ForwardResults(hidden[inputs.logits_rows], inputs.sample_slots, False, found)
+        last = hidden[inputs.logits_rows]
+        prompts = PromptResults(found, self._embedded(schedule, last))
+        return ForwardResults(last, inputs.sample_slots, in_graph=False, prompts=prompts)
+
+    def _embedded(self, schedule: Schedule, last: Tensor) -> Download | None:
+        """Copy those of the `last` hidden states of the rows to the host that are wanted there."""
+        if schedule.embedded is None:
+            return None
+        rows = upload(schedule.embedded, self.device)
+        return self._downloads.start([last.index_select(0, rows).float()])
 
     @torch.inference_mode()
     def _run_sample(self, forward: ForwardResults, plan: SamplePlan) -> PendingStep:
-        hidden, slots, in_graph, scored = forward
+        hidden, slots, in_graph, prompts = forward
         num_rows = len(plan.wants_token)
         # Without a row that wants a token nothing is launched but the copy to wait for.
         if self._graphs is not None and in_graph and plan.is_plain and num_rows:
             packed = self._graphs.sampling.run(num_rows, has_filters=plan.has_filters)
-            return PendingStep(plan, self._downloads.copy(packed))
+            return PendingStep(plan, self._downloads.copy(packed), prompts)
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
-        return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots, scored)
+        return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots, prompts)
 
     def _forward(
         self, slots: Tensor, query_start_loc: Tensor, num_tokens: int, num_decodes: int | None
@@ -277,7 +289,7 @@ class ModelRunner:
 
     @nvtx_range("scatter")
     def _scatter(
-        self, plan: SamplePlan, drawn: Drawn, slots: Tensor, scored: Download | None
+        self, plan: SamplePlan, drawn: Drawn, slots: Tensor, prompts: PromptResults
     ) -> PendingStep:
         finish_reasons = scatter_tokens(self._tables, slots, drawn.token_ids)
-        return PendingStep.of(plan, drawn, finish_reasons, self._downloads, scored)
+        return PendingStep.of(plan, drawn, finish_reasons, self._downloads, prompts)

@@ -21,7 +21,7 @@ from engine.core.schedule import (
 )
 from engine.errors import ConfigError
 from engine.execution.devices import ResolvedConfig
-from engine.execution.pending_step import PendingStep
+from engine.execution.pending_step import PendingStep, PromptResults
 from engine.execution.sampler import Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.models.spec import ModelSpec
@@ -71,6 +71,7 @@ class NullRunner:
             raise ConfigError("device: null needs a vocabulary with tokens of text")
         self._token_ids = np.array(usable, dtype=np.int64)
         self._step_s = step_s
+        self._hidden_size = model_spec.hidden_size
         self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
@@ -110,11 +111,7 @@ class NullRunner:
         if len(plan.logprobs_rows):
             num_top = plan.num_top_logprobs
             arrays += self._logprobs(len(num_top), int(num_top.max()))
-        found = None
-        if (scored := schedule.scored) is not None:
-            columns = self._logprobs(len(scored.token_ids), scored.num_top)
-            found = NullDownload(columns, self._idle_from)
-        return PendingStep(plan, NullDownload(arrays, self._idle_from), found)
+        return PendingStep(plan, NullDownload(arrays, self._idle_from), self._prompts(schedule))
 
     def expert_counts(self) -> None:
         """There are no experts."""
@@ -123,6 +120,16 @@ class NullRunner:
         places = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
         tokens: NDArray[np.int64] = self._token_ids[places]
         return tokens
+
+    def _prompts(self, schedule: Schedule) -> PromptResults:
+        logprobs = hidden = None
+        if (scored := schedule.scored) is not None:
+            columns = self._logprobs(len(scored.token_ids), scored.num_top)
+            logprobs = NullDownload(columns, self._idle_from)
+        if (rows := schedule.embedded) is not None:
+            same = np.ones((len(rows), self._hidden_size), dtype=np.float32)
+            hidden = NullDownload([same], self._idle_from)
+        return PromptResults(logprobs, hidden)
 
     def _logprobs(self, num_rows: int, num_top: int) -> list[NDArray[Any]]:
         shape = (num_rows, num_top)

@@ -15,6 +15,18 @@ from engine.execution.sampler import Drawn, SamplePlan
 from engine.nvtx import nvtx_range
 
 
+class PromptResults(NamedTuple):
+    """What a step finds of prompts, on its way to the host; None: nothing.
+
+    Attributes:
+        logprobs: the columns of `ScoredLogprobs`.
+        hidden: float32 [E, hidden_size], of `Schedule.embedded`.
+    """
+
+    logprobs: Download | None = None
+    hidden: Download | None = None
+
+
 class ForwardResults(NamedTuple):
     """Results of a forward pass; rows after those of the step are padding.
 
@@ -22,28 +34,23 @@ class ForwardResults(NamedTuple):
         hidden: [R, hidden_size], the last hidden state of each row.
         slots: int32 [R], the slot whose token is sampled from the row; -1 if none is.
         in_graph: whether they are where the graphs of the sampling read them.
-        prompt_logprobs: `ScoredLogprobs` on their way to the host, if the step has any.
+        prompts: what it has found of them.
     """
 
     hidden: Tensor
     slots: Tensor
     in_graph: bool
-    prompt_logprobs: Download | None = None
+    prompts: PromptResults = PromptResults()
 
 
 class PendingStep:
     """A step that has been launched; the device copies its samples to the host."""
 
-    def __init__(
-        self, plan: SamplePlan, download: Download, prompt_logprobs: Download | None = None
-    ) -> None:
-        """Read the tokens and finish reasons of the rows of `plan`, and its log-probabilities.
-
-        `prompt_logprobs` is on its way already.
-        """
+    def __init__(self, plan: SamplePlan, download: Download, prompts: PromptResults) -> None:
+        """Read the tokens and finish reasons of the rows of `plan`, and its log-probabilities."""
         self._plan = plan
         self._download = download
-        self._prompt_logprobs = prompt_logprobs
+        self._prompts = prompts
 
     @classmethod
     def of(
@@ -52,7 +59,7 @@ class PendingStep:
         drawn: Drawn,
         finish_reasons: Tensor,
         downloads: Downloads,
-        prompt_logprobs: Download | None = None,
+        prompts: PromptResults,
     ) -> PendingStep:
         """Copy the results of `plan` to the host, without waiting for it."""
         tensors = [drawn.token_ids, finish_reasons]
@@ -60,7 +67,7 @@ class PendingStep:
             found = drawn.logprobs
             tensors += [found.chosen, found.ranks, found.top_token_ids.int()]
             tensors.append(found.top_logprobs)
-        return cls(plan, downloads.start(tensors), prompt_logprobs)
+        return cls(plan, downloads.start(tensors), prompts)
 
     @nvtx_range("wait")
     def wait(self) -> Samples:
@@ -79,12 +86,13 @@ class PendingStep:
                 top_token_ids=top_token_ids,
                 top_logprobs=top_logprobs,
             )
-        scored = self._prompt_logprobs
+        scored, hidden = self._prompts
         return Samples(
             token_ids=token_ids[rows].astype(np.int32),
             finish_reasons=finish_reasons[rows],
             logprobs=logprobs,
             prompt_logprobs=None if scored is None else ScoredLogprobs(*scored.wait()),
+            hidden=None if hidden is None else hidden.wait()[0],
         )
 
 

@@ -88,6 +88,7 @@ RESPONSE = [
     Tensor("sections", "STRING", -1),
     Tensor("prompt_log_probs", "FP32", -1),
     Tensor("prompt_logprobs", "STRING"),
+    Tensor("embedding", "FP32", -1),
     Tensor("num_input_tokens", "INT32", -1),
     Tensor("num_output_tokens", "INT32", -1),
     Tensor("sequence_index", "INT32", -1),

@@ -28,7 +28,8 @@ def chunk_tensors(
     `token_ids` and `output_log_probs` have one element per token, chunk after chunk. The latter
     and `cum_log_probs`, which vllm_backend calls `cumulative_logprob`, are there if the request
     asked for logprobs. `prompt_log_probs` has one element per token of the prompt but the first,
-    and is in the first response, if the request asked for prompt_logprobs. Times,
+    and is in the first response, if the request asked for prompt_logprobs. `embedding` is that of
+    the prompt, if the request asked for it. Times,
     figures of the cache and `stop_reason`, which is JSON, come when a sequence has finished;
     `num_input_tokens` is one number.
     """
@@ -47,6 +48,8 @@ def chunk_tensors(
     prompt = prompt_logprobs_in(chunks)
     if prompt is not None and "prompt_log_probs" in wanted:
         outputs["prompt_log_probs"] = logprobs_of(prompt)
+    if "embedding" in wanted and (found := chunks[0].details.embedding) is not None:
+        outputs["embedding"] = np.frombuffer(found, dtype="<f4")
     return outputs
 
 

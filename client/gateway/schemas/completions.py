@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from client.gateway.schemas.sampling import RequestFields, told_as
@@ -10,6 +11,17 @@ Prompts = Annotated[
     str | list[str] | list[int] | list[list[int]],
     told_as("must be a string, a list of strings, a list of token ids or a list of such lists"),
 ]
+
+
+def prompts_of(
+    given: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
+) -> list[str | list[int]]:
+    """Return the prompts in a `Prompts` one by one."""
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [[each for each in given if isinstance(each, int)]]
+    return [each for each in given if not isinstance(each, int)]
 
 
 class CompletionRequest(RequestFields):
@@ -26,8 +38,4 @@ class CompletionRequest(RequestFields):
 
     def prompts(self) -> list[str | list[int]]:
         """Return them one by one."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[each for each in self.prompt if isinstance(each, int)]]
-        return [each for each in self.prompt if not isinstance(each, int)]
+        return prompts_of(self.prompt)

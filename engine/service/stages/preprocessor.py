@@ -129,6 +129,7 @@ class Preprocessor:
                     *inputs.outputs,
                     *(["sequence_index"] if params.n > 1 else []),
                     *(["sections"] if params.return_sections else []),
+                    *(["embedding"] if params.return_embedding else []),
                 ],
                 text_prefix=prompt() if _wants_prompt(inputs) else "",
                 arrival_time=arrival_time,
