@@ -62,11 +62,17 @@ class Generation:
 
 
 async def merged(
-    client: ServerPool | TenantClient, generations: Sequence[Generation]
+    client: ServerPool | TenantClient,
+    generations: Sequence[Generation],
+    *,
+    at_once: int | None = None,
 ) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield the pieces of all answers as they come, each with the number of its request.
 
     If one request fails, or the generator is closed, all of them end.
+
+    Args:
+        at_once: how many are under way; None: all of them.
 
     Raises:
         ApiError: of the first that fails.
@@ -78,9 +84,10 @@ async def merged(
         return
     # None is the end of all of them. No limit: the answers have one.
     pieces: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue()
+    free = asyncio.Semaphore(at_once or len(generations))
 
     async def follow(number: int) -> None:
-        async with aclosing(generations[number].chunks(client)) as chunks:
+        async with free, aclosing(generations[number].chunks(client)) as chunks:
             async for chunk in chunks:
                 pieces.put_nowait((number, chunk))
 

@@ -32,6 +32,7 @@ from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint
 from engine.logits_processors import ProcessorContext
+from engine.models.pooling import why_not_embedded
 from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
@@ -129,6 +130,7 @@ class EngineCore:
             min_priority=config.min_priority,
             draw_seed=(lambda: config.seed) if config.deterministic else draw_seed,
             processors=processors,
+            why_not_embedded=why_not_embedded(checkpoint),
         )
         self.ready = Ready(
             max_model_len=plan.max_model_len,

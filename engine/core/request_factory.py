@@ -57,11 +57,14 @@ class RequestFactory:
         draw_seed: Callable[[], int],
         min_priority: int | None = None,
         processors: Mapping[str, LogitsProcessor] = {},
+        why_not_embedded: str = "",
     ) -> None:
         """Build requests for one model.
 
-        `draw_seed` returns a seed for a request without one; `processors` are those installed.
+        `draw_seed` returns a seed for a request without one; `processors` are those installed;
+        `why_not_embedded` is why there are no embeddings, if there are none.
         """
+        self._why_not_embedded = why_not_embedded
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._section_format = section_format
@@ -176,8 +179,11 @@ class RequestFactory:
         if params.thinking_token_budget is not None:
             self._check_budget(params.allowed_token_ids)
         field, count = params.widest
-        if params.return_embedding and count > 1:
-            raise RequestError(f"{field}: must be 1 with return_embedding (got {count})")
+        if params.return_embedding:
+            if self._why_not_embedded:
+                raise RequestError(f"return_embedding: {self._why_not_embedded}")
+            if count > 1:
+                raise RequestError(f"{field}: must be 1 with return_embedding (got {count})")
         if (total := count * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(
                 f"{field}: {count} sequences of a prompt of {len(prompt)} tokens make {total}; at "

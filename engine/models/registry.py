@@ -23,9 +23,11 @@ FAMILIES = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "LlamaModel": "llama",
     "MinistralForCausalLM": "mistral",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
+    "MistralModel": "mistral",
     "MixtralForCausalLM": "mixtral",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
@@ -33,8 +35,10 @@ FAMILIES = {
     "Phi3ForCausalLM": "phi3",
     "PhiForCausalLM": "phi",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2Model": "qwen2",
     "Qwen2MoeForCausalLM": "qwen_moe",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3Model": "qwen3",
     "Qwen3MoeForCausalLM": "qwen_moe",
     "SmolLM3ForCausalLM": "smollm3",
     "StableLmForCausalLM": "stablelm",
@@ -52,6 +56,8 @@ def read_model_spec(path: Path, overrides: Mapping[str, Any] | None = None) -> M
     architecture = _find_architecture(fields)
     if "dual_chunk_attention_config" in fields:
         raise fields.unsupported("dual_chunk_attention_config", "is not supported by this version")
+    if not fields.boolean("is_causal", default=True):
+        raise fields.unsupported("is_causal", "false is not supported")
     family = importlib.import_module(f"engine.models.families.{FAMILIES[architecture]}")
     spec: ModelSpec = family.parse(fields, architecture)
     return spec_of_gguf(spec) if (path / GGUF).exists() else spec

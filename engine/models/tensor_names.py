@@ -30,7 +30,7 @@ class TensorNames:
         ("attention_norm", "input_layernorm"),
         ("mlp_norm", "post_attention_layernorm"),
     )
-    prefixes: tuple[str, ...] = ("model.",)
+    prefixes: tuple[str, ...] = ("model.", "")  # without one: a decoder alone
     stacked: tuple[str, ...] = ()
     stacks_experts: bool = False
     transposed: bool = False

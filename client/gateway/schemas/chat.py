@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from client.gateway.schemas.sampling import RequestFields, Verbosity, told_as
+from client.gateway.schemas.sampling import No, RequestFields, Verbosity, Yes, told_as
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | dict[str, Any],
@@ -28,7 +28,7 @@ class ChatRequest(RequestFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    store: Literal[False] | None = None
+    store: No | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
     metadata: dict[str, str] | None = None
@@ -40,11 +40,9 @@ class ChatRequest(RequestFields):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     add_special_tokens: Annotated[
-        Literal[False], told_as("not supported: the chat template writes them all")
+        No, told_as("not supported: the chat template writes them all")
     ] = False
-    include_reasoning: Annotated[
-        Literal[True], told_as("not supported: reasoning is part of the answer")
-    ] = True
-    echo: Annotated[Literal[False], told_as("not supported: an answer is the model's alone")] = (
-        False
+    include_reasoning: Annotated[Yes, told_as("not supported: reasoning is part of the answer")] = (
+        True
     )
+    echo: Annotated[No, told_as("not supported: an answer is the model's alone")] = False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
-from client.gateway.schemas.sampling import RequestFields, told_as
+from client.gateway.schemas.sampling import RequestFields, Yes, told_as
 
 Prompts = Annotated[
     str | list[str] | list[int] | list[list[int]],
@@ -33,7 +33,7 @@ class CompletionRequest(RequestFields):
     logprobs: int | None = None
     suffix: str | None = None
     add_special_tokens: Annotated[
-        Literal[True], told_as("not supported: send token ids to do without them")
+        Yes, told_as("not supported: send token ids to do without them")
     ] = True
 
     def prompts(self) -> list[str | list[int]]:

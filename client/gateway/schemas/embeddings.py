@@ -8,7 +8,7 @@ from msgspec import Struct
 from pydantic import Field
 
 from client.gateway.schemas.completions import Prompts
-from client.gateway.schemas.sampling import Fields, told_as
+from client.gateway.schemas.sampling import Fields, Yes, told_as
 
 
 class EmbeddingsRequest(Fields):
@@ -23,7 +23,7 @@ class EmbeddingsRequest(Fields):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
     add_special_tokens: Annotated[
-        Literal[True], told_as("not supported: send token ids to do without them")
+        Yes, told_as("not supported: send token ids to do without them")
     ] = True
 
 

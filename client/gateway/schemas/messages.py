@@ -14,7 +14,7 @@ from client.gateway.schemas.message_blocks import (
     NotOffered,
     Texts,
 )
-from client.gateway.schemas.sampling import Fields, told_as
+from client.gateway.schemas.sampling import Fields, Yes, told_as
 
 MIN_BUDGET_TOKENS = 1024  # Anthropic's
 
@@ -34,7 +34,7 @@ class Tool(Fields):
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    eager_input_streaming: Literal[True] | None = None
+    eager_input_streaming: Yes | None = None
     defer_loading: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     input_examples: NotOffered = None

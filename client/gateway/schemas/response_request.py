@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from client.gateway.schemas.response_items import TYPE, Input
 from client.gateway.schemas.response_tools import Choice, Tool
-from client.gateway.schemas.sampling import Fields, RequestFields, Verbosity, told_as
+from client.gateway.schemas.sampling import Fields, No, RequestFields, Verbosity, told_as
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -70,9 +70,9 @@ class Reasoning(Fields):
 class ResponseStreamOptions(Fields):
     """What a stream has beside its events."""
 
-    include_obfuscation: Annotated[
-        Literal[False] | None, told_as("not supported: events are not padded")
-    ] = None
+    include_obfuscation: Annotated[No | None, told_as("not supported: events are not padded")] = (
+        None
+    )
 
 
 class ResponseRequest(RequestFields):
@@ -101,7 +101,7 @@ class ResponseRequest(RequestFields):
         Literal["disabled"] | None, told_as("only disabled is supported: nothing is cut")
     ] = None
     background: Annotated[
-        Literal[False] | None, told_as("not supported: a request lives as long as its connection")
+        No | None, told_as("not supported: a request lives as long as its connection")
     ] = None
     service_tier: Literal["auto", "default"] | None = None
     # vLLM's

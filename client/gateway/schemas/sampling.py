@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -71,6 +72,16 @@ def _fault(error: ValidationError, text: str, value: Any) -> InitErrorDetails:
     return InitErrorDetails(type=kind, loc=place, input=value)
 
 
+def _boolean(value: Any) -> Any:
+    """Refuse numbers, which are equal to truth values."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+Yes = Annotated[Literal[True], BeforeValidator(_boolean)]
+No = Annotated[Literal[False], BeforeValidator(_boolean)]
+
 Verbosity = Annotated[
     Literal["medium"] | None, told_as("only medium is supported: models have no such control")
 ]
@@ -88,7 +99,7 @@ class StreamOptions(Fields):
     """What a stream has beside its pieces."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None  # pieces have no padding
+    include_obfuscation: No | None = None  # pieces have no padding
     continuous_usage_stats: bool | None = None  # vLLM's: usage so far, in every piece
 
 
@@ -169,8 +180,8 @@ class RequestFields(SamplingFields):
     # vLLM's, as they are here.
     request_id: str | None = None
     guided_decoding_backend: str | None = None
-    return_token_ids: Annotated[Literal[False], told_as("not supported: ask for logprobs")] = False
-    detokenize: Annotated[Literal[True], told_as("not supported: answers are texts")] = True
+    return_token_ids: Annotated[No, told_as("not supported: ask for logprobs")] = False
+    detokenize: Annotated[Yes, told_as("not supported: answers are texts")] = True
 
     @property
     def include_usage(self) -> bool:

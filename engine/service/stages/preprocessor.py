@@ -131,7 +131,7 @@ class Preprocessor:
                     *(["sections"] if params.return_sections else []),
                     *(["embedding"] if params.return_embedding else []),
                 ],
-                text_prefix=prompt() if _wants_prompt(inputs) else "",
+                text_prefix=prompt() if _wants_prompt(inputs, params) else "",
                 arrival_time=arrival_time,
             ),
         )
@@ -256,8 +256,13 @@ def _end(inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:
     return {"ignore_eos": True, "stop_token_ids": (*params.stop_token_ids, *own)}
 
 
-def _wants_prompt(inputs: RequestInputs) -> bool:
-    """Whether to echo the prompt: like vllm_backend by default unless streamed; never for chats."""
+def _wants_prompt(inputs: RequestInputs, params: SamplingParams) -> bool:
+    """Whether to echo the prompt: like vllm_backend by default unless streamed; never for chats.
+
+    Nor where its embedding is all that is wanted.
+    """
+    if params.return_embedding:
+        return False
     if inputs.exclude_input_in_output is not None:
         return not inputs.exclude_input_in_output
     return not inputs.stream and inputs.text is not None

@@ -192,7 +192,12 @@ def _refuse_unsupported(inputs: InputReader) -> None:
                 f"{name}: logits are not returned; prompt_logprobs and logprobs in "
                 "sampling_parameters give log-probabilities"
             )
-    asked = [name for name in ("lora_task_id", "image", "embedding_request") if name in inputs]
+    if "embedding_request" in inputs:
+        raise UnsupportedError(
+            "embedding_request: not supported by this version of Trident; return_embedding in "
+            "sampling_parameters asks for the output embedding"
+        )
+    asked = [name for name in ("lora_task_id", "image") if name in inputs]
     if asked:
         raise UnsupportedError(f"{asked[0]}: not supported by this version of Trident")
 

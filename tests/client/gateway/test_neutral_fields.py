@@ -58,6 +58,8 @@ def test_what_changes_nothing_is_taken(
     [
         *((path, {"return_token_ids": True}) for path in ("/v1/completions", CHAT)),
         *((CHAT, {name: True}) for name in ("add_special_tokens", "echo")),
+        *((path, {"detokenize": 1}) for path in ("/v1/completions", CHAT, "/v1/responses")),
+        (CHAT, {"store": 0}),
         *((CHAT, {name: False}) for name in ("include_reasoning", "detokenize")),
         (CHAT, {"verbosity": "low"}),
         ("/v1/completions", {"add_special_tokens": False}),

@@ -1,0 +1,59 @@
+"""How a checkpoint of sentence-transformers makes one embedding of the hidden states of a text.
+
+Trident takes the state of the last token, scaled to the length 1; so do most models with causal
+attention that are made for embeddings, and all others where nothing is said.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+from engine.fields import Fields, read_json_object
+
+_MODULES = "modules.json"
+_LAST_TOKEN = "lasttoken"
+_MODE = "pooling_mode_"  # older files have one field for each mode
+_KNOWN = ("Transformer", "Pooling", "Normalize")
+
+
+def why_not_embedded(checkpoint: Path) -> str:
+    """Return why texts cannot be embedded as the checkpoint in a folder wants it; "" if they can.
+
+    Raises:
+        CheckpointError: a file is broken.
+    """
+    path = checkpoint / _MODULES
+    if not path.is_file():
+        return ""
+    for module in _modules(path):
+        kind = module.text("type", default="").rpartition(".")[2]
+        if kind not in _KNOWN:
+            return f"{_MODULES}: a module {kind} is not supported"
+        if kind == "Pooling":
+            name = f"{module.text('path', default='')}/config.json"
+            modes = _modes(Fields(read_json_object(checkpoint / name), name=name))
+            if modes != [_LAST_TOKEN]:
+                return f"{name}: pooling {' and '.join(modes) or 'of no kind'} is not supported"
+    return ""
+
+
+def _modules(path: Path) -> list[Fields]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{_MODULES}: is not valid JSON: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise CheckpointError(f"{_MODULES}: must hold a list of objects")
+    return [Fields(each, name=_MODULES) for each in found]
+
+
+def _modes(config: Fields) -> list[str]:
+    given: Any = config.raw("pooling_mode")
+    if given is not None:
+        return list(config.texts("pooling_mode") or ()) if isinstance(given, list) else [str(given)]
+    names = [name for name in config.names() if name.startswith(_MODE)]
+    modes = (name.removeprefix(_MODE) for name in names if config.boolean(name, default=False))
+    return [mode.removesuffix("_tokens").removesuffix("_token") for mode in modes]
