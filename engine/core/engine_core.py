@@ -32,7 +32,7 @@ from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint
 from engine.logits_processors import ProcessorContext
-from engine.models.pooling import why_not_embedded
+from engine.models.pooling import purpose_of
 from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
@@ -130,7 +130,7 @@ class EngineCore:
             min_priority=config.min_priority,
             draw_seed=(lambda: config.seed) if config.deterministic else draw_seed,
             processors=processors,
-            why_not_embedded=why_not_embedded(checkpoint),
+            purpose=purpose_of(checkpoint, model_spec.architecture),
         )
         self.ready = Ready(
             max_model_len=plan.max_model_len,

@@ -13,7 +13,7 @@ from engine.core.constraints.processors import Processors
 from engine.core.constraints.thinking_budget import ThinkingBudget
 from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request import Request
-from engine.errors import RequestError
+from engine.errors import RequestError, UnsupportedError
 from engine.limits import (
     MAX_LOGPROBS_AT_ONCE,
     MAX_OUTPUT_TOKENS,
@@ -24,6 +24,7 @@ from engine.limits import (
     check_tenant,
 )
 from engine.logits_processors import LogitsProcessor
+from engine.models.pooling import BOTH, Purpose
 from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
@@ -57,14 +58,13 @@ class RequestFactory:
         draw_seed: Callable[[], int],
         min_priority: int | None = None,
         processors: Mapping[str, LogitsProcessor] = {},
-        why_not_embedded: str = "",
+        purpose: Purpose = BOTH,
     ) -> None:
         """Build requests for one model.
 
-        `draw_seed` returns a seed for a request without one; `processors` are those installed;
-        `why_not_embedded` is why there are no embeddings, if there are none.
+        `draw_seed` returns a seed for a request without one; `processors` are those installed.
         """
-        self._why_not_embedded = why_not_embedded
+        self._purpose = purpose
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._section_format = section_format
@@ -180,10 +180,14 @@ class RequestFactory:
             self._check_budget(params.allowed_token_ids)
         field, count = params.widest
         if params.return_embedding:
-            if self._why_not_embedded:
-                raise RequestError(f"return_embedding: {self._why_not_embedded}")
+            if self._purpose.why_not_embedded:
+                raise UnsupportedError(f"return_embedding: {self._purpose.why_not_embedded}")
             if count > 1:
                 raise RequestError(f"{field}: must be 1 with return_embedding (got {count})")
+        elif not self._purpose.generates:
+            raise UnsupportedError(
+                "the model is made for embeddings: ask /v1/embeddings, or for return_embedding"
+            )
         if (total := count * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(
                 f"{field}: {count} sequences of a prompt of {len(prompt)} tokens make {total}; at "

@@ -1,4 +1,4 @@
-"""How a checkpoint of sentence-transformers makes one embedding of the hidden states of a text.
+"""What a checkpoint is for, and how sentence-transformers makes an embedding of hidden states.
 
 Trident takes the state of the last token, scaled to the length 1; so do most models with causal
 attention that are made for embeddings, and all others where nothing is said.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
 from engine.fields import Fields, read_json_object
@@ -19,16 +19,39 @@ _MODE = "pooling_mode_"  # older files have one field for each mode
 _KNOWN = ("Transformer", "Pooling", "Normalize")
 
 
-def why_not_embedded(checkpoint: Path) -> str:
-    """Return why texts cannot be embedded as the checkpoint in a folder wants it; "" if they can.
+class Purpose(NamedTuple):
+    """What a checkpoint is for.
+
+    Attributes:
+        generates: whether it is made to continue texts; else only to embed them.
+        why_not_embedded: why texts cannot be embedded as it wants it; "" if they can.
+    """
+
+    generates: bool = True
+    why_not_embedded: str = ""
+
+
+BOTH = Purpose()
+
+
+def purpose_of(checkpoint: Path, architecture: str) -> Purpose:
+    """Return what the checkpoint in a folder is for.
+
+    Args:
+        checkpoint: the folder.
+        architecture: as in `ModelSpec`.
 
     Raises:
         CheckpointError: a file is broken.
     """
     path = checkpoint / _MODULES
-    if not path.is_file():
-        return ""
-    for module in _modules(path):
+    if path.is_file():
+        return Purpose(False, _problem(checkpoint, _modules(path)))
+    return Purpose(generates=not architecture.endswith("Model"))
+
+
+def _problem(checkpoint: Path, modules: list[Fields]) -> str:
+    for module in modules:
         kind = module.text("type", default="").rpartition(".")[2]
         if kind not in _KNOWN:
             return f"{_MODULES}: a module {kind} is not supported"

@@ -122,6 +122,9 @@ def test_a_decoder_that_is_stored_alone(tmp_path: Path, architecture: str) -> No
         llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=32)
         [found] = llm.embed([{"prompt_token_ids": prompt}], use_tqdm=False)
         np.testing.assert_allclose(found.outputs.embedding, expected(decoder, prompt), atol=ATOL)
+        if name.endswith("Model"):
+            with pytest.raises(UnsupportedError, match="the model is made for embeddings"):
+                llm.generate("a", use_tqdm=False)
 
 
 def change(path: Path, **fields: Any) -> None:
@@ -176,8 +179,9 @@ def test_what_sentence_transformers_says_of_it(
         (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=32)
     if text:
-        with pytest.raises(RequestError, match=f"^return_embedding: .*{text}"):
+        with pytest.raises(UnsupportedError, match=f"^return_embedding: .*{text}"):
             llm.embed("a", use_tqdm=False)
     else:
         assert llm.embed("a", use_tqdm=False)
-    assert llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
+    with pytest.raises(UnsupportedError, match="the model is made for embeddings"):
+        llm.generate("a", use_tqdm=False)
