@@ -186,7 +186,8 @@ class RequestFactory:
                 raise RequestError(f"{field}: must be 1 with return_embedding (got {count})")
         elif not self._purpose.generates:
             raise UnsupportedError(
-                "the model is made for embeddings: ask /v1/embeddings, or for return_embedding"
+                "model: answers are not supported: it is made for embeddings; ask /v1/embeddings, "
+                "or for return_embedding"
             )
         if (total := count * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(

@@ -123,7 +123,7 @@ def test_a_decoder_that_is_stored_alone(tmp_path: Path, architecture: str) -> No
         [found] = llm.embed([{"prompt_token_ids": prompt}], use_tqdm=False)
         np.testing.assert_allclose(found.outputs.embedding, expected(decoder, prompt), atol=ATOL)
         if name.endswith("Model"):
-            with pytest.raises(UnsupportedError, match="the model is made for embeddings"):
+            with pytest.raises(UnsupportedError, match="it is made for embeddings"):
                 llm.generate("a", use_tqdm=False)
 
 
@@ -183,5 +183,5 @@ def test_what_sentence_transformers_says_of_it(
             llm.embed("a", use_tqdm=False)
     else:
         assert llm.embed("a", use_tqdm=False)
-    with pytest.raises(UnsupportedError, match="the model is made for embeddings"):
+    with pytest.raises(UnsupportedError, match="it is made for embeddings"):
         llm.generate("a", use_tqdm=False)
