@@ -59,6 +59,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"prompt_logprobs": 0},
     {"prompt_logprobs": 2, "logprobs": 1},
     {"prompt_logprobs": 20},
+    {"return_embedding": True},
     {"logprobs": 20, "presence_penalty": 0.5},
     {"repetition_penalty": 1.3, "max_tokens": 20},
     {"frequency_penalty": 0.3, "logit_bias": {3: 1.0}},
