@@ -140,7 +140,19 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise RequestError(f"tools[{index}].function.name: {name!r} is there twice")
-    return tuple({key: tool[key] for key in tool if key != CACHE_MARK} for tool in tools)
+    return tuple({**_said(tool), "function": _said(tool["function"])} for tool in tools)
+
+
+def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `fields` of a tool that say something to the model.
+
+    A null and a `strict` that is false say no more than nothing.
+    """
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and name != CACHE_MARK and (name, value) != ("strict", False)
+    }
 
 
 def _tool_name(tool: Any, place: str) -> str:
@@ -154,10 +166,10 @@ def _tool_name(tool: Any, place: str) -> str:
         raise RequestError(
             f"{place}.function.name: must be 1 to 128 letters, digits, underscores, dots and dashes"
         )
-    if not isinstance(function.get("description", ""), str):
+    if not isinstance(function.get("description"), str | None):
         raise RequestError(f"{place}.function.description: must be a string")
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{place}.function.strict: must be true or false")
-    if not isinstance(function.get("parameters", {}), dict):
+    if not isinstance(function.get("parameters"), dict | None):
         raise RequestError(f"{place}.function.parameters: must be an object, a JSON schema")
     return name

@@ -65,6 +65,9 @@ def _message(given: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise ApiError(400, f"{place}: must be an object", param=place)
     own = {**(others or {}), **own}
     made = {name: value for name, value in own.items() if value or name not in _OF_ANSWERS}
+    is_empty = made.get("role") == "assistant" and made.get("content", "") is None
+    if is_empty and "tool_calls" not in made:  # it ended in its reasoning, or is a refusal
+        made["content"] = made.pop("refusal", "")
     reasoning = made.pop("reasoning", None)
     if not isinstance(reasoning, str | None):
         raise ApiError(400, f"{place}.reasoning: must be a string", param=f"{place}.reasoning")

@@ -31,6 +31,8 @@ _SAMPLING = {
     "top_p": "top_p",
     "top_k": "top_k",
 }
+_TOO_LONG = re.compile(r".* has (more than )?(\d+) tokens; max_model_len is (\d+).*")
+_MUCH_TOO_LONG = re.compile(r".* cannot fit into max_model_len \((\d+) tokens\).*")
 _TOOL = re.compile(r"\btools\[(\d+)\]")
 # Fields of a chat, as they are called here.
 _NAMES = (
@@ -130,6 +132,13 @@ class MessagesChat:
 
     def renamed(self, error: ApiError) -> ApiError:
         """Return an error with fields named as the client named them."""
+        # In Anthropic's words, by which clients know that they have to shorten it.
+        if long := _TOO_LONG.fullmatch(error.message):
+            told = f"{long[1] or ''}{long[2]} tokens > {long[3]} maximum"
+            return replace(error, message=f"prompt is too long: {told}")
+        if long := _MUCH_TOO_LONG.fullmatch(error.message):
+            told = f"more than {long[1]} tokens > {long[1]} maximum"
+            return replace(error, message=f"prompt is too long: {told}")
         return replace(
             error,
             message=self._renamed(error.message),

@@ -67,7 +67,7 @@ class Conversation:
                 there is not.
         """
         made = cls()
-        shown = [block for block in system if not block.text.startswith(_BILLING)]
+        shown = [block for block in system if block.text and not block.text.startswith(_BILLING)]
         if shown:
             made._add("system", {"role": "system", "content": _parts(shown)})
         if kept_thinking is not None:

@@ -134,7 +134,7 @@ class ResponseCall:
     async def _conversation(self, model: Health) -> Conversation:
         """Return what is to be answered: what is stored of it, and what is new."""
         body, made = self._body, Conversation(takes_late_system=model.takes_late_system)
-        if body.instructions is not None:
+        if body.instructions:
             made.add_system(body.instructions, "instructions")
         if body.previous_response_id is not None:
             self._items = await self._history.before(body.previous_response_id)

@@ -54,8 +54,8 @@ class History:
                     name = f"input[{index}].id"
                     message = f"{name}: there is no item {item.id!r}; of responses {_KEPT}"
                     raise ApiError(400, message, param=name)
-                output = await asyncio.to_thread(_output, stored)
-                known |= {each.id: each for each in output}
+                whole = await asyncio.to_thread(_whole, stored)
+                known |= {each.id: each for each in whole}
             made.append(known[item.id])
         return made
 
@@ -66,9 +66,12 @@ class History:
 
 
 def _stored(response: Response, items: Sequence[Item]) -> StoredResponse:
-    ids = tuple(item.id for item in response.output)
+    asked = listed(items)
+    # Not those that have an id: they are another response's, or the client's own.
+    new = (told["id"] for told, item in zip(asked, items, strict=True) if item.id is None)
+    ids = (*new, *(item.id for item in response.output))
     encode = msgspec.json.encode
-    return StoredResponse(encode(response), encode(listed(items)), ids)
+    return StoredResponse(encode(response), encode(asked), ids)
 
 
 def _whole(stored: StoredResponse) -> list[Item]:

@@ -44,12 +44,13 @@ class StoredResponse(NamedTuple):
     """A response, and the list of all the items that it answers, as JSON.
 
     Attributes:
-        output_ids: of the items of its output; of what is got they are left out.
+        item_ids: of the items of its output, and of its input as far as they are new; of what is
+            got they are left out.
     """
 
     response: bytes
     input: bytes
-    output_ids: tuple[str, ...] = ()
+    item_ids: tuple[str, ...] = ()
 
 
 class ResponseStore:
@@ -85,7 +86,7 @@ class ResponseStore:
         return await asyncio.to_thread(self._get, owner, response_id)
 
     async def get_by_item(self, owner: str, item_id: str) -> StoredResponse | None:
-        """Return the response whose output has an item."""
+        """Return a response that has an item in its input or output."""
         return await asyncio.to_thread(self._get, owner, item_id, _SELECT_BY_ITEM)
 
     async def delete(self, owner: str, response_id: str) -> bool:
@@ -106,7 +107,7 @@ class ResponseStore:
         with self._lock, self._db:
             self._db.execute("BEGIN IMMEDIATE")
             number = self._db.execute(_INSERT, (owner, response_id, size, *contents)).lastrowid
-            items = [(owner, item_id, number) for item_id in stored.output_ids]
+            items = [(owner, item_id, number) for item_id in stored.item_ids]
             self._db.executemany(_INSERT_ITEM, items)
             self._db.execute(_DROP_OLDEST, {"owner": owner, **limits})
         return True

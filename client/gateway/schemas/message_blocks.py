@@ -32,12 +32,13 @@ class CacheControl(Fields):
 
 
 class TextBlock(Fields):
-    """A text."""
+    """A text; what the client has made of it says nothing to the model."""
 
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    parsed_output: Any = None
 
 
 class Caller(Fields):

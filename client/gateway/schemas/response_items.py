@@ -20,12 +20,13 @@ class InputText(Fields):
 
 
 class OutputText(Fields):
-    """A text of an answer; annotations and log-probabilities say nothing to the model."""
+    """A text of an answer; what the client has made of it, and what is beside it, say nothing."""
 
     type: Literal["output_text"]
     text: str
     annotations: list[dict[str, Any]] = Field(default_factory=list)
     logprobs: list[dict[str, Any]] = Field(default_factory=list)
+    parsed: Any = Field(None, exclude=True)
 
 
 class Refusal(Fields):
@@ -40,8 +41,11 @@ class Refusal(Fields):
         return self.refusal
 
 
-# Only messages need not say what they are.
-TYPE = Key("type", lambda item: "message" if "role" in item else None)
+# Only messages and references need not say what they are.
+TYPE = Key(
+    "type",
+    lambda item: "message" if "role" in item else "item_reference" if [*item] == ["id"] else None,
+)
 
 
 def _is_list(value: Any) -> str:
@@ -72,7 +76,7 @@ class MessageItem(Fields):
 
 
 class FunctionCallItem(Fields):
-    """A call that the model has made."""
+    """A call that the model has made; what the client has made of its arguments says nothing."""
 
     type: Literal["function_call"]
     call_id: str
@@ -81,6 +85,7 @@ class FunctionCallItem(Fields):
     namespace: str | None = None
     id: str | None = None
     status: _Status | None = None
+    parsed_arguments: Any = Field(None, exclude=True)
 
 
 class FunctionCallOutputItem(Fields):
@@ -136,7 +141,7 @@ class ReasoningItem(Fields):
 class ItemReference(Fields):
     """An item of a response that was stored."""
 
-    type: Literal["item_reference"]
+    type: Literal["item_reference"] = "item_reference"
     id: str
 
 

@@ -137,6 +137,10 @@ class RetrieveQuery(BaseModel):
     stream: Annotated[
         Literal["false"] | None, told_as("not supported: what is stored has ended")
     ] = None
+    include_obfuscation: Annotated[
+        Literal["false"] | None, told_as("not supported: events are not padded")
+    ] = None
+    include: list[_Included] = Field(default=[], alias="include[]")  # all is there anyway
 
 
 class InputItemsQuery(BaseModel):
@@ -147,3 +151,4 @@ class InputItemsQuery(BaseModel):
     after: str | None = None
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
+    include: list[_Included] = Field(default=[], alias="include[]")  # all is there anyway

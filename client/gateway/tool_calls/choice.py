@@ -161,6 +161,6 @@ def _object(value: Any, place: str) -> Mapping[str, Any]:
 
 
 def _refuse_others(fields: Mapping[str, Any], known: set[str], place: str) -> None:
-    for name in fields:
-        if name not in known:
+    for name, value in fields.items():
+        if name not in known and value is not None:
             raise ValueError(f"{place}.{name}: unknown field")

@@ -54,6 +54,17 @@ def test_marks_of_what_to_cache_do_not_reach_it() -> None:
     )
 
 
+def test_what_says_nothing_of_a_tool_does_not_reach_it() -> None:
+    nothing = {"description": None, "parameters": None, "strict": False, "x": None}
+    name = {"name": "f"}
+    for more in (nothing, {"strict": None}, {"cache_control": {"type": "ephemeral"}}):
+        given = {"type": "function", "function": {**name, **more}, "x": None}
+        assert parse(tools=[given]).tools == ({"type": "function", "function": name},)
+    said = {"strict": True, "return": {"type": "string"}, "description": ""}
+    given = {"type": "function", "function": {**name, **said}}
+    assert parse(tools=[given]).tools == (given,)
+
+
 def test_the_last_message_is_continued(tokenizer: Tokenizer) -> None:
     messages = [USER, {"role": "assistant", "content": "Once upon"}]
     given = parse(continue_final_message=True)

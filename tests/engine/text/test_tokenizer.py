@@ -160,6 +160,7 @@ def test_loading_takes_no_torch(tmp_path: Path) -> None:
     script = f"""
         import sys
         from pathlib import Path
+        from engine.config import EngineConfig
         from engine.text.chat_template import render
         from engine.text.defaults import GenerationDefaults
         from engine.text.detokenizer import Detokenizer
@@ -167,7 +168,7 @@ def test_loading_takes_no_torch(tmp_path: Path) -> None:
         from engine.text.tokenizer import Tokenizer
         assert "transformers" not in sys.modules
         tokenizer = Tokenizer.from_pretrained(Path({str(tmp_path)!r}))
-        GenerationDefaults.from_checkpoint(Path({str(tmp_path)!r}), tokenizer, vocab_size=400)
+        GenerationDefaults.from_checkpoint(Path({str(tmp_path)!r}), tokenizer, 400, EngineConfig())
         render(tokenizer, [{{"role": "user", "content": "hi"}}])
         assert "torch" not in sys.modules
     """

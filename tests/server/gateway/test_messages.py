@@ -251,7 +251,13 @@ ENABLED = {"type": "enabled", "budget_tokens": 1499}
 ONE_TOOL = [{"name": "f", "input_schema": {"type": "object"}}]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens: must be at least 1"),
-    ({"messages": [{"role": "user", "content": "x" * 600}]}, f"max_model_len is {MAX_MODEL_LEN}"),
+    *(
+        (
+            {"messages": [{"role": "user", "content": "x" * length}]},
+            f" tokens > {MAX_MODEL_LEN} maximum",
+        )
+        for length in (600, 60_000)
+    ),
     ({"stop_sequences": ["a"] * 300}, "stop_sequences: must have at most 256"),
     ({"thinking": ENABLED, "max_tokens": 1500}, "thinking.type: enabled is not supported"),
     ({"tools": ONE_TOOL}, "tools: not supported by this model"),
@@ -275,5 +281,7 @@ def test_what_is_wrong_is_refused_by_name(
     ):
         ask(client.messages.create, stream=stream, **fields)
     error: Any = caught.value.body
-    assert text in error["error"]["message"]
+    message = error["error"]["message"]
+    assert text in message
+    assert message.startswith("prompt is too long: ") == message.endswith(" maximum")
     assert error["request_id"] == caught.value.request_id

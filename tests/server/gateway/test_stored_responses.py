@@ -38,6 +38,13 @@ def test_what_is_stored_can_be_got_listed_continued_and_dropped(
     raw = [item.to_dict(mode="json") for item in items]
     TypeAdapter(list[ResponseItem]).validate_json(json.dumps(raw), strict=True)
     assert raw[0]["content"] == [{"type": "input_text", "text": USER["content"]}]
+    listed: Any = [{"id": raw[0]["id"]}, *references]
+    again = create(tool_openai, input=[*listed, result], **begun)
+    assert told(checked(again)) == expected
+    with_all: Any = {"include": ["reasoning.encrypted_content"]}
+    assert checked(tool_openai.responses.retrieve(first.id, **with_all)) == checked(first)
+    listing = tool_openai.responses.input_items.list(second.id, order="asc", limit=2, **with_all)
+    assert [item.type for item in listing] == kinds
     assert [item.type for item in tool_openai.responses.input_items.list(second.id)] == kinds[::-1]
     tool_openai.responses.delete(first.id)
     for ask in (tool_openai.responses.retrieve, tool_openai.responses.delete):

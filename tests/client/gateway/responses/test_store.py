@@ -53,9 +53,7 @@ def test_a_response_is_found_by_its_items_until_it_is_dropped(
     async def episode() -> None:
         with closing(make(2, 100)) as store:
             for i in range(3):
-                await store.put(
-                    "a", f"r{i}", stored(str(i))._replace(output_ids=(f"m{i}", f"f{i}"))
-                )
+                await store.put("a", f"r{i}", stored(str(i))._replace(item_ids=(f"m{i}", f"f{i}")))
             assert await store.get_by_item("a", "m0") is None
             assert await store.get_by_item("a", "f1") == stored("1")
             assert await store.get_by_item("b", "f1") is None
