@@ -14,8 +14,10 @@ from engine.fields import Fields, read_json_object
 
 NAME = "config.json"
 # Names of one object, of which the first is used where there are both; the second is that of
-# transformers 5.
+# transformers 5. Its kind has two names too.
 _ROPE = ("rope_scaling", "rope_parameters")
+_THETA, _KIND, _OLDER_KIND = "rope_theta", "rope_type", "type"
+_OLDER_NAMES = {"torch_dtype": "dtype"}
 _STORED = ("quantization_config", "compression_config")
 
 
@@ -35,16 +37,28 @@ def read_config(checkpoint: Path, overrides: Mapping[str, Any] | None = None) ->
 
 def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields `values` of `config.json` with `overrides`; raises as `read_config`."""
-    found = dict(values)
-    for name, value in (overrides or {}).items():
-        if name in _STORED:
-            raise ConfigError(f"hf_overrides: {name}: the format of the weights is the file's")
-        target = name
-        if name in _ROPE:
-            target = next((each for each in _ROPE if found.get(each)), name)
-        before = found.get(target)
+    found, given = dict(values), overrides or {}
+    for own_name, own_value in given.items():
+        if own_name in _STORED:
+            raise ConfigError(f"hf_overrides: {own_name}: the format of the weights is the file's")
+        name, value = _placed(own_name, own_value, found)
+        before = found.get(name)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            found[target] = overridden(before, value)
+            found[name] = overridden(before, value)
         else:
-            found[target] = value
+            found[name] = value
+    if _OLDER_KIND in given and _KIND in found and _KIND not in given:
+        found[_KIND] = given[_OLDER_KIND]
     return found
+
+
+def _placed(name: str, value: Any, found: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return by which name `found` has a field that has several, and the value there."""
+    if (newer := _OLDER_NAMES.get(name)) in found and newer is not None:
+        return newer, value
+    rope = next((each for each in _ROPE if found.get(each)), None)
+    if name in _ROPE:
+        return rope or name, {_KIND: "default"} if value is None else value
+    if name == _THETA and rope is not None and _THETA in found[rope]:
+        return rope, {_THETA: value}
+    return name, value

@@ -61,7 +61,7 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is not valid JSON: {error}") from None
 
 

@@ -113,7 +113,7 @@ class RequestFactory:
         place, budget = None, params.thinking_token_budget
         if params.return_sections or budget is not None:
             place = place_after_prompt(self._section_format, self._detokenizer, prompt.tolist())
-            if params.return_sections and (spec := params.structured_outputs) is not None:
+            if (spec := params.structured_outputs) is not None:
                 spec = after_reasoning(spec, self._section_format, place)
                 params = params.model_copy(update={"structured_outputs": spec})
         new_sequence = _sequences(params, max_tokens, stop_token_ids)
@@ -121,7 +121,6 @@ class RequestFactory:
             None if place is None else self._sections(window, place, params)
             for _ in range(params.num_sequences)
         ]
-        end_ids = self._section_format.reasoning_end_ids
         requests = [
             new_sequence(
                 message.uid,
@@ -142,7 +141,7 @@ class RequestFactory:
                 thinking=(
                     None
                     if sections is None or budget is None
-                    else ThinkingBudget(budget, end_ids, sections)
+                    else ThinkingBudget(budget, self._section_format, sections)
                 ),
                 window_ids=window if window != prompt[-1:].tolist() else (),
             )
@@ -196,7 +195,7 @@ class RequestFactory:
             )
 
     def _check_budget(self, allowed: Collection[int] | None) -> None:
-        end_ids = {i for ids in self._section_format.reasoning_end_ids.values() for i in ids}
+        end_ids = self._section_format.reasoning_end_ids
         if not end_ids:
             raise RequestError(
                 "thinking_token_budget: the model does not think, or its tags are not known: see "

@@ -57,8 +57,7 @@ class SectionFormat:
         tag_of: the tags that are tokens.
         turn_ids: special tokens, and added ones of the chat template, that are in no tag; most
             templates start each turn with one of them.
-        reasoning_end_ids: by state that is reasoning, the tokens of the tag that ends it; empty if
-            no reasoning may come.
+        has_reasoning: whether reasoning may come.
         has_text_tags: whether a tag may be no token of its own.
     """
 
@@ -90,17 +89,24 @@ class SectionFormat:
         parts = {i for token, i in ids.items() if any(token in tag for tag in tags)}
         self.turn_ids = frozenset(turns) - parts
         self.has_text_tags = not tags <= ids.keys()
-        self.reasoning_end_ids = {
-            number: tokenizer.encode(state.end_tag, add_special_tokens=False)
-            for number, state in enumerate(self.states)
-            if state.kind == "reasoning"
-        }
+        self.has_reasoning = any(state.kind == "reasoning" for state in self.states)
         self._markers = [frozenset(self.tag_of), special | self.tag_of.keys()]
 
+    def end_ids(self, state: int, begun: str = "") -> list[int]:
+        """Return the tokens of the tag that ends `state`, which is reasoning.
+
+        Args:
+            begun: the end of the text; what it has of the tag already is left out.
+        """
+        tag = self.states[state].end_tag
+        rest = tag[len(begun) :] if begun != tag and tag.startswith(begun) else tag
+        return self._tokenizer.encode(rest, add_special_tokens=False)
+
     @property
-    def has_reasoning(self) -> bool:
-        """Whether reasoning may come."""
-        return bool(self.reasoning_end_ids)
+    def reasoning_end_ids(self) -> frozenset[int]:
+        """The tokens of all tags that end reasoning."""
+        states = (number for number, state in enumerate(self.states) if state.kind == "reasoning")
+        return frozenset(token_id for state in states for token_id in self.end_ids(state))
 
     def markers(self, skip_special_tokens: bool) -> frozenset[int]:
         """Return the tokens that may have a meaning beside their text."""

@@ -63,7 +63,12 @@ class SectionTracker:
         held = self._detokenizer.delta(
             self._window_ids, [], final=True, skip_special_tokens=self._skip
         )
-        return bool(held)
+        return held.endswith("\N{REPLACEMENT CHARACTER}")
+
+    @property
+    def begun_tag(self) -> str:
+        """The end of the text, if it may become a tag; the beginning of that."""
+        return self._splitter.begun_tag
 
     def append(self, token_id: int, num_held_tokens: int = 0) -> None:
         """Add one output token.

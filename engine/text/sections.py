@@ -95,6 +95,11 @@ class SectionSplitter:
         """Whether the last text may be a part of a tag, or is one of a header."""
         return bool(self._pending) or self.state.kind == "header"
 
+    @property
+    def begun_tag(self) -> str:
+        """The end of the text that may become a tag."""
+        return self._pending
+
     def read(self, events: Iterable[Event]) -> None:
         """Go on with `events`."""
         for text, token_id, is_shown, num_tokens in events:

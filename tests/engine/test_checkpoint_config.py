@@ -12,6 +12,7 @@ from engine import LLM, SamplingParams
 from engine.checkpoint_config import overridden, read_config
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
+from engine.layers.rope import DefaultRope, LinearRope
 from engine.models.registry import read_model_spec
 from engine.service.stages.preprocessor import Preprocessor
 from tests.factories.checkpoints import ROPES, write_checkpoint
@@ -68,6 +69,28 @@ def test_the_context_is_extended_as_if_the_file_said_so(
     assert read_model_spec(plain, {name: YARN}).context_length == 128
 
 
+@pytest.mark.parametrize("is_older", [False, True])
+def test_both_names_of_a_field_mean_the_same(tmp_path: Path, is_older: bool) -> None:
+    path = write(tmp_path, YARN)
+    if is_older:
+        scaling = {**{k: v for k, v in YARN.items() if k != "rope_type"}, "type": "yarn"}
+        change(older(path), rope_scaling=scaling)
+
+    def rope(**overrides: Any) -> Any:
+        return read_model_spec(path, overrides).layers[0].attention.rope
+
+    assert rope(rope_scaling=None) == rope(rope_parameters=None) == DefaultRope(THETA)
+    assert rope(rope_theta=7.0).theta == 7.0
+    for kind in ("type", "rope_type"):
+        assert rope(rope_scaling={kind: "linear", "factor": 2.0}) == LinearRope(THETA, 2.0)
+    assert read_model_spec(path, {"torch_dtype": "float16"}).dtype == "float16"
+
+
+def change(path: Path, **fields: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **fields}))
+
+
 def test_all_stages_know_it(tmp_path: Path) -> None:
     plain = write(tmp_path, ROPES["default"])
     (plain / "generation_config.json").unlink()
@@ -122,6 +145,6 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         read_config(tmp_path, {"quantization_config": {"quant_method": "awq"}})
     with pytest.raises(CheckpointError, match=r"^config\.json: num_hidden_layers"):
         read_model_spec(tmp_path, {"num_hidden_layers": "many"})
-    for wrong in ("{", "[]", "3", [1]):
+    for wrong in ("{", "[]", "3", [1], "[" * 100_000):
         with pytest.raises(ConfigError, match=r"^hf_overrides: "):
             LLM(str(tmp_path), hf_overrides=wrong)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
+from engine.text.section_format import SectionFormat
 from engine.text.section_tracker import SectionTracker
 
 _MAX_COMPLETING = 3  # tokens beyond the budget that may complete a character
@@ -20,15 +19,15 @@ class ThinkingBudget:
     """
 
     def __init__(
-        self, num_tokens: int, end_ids: Mapping[int, Sequence[int]], sections: SectionTracker
+        self, num_tokens: int, section_format: SectionFormat, sections: SectionTracker
     ) -> None:
-        """Allow `num_tokens` of reasoning; `end_ids` as `SectionFormat.reasoning_end_ids`."""
+        """Allow `num_tokens` of the reasoning that `sections` follows."""
         self._num_left = num_tokens
-        self._end_ids = end_ids
+        self._format = section_format
         self._sections = sections
         self._was_reasoning = sections.is_reasoning
         self._length = 0  # tokens of this reasoning
-        self._num_closing = 0  # tokens of its end tag that were forced
+        self._end_ids: list[int] = []  # of the tag that is forced, those that are left
         self.forced = self._next()
 
     @property
@@ -45,18 +44,20 @@ class ThinkingBudget:
         self._was_reasoning = self._sections.is_reasoning
         if not self._was_reasoning:
             self._length = 0
-        is_closing = self._was_reasoning and token_id == self.forced
-        self._num_closing = self._num_closing + 1 if is_closing else 0
+        goes_on = self._was_reasoning and token_id == self.forced
+        self._end_ids = self._end_ids[1:] if goes_on else []
         self.forced = self._next()
 
     def _next(self) -> int | None:
+        if not self._end_ids and self._has_to_end():
+            sections = self._sections
+            self._end_ids = self._format.end_ids(sections.state, sections.begun_tag)
+        return self._end_ids[0] if self._end_ids else None
+
+    def _has_to_end(self) -> bool:
         if not self._was_reasoning or self._num_left > 0:
-            return None
-        end_ids = self._end_ids[self._sections.state]
-        if self._num_closing:
-            return end_ids[self._num_closing % len(end_ids)]
+            return False
         if self._sections.has_reasoning_ended and not self._length:
-            return None
-        if self._sections.is_inside_character and self._num_left > -_MAX_COMPLETING:
-            return None
-        return end_ids[0]
+            return False
+        may_complete = self._num_left > -_MAX_COMPLETING
+        return not (may_complete and self._sections.is_inside_character)

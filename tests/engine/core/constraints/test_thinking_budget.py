@@ -15,7 +15,7 @@ from engine.outputs import CompletionOutput
 from engine.text.section_reader import place_after_prompt
 from engine.text.section_tracker import SectionTracker
 from tests.factories.checkpoints import write_checkpoint
-from tests.factories.tagged import Form, format_of, tagged, tagged_tokenizer
+from tests.factories.tagged import Form, Kind, format_of, tagged, tagged_tokenizer
 from tests.factories.tokenizers import save_tokenizer
 
 TAGS = ("<think>", "</think>")
@@ -115,7 +115,8 @@ def test_the_sections_tell_thoughts_and_answer(llm: LLM) -> None:
         {"min_tokens": 40, "ignore_eos": False},
         {"bad_words": ["a", "</think>"]},
         {"dry_multiplier": 2.0},
-        {"structured_outputs": {"regex": "[a-c]{3}"}, "return_sections": True},
+        {"structured_outputs": {"regex": "[a-c]{3}"}},
+        {"return_sections": True, "structured_outputs": {"regex": "[a-c]{3}"}},
         {"stop": ["<"], "min_tokens": 30},
         {"skip_special_tokens": False, "return_sections": True},
     ],
@@ -157,12 +158,12 @@ def test_a_character_is_completed_but_not_for_ever() -> None:
     prompt = tokenizer.encode(OPEN, add_special_tokens=False)
     first, *others = tokenizer.encode("\N{SLIGHTLY SMILING FACE}", add_special_tokens=False)
     place = place_after_prompt(section_format, detokenizer, prompt)
-    [end] = section_format.reasoning_end_ids[place.state]
+    [end] = section_format.end_ids(place.state)
 
     def forced_after(token_ids: list[int]) -> int | None:
         window = detokenizer.prompt_window(prompt)
         tracker = SectionTracker(section_format, detokenizer, window, place)
-        budget = ThinkingBudget(1, section_format.reasoning_end_ids, tracker)
+        budget = ThinkingBudget(1, section_format, tracker)
         for token_id in token_ids:
             assert budget.forced is None
             assert budget.host_chooses
@@ -175,6 +176,57 @@ def test_a_character_is_completed_but_not_for_ever() -> None:
     assert forced_after([first, *others]) == end
     assert forced_after([first, first, first]) is None
     assert forced_after([first, first, first, first]) == end
+
+
+def feed(
+    num_tokens: int, text: str, form: Form = "special", kind: Kind = "byte_level", opens: str = OPEN
+) -> tuple[str, list[int]]:
+    """Return how much of `text` is taken after `opens` before a tag is forced, and its tokens."""
+    detokenizer = tagged(TAGS, form, kind=kind, opens="<think>\n")
+    section_format = format_of(detokenizer)
+    tokenizer = detokenizer.tokenizer
+    prompt = tokenizer.encode(opens, add_special_tokens=False)
+    place = place_after_prompt(section_format, detokenizer, prompt)
+    tracker = SectionTracker(section_format, detokenizer, detokenizer.prompt_window(prompt), place)
+    budget = ThinkingBudget(num_tokens, section_format, tracker)
+    taken, forced = [], []
+    for token_id in tokenizer.encode(text, add_special_tokens=False):
+        if budget.forced is not None:
+            break
+        taken.append(token_id)
+        tracker.append(token_id)
+        budget.append(token_id)
+    while (token_id := budget.forced) is not None:
+        forced.append(token_id)
+        tracker.append(token_id)
+        budget.append(token_id)
+    assert not tracker.is_reasoning
+    return tokenizer.decode(taken), forced
+
+
+def test_complete_bytes_wait_for_nothing() -> None:
+    """Where bytes are tokens of their own, what follows them is a part of the same run."""
+    opens = "<|assistant|><think>ab"
+    face, new_line = "\N{SLIGHTLY SMILING FACE}", "\n"
+    for text, num_tokens, taken in (
+        (4 * face, 8, 2 * face),
+        (4 * face, 7, 2 * face),
+        (4 * face, 4, face),
+        (9 * new_line, 3, 2 * new_line),  # a text begins with a token for a space
+    ):
+        assert feed(num_tokens, text, kind="byte_fallback", opens=opens)[0] == taken
+
+
+def test_a_tag_that_is_begun_is_completed() -> None:
+    detokenizer = tagged(TAGS, "text", opens="<think>\n")
+    whole = detokenizer.tokenizer.encode("so</think>", add_special_tokens=False)
+    for num_tokens in range(len(whole)):
+        taken, forced = feed(num_tokens, "so</think>", "text")
+        rest = detokenizer.tokenizer.decode(forced)
+        if num_tokens < 2:
+            assert rest == "</think>"
+        else:
+            assert taken + rest == "so</think>"
 
 
 def test_minus_one_is_no_limit() -> None:
