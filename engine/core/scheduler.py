@@ -27,7 +27,7 @@ from engine.core.token_reader import Advanced, TokenReader
 from engine.nvtx import nvtx_range
 from engine.text.byte_sets import ByteSets
 
-_MAX_PASSED_OVER = 8  # requests per step: each is looked up in the prefix cache
+_MAX_PASSED_OVER = 32  # requests per step: each is looked up in the prefix cache
 
 
 class Scheduler:

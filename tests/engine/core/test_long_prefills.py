@@ -52,3 +52,48 @@ def test_a_long_prefill_has_all_while_none_can_be_admitted(
     assert first.num_computed_tokens == num_before + 64
     oracle.run()
     check_output(second)
+
+
+def test_little_is_left_to_those_that_wait_for_its_own_blocks() -> None:
+    """They are passed over, many in each step."""
+
+    def num_steps(num_others: int) -> int:
+        scheduler = make_scheduler(
+            num_blocks=900, max_num_seqs=60, max_num_batched_tokens=64, max_model_len=1024
+        )
+        oracle = PagedOracle(scheduler)
+        first = make_request(1, range(800), max_tokens=2)
+        scheduler.add([first])
+        oracle.step()
+        others = [make_request(2 + i, range(800), max_tokens=2) for i in range(num_others)]
+        for request in others:
+            scheduler.add([request])
+        steps = 1
+        while first.num_output_tokens == 0:
+            oracle.step()
+            steps += 1
+        oracle.run()
+        for request in (first, *others):
+            check_output(request)
+        return steps
+
+    assert num_steps(30) <= num_steps(0) + 1
+
+
+def test_who_waits_behind_them_is_admitted() -> None:
+    scheduler = make_scheduler(
+        num_blocks=900, max_num_seqs=60, max_num_batched_tokens=64, max_model_len=1024
+    )
+    oracle = PagedOracle(scheduler)
+    first = make_request(1, range(800), max_tokens=2)
+    scheduler.add([first])
+    oracle.step()
+    for i in range(20):
+        scheduler.add([make_request(2 + i, range(800), max_tokens=2)])
+    short = make_request(100, [5, 6, 7], max_tokens=2)
+    scheduler.add([short])
+    for _ in range(4):
+        oracle.step()
+    assert short.slot is not None or short.finish is not None
+    oracle.run()
+    check_output(short)
