@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import UNSET
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from client.errors import (
@@ -43,7 +45,9 @@ _CODES = {
     "thread_unsupported_request": "thread_unsupported_request",
     "unsupported": "unsupported",
 }
-_ANTHROPIC_PATH = "/v1/messages"
+_UNKNOWN_MODEL = "unknown model"  # Triton's words
+_PREFIX = "/v1"  # that clients forget in the address
+_ANTHROPIC_PATH = f"{_PREFIX}/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -109,6 +113,9 @@ def from_client(error: TridentClientError, names: Mapping[str, str] = {}) -> Api
         names: by patterns of the engine's fields, what the client called them, beside the inputs.
     """
     message = str(error)
+    if _UNKNOWN_MODEL in message:  # no fault of a client
+        text = f"{message}; see --served-model-name of the gateway"
+        return ApiError(503, text, "server_error", code="unavailable")
     if isinstance(error, InvalidRequestError):
         for own, theirs in {**_INPUTS, **names}.items():
             message = re.sub(rf"(^|; |tokens of ){own}(?![\w/])", rf"\g<1>{theirs}", message)
@@ -145,9 +152,18 @@ def _gone(request: Request, error: ClientDisconnectedError) -> Response:
 
 
 def _http(request: Request, error: HTTPException) -> Response:
-    response = ApiError(error.status_code, str(error.detail)).response(request.scope)
+    text = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        text = f"there is no {request.url.path[:128]}{_instead(request)}"
+    response = ApiError(error.status_code, text).response(request.scope)
     response.headers.update(error.headers or {})
     return response
+
+
+def _instead(request: Request) -> str:
+    scope = {**request.scope, "path": f"{_PREFIX}{request.url.path}"}
+    is_route = any(each.matches(scope)[0] != Match.NONE for each in request.app.routes)
+    return f"; did you mean {scope['path']}?" if is_route else ""
 
 
 def _wrong_body(request: Request, error: RequestValidationError) -> Response:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from client.gateway.settings import GatewaySettings
 from engine.launch.ports import pick_free
+from engine.launch.server import TritonServer
 from tests.client.waiting import eventually
 from tests.server.gateway.conftest import MODEL
 from tests.server.gateway.running import running
@@ -105,7 +106,8 @@ def test_each_request_has_an_id_and_a_line_in_the_log_without_its_text(
 @pytest.mark.parametrize(
     ("path", "body", "status", "text"),
     [
-        ("/v1/nothing", {}, 404, "Not Found"),
+        ("/v1/nothing", {}, 404, "there is no /v1/nothing"),
+        ("/chat/completions", {}, 404, "; did you mean /v1/chat/completions?"),
         ("/health", {}, 405, "Method Not Allowed"),
         ("/v1/completions", b"{", 400, "the body is not valid JSON"),
         ("/v1/completions", b"[]", 400, "the body must be a JSON object"),
@@ -122,6 +124,16 @@ def test_errors_have_openais_form(
     assert answer["error"].keys() == {"message", "type", "param", "code"}
     assert answer["error"]["type"] == "invalid_request_error"
     assert headers["x-request-id"]
+
+
+def test_a_model_that_the_server_does_not_have_is_no_fault_of_the_client(
+    server: TritonServer,
+) -> None:
+    settings = GatewaySettings((server.grpc_url,), triton_model="nothing")
+    with running(settings) as address:
+        status, answer, _ = post(address, "/v1/completions", {"prompt": "a"})
+        assert status == 503
+        assert "see --served-model-name of the gateway" in answer["error"]["message"]
 
 
 def test_a_gateway_without_a_server_says_so() -> None:

@@ -55,7 +55,7 @@ def post(gateway: str, body: Any, path: str = "/v1/messages", key: str = "free")
         ("/count_tokens", BODY, "none", 401, "authentication_error", "the API key is wrong"),
         ("", {**BODY, "model": "x"}, "free", 404, "not_found_error", "there is no model 'x'"),
         ("/count_tokens", {**COUNT, "model": "x"}, "free", 404, "not_found_error", "no model 'x'"),
-        ("/batches", BODY, "free", 404, "not_found_error", "Not Found"),
+        ("/batches", BODY, "free", 404, "not_found_error", "there is no /v1/messages/batches"),
         ("", {**BODY, "x": 1}, "free", 400, "invalid_request_error", "x: unknown field"),
         ("/count_tokens", {**BODY, "x": 1}, "free", 400, "invalid_request_error", "max_tokens: u"),
         ("", b"{", "free", 400, "invalid_request_error", "the body is not valid JSON"),
