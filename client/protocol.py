@@ -51,6 +51,7 @@ class SamplingOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     structured_outputs: Mapping[str, Any] | None
     thinking_token_budget: int | None
+    truncate_prompt_tokens: int | None
     response_format: Mapping[str, Any] | None
     cache_salt: str
     tenant: str

@@ -21,7 +21,7 @@ from engine.outputs import (
     RequestOutput,
 )
 from engine.prompt_logprobs import positions
-from engine.prompts import Messages, Prompt, TokenizedPrompt, rendered, tokenized
+from engine.prompts import Messages, Prompt, TokenizedPrompt, cut, rendered, tokenized
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
@@ -85,17 +85,21 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         use_tqdm: bool = True,
         *,
+        truncate_prompt_tokens: int | None = None,
         cache_salt: str | None = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """Return the embedding of each prompt; arguments and errors as of `generate`.
+        """Return the embedding of each prompt: its last hidden state, scaled to the length 1.
 
-        It is the last hidden state of the last token, scaled to the length 1.
+        Arguments and errors are those of `generate`, and of `SamplingParams`.
         """
         _refuse(others)
         many = tokenized(self._core.tokenizer, prompts, cache_salt)
-        params = SamplingParams(return_embedding=True)
-        rows = self._run(many, [params] * len(many), use_tqdm)
+        params = [
+            SamplingParams(return_embedding=True, truncate_prompt_tokens=truncate_prompt_tokens)
+        ] * len(many)
+        many = cut(many, params, self._core.ready.max_model_len)
+        rows = self._run(many, params, use_tqdm)
         return [_embedding(prompt, row) for prompt, (row,) in zip(many, rows, strict=True)]
 
     def chat(
@@ -175,6 +179,7 @@ class LLM:
         show_progress: bool,
     ) -> list[RequestOutput]:
         params = self._params_for(len(prompts), sampling_params)
+        prompts = cut(prompts, params, self._core.ready.max_model_len)
         finished = self._run(prompts, params, show_progress)
         return [self._output(*each) for each in zip(prompts, finished, params, strict=True)]
 

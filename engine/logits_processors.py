@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
+from engine.limits import MAX_WORD_CHARACTERS
 from engine.text.tokenizer import Tokenizer
 
 ENTRY_POINTS = "trident.logits_processors"
@@ -78,3 +80,12 @@ class LogitsProcessor(Protocol):
         rows. A row may come again with the same tokens: a sequence that is preempted draws again,
         and after an error each row is tried alone. Whichever fails then ends its request.
         """
+
+
+class AskedLogitsProcessor(BaseModel):
+    """A logits processor of an installed package, by the name of its entry point."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)]
+    args: dict[str, Any] = {}

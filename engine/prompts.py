@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 from engine.errors import RequestError
 from engine.limits import check_cache_salt
+from engine.sampling_params import SamplingParams
 from engine.text import chat_template
 from engine.text.chat_parameters import ChatParameters
 from engine.text.tokenizer import Tokenizer
+from engine.token_ids import TokenIds
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+
+_Ids = TypeVar("_Ids", list[int], TokenIds)
 
 _FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
 
@@ -48,6 +52,23 @@ def tokenized(
         _tokenized(tokenizer, prompt, cache_salt, f"prompts.{place}")
         for place, prompt in enumerate(_as_list(prompts))
     ]
+
+
+def truncated(token_ids: _Ids, params: SamplingParams, max_model_len: int) -> _Ids:
+    """Return what `truncate_prompt_tokens` leaves of a prompt: its end."""
+    limit = params.truncate_prompt_tokens
+    if limit == -1:
+        num_outputs = 1 if params.return_embedding else max(1, params.max_tokens or 1)
+        limit = max(1, max_model_len - num_outputs)
+    return token_ids if limit is None else token_ids[-limit:]
+
+
+def cut(
+    prompts: Sequence[TokenizedPrompt], params: Sequence[SamplingParams], max_model_len: int
+) -> list[TokenizedPrompt]:
+    """Return prompts as `truncate_prompt_tokens` leaves them; the text stays whole."""
+    pairs = zip(prompts, params, strict=True)
+    return [replace(p, token_ids=truncated(p.token_ids, s, max_model_len)) for p, s in pairs]
 
 
 def rendered(

@@ -33,6 +33,7 @@ from engine.limits import (
     MAX_WORDS,
     MAX_WORDS_CHARACTERS,
 )
+from engine.logits_processors import AskedLogitsProcessor
 from engine.text.grammar import request_forms
 from engine.text.grammar.spec import GrammarSpec
 from engine.validation import describe
@@ -57,15 +58,6 @@ _MAX_SIZES = {
 
 # What -1 means, as in vLLM.
 _MINUS_ONE = {"top_k": 0, "top_n_sigma": 0, "seed": None, "thinking_token_budget": None}
-
-
-class AskedLogitsProcessor(BaseModel):
-    """A logits processor of an installed package, by the name of its entry point."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)]
-    args: dict[str, Any] = {}
 
 
 class SamplingParams(BaseModel):
@@ -126,6 +118,8 @@ class SamplingParams(BaseModel):
             `regex`, `choice`, `grammar` or `structural_tag`).
         thinking_token_budget: tokens of reasoning, after which the tag that ends it comes; None or
             -1: no limit. A character that is begun is completed.
+        truncate_prompt_tokens: the prompt is cut to its last so many tokens; -1: to what the model
+            takes beside `max_tokens`; None: it is not, and refused if it is too long.
         skip_special_tokens: leave special tokens out of the text.
         return_sections: tell which text is content, which reasoning and which a tool call.
         return_embedding: the embedding of the prompt is the output; no token is.
@@ -167,6 +161,7 @@ class SamplingParams(BaseModel):
     allowed_token_ids: tuple[_TokenId, ...] | None = None
     structured_outputs: GrammarSpec | None = None
     thinking_token_budget: _Count | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     skip_special_tokens: bool = True
     return_sections: bool = False
     return_embedding: bool = False
@@ -277,6 +272,8 @@ class SamplingParams(BaseModel):
     def _consistent(self) -> SamplingParams:
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise ValueError("max_tokens: must be at least 1 without prompt_logprobs (got 0)")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 (got 0)")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens: must not exceed max_tokens ({self.min_tokens} > {self.max_tokens})"

@@ -28,7 +28,6 @@ PARAMETERS: Neutral = {
     "skip_reading_prefix_cache": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (),
-    "truncate_prompt_tokens": (),
     "watermarking": (),
 }
 

@@ -36,12 +36,13 @@ async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
         text = f"input: must have 1 to {MAX_INPUTS} elements, not {len(inputs)}"
         raise ApiError(400, text, param="input")
     request_id = f"embd-{uuid4().hex}"
-    salt = {} if body.cache_salt is None else {"cache_salt": body.cache_salt}
+    given = {each: getattr(body, each) for each in ("cache_salt", "truncate_prompt_tokens")}
+    options = {name: value for name, value in given.items() if value is not None}
     names = dict.fromkeys(("text_input", "input_ids", "prompt"), "input")
     asked = [
         Generation(
             f"{request_id}-{number}",
-            {"return_embedding": True, **salt},
+            {"return_embedding": True, **options},
             prompt=each,
             priority=body.priority or 0,
             names=names,

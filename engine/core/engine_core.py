@@ -68,6 +68,7 @@ class EngineCore:
         """
         checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
         model_spec = read_model_spec(checkpoint, config.hf_overrides)
+        purpose = purpose_of(checkpoint, model_spec.architecture)
         self.tokenizer = load_tokenizer(config, checkpoint)
         self.generation_defaults = GenerationDefaults.from_checkpoint(
             checkpoint, self.tokenizer, model_spec.vocab_size, config
@@ -130,7 +131,7 @@ class EngineCore:
             min_priority=config.min_priority,
             draw_seed=(lambda: config.seed) if config.deterministic else draw_seed,
             processors=processors,
-            purpose=purpose_of(checkpoint, model_spec.architecture),
+            purpose=purpose,
         )
         self.ready = Ready(
             max_model_len=plan.max_model_len,
@@ -139,7 +140,7 @@ class EngineCore:
             block_size=plan.block_size,
             kv_cache_tokens=plan.num_tokens,
             max_num_seqs=loaded.config.max_num_seqs,
-            description=loaded.description,
+            description=loaded.description + ("" if purpose.generates else "; for embeddings"),
             computes_on_cpu=self.config.device == "cpu",
             tool_call_parser=tool_call_parser(self.tokenizer, config.tool_call_parser),
             has_reasoning=self.section_format.has_reasoning,

@@ -84,6 +84,28 @@ def test_a_text_is_embedded_with_its_special_tokens(path: Path, model: PreTraine
     assert found.finished
 
 
+def test_a_longer_prompt_is_cut_to_its_end_if_it_shall_be(path: Path) -> None:
+    llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=64)
+    limit = llm._core.ready.max_model_len
+    whole = [(5 * place) % 200 + 30 for place in range(limit + 20)]
+    given = [{"prompt_token_ids": whole}]
+    with pytest.raises(RequestError, match="max_model_len"):
+        llm.embed(given, use_tqdm=False)
+    for most, length in ((3, 3), (-1, limit - 1), (limit - 1, limit - 1)):
+        [found] = llm.embed(given, use_tqdm=False, truncate_prompt_tokens=most)
+        assert found.prompt_token_ids == whole[-length:]
+        [same] = llm.embed([{"prompt_token_ids": whole[-length:]}], use_tqdm=False)
+        assert found.outputs == same.outputs
+    fields = {"truncate_prompt_tokens": -1, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    [answer] = llm.generate(given, SamplingParams.parse(fields), use_tqdm=False)
+    assert answer.prompt_token_ids == whole[-(limit - 5) :]
+    assert len(answer.outputs[0].token_ids) == 5
+    assert len(whole) == limit + 20
+    for wrong in (0, -2):
+        with pytest.raises(ValueError, match="truncate_prompt_tokens"):
+            llm.embed(given, truncate_prompt_tokens=wrong)
+
+
 def test_who_generates_beside_them_never_notices(llm: LLM, model: PreTrainedModel) -> None:
     generates = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
     params = [SamplingParams.parse(generates)] * len(prompts())
@@ -122,6 +144,7 @@ def test_a_decoder_that_is_stored_alone(tmp_path: Path, architecture: str) -> No
         llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=32)
         [found] = llm.embed([{"prompt_token_ids": prompt}], use_tqdm=False)
         np.testing.assert_allclose(found.outputs.embedding, expected(decoder, prompt), atol=ATOL)
+        assert ("for embeddings" in llm._core.ready.description) == name.endswith("Model")
         if name.endswith("Model"):
             with pytest.raises(UnsupportedError, match="it is made for embeddings"):
                 llm.generate("a", use_tqdm=False)

@@ -83,7 +83,7 @@ def test_a_wrong_value_is_an_error_that_names_the_field(
 
 @pytest.mark.parametrize(
     "fields",
-    [{"lora_name": "a"}, {"truncate_prompt_tokens": 3}, {"extra_args": {}}],
+    [{"lora_name": "a"}, {"repetition_detection": {}}, {"extra_args": {}}],
 )
 def test_what_is_not_offered_yet_is_refused_by_name(fields: dict[str, Any]) -> None:
     message = f"{next(iter(fields))}: not supported by this version"

@@ -115,3 +115,16 @@ class StopString:
 
     def finish(self) -> int:
         return 4
+
+
+def note_passed_over(scheduler: Scheduler) -> set[Request]:
+    """Return a set that gets the requests that `scheduler` passes over from now on."""
+    found: set[Request] = set()
+    pass_over = scheduler.waiting.pass_over
+
+    def noted(request: Request) -> None:
+        found.add(request)
+        pass_over(request)
+
+    scheduler.waiting.pass_over = noted  # type: ignore[method-assign]
+    return found

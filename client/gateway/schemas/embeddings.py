@@ -22,6 +22,7 @@ class EmbeddingsRequest(Fields):
     # vLLM's
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
     add_special_tokens: Annotated[
         Yes, told_as("not supported: send token ids to do without them")
     ] = True

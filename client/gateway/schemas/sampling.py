@@ -151,9 +151,9 @@ class SamplingFields(Fields):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
-    # Refused by the engine, unless they say what it does anyway.
-    spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    # Refused by the engine, unless it says what that does anyway.
+    spaces_between_special_tokens: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
         """Return those that were given."""

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
-
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
@@ -22,10 +17,11 @@ from engine.limits import (
     max_prompt_characters,
 )
 from engine.models.registry import read_model_spec
+from engine.prompts import truncated
 from engine.protocol import ResponseOptions
 from engine.sampling_params import SamplingParams
-from engine.service.stages.request_inputs import RequestInputs, requested_outputs
-from engine.service.tensors import InputReader, Tensors
+from engine.service.stages.request_inputs import RequestInputs
+from engine.service.stages.tokenized_request import TokenizedRequest
 from engine.text.chat_parameters import ChatParameters
 from engine.text.chat_template import parse_messages, render_text
 from engine.text.defaults import GenerationDefaults
@@ -37,20 +33,6 @@ from engine.validation import check_token_ids
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's; a chat may fill the context
 _MEAN_CHARACTERS = 4  # of a token
 _CERTAINLY_TOO_LONG = 1.25
-
-
-@dataclass(frozen=True)
-class TokenizedRequest:
-    """A validated request for the engine. `timeout_us` 0 means no deadline."""
-
-    input_ids: TokenIds
-    sampling_params: SamplingParams
-    stream: bool
-    priority: int
-    cache_salt: str
-    tenant: str
-    timeout_us: int
-    options: ResponseOptions
 
 
 class Preprocessor:
@@ -110,7 +92,7 @@ class Preprocessor:
         if inputs.end_id is not None and inputs.end_id != -1:
             check_token_ids("end_id", [inputs.end_id], self._vocab_size)
         params = self._sampling_params(inputs)
-        field, prompt, input_ids = self._prompt(inputs)
+        field, prompt, input_ids = self._prompt(inputs, params)
         asked = params.max_tokens if "max_tokens" in inputs.fields else None
         check_length(field, len(input_ids), asked, self.max_model_len)
         if asked is None and params.max_tokens is not None:
@@ -184,7 +166,17 @@ class Preprocessor:
             raise inputs.renamed(error) from None
         return params.model_copy(update={**_end(inputs, params), **self._bias(inputs, params)})
 
-    def _prompt(self, inputs: RequestInputs) -> tuple[str, Callable[[], str], TokenIds]:
+    def _prompt(
+        self, inputs: RequestInputs, params: SamplingParams
+    ) -> tuple[str, Callable[[], str], TokenIds]:
+        """Return as `_whole_prompt` does, with what `truncate_prompt_tokens` leaves."""
+        field, text, input_ids = self._whole_prompt(inputs)
+        kept = truncated(input_ids, params, self.max_model_len)
+        if len(kept) < len(input_ids):
+            return field, lambda: self._tokenizer.decode(kept.tolist(), False), kept
+        return field, text, input_ids
+
+    def _whole_prompt(self, inputs: RequestInputs) -> tuple[str, Callable[[], str], TokenIds]:
         """Return the name of the input that has the prompt, its text, and its tokens."""
         if (ids := inputs.input_ids) is not None:
             check_token_ids("input_ids", ids, self._vocab_size)
@@ -266,34 +258,3 @@ def _wants_prompt(inputs: RequestInputs, params: SamplingParams) -> bool:
     if inputs.exclude_input_in_output is not None:
         return not inputs.exclude_input_in_output
     return not inputs.stream and inputs.text is not None
-
-
-def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:
-    """Return `request` as input tensors of the engine, without a batch dimension."""
-    params = request.sampling_params.model_dump(mode="json", exclude_defaults=True)
-    params |= {k: v for k in ("cache_salt", "tenant") if (v := getattr(request, k))}
-    options = msgspec.msgpack.encode(request.options)
-    return {
-        "input_ids": request.input_ids,
-        "sampling_parameters": np.array([msgspec.json.encode(params)], dtype=object),
-        "stream": np.array([request.stream]),
-        "priority": np.array([request.priority], dtype=np.int32),
-        "timeout": np.array([request.timeout_us], dtype=np.uint64),
-        "response_options": np.frombuffer(options, dtype=np.uint8),
-    }
-
-
-def stop_tensors(tensors: Tensors) -> dict[str, NDArray[Any]] | None:
-    """Return the engine's inputs for a request that stops others; None if it is no such request.
-
-    Raises:
-        RequestError: an input has the wrong type or shape.
-    """
-    inputs = InputReader(tensors)
-    if not inputs.boolean("stop"):
-        return None
-    options = msgspec.msgpack.encode(ResponseOptions(outputs=requested_outputs(inputs)))
-    return {
-        "stop": np.array([True]),
-        "response_options": np.frombuffer(options, dtype=np.uint8),
-    }

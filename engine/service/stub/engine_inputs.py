@@ -72,6 +72,8 @@ def parse_engine_inputs(
     params = SamplingParams.parse(fields)
     if params.return_sections and decoded is None:
         raise RequestError("return_sections: is of the text; call the ensemble")
+    if params.truncate_prompt_tokens is not None and decoded is None:
+        raise RequestError("truncate_prompt_tokens: cut input_ids, or call the ensemble")
     asked = params.max_tokens if "max_tokens" in fields else None
     check_length("input_ids", len(prompt), asked, ready.max_model_len)
     text_prefix = decoded.text_prefix if decoded else ""

@@ -12,9 +12,10 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
-from engine.service.stages.preprocessor import Preprocessor, engine_tensors, stop_tensors
+from engine.service.stages.preprocessor import Preprocessor
 from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenize import tokenize_tensors
+from engine.service.stages.tokenized_request import engine_tensors, stop_tensors
 from engine.service.stages.tokenizer_queue import TokenizerQueue, size_of
 from engine.service.tensors import Tensors
 from engine.service.triton import Stage, input_tensors, request_parameters, send

@@ -12,7 +12,7 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from tests.factories.arrivals import Arrival, arrivals, schedulers
 from tests.factories.paged_oracle import PagedOracle, check_output
-from tests.factories.requests import make_request, make_scheduler
+from tests.factories.requests import make_request, make_scheduler, note_passed_over
 
 
 def count_lookups(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
@@ -259,14 +259,7 @@ def test_nothing_starves_and_no_prompt_is_begun_in_vain(
     groups = [arrival.group(uid) for uid, arrival in enumerate(asked)]
     oracle = PagedOracle(scheduler, num_ahead)
     begun: list[Request] = []
-    passed_over: set[Request] = set()
-    pass_over = scheduler.waiting.pass_over
-
-    def noted(request: Request) -> None:
-        passed_over.add(request)
-        pass_over(request)
-
-    scheduler.waiting.pass_over = noted  # type: ignore[method-assign]
+    passed_over = note_passed_over(scheduler)
     for step in range(3000):
         for group, arrival in zip(groups, asked, strict=True):
             if arrival.step == step:

@@ -204,7 +204,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"suffix": "x"}, "suffix", "suffix: "),
     ({"n": 3, "best_of": 2}, "best_of", "best_of: "),
     ({"use_beam_search": True}, "use_beam_search", "use_beam_search: needs best_of or n above 1"),
-    ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "truncate_prompt_tokens: not"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens: must be"),
     ({"logprobs": 21}, "logprobs", "logprobs: "),
     ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
     (

@@ -87,6 +87,20 @@ def test_what_is_wrong_is_refused_by_name(
     assert caught.value.param == text.partition(":")[0] or ":" not in text or "max" in text
 
 
+def test_a_longer_text_is_cut_to_its_end_if_it_shall_be(openai: OpenAI) -> None:
+    for most, text in ((2, "xx"), (-1, "x" * (MAX_MODEL_LEN - 1))):
+        cut: Any = {"truncate_prompt_tokens": most}
+        found = openai.embeddings.create(model=MODEL, input=["x" * 600], extra_body=cut)
+        assert found.usage.prompt_tokens <= len(text)
+    ids = list(range(30, 60))
+    cut = {"truncate_prompt_tokens": 4}
+    [found], [same] = (
+        values(openai.embeddings.create(model=MODEL, input=given, extra_body=more))
+        for given, more in (([ids], cut), ([ids[-4:]], {}))
+    )
+    np.testing.assert_allclose(found, same, atol=ATOL)
+
+
 def test_another_model_is_not_found(openai: OpenAI) -> None:
     with pytest.raises(NotFoundError):
         openai.embeddings.create(model="other", input="a")

@@ -20,8 +20,9 @@ from engine.errors import RequestError
 from engine.protocol import AddRequest, Ready
 from engine.sampling_params import SamplingParams
 from engine.service.parameters import decode_parameters
-from engine.service.stages.preprocessor import Preprocessor, engine_tensors
+from engine.service.stages.preprocessor import Preprocessor
 from engine.service.stages.request_inputs import parse_inputs
+from engine.service.stages.tokenized_request import engine_tensors
 from engine.service.stub.engine_inputs import parse_engine_inputs
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer

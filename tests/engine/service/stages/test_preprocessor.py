@@ -10,8 +10,9 @@ import pytest
 from engine.errors import RequestError
 from engine.protocol import Ready, ResponseOptions
 from engine.sampling_params import SamplingParams
-from engine.service.stages.preprocessor import Preprocessor, TokenizedRequest, engine_tensors
+from engine.service.stages.preprocessor import Preprocessor
 from engine.service.stages.request_inputs import parse_inputs
+from engine.service.stages.tokenized_request import TokenizedRequest, engine_tensors
 from engine.service.stub.engine_inputs import parse_engine_inputs
 from engine.text.defaults import GenerationDefaults
 from engine.text.tokenizer import Tokenizer
@@ -280,3 +281,19 @@ def test_the_options_are_msgpack() -> None:
     assert options.dtype == np.uint8
     decoded = msgspec.msgpack.decode(options.tobytes(), type=ResponseOptions)
     assert decoded.outputs == ["cum_log_probs", "output_log_probs"]
+
+
+def test_a_prompt_is_cut_to_its_end_if_it_shall_be() -> None:
+    ids = list(range(20))
+    sampling = json.dumps({"truncate_prompt_tokens": 3})
+    cut = request(input_ids=ids, sampling_parameters=sampling)
+    assert cut.input_ids.tolist() == ids[-3:]
+    text = "Some words, and some more of them"
+    echo = {"exclude_input_in_output": False, "sampling_parameters": sampling}
+    cut, whole = request(text_input=text, **echo), request(text_input=text)
+    assert cut.input_ids.tolist() == whole.input_ids.tolist()[-3:]
+    assert cut.options.text_prefix
+    assert text.endswith(cut.options.text_prefix)
+    tensors = {"input_ids": tensor(ids), "sampling_parameters": tensor(sampling)}
+    with pytest.raises(RequestError, match="truncate_prompt_tokens: cut input_ids, or call"):
+        parse_engine_inputs(tensors, {}, 0, READY)
