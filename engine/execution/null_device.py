@@ -28,6 +28,7 @@ from engine.models.spec import ModelSpec
 from kernels.step.token_scatter import scatter_tokens
 
 _CPU = torch.device("cpu")
+_DIMENSIONS = 1024  # of an embedding
 
 
 class NullDownload:
@@ -71,7 +72,6 @@ class NullRunner:
             raise ConfigError("device: null needs a vocabulary with tokens of text")
         self._token_ids = np.array(usable, dtype=np.int64)
         self._step_s = step_s
-        self._hidden_size = model_spec.hidden_size
         self._schedule: Schedule | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
@@ -127,7 +127,7 @@ class NullRunner:
             columns = self._logprobs(len(scored.token_ids), scored.num_top)
             logprobs = NullDownload(columns, self._idle_from)
         if (rows := schedule.embedded) is not None:
-            same = np.ones((len(rows), self._hidden_size), dtype=np.float32)
+            same = np.ones((len(rows), _DIMENSIONS), dtype=np.float32)
             hidden = NullDownload([same], self._idle_from)
         return PromptResults(logprobs, hidden)
 

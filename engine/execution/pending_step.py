@@ -27,6 +27,9 @@ class PromptResults(NamedTuple):
     hidden: Download | None = None
 
 
+NO_PROMPTS = PromptResults()
+
+
 class ForwardResults(NamedTuple):
     """Results of a forward pass; rows after those of the step are padding.
 
@@ -40,7 +43,7 @@ class ForwardResults(NamedTuple):
     hidden: Tensor
     slots: Tensor
     in_graph: bool
-    prompts: PromptResults = PromptResults()
+    prompts: PromptResults = NO_PROMPTS
 
 
 class PendingStep:
@@ -59,7 +62,7 @@ class PendingStep:
         drawn: Drawn,
         finish_reasons: Tensor,
         downloads: Downloads,
-        prompts: PromptResults,
+        prompts: PromptResults = NO_PROMPTS,
     ) -> PendingStep:
         """Copy the results of `plan` to the host, without waiting for it."""
         tensors = [drawn.token_ids, finish_reasons]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
 from engine.fields import Fields, read_json_object
+from engine.models.registry import DECODERS
 
 _MODULES = "modules.json"
 _LAST_TOKEN = "lasttoken"
@@ -47,7 +48,7 @@ def purpose_of(checkpoint: Path, architecture: str) -> Purpose:
     path = checkpoint / _MODULES
     if path.is_file():
         return Purpose(False, _problem(checkpoint, _modules(path)))
-    return Purpose(generates=not architecture.endswith("Model"))
+    return Purpose(generates=architecture not in DECODERS)
 
 
 def _problem(checkpoint: Path, modules: list[Fields]) -> str:

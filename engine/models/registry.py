@@ -23,11 +23,9 @@ FAMILIES = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
-    "LlamaModel": "llama",
     "MinistralForCausalLM": "mistral",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
-    "MistralModel": "mistral",
     "MixtralForCausalLM": "mixtral",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
@@ -35,14 +33,21 @@ FAMILIES = {
     "Phi3ForCausalLM": "phi3",
     "PhiForCausalLM": "phi",
     "Qwen2ForCausalLM": "qwen2",
-    "Qwen2Model": "qwen2",
     "Qwen2MoeForCausalLM": "qwen_moe",
     "Qwen3ForCausalLM": "qwen3",
-    "Qwen3Model": "qwen3",
     "Qwen3MoeForCausalLM": "qwen_moe",
     "SmolLM3ForCausalLM": "smollm3",
     "StableLmForCausalLM": "stablelm",
 }
+# Decoders that are stored alone, without a head.
+DECODERS = {
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
+}
+
+_SERVED = FAMILIES | DECODERS
 
 
 def read_model_spec(path: Path, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
@@ -58,7 +63,7 @@ def read_model_spec(path: Path, overrides: Mapping[str, Any] | None = None) -> M
         raise fields.unsupported("dual_chunk_attention_config", "is not supported by this version")
     if not fields.boolean("is_causal", default=True):
         raise fields.unsupported("is_causal", "false is not supported")
-    family = importlib.import_module(f"engine.models.families.{FAMILIES[architecture]}")
+    family = importlib.import_module(f"engine.models.families.{_SERVED[architecture]}")
     spec: ModelSpec = family.parse(fields, architecture)
     return spec_of_gguf(spec) if (path / GGUF).exists() else spec
 
@@ -69,9 +74,9 @@ def _find_architecture(fields: Fields) -> str:
     if names is None:
         raise fields.error("architectures", "is missing")
     for name in names:
-        if name in FAMILIES:
+        if name in _SERVED:
             return name
     raise fields.unsupported(
         "architectures",
-        f"{', '.join(names) or 'none'} is not supported; supported: {', '.join(FAMILIES)}",
+        f"{', '.join(names) or 'none'} is not supported; supported: {', '.join(_SERVED)}",
     )

@@ -30,15 +30,18 @@ class TensorNames:
         ("attention_norm", "input_layernorm"),
         ("mlp_norm", "post_attention_layernorm"),
     )
-    prefixes: tuple[str, ...] = ("model.", "")  # without one: a decoder alone
+    prefixes: tuple[str, ...] = ("model.",)
     stacked: tuple[str, ...] = ()
     stacks_experts: bool = False
     transposed: bool = False
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
 
     def find_prefix(self, stored: Collection[str]) -> str:
-        """Return which of the prefixes a checkpoint with the tensors `stored` uses."""
-        candidates = (p for p in self.prefixes if self.of(EMBEDDING, p) in stored)
+        """Return which of the prefixes a checkpoint with the tensors `stored` uses.
+
+        It is "" for a decoder that is stored alone.
+        """
+        candidates = (p for p in (*self.prefixes, "") if self.of(EMBEDDING, p) in stored)
         return next(candidates, self.prefixes[0])
 
     def of(self, name: str, prefix: str) -> str:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from engine.models.pooling import purpose_of
 from engine.models.spec import ModelSpec
 from engine.models.tensor_names import EMBEDDING, HEAD
 from engine.tensor_files.elements import hold_equal_values
@@ -19,17 +20,19 @@ def with_stored_head(spec: ModelSpec, path: Path) -> ModelSpec:
     """Return `spec`, untied where the checkpoint in folder `path` has a head of its own.
 
     Configurations may tie a head that differs from the embedding: transformers 5 writes so of every
-    model with a vision part, and uses both tensors too. A decoder that is stored alone, because it
-    was made for embeddings, has none: it is tied, whatever is said.
+    model with a vision part, and uses both tensors too. A decoder that is stored alone, to embed
+    texts, has no head: it is tied, whatever is said.
 
     Raises:
         CheckpointError: a file is missing or broken, or one of both is not of floats.
     """
+    if not spec.tie_word_embeddings and purpose_of(path, spec.architecture).generates:
+        return spec
     stored, names = read_headers(path), spec.tensor_names
     prefix = names.find_prefix(stored)
     if not spec.tie_word_embeddings:
         is_alone = prefix == "" and names.of(HEAD, prefix) not in stored
-        return replace(spec, tie_word_embeddings=True, head_bias=False) if is_alone else spec
+        return replace(spec, tie_word_embeddings=True) if is_alone else spec
     embedding, head = (stored.get(names.of(name, prefix)) for name in (EMBEDDING, HEAD))
     if embedding is None or head is None:
         return spec

@@ -8,7 +8,7 @@ from engine.text.chat_parameters import ChatParameters
 from engine.unsupported import PARAMETERS
 
 # Fields that each route has in its own form, and what only the gateway asks for.
-OF_ROUTES = {"max_tokens", "logprobs", "return_sections"}
+OF_ROUTES = {"max_tokens", "logprobs", "return_embedding", "return_sections"}
 
 
 def test_every_sampling_parameter_can_be_reached() -> None:

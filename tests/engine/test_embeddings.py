@@ -139,15 +139,30 @@ def test_a_decoder_that_is_stored_alone(tmp_path: Path, architecture: str) -> No
         f"{architecture}Model"
     ]
     prompt = prompts()[-1]
-    for name in (f"{architecture}Model", f"{architecture}ForCausalLM"):  # as some are declared
+    for name in (f"{architecture}Model", f"{architecture}ForCausalLM"):  # as Qwen3-Embedding is
         change(path, architectures=[name])
+        if not name.endswith("Model"):
+            write_modules(path, {"pooling_mode_lasttoken": True})
         llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=32)
         [found] = llm.embed([{"prompt_token_ids": prompt}], use_tqdm=False)
         np.testing.assert_allclose(found.outputs.embedding, expected(decoder, prompt), atol=ATOL)
-        assert ("for embeddings" in llm._core.ready.description) == name.endswith("Model")
-        if name.endswith("Model"):
-            with pytest.raises(UnsupportedError, match="it is made for embeddings"):
-                llm.generate("a", use_tqdm=False)
+        assert llm._core.ready.description.endswith("; for embeddings")
+        with pytest.raises(UnsupportedError, match="it is made for embeddings"):
+            llm.generate("a", use_tqdm=False)
+
+
+def write_modules(path: Path, pooling: dict[str, Any] | None) -> None:
+    """Write what sentence-transformers has of a model; without `pooling`, another module."""
+    last = ("2_Dense", "Dense") if pooling is None else ("1_Pooling", "Pooling")
+    kinds = [("", "Transformer"), last, ("2_Normalize", "Normalize")]
+    modules = [
+        {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
+        for i, (place, kind) in enumerate(kinds)
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    if pooling is not None:
+        (path / "1_Pooling").mkdir()
+        (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
 def change(path: Path, **fields: Any) -> None:
@@ -190,16 +205,7 @@ def test_what_sentence_transformers_says_of_it(
     tmp_path: Path, pooling: dict[str, Any] | None, text: str
 ) -> None:
     path = write(tmp_path)
-    last = ("2_Dense", "Dense") if pooling is None else ("1_Pooling", "Pooling")
-    kinds = [("", "Transformer"), last, ("2_Normalize", "Normalize")]
-    modules = [
-        {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
-        for i, (place, kind) in enumerate(kinds)
-    ]
-    (path / "modules.json").write_text(json.dumps(modules))
-    if pooling is not None:
-        (path / "1_Pooling").mkdir()
-        (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    write_modules(path, pooling)
     llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=32)
     if text:
         with pytest.raises(UnsupportedError, match=f"^return_embedding: .*{text}"):
