@@ -17,6 +17,7 @@ from engine.launch.model_configs import ENSEMBLE
 from engine.launch.ports import Endpoint
 from engine.launch.security import ADMIN_KEY, GRPC_HEADER, HTTP_HEADER
 from engine.launch.server import TritonServer
+from engine.models.pooling import FOR_EMBEDDINGS
 
 
 def announce(
@@ -69,19 +70,27 @@ def announce(
     for text in _security(server, lets_everybody_in):
         line(f"[dim]{escape(text)}[/]")
     line()
+    embeds = description.endswith(FOR_EMBEDDINGS)
     if "http" in server.endpoints:
         line("Try it:")
-        console.out(curl_line(server), highlight=False)
-    if "grpc" in server.endpoints and not server.tls:
+        console.out(curl_line(server, embeds=embeds), highlight=False)
+    if "grpc" in server.endpoints and not server.tls and not embeds:
         console.out(f"{own_name()} chat --url {server.grpc_url}", highlight=False)
     line()
     line("[dim]Ctrl-C stops the server.[/]")
 
 
-def curl_line(server: TritonServer) -> str:
-    """Return a command line that asks `server` something it can answer."""
+def curl_line(server: TritonServer, *, embeds: bool = False) -> str:
+    """Return a command line that asks `server` something it can answer.
+
+    Args:
+        embeds: its model does nothing else.
+    """
     body: dict[str, Any] = {"max_tokens": 64, "exclude_input_in_output": True}
-    if server.config.model == "demo":
+    if embeds:
+        sampling = json.dumps({"return_embedding": True})
+        body = {"text_input": "a fox", "sampling_parameters": sampling}
+    elif server.config.model == "demo":
         body = {"messages": json.dumps([{"role": "user", "content": DEMO_PROMPTS[0]}])} | body
     else:
         body = {"text_input": "The capital of France is"} | body

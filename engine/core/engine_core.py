@@ -32,7 +32,7 @@ from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint
 from engine.logits_processors import ProcessorContext
-from engine.models.pooling import purpose_of
+from engine.models.pooling import FOR_EMBEDDINGS, purpose_of
 from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
 from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
@@ -140,7 +140,7 @@ class EngineCore:
             block_size=plan.block_size,
             kv_cache_tokens=plan.num_tokens,
             max_num_seqs=loaded.config.max_num_seqs,
-            description=loaded.description + ("" if purpose.generates else "; for embeddings"),
+            description=loaded.description + ("" if purpose.generates else FOR_EMBEDDINGS),
             computes_on_cpu=self.config.device == "cpu",
             tool_call_parser=tool_call_parser(self.tokenizer, config.tool_call_parser),
             has_reasoning=self.section_format.has_reasoning,
