@@ -99,6 +99,9 @@ class Starting(msgspec.Struct, frozen=True, tag="starting"):
     text: str
 
 
+FOR_EMBEDDINGS = "; for embeddings"  # ends the description of a model that gives no answers
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine is ready for requests."""
 

@@ -32,10 +32,10 @@ from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.hub import resolve_checkpoint
 from engine.logits_processors import ProcessorContext
-from engine.models.pooling import FOR_EMBEDDINGS, purpose_of
+from engine.models.pooling import purpose_of
 from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
-from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
+from engine.protocol import FOR_EMBEDDINGS, AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.text.chat_template import template_facts
 from engine.text.defaults import GenerationDefaults

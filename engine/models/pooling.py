@@ -33,7 +33,6 @@ class Purpose(NamedTuple):
 
 
 BOTH = Purpose()
-FOR_EMBEDDINGS = "; for embeddings"  # ends the description of what does not generate
 
 
 def purpose_of(checkpoint: Path, architecture: str) -> Purpose:
