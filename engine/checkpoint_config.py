@@ -12,7 +12,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.fields import Fields, read_json_object
 
-NAME = "config.json"
+_NAME = "config.json"
 # Names of one object, of which the first is used where there are both; the second is that of
 # transformers 5. Its kind has two names too.
 _ROPE = ("rope_scaling", "rope_parameters")
@@ -32,7 +32,7 @@ def read_config(checkpoint: Path, overrides: Mapping[str, Any] | None = None) ->
         CheckpointError: the file is missing or no JSON object.
         ConfigError: `overrides` has what cannot be changed.
     """
-    return Fields(overridden(read_json_object(checkpoint / NAME), overrides), name=NAME)
+    return Fields(overridden(read_json_object(checkpoint / _NAME), overrides), name=_NAME)
 
 
 def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def _problem(checkpoint: Path, modules: list[Fields]) -> str:
 def _modules(path: Path) -> list[Fields]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{_MODULES}: is not valid JSON: {error}") from None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise CheckpointError(f"{_MODULES}: must hold a list of objects")
