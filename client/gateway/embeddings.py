@@ -21,7 +21,7 @@ from client.gateway.schemas.embeddings import (
 )
 
 MAX_INPUTS = 2048  # OpenAI's
-_AT_ONCE = 64  # of one request: as many as run together on most servers, and no queue is filled
+_AT_ONCE = 32  # of one request: enough for the stages, and others wait for no more prompts than that
 _LEAST_NORM = 1e-12
 
 
