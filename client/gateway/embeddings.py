@@ -21,7 +21,7 @@ from client.gateway.schemas.embeddings import (
 )
 
 MAX_INPUTS = 2048  # OpenAI's
-_AT_ONCE = 32  # of one request: enough for the stages, and others wait for no more prompts than that
+_AT_ONCE = 32  # of one request: enough for the stages; others wait for no more prompts
 _LEAST_NORM = 1e-12
 
 
