@@ -166,6 +166,11 @@ class Request:
         return self.thinking is not None and self.thinking.host_chooses
 
     @property
+    def has_no_choice(self) -> bool:
+        """Whether its next token is known."""
+        return self.thinking is not None and self.thinking.forced is not None
+
+    @property
     def is_watched(self) -> bool:
         """Whether the host looks at each token, for more than the device and stop strings."""
         return (

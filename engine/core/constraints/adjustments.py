@@ -48,9 +48,10 @@ class LogitsAdjuster:
         calls: dict[int, list[tuple[int, AskedProcessor]]] = {}  # by processor
         for row in np.flatnonzero(schedule.wants_token).tolist():
             request = self._running.get(int(schedule.slots[row]))
-            for asked in () if request is None else request.processors:
+            if request is None or request.has_no_choice:
+                continue
+            for asked in request.processors:
                 if asked.fault is None:
-                    assert request is not None
                     _show_tokens(asked.row, request)
                     calls.setdefault(id(asked.processor), []).append((row, asked))
         found = _Found(self._vocab_size)

@@ -15,6 +15,7 @@ from engine.outputs import CompletionOutput
 from engine.text.section_reader import place_after_prompt
 from engine.text.section_tracker import SectionTracker
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.processors import install
 from tests.factories.tagged import Form, Kind, format_of, tagged, tagged_tokenizer
 from tests.factories.tokenizers import save_tokenizer
 
@@ -247,3 +248,16 @@ def test_a_budget_that_cannot_be_held_is_refused(llm: LLM, checkpoint: Path) -> 
     plain = LLM(str(checkpoint), device="cpu", num_gpu_blocks_override=64)
     with pytest.raises(RequestError, match="thinking_token_budget: the model does not think"):
         plain.generate(["Hi"], SamplingParams.parse({"thinking_token_budget": 3}), use_tqdm=False)
+
+
+def test_a_processor_that_forbids_the_tag_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = install(tmp_path / "packages", {"counting": "tests.factories.processors:Counting"})
+    monkeypatch.syspath_prepend(str(folder))
+    path = write(tmp_path, "special")
+    llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=64)
+    asked = [{"name": "counting", "args": {"first": 40, "dense": True}}]
+    fields = {"logits_processors": asked, "thinking_token_budget": 2, "max_tokens": 6}
+    [output] = run(llm, OPEN, {**fields, "logit_bias": None})
+    assert output.token_ids == [40, 41, *end_of(llm), 43, 44, 45]
