@@ -36,8 +36,7 @@ async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
         text = f"input: must have 1 to {MAX_INPUTS} elements, not {len(inputs)}"
         raise ApiError(400, text, param="input")
     request_id = f"embd-{uuid4().hex}"
-    given = {each: getattr(body, each) for each in ("cache_salt", "truncate_prompt_tokens")}
-    options = {name: value for name, value in given.items() if value is not None}
+    options = body.model_dump(include={"cache_salt", "truncate_prompt_tokens"}, exclude_none=True)
     names = dict.fromkeys(("text_input", "input_ids", "prompt"), "input")
     asked = [
         Generation(

@@ -14,6 +14,7 @@ from engine.step_outputs import StepOutputs
 from engine.text.detokenizer import Detokenizer
 
 _WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new one
+_LEAST_NORM = 1e-12  # as in torch's `normalize`
 _MAX_WINDOW = 16  # tokens; a window up to this length is not shortened
 
 
@@ -141,7 +142,7 @@ class OutputBuilder:
             omit_stop_token=finish is not None and finish.omit_stop_token,
             place=place,
             prompt_logprobs=prompt_logprobs,
-            embedding=None if output.embedding is None else output.embedding.tobytes(),
+            embedding=None if output.hidden is None else _embedding(output.hidden),
         )
 
     def _window_after(
@@ -159,6 +160,12 @@ class OutputBuilder:
         request.output.window_ids = window_ids
         if request.slot is not None:
             self._states.has_window[request.slot] = bool(window_ids)
+
+
+def _embedding(hidden: NDArray[np.float32]) -> bytes:
+    """Return `hidden` with the length 1."""
+    wide = hidden.astype(np.float64)
+    return (wide / max(float(np.linalg.norm(wide)), _LEAST_NORM)).astype("<f4").tobytes()
 
 
 def _stats(request: Request) -> RequestStats:

@@ -166,9 +166,9 @@ class Request:
         return self.thinking is not None and self.thinking.host_chooses
 
     @property
-    def has_no_choice(self) -> bool:
-        """Whether its next token is known."""
-        return self.thinking is not None and self.thinking.forced is not None
+    def required_token(self) -> int | None:
+        """The token that its thinking budget has come next; None: any may."""
+        return None if self.thinking is None else self.thinking.forced
 
     @property
     def is_watched(self) -> bool:

@@ -60,7 +60,8 @@ class RequestOutput:
         sections: if the request asked for them, or for a thinking budget.
         logprobs: of the output tokens not released yet, if the request asked for them.
         cumulative_logprob: sum over all output tokens, if it did.
-        embedding: float32 [hidden_size], of the prompt, once it is computed, if it asked for it.
+        hidden: float32 [hidden_size], of the last token of the prompt, once it is computed, if the
+            request asked for an embedding.
     """
 
     window_ids: list[int]
@@ -68,7 +69,7 @@ class RequestOutput:
     sections: SectionTracker | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
-    embedding: NDArray[np.float32] | None = None
+    hidden: NDArray[np.float32] | None = None
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
         """Add those of the newest token."""

@@ -201,7 +201,6 @@ class Scheduler:
         slot = self.slots.assign(request)
         self.constraints.add(slot, request)
         self._reader.scorer.add(request)
-        self._reader.embeddings.add(request)
         step.admit(request, admitted.num_tokens)
         self.kv_cache.prefix_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)

@@ -41,6 +41,7 @@ class SlotStates:
         skips_special_tokens: int32 [S], 1 if special tokens are left out of the text.
         is_streamed: bool [S], outputs are due before the end.
         has_logprobs: bool [S], outputs tell the log-probabilities of their tokens.
+        wants_embedding: bool [S], the last hidden state of the prompt is the output.
         last_token_time: float64 [S], by `time.monotonic()`; 0 before the first token.
         requests: the sequence in each slot, or None.
         shares: of the slots, by tenant.
@@ -55,9 +56,9 @@ class SlotStates:
         ints = np.zeros((7, num_slots), dtype=np.int32)
         self.num_unread_tokens, self.num_prompt_tokens, self.max_num_tokens = ints[:3]
         self.capacity, self.reserved, self.index, self.skips_special_tokens = ints[3:]
-        flags = np.zeros((6, num_slots), dtype=np.bool_)
+        flags = np.zeros((7, num_slots), dtype=np.bool_)
         self.host_chooses, self.is_watched, self.has_stop_strings = flags[:3]
-        self.has_window, self.is_streamed, self.has_logprobs = flags[3:]
+        self.has_window, self.is_streamed, self.has_logprobs, self.wants_embedding = flags[3:]
         self.watched_bytes = np.zeros((num_slots, 4), dtype=np.uint64)
         self.serial = np.full(num_slots, FREE, dtype=np.int64)
         self.uid = np.zeros(num_slots, dtype=np.int64)
@@ -92,6 +93,7 @@ class SlotStates:
         self.skips_special_tokens[slot] = request.sampling_params.skip_special_tokens
         self.is_streamed[slot] = request.stream
         self.has_logprobs[slot] = request.sampling_params.logprobs is not None
+        self.wants_embedding[slot] = request.sampling_params.return_embedding
         self.last_token_time[slot] = request.times.last_token
         request.slot = slot
         self.set_blocks(request)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.constraints.forced_tokens import TokenForcer
-from engine.core.embeddings import EmbeddingReader
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.logprobs.prompt_scorer import PromptScorer
 from engine.core.logprobs.sampled_logprobs import token_logprobs
@@ -21,6 +21,20 @@ from engine.text.byte_sets import ByteSets
 
 # By what the device says of a row: its sequence goes on, or why it has ended.
 _FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
+
+
+class _Rows(NamedTuple):
+    """The rows of a step that sample a token.
+
+    Attributes:
+        slots: int32 [R].
+        serials: int64 [R], of their owners.
+        is_embedded: bool [R], those whose hidden state is wanted.
+    """
+
+    slots: NDArray[np.int32]
+    serials: NDArray[np.int64]
+    is_embedded: NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -52,7 +66,6 @@ class TokenReader:
 
     Attributes:
         scorer: does so for the prompts whose log-probabilities are found.
-        embeddings: the same for those whose embeddings are.
     """
 
     def __init__(self, states: SlotStates, kv_cache: KVCacheManager, token_bytes: ByteSets) -> None:
@@ -64,10 +77,8 @@ class TokenReader:
         self._states = states
         self._kv_cache = kv_cache
         self.scorer = PromptScorer()
-        self.embeddings = EmbeddingReader()
         self._forcer = TokenForcer(states, vocab_size=len(token_bytes))
-        # Of each step in flight, slots and serials of the rows that sample a token.
-        self._in_flight: deque[tuple[NDArray[np.int32], NDArray[np.int64]]] = deque()
+        self._in_flight: deque[_Rows] = deque()  # of each step
 
     @property
     def is_busy(self) -> bool:
@@ -75,29 +86,35 @@ class TokenReader:
         return bool(self._in_flight)
 
     def launch(self, schedule: Schedule) -> Schedule:
-        """Note the next step; return it with what it scores, and with the forced tokens."""
+        """Note the next step; return it with what it finds of prompts, and the forced tokens."""
         slots = schedule.slots[schedule.wants_token]
-        self._in_flight.append((slots, self._states.serial[slots]))
-        return self.embeddings.launch(self.scorer.launch(self._forcer.launch(schedule)))
+        is_embedded = self._states.wants_embedding[slots]
+        self._in_flight.append(_Rows(slots, self._states.serial[slots], is_embedded))
+        if is_embedded.any():
+            rows = schedule.wants_token.nonzero()[0][is_embedded]
+            schedule = replace(schedule, embedded=rows.astype(np.int32))
+        return self.scorer.launch(self._forcer.launch(schedule))
 
     def cancel(self) -> None:
         """Forget the newest step, which is never read; its sequences still have their slots."""
-        slots, _ = self._in_flight.pop()
-        self._states.num_unread_tokens[slots] -= 1
+        self._states.num_unread_tokens[self._in_flight.pop().slots] -= 1
         self.scorer.cancel()
-        self.embeddings.cancel()
 
     def read(self, samples: Samples) -> Advanced:
         """Take the tokens of the oldest step in flight; those of sequences without slot are lost.
 
         These have ended, or were preempted: then the token is drawn again, from the same seed.
         """
-        # Before the first token, which goes out with what they find.
-        self.scorer.read(samples)
-        self.embeddings.read(samples)
+        self.scorer.read(samples)  # before the first token, which goes out with what it finds
         now, states = time.monotonic(), self._states
-        slots, serials = self._in_flight.popleft()
-        rows = (states.serial[slots] == serials).nonzero()[0]
+        slots, serials, is_embedded = self._in_flight.popleft()
+        is_owned = states.serial[slots] == serials
+        if samples.hidden is not None:
+            for hidden, slot in zip(
+                samples.hidden[is_owned[is_embedded]], slots[is_embedded & is_owned], strict=True
+            ):
+                states.owner(slot).output.hidden = hidden
+        rows = is_owned.nonzero()[0]
         slots = slots[rows]
         token_ids, ended = samples.token_ids[rows], samples.finish_reasons[rows]
         # Before the token, because its own KV is computed only if it is not the last.

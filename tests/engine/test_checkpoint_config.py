@@ -16,6 +16,7 @@ from engine.layers.rope import DefaultRope, LinearRope
 from engine.models.registry import read_model_spec
 from engine.service.stages.preprocessor import Preprocessor
 from tests.factories.checkpoints import ROPES, write_checkpoint
+from tests.factories.quantized import change_config
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
 THETA = 50_000.0
@@ -74,7 +75,7 @@ def test_both_names_of_a_field_mean_the_same(tmp_path: Path, is_older: bool) -> 
     path = write(tmp_path, YARN)
     if is_older:
         scaling = {**{k: v for k, v in YARN.items() if k != "rope_type"}, "type": "yarn"}
-        change(older(path), rope_scaling=scaling)
+        change_config(older(path), rope_scaling=scaling)
 
     def rope(**overrides: Any) -> Any:
         return read_model_spec(path, overrides).layers[0].attention.rope
@@ -84,11 +85,6 @@ def test_both_names_of_a_field_mean_the_same(tmp_path: Path, is_older: bool) -> 
     for kind in ("type", "rope_type"):
         assert rope(rope_scaling={kind: "linear", "factor": 2.0}) == LinearRope(THETA, 2.0)
     assert read_model_spec(path, {"torch_dtype": "float16"}).dtype == "float16"
-
-
-def change(path: Path, **fields: Any) -> None:
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, **fields}))
 
 
 def test_all_stages_know_it(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from transformers import AutoModel, PreTrainedModel
 
 from engine import LLM, SamplingParams
@@ -17,6 +16,8 @@ from engine.errors import RequestError, UnsupportedError
 from engine.protocol import AddRequest
 from engine.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.embeddings import reference_embedding
+from tests.factories.quantized import change_config
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
 ATOL = 2e-6
@@ -27,13 +28,6 @@ def write(folder: Path, architecture: str = "LlamaForCausalLM", **fields: Any) -
     eos = tokenizer.eos_token_id
     write_checkpoint(folder, architecture, vocab_size=len(tokenizer), eos_token_id=eos, **fields)
     return save_tokenizer(tokenizer, folder)
-
-
-def expected(model: PreTrainedModel, prompt: list[int]) -> NDArray[np.float32]:
-    with torch.no_grad():
-        hidden = model(torch.tensor([prompt])).last_hidden_state[0, -1].double()
-    found: NDArray[np.float32] = torch.nn.functional.normalize(hidden, dim=0).float().numpy()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +64,9 @@ def test_they_are_those_of_transformers(llm: LLM, model: PreTrainedModel) -> Non
         for prompt, found in zip(prompts(), many, strict=True):
             assert found.prompt_token_ids == prompt
             assert found.outputs.hidden_size == 64
-            np.testing.assert_allclose(found.outputs.embedding, expected(model, prompt), atol=ATOL)
+            np.testing.assert_allclose(
+                found.outputs.embedding, reference_embedding(model, prompt), atol=ATOL
+            )
     llm.check_integrity()
     assert llm.num_free_blocks == llm.num_blocks
 
@@ -80,7 +76,7 @@ def test_a_text_is_embedded_with_its_special_tokens(path: Path, model: PreTraine
     [found] = llm.embed("Hello there", use_tqdm=False)
     ids = llm.get_tokenizer()("Hello there")["input_ids"]
     assert found.prompt_token_ids == ids
-    np.testing.assert_allclose(found.outputs.embedding, expected(model, ids), atol=ATOL)
+    np.testing.assert_allclose(found.outputs.embedding, reference_embedding(model, ids), atol=ATOL)
     assert found.finished
 
 
@@ -127,7 +123,7 @@ def test_who_generates_beside_them_never_notices(llm: LLM, model: PreTrainedMode
                 tokens.setdefault(uid // 2, []).extend(output.token_ids)
     assert [tokens[number] for number in range(len(prompts()))] == alone
     for number, prompt in enumerate(prompts()):
-        np.testing.assert_allclose(found[number], expected(model, prompt), atol=ATOL)
+        np.testing.assert_allclose(found[number], reference_embedding(model, prompt), atol=ATOL)
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "Mistral", "Qwen2", "Qwen3"])
@@ -140,12 +136,14 @@ def test_a_decoder_that_is_stored_alone(tmp_path: Path, architecture: str) -> No
     ]
     prompt = prompts()[-1]
     for name in (f"{architecture}Model", f"{architecture}ForCausalLM"):  # as Qwen3-Embedding is
-        change(path, architectures=[name])
+        change_config(path, architectures=[name])
         if not name.endswith("Model"):
             write_modules(path, {"pooling_mode_lasttoken": True})
         llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=32)
         [found] = llm.embed([{"prompt_token_ids": prompt}], use_tqdm=False)
-        np.testing.assert_allclose(found.outputs.embedding, expected(decoder, prompt), atol=ATOL)
+        np.testing.assert_allclose(
+            found.outputs.embedding, reference_embedding(decoder, prompt), atol=ATOL
+        )
         assert llm._core.ready.description.endswith("; for embeddings")
         with pytest.raises(UnsupportedError, match="it is made for embeddings"):
             llm.generate("a", use_tqdm=False)
@@ -165,11 +163,6 @@ def write_modules(path: Path, pooling: dict[str, Any] | None) -> None:
         (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
-def change(path: Path, **fields: Any) -> None:
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, **fields}))
-
-
 def test_what_cannot_be_is_refused(path: Path, tmp_path: Path) -> None:
     llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=32)
     for fields, text in (
@@ -180,7 +173,7 @@ def test_what_cannot_be_is_refused(path: Path, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=text):
             llm.generate("a", SamplingParams.parse({"return_embedding": True, **fields}))
     other = write(tmp_path)
-    change(other, is_causal=False)
+    change_config(other, is_causal=False)
     with pytest.raises(UnsupportedError, match=r"^config\.json: is_causal: false is not"):
         LLM(str(other), device="cpu")
 

@@ -15,6 +15,7 @@ from engine import LLM, SamplingParams
 from engine.protocol import AddRequest
 from engine.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.embeddings import reference_embedding
 from tests.factories.greedy import SHARED_GPU
 from tests.factories.tokenizers import byte_level_tokenizer
 
@@ -57,8 +58,5 @@ def test_they_are_those_of_transformers(
                 tokens.setdefault(number, []).extend(output.token_ids)
     assert [tokens[number] for number in range(len(prompts))] == expected
     for number, prompt in enumerate(prompts):
-        with torch.no_grad():
-            hidden = model(torch.tensor([prompt])).last_hidden_state[0, -1].double()
-        exact = torch.nn.functional.normalize(hidden, dim=0).numpy()
-        np.testing.assert_allclose(found[number], exact, atol=1e-5)
+        np.testing.assert_allclose(found[number], reference_embedding(model, prompt), atol=1e-5)
     llm.check_integrity()

@@ -48,7 +48,7 @@ class LogitsAdjuster:
         calls: dict[int, list[tuple[int, AskedProcessor]]] = {}  # by processor
         for row in np.flatnonzero(schedule.wants_token).tolist():
             request = self._running.get(int(schedule.slots[row]))
-            if request is None or request.has_no_choice:
+            if request is None or request.required_token is not None:
                 continue
             for asked in request.processors:
                 if asked.fault is None:

@@ -82,14 +82,14 @@ def _mask(
 ) -> NDArray[np.int32] | None:
     """Return the mask of a row, of which `left` may be drawn; None if the device knows it.
 
-    A token that is forced must come, if a grammar does not forbid it. What is forbidden beyond that
-    is allowed if nothing else is left. A grammar that leaves nothing fails with whatever token
-    comes.
+    A token that is required must come, if a grammar does not forbid it. What is forbidden beyond
+    that is allowed if nothing else is left. A grammar that leaves nothing fails with whatever
+    token comes.
     """
-    if request.thinking is not None and request.thinking.forced is not None:
-        forced = left & token_mask(np.array([request.thinking.forced], dtype=np.int32), len(left))
-        if forced.any():
-            return forced
+    if (token_id := request.required_token) is not None:
+        required = left & token_mask(np.array([token_id], dtype=np.int32), len(left))
+        if required.any():
+            return required
     if forbidden := _forbidden(request, num_output_tokens):
         mask = left.copy()
         forbid(mask, np.array(forbidden, dtype=np.int32))

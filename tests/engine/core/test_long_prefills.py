@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.core.request import Request
 from tests.factories.paged_oracle import PagedOracle, check_output
 from tests.factories.requests import make_request, make_scheduler
 
@@ -54,20 +55,26 @@ def test_a_long_prefill_has_all_while_none_can_be_admitted(
     check_output(second)
 
 
+def prefill_beside_its_copies(num: int) -> tuple[PagedOracle, Request, list[Request]]:
+    """Return a long prompt after its first step, and `num` equal ones that wait."""
+    scheduler = make_scheduler(
+        num_blocks=900, max_num_seqs=60, max_num_batched_tokens=64, max_model_len=1024
+    )
+    oracle = PagedOracle(scheduler)
+    first = make_request(1, range(800), max_tokens=2)
+    scheduler.add([first])
+    oracle.step()
+    others = [make_request(2 + i, range(800), max_tokens=2) for i in range(num)]
+    for request in others:
+        scheduler.add([request])
+    return oracle, first, others
+
+
 def test_little_is_left_to_those_that_wait_for_its_own_blocks() -> None:
     """They are passed over, many in each step."""
 
     def num_steps(num_others: int) -> int:
-        scheduler = make_scheduler(
-            num_blocks=900, max_num_seqs=60, max_num_batched_tokens=64, max_model_len=1024
-        )
-        oracle = PagedOracle(scheduler)
-        first = make_request(1, range(800), max_tokens=2)
-        scheduler.add([first])
-        oracle.step()
-        others = [make_request(2 + i, range(800), max_tokens=2) for i in range(num_others)]
-        for request in others:
-            scheduler.add([request])
+        oracle, first, others = prefill_beside_its_copies(num_others)
         steps = 1
         while first.num_output_tokens == 0:
             oracle.step()
@@ -81,17 +88,9 @@ def test_little_is_left_to_those_that_wait_for_its_own_blocks() -> None:
 
 
 def test_who_waits_behind_them_is_admitted() -> None:
-    scheduler = make_scheduler(
-        num_blocks=900, max_num_seqs=60, max_num_batched_tokens=64, max_model_len=1024
-    )
-    oracle = PagedOracle(scheduler)
-    first = make_request(1, range(800), max_tokens=2)
-    scheduler.add([first])
-    oracle.step()
-    for i in range(20):
-        scheduler.add([make_request(2 + i, range(800), max_tokens=2)])
+    oracle, _, _ = prefill_beside_its_copies(20)
     short = make_request(100, [5, 6, 7], max_tokens=2)
-    scheduler.add([short])
+    oracle.scheduler.add([short])
     for _ in range(4):
         oracle.step()
     assert short.slot is not None or short.finish is not None

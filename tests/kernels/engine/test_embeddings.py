@@ -17,6 +17,7 @@ from transformers import AutoModel
 from engine import LLM
 from kernels import device
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.embeddings import reference_embedding
 from tests.factories.greedy import SHARED_GPU
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -48,8 +49,6 @@ def test_they_are_those_of_transformers(tmp_path: Path, captured: bool) -> None:
     for _ in range(2):  # the second time from the prefix cache
         many = llm.embed([{"prompt_token_ids": each} for each in prompts], use_tqdm=False)
         for prompt, found in zip(prompts, many, strict=True):
-            with torch.no_grad():
-                hidden = model(torch.tensor([prompt])).last_hidden_state[0, -1].double()
-            expected = torch.nn.functional.normalize(hidden, dim=0).numpy()
+            expected = reference_embedding(model, prompt)
             np.testing.assert_allclose(found.outputs.embedding, expected, atol=5e-6)
     llm.check_integrity()
