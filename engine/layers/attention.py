@@ -91,6 +91,7 @@ class Attention(nn.Module):
         scale: of the scores.
         qkv_bias: whether the projections of queries, keys and values have a bias.
         output_bias: whether the projection of the output has one.
+        rotary_interleaved: as in `kernels.rotary`.
         sliding_window: positions a token sees, its own included; None for all.
         soft_cap: of the scores; None: there is none.
         has_sinks: each head has a learned score without a value in the softmax.
@@ -111,6 +112,7 @@ class Attention(nn.Module):
         scale: float,
         qkv_bias: bool,
         output_bias: bool,
+        rotary_interleaved: bool,
         sliding_window: int | None,
         soft_cap: float | None,
         has_sinks: bool,
@@ -124,6 +126,7 @@ class Attention(nn.Module):
         self._sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
         self._scale = scale
         self._soft_cap = soft_cap
+        self._interleaved = rotary_interleaved
         self.sinks: nn.Parameter | None = None
         if has_sinks:
             self.sinks = parameter(num_heads, dtype=torch.float32, device=scheme.device)
@@ -178,6 +181,7 @@ class Attention(nn.Module):
             query_norm=None if query_norm is None else query_norm.weight,
             key_norm=None if key_norm is None else key_norm.weight,
             norm_eps=0.0 if query_norm is None else query_norm.eps,
+            interleaved=self._interleaved,
             key_scale=key_scale,
             value_scale=value_scale,
         )

@@ -51,12 +51,18 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation over the last dimension of size `size`, with a weight and a bias."""
+    """Layer normalisation over the last dimension of size `size`.
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    Args:
+        bias: there is one beside the weight.
+    """
+
+    def __init__(
+        self, size: int, eps: float, *, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__()
         self.weight = parameter(size, dtype=dtype, device=device)
-        self.bias = parameter(size, dtype=dtype, device=device)
+        self.bias = parameter(size, dtype=dtype, device=device) if bias else None
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from kernels.experts.activation import ExpertActivation
 
 def _norm(spec: NormSpec, size: int, scheme: Scheme) -> RMSNorm | LayerNorm:
     if spec.kind == "layer":
-        return LayerNorm(size, spec.eps, dtype=scheme.dtype, device=scheme.device)
+        return LayerNorm(size, spec.eps, bias=spec.bias, dtype=scheme.dtype, device=scheme.device)
     return RMSNorm(
         size, spec.eps, unit_offset=spec.unit_offset, dtype=scheme.dtype, device=scheme.device
     )
@@ -51,6 +51,7 @@ def _attention(spec: AttentionSpec, hidden_size: int, scheme: Scheme) -> Attenti
         scale=spec.scale,
         qkv_bias=spec.qkv_bias,
         output_bias=spec.output_bias,
+        rotary_interleaved=spec.rotary_interleaved,
         sliding_window=spec.window,
         soft_cap=spec.soft_cap,
         has_sinks=spec.has_sinks,

@@ -33,6 +33,7 @@ class FusedLayers(nn.Module):
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
             norm_eps=layers[0].spec.norm.eps,
+            interleaved=layers[0].spec.attention.rotary_interleaved,
             invariant=invariant,
         )
         self._kv_cache: Sequence[LayerCache] | None = None  # that the layers are bound to
@@ -91,6 +92,7 @@ def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
         and attention.qk_norm in (None, layer.norm)
         and attention.rope == first.attention.rope
         and attention.rotary_dim == first.attention.rotary_dim
+        and attention.rotary_interleaved == first.attention.rotary_interleaved
         and attention.scale == attention.head_dim**-0.5
         and attention.soft_cap is None
         and not attention.has_sinks

@@ -14,12 +14,17 @@ from engine.models.spec import ModelSpec
 
 # Architecture, as `config.json` names it -> file in `engine.models.families`.
 FAMILIES = {
+    "Cohere2ForCausalLM": "cohere",
+    "CohereForCausalLM": "cohere",
+    "Ernie4_5ForCausalLM": "ernie",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "GemmaForCausalLM": "gemma",
+    "Glm4ForCausalLM": "glm",
+    "GlmForCausalLM": "glm",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",

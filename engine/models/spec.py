@@ -29,13 +29,15 @@ class NormSpec:
     """A normalisation.
 
     Attributes:
-        kind: `rms`, or `layer` for a layer norm with a weight and a bias.
+        kind: `rms`, or `layer` for a layer norm.
         unit_offset: scale by 1 + weight (Gemma); of `rms` only.
+        bias: whether a layer norm has a bias beside its weight.
     """
 
     kind: Literal["rms", "layer"]
     eps: float
     unit_offset: bool = False
+    bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class AttentionSpec:
         has_sinks: each head has a learned score without a value in the softmax.
         rope: rotary embedding and its scaling; None: the layer has none.
         rotary_dim: leading dimensions of a head that are rotated.
+        rotary_interleaved: dimension 2i is rotated with 2i + 1, not i with i + rotary_dim / 2.
         window: positions that a token sees, its own included; None: all.
         qkv_bias, output_bias: which projections have a bias.
         qk_norm: of the queries and keys, before they are rotated; None: there is none.
@@ -60,6 +63,7 @@ class AttentionSpec:
     scale: float
     rope: Rope | None
     rotary_dim: int
+    rotary_interleaved: bool = False
     window: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False

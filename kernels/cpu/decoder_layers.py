@@ -8,13 +8,20 @@ import torch
 
 
 def decoder_layers(
-    *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float, invariant: bool
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    norm_eps: float,
+    interleaved: bool,
+    invariant: bool,
 ) -> Any:
     """Return an object that computes the layers added by `append`; see csrc/decoder_layers.h.
 
-    Requires kernels for which `kernels.cpu.linear.runs` returns true. `invariant` is that of
-    `kernels.cpu.linear`; attention does not split keys then.
+    Requires kernels for which `kernels.cpu.linear.runs` returns true. `interleaved` is that
+    of `kernels.rotary`, `invariant` that of `kernels.cpu.linear`; attention does not split keys
+    then.
     """
     return torch.classes.trident_cpu.DecoderLayers(
-        num_heads, num_kv_heads, head_dim, norm_eps, invariant
+        num_heads, num_kv_heads, head_dim, norm_eps, interleaved, invariant
     )

@@ -37,6 +37,17 @@ _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 # Name of a case -> architecture, and what its configuration sets beside what all have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere": ("CohereForCausalLM", {"head_dim": OMIT, "logit_scale": 0.4, "layer_norm_eps": 1e-4}),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        {
+            "head_dim": OMIT,
+            "sliding_window": _WINDOW,
+            "attention_bias": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "ernie": ("Ernie4_5ForCausalLM", {"use_bias": True}),
     "falcon": ("FalconForCausalLM", {"head_dim": OMIT, "ffn_hidden_size": 96}),
     "falcon-sequential-biases": (
         "FalconForCausalLM",
@@ -69,6 +80,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3ForConditionalGeneration",
         {"sliding_window": _WINDOW, "query_pre_attn_scalar": 24, "vision_config": _VISION},
     ),
+    "glm": ("GlmForCausalLM", {"attention_bias": True}),
+    "glm4": ("Glm4ForCausalLM", {"attention_bias": False}),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
     "gpt-oss": (
         "GptOssForCausalLM",

@@ -23,14 +23,16 @@ class DecoderLayers : public torch::CustomClassHolder {
   using Tensor = at::Tensor;
   using Tensors = c10::Dict<std::string, Tensor>;
 
-  // If invariant, attention does not split keys, and products are so: a token's results do not
+  // Rotation is interleaved, or not, as that of `rotary_and_cache`. If invariant, attention does not split keys, and products are so: a token's results do not
   // depend on what else is computed.
   DecoderLayers(
-      int64_t heads, int64_t kv_heads, int64_t head_dim, double norm_eps, bool invariant)
+      int64_t heads, int64_t kv_heads, int64_t head_dim, double norm_eps, bool interleaved,
+      bool invariant)
       : heads_(heads),
         kv_heads_(kv_heads),
         head_dim_(head_dim),
         norm_eps_(norm_eps),
+        interleaved_(interleaved),
         invariant_(invariant) {}
 
   // Appends a layer. `tensors` are named after a checkpoint's modules: `weight` of the norms, and
@@ -177,7 +179,8 @@ class DecoderLayers : public torch::CustomClassHolder {
           qkv, qkv + query_size, qkv + query_size + kv_size, cos.const_data_ptr<float>(),
           sin.const_data_ptr<float>(), pointer<T>(layer.query_norm), pointer<T>(layer.key_norm),
           slot_mappings.at(groups_[i]).const_data_ptr<int64_t>(), query, keys, values, tokens,
-          heads_, kv_heads_, dim, cos.size(1), qkv_size, qkv_size, qkv_size, eps, false});
+          heads_, kv_heads_, dim, cos.size(1), qkv_size, qkv_size, qkv_size, eps,
+          interleaved_});
       lap.ends(kRotary);
       paged_attention(PagedAttention<T>{
           query, keys, values, mixed, query_start_loc.const_data_ptr<int32_t>(),
@@ -200,7 +203,7 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   int64_t heads_, kv_heads_, head_dim_;
   double norm_eps_;
-  bool invariant_;
+  bool interleaved_, invariant_;
   std::vector<Layer> layers_;
   int64_t most_inner_ = 0;
   std::vector<Tensor> key_caches_, value_caches_;

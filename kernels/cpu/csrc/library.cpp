@@ -252,7 +252,7 @@ TORCH_LIBRARY(trident_cpu, m) {
       " float offset) -> Tensor",
       &trident::operators::experts);
   m.class_<trident::DecoderLayers>("DecoderLayers")
-      .def(torch::init<int64_t, int64_t, int64_t, double, bool>())
+      .def(torch::init<int64_t, int64_t, int64_t, double, bool, bool>())
       .def("append", &trident::DecoderLayers::append)
       .def("bind", &trident::DecoderLayers::bind)
       .def("forward", &trident::DecoderLayers::forward)

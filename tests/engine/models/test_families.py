@@ -97,6 +97,7 @@ def test_longrope_beyond_the_original_length(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "cohere": ({"use_qk_norm": True}, "use_qk_norm: true is not supported; only false"),
     "gemma2": ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
     "gpt2": ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     "opt": ({"do_layer_norm_before": False}, "do_layer_norm_before: false"),

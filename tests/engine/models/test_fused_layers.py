@@ -47,6 +47,7 @@ def logits(path: Path, quantization: Any, *, fused: bool) -> Tensor:
         ("Qwen3ForCausalLM", {}),  # norms of queries and keys
         ("MistralForCausalLM", {"sliding_window": 12}),
         ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+        ("GlmForCausalLM", {}),  # rotates half of each head, in adjacent pairs
     ],
     ids=str,
 )
