@@ -40,6 +40,7 @@ def rotary_and_cache(
     key_norm: Tensor | None = None,
     norm_eps: float = 1e-6,
     interleaved: bool = False,
+    query_scale: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
@@ -63,6 +64,7 @@ def rotary_and_cache(
         norm_eps: added to the mean squares.
         interleaved: rotate dimension 2i with 2i + 1 (GPT-J, the original Llama), not i with
             i + R / 2 (GPT-NeoX and the checkpoints of Hugging Face).
+        query_scale: float32 [T], contiguous: factors of the queries; None: 1.
         key_scale, value_scale: float32 [Hkv], with float8 caches only: the cached value is
             float32 value / scale, saturated to +-448 and rounded to nearest even.
 
@@ -74,6 +76,7 @@ def rotary_and_cache(
     """
     _check_heads(query, key, value)
     _check_angles(query, cos, sin)
+    _check_query_scale(query, query_scale)
     _check_norms(query, query_norm, key_norm)
     _check_caches(key, key_cache, value_cache, slot_mapping)
     _check_scales(key_cache, key_scale, value_scale)
@@ -93,6 +96,7 @@ def rotary_and_cache(
                 key_norm,
                 norm_eps,
                 interleaved,
+                query_scale,
             )
             return rotated
         if query_norm is not None:
@@ -103,7 +107,7 @@ def rotary_and_cache(
             key, value = key.float(), value.float()
         _write(key_cache, slot_mapping, _rotate(key, cos, sin, interleaved), key_scale)
         _write(value_cache, slot_mapping, value, value_scale)
-        return _rotate(query, cos, sin, interleaved)
+        return _rotate(query, cos, sin, interleaved, query_scale)
     tokens, heads, dim = query.shape
     kv_heads, rotary_dim = key.shape[1], 2 * cos.shape[1]
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -117,6 +121,7 @@ def rotary_and_cache(
         cos_ptr=cos,
         sin_ptr=sin,
         slot_ptr=slot_mapping,
+        query_scale_ptr=query_scale,
         query_norm_ptr=query_norm,
         key_norm_ptr=key_norm,
         key_scale_ptr=key_scale,
@@ -148,23 +153,27 @@ def reference(
     norm: Tensor | None = None,
     norm_eps: float = 1e-6,
     interleaved: bool = False,
+    scale: Tensor | None = None,
 ) -> Tensor:
-    """Return the heads `x` [T, heads, D] normalised and rotated, in float32 throughout."""
+    """Return the heads `x` [T, heads, D] normalised, rotated and scaled, in float32 throughout."""
     wide = x.float() if norm is None else norm_reference(x, norm, norm_eps)
-    return _rotate(wide, cos, sin, interleaved)
+    return _rotate(wide, cos, sin, interleaved, scale)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate [T, heads, D] by the angles of [T, R / 2]; float32 inside."""
+def _rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, scale: Tensor | None = None
+) -> Tensor:
+    """Rotate [T, heads, D] by the angles of [T, R / 2], and scale by [T]; float32 inside."""
     size = 2 * cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     rotated = x.new_empty(x.shape)
-    first, second = _pairs(x.float(), size, interleaved)
+    wide = x.float() if scale is None else x.float() * scale[:, None, None]
+    first, second = _pairs(wide, size, interleaved)
     left, right = _pairs(rotated, size, interleaved)
     left.copy_(first * cos - second * sin)
     right.copy_(second * cos + first * sin)
     if size < x.shape[-1]:
-        rotated[..., size:] = x[..., size:]
+        rotated[..., size:] = wide[..., size:]
     return rotated
 
 
@@ -220,6 +229,14 @@ def _check_angles(query: Tensor, cos: Tensor, sin: Tensor) -> None:
         check_dtype(name, tensor, torch.float32)
         check_device(name, tensor, query.device)
         check_contiguous(name, tensor)
+
+
+def _check_query_scale(query: Tensor, scale: Tensor | None) -> None:
+    if scale is not None:
+        check_shape("query_scale", scale, (len(query),))
+        check_dtype("query_scale", scale, torch.float32)
+        check_device("query_scale", scale, query.device)
+        check_contiguous("query_scale", scale)
 
 
 def _check_norms(query: Tensor, query_norm: Tensor | None, key_norm: Tensor | None) -> None:

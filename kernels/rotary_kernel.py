@@ -81,9 +81,9 @@ def _store_rest(p, b_x, m, b_factor, D: tl.constexpr, R: tl.constexpr, NATIVE: t
 
 
 @triton.jit
-def _weighted(b_x, b_scale, b_w):
+def _weighted(b_x, b_rms, b_w):
     """Apply the norm with the model's roundings: first the normalised value, then the product."""
-    return ((b_x * b_scale[:, None]).to(b_w.dtype) * b_w).to(tl.float32)
+    return ((b_x * b_rms[:, None]).to(b_w.dtype) * b_w).to(tl.float32)
 
 
 @triton.jit
@@ -92,6 +92,7 @@ def _turn(
     p_out,
     p_cos,
     p_sin,
+    b_scale,
     norm_ptr,
     eps,
     m_in,
@@ -104,7 +105,7 @@ def _turn(
     INTERLEAVED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Normalise, rotate and write heads; the pointers are those of the rows, [ROWS]."""
+    """Normalise, rotate, scale and write heads; the pointers are those of the rows, [ROWS]."""
     b_a, b_b = _load_pairs(p_in, m_in, R, HALF, INTERLEAVED)
     b_a, b_b = b_a.to(tl.float32), b_b.to(tl.float32)
     o = tl.arange(0, HALF)
@@ -117,13 +118,17 @@ def _turn(
         b_sum = tl.sum(b_a * b_a + b_b * b_b, 1)  # [ROWS]
         if R < D:
             b_sum += tl.sum(b_rest * b_rest, 1)
-        b_scale = tl.rsqrt(b_sum / D + eps)
+        b_rms = tl.rsqrt(b_sum / D + eps)
         p_norm = norm_ptr + tl.arange(0, 1)
         m_norm = tl.full([1], 1, tl.int1)
         b_wa, b_wb = _load_pairs(p_norm, m_norm, R, HALF, INTERLEAVED)
-        b_a, b_b = _weighted(b_a, b_scale, b_wa), _weighted(b_b, b_scale, b_wb)
+        b_a, b_b = _weighted(b_a, b_rms, b_wa), _weighted(b_b, b_rms, b_wb)
         if R < D:
-            b_rest = _weighted(b_rest, b_scale, _load_rest(p_norm, m_norm, D, R, REST))
+            b_rest = _weighted(b_rest, b_rms, _load_rest(p_norm, m_norm, D, R, REST))
+    if b_scale is not None:
+        b_a, b_b = b_a * b_scale[:, None], b_b * b_scale[:, None]
+        if R < D:
+            b_rest *= b_scale[:, None]
     b_left = b_a * b_cos - b_b * b_sin
     b_right = b_b * b_cos + b_a * b_sin
     _store_pairs(p_out, b_left, b_right, m_out, b_factor, R, INTERLEAVED, NATIVE)
@@ -154,6 +159,16 @@ def _factor(scale_ptr, o_head, m):
     return b_factor
 
 
+@triton.jit
+def _of_token(scale_ptr, o_token, m):
+    """Return the factor of each row's token, None if there are none."""
+    if scale_ptr is not None:
+        b_scale = tl.load(scale_ptr + o_token, m, 1.0)
+    else:
+        b_scale = None
+    return b_scale
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def rotary_kernel(
     query_ptr,
@@ -162,6 +177,7 @@ def rotary_kernel(
     cos_ptr,
     sin_ptr,
     slot_ptr,
+    query_scale_ptr,
     query_norm_ptr,
     key_norm_ptr,
     key_scale_ptr,
@@ -196,8 +212,8 @@ def rotary_kernel(
         p_out = out_ptr + (o_token * H + o_head) * D
         p_cos, p_sin = cos_ptr + o_token * (R // 2), sin_ptr + o_token * (R // 2)
         _turn(
-            p_query, p_out, p_cos, p_sin, query_norm_ptr, eps, m, m, None,
-            D, R, HALF, REST, INTERLEAVED, NATIVE,
+            p_query, p_out, p_cos, p_sin, _of_token(query_scale_ptr, o_token, m), query_norm_ptr,
+            eps, m, m, None, D, R, HALF, REST, INTERLEAVED, NATIVE,
         )  # fmt: skip
     elif i_value < 0:
         o_token, o_head, m = _rows(i_key, num_tokens, HKV, BHKV, ROWS)
@@ -206,7 +222,7 @@ def rotary_kernel(
         p_cache = key_cache_ptr + (b_slot * HKV + o_head) * D
         p_cos, p_sin = cos_ptr + o_token * (R // 2), sin_ptr + o_token * (R // 2)
         _turn(
-            p_key, p_cache, p_cos, p_sin, key_norm_ptr, eps, m, m & (b_slot >= 0),
+            p_key, p_cache, p_cos, p_sin, None, key_norm_ptr, eps, m, m & (b_slot >= 0),
             _factor(key_scale_ptr, o_head, m), D, R, HALF, REST, INTERLEAVED, NATIVE,
         )  # fmt: skip
     else:

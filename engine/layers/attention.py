@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engine.layers.linear import parameter
 from engine.layers.norm import RMSNorm
+from engine.layers.rotary import Rotation
 from engine.layers.scheme import Scheme
 from kernels.attention.paged_cache import FP8
 from kernels.rotary import rotary_and_cache
@@ -150,15 +151,12 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotation,
         slot_mapping: Tensor,
         cache: LayerCache,
         attention: StepAttention,
     ) -> Tensor:
-        """Return the attention output of `x`, both [T, hidden_size]; writes T slots of `cache`.
-
-        `rotary` holds cos and sin of the tokens' positions.
-        """
+        """Return the attention output of `x`, both [T, hidden_size]; writes T slots of `cache`."""
         q, k, v = self.qkv_proj(x).split(self._sizes, dim=-1)
         q = q.unflatten(-1, (self.num_heads, self.head_dim))
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
@@ -174,7 +172,8 @@ class Attention(nn.Module):
             q,
             k,
             v,
-            *rotary,
+            rotary.cos,
+            rotary.sin,
             cache.key,
             cache.value,
             slot_mapping,
@@ -182,6 +181,7 @@ class Attention(nn.Module):
             key_norm=None if key_norm is None else key_norm.weight,
             norm_eps=0.0 if query_norm is None else query_norm.eps,
             interleaved=self._interleaved,
+            query_scale=rotary.query_scale,
             key_scale=key_scale,
             value_scale=value_scale,
         )

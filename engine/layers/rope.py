@@ -77,4 +77,15 @@ class LongRope:
     attention_factor: float
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries that grow with their position p, by 1 + `beta` ln(1 + p // `original_max_positions`).
+
+    Scores stay as sharp in long contexts (Nakanishi, 2025; Llama 4 and Ministral 3).
+    """
+
+    beta: float
+    original_max_positions: int
+
+
 Rope = DefaultRope | LinearRope | DynamicRope | YarnRope | Llama3Rope | LongRope

@@ -7,6 +7,7 @@ transformers, so that float32 logits agree.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +18,44 @@ from engine.layers.rope import (
     LinearRope,
     Llama3Rope,
     LongRope,
+    QueryScaling,
     Rope,
     YarnRope,
 )
 
 
+class Rotation(NamedTuple):
+    """What a step's queries and keys are rotated by.
+
+    Attributes:
+        cos, sin: float32 [T, rotary_dim / 2].
+        query_scale: float32 [T], factors of the queries; None: 1.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    query_scale: Tensor | None = None
+
+
 class RotaryEmbedding(nn.Module):
-    """cos and sin of positions 0 .. max_model_len - 1, precomputed in float32."""
+    """cos and sin of positions 0 .. max_model_len - 1, precomputed in float32.
+
+    Args:
+        rope: None: a rotation by nothing.
+        query_scaling: of the queries at these positions; None: there is none.
+    """
+
+    query_scale: Tensor | None
 
     def __init__(
-        self, rope: Rope | None, rotary_dim: int, max_model_len: int, *, device: torch.device
+        self,
+        rope: Rope | None,
+        rotary_dim: int,
+        max_model_len: int,
+        *,
+        query_scaling: QueryScaling | None = None,
+        device: torch.device,
     ) -> None:
-        """Make the table of `rope`; of a rotation by nothing, without one."""
         super().__init__()
         if device.type == "meta":  # where torch.arange would import its compiler, which takes long
             width = 1 if rope is None else rotary_dim // 2
@@ -41,9 +68,16 @@ class RotaryEmbedding(nn.Module):
         self.cos = nn.Buffer(cos.to(device), persistent=False)
         self.sin = nn.Buffer(sin.to(device), persistent=False)
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each float32 [T, rotary_dim / 2], at int64 `positions` [T]."""
-        return self.cos[positions], self.sin[positions]
+        scale = None
+        if query_scaling is not None and query_scaling.original_max_positions < max_model_len:
+            with torch.device("cpu"):
+                scale = _query_scale(query_scaling, max_model_len).to(device)
+        self.register_buffer("query_scale", scale, persistent=False)
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """Return the rows at int64 `positions` [T]."""
+        scale = None if self.query_scale is None else self.query_scale[positions]
+        return Rotation(self.cos[positions], self.sin[positions], scale)
 
 
 def rotary_table(rope: Rope, rotary_dim: int, length: int) -> tuple[Tensor, Tensor]:
@@ -72,6 +106,11 @@ def rotary_table(rope: Rope, rotary_dim: int, length: int) -> tuple[Tensor, Tens
             frequencies, scale = _long(rope, rotary_dim, length), rope.attention_factor
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
     return angles.cos() * scale, angles.sin() * scale
+
+
+def _query_scale(scaling: QueryScaling, length: int) -> Tensor:
+    lengths = torch.arange(length) // scaling.original_max_positions
+    return 1 + scaling.beta * torch.log1p(lengths.float())
 
 
 def _inverse_frequencies(theta: float | Tensor, dim: int) -> Tensor:

@@ -14,7 +14,7 @@ from engine.layers.attention import Attention, LayerCache, QKNorm, StepAttention
 from engine.layers.fp8_linear import Fp8Norm
 from engine.layers.mlp import GatedMLP, PlainMLP
 from engine.layers.norm import LayerNorm, RMSNorm
-from engine.layers.rotary import RotaryEmbedding
+from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.scheme import Scheme
 from engine.layers.vocabulary import Embedding, PositionEmbedding
 from engine.models.batch import Batch
@@ -114,7 +114,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         residual: Tensor | None,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotation,
         slot_mapping: Tensor,
         cache: LayerCache,
         attention: StepAttention,
@@ -171,10 +171,12 @@ class Decoder(nn.Module):
             self.embed_positions = PositionEmbedding(
                 learned.size, learned.offset, size, dtype=dtype, device=device
             )
-        ropes = [(layer.attention.rope, layer.attention.rotary_dim) for layer in spec.layers]
+        attentions = [layer.attention for layer in spec.layers]
+        ropes = [(each.rope, each.rotary_dim, each.query_scaling) for each in attentions]
         kinds = list(dict.fromkeys(ropes))
         self.rotary = nn.ModuleList(
-            RotaryEmbedding(rope, dim, max_model_len, device=device) for rope, dim in kinds
+            RotaryEmbedding(rope, dim, max_model_len, query_scaling=scaling, device=device)
+            for rope, dim, scaling in kinds
         )
         self._tables = [kinds.index(rope) for rope in ropes]  # of each layer
         self.layers = nn.ModuleList(

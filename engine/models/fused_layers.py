@@ -10,6 +10,7 @@ from engine.layers.attention import LayerCache
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.panel_linear import PanelLinear
+from engine.layers.rotary import Rotation
 from engine.models.batch import Batch
 from engine.models.decoder import DecoderLayer
 from engine.models.spec import Gated, LayerSpec, NormSpec
@@ -43,7 +44,7 @@ class FusedLayers(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotation,
         batch: Batch,
         kv_cache: Sequence[LayerCache],
     ) -> tuple[Tensor, Tensor]:
@@ -51,7 +52,6 @@ class FusedLayers(nn.Module):
 
         Args:
             x: [T, hidden_size], the embeddings.
-            rotary: cos and sin of the tokens' positions.
             kv_cache: one entry per layer; T slots of each are written.
         """
         if kv_cache is not self._kv_cache:  # a list of tensors takes time to pass
@@ -93,6 +93,7 @@ def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
         and attention.rope == first.attention.rope
         and attention.rotary_dim == first.attention.rotary_dim
         and attention.rotary_interleaved == first.attention.rotary_interleaved
+        and attention.query_scaling == first.attention.query_scaling
         and attention.scale == attention.head_dim**-0.5
         and attention.soft_cap is None
         and not attention.has_sinks

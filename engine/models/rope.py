@@ -13,6 +13,7 @@ from engine.layers.rope import (
     LinearRope,
     Llama3Rope,
     LongRope,
+    QueryScaling,
     Rope,
     YarnRope,
 )
@@ -87,6 +88,17 @@ def parse_rope_by_layer_type(
         }
     local = float(config.number(sliding_field, default=sliding_theta))
     return {full: parse_rope(config, theta=theta), sliding: DefaultRope(local)}
+
+
+def parse_query_scaling(config: Fields) -> QueryScaling:
+    """Read how the queries of Ministral 3 grow, beside its rope settings.
+
+    Raises:
+        CheckpointError: a field is missing or wrong.
+    """
+    rope = _rope_fields(config, None)
+    original = rope.integer("original_max_position_embeddings")
+    return QueryScaling(float(rope.number("llama_4_scaling_beta")), original)
 
 
 def check_factors(config: Fields, rope: Rope | None, dim: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from engine.layers.rope import Rope
+from engine.layers.rope import QueryScaling, Rope
 from engine.models.tensor_names import TensorNames
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class AttentionSpec:
         rope: rotary embedding and its scaling; None: the layer has none.
         rotary_dim: leading dimensions of a head that are rotated.
         rotary_interleaved: dimension 2i is rotated with 2i + 1, not i with i + rotary_dim / 2.
+        query_scaling: of the rotated queries; None: there is none.
         window: positions that a token sees, its own included; None: all.
         qkv_bias, output_bias: which projections have a bias.
         qk_norm: of the queries and keys, before they are rotated; None: there is none.
@@ -64,6 +65,7 @@ class AttentionSpec:
     rope: Rope | None
     rotary_dim: int
     rotary_interleaved: bool = False
+    query_scaling: QueryScaling | None = None
     window: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False

@@ -171,7 +171,8 @@ def parse_compressed_tensors(config: Fields) -> Format:
         raise weights.unsupported("symmetric", f"false is not supported with {layout}")
     match layout, kind, bits, strategy:
         case "float-quantized" | "naive-quantized", "float", 8, "channel" | "tensor":
-            return Fp8("weight_scale", None, per_channel, is_static)
+            input_scale_name = "input_scale" if is_static else None
+            return Fp8("weight_scale", None, per_channel, input_scale_name)
         case "float-quantized" | "naive-quantized", "float", 8, "block":
             rows, columns = _block(weights)
             return Fp8("weight_scale", (rows, columns))

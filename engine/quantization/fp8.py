@@ -7,8 +7,8 @@ compressed-tensors' `float-quantized`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,13 +26,14 @@ class Fp8(Format):
     Attributes:
         block: rows and columns that share a scale; None: `per_channel` decides.
         per_channel: a scale per output channel, not one for all.
-        has_input_scale: activations have a static scale, which is for products of FP8 alone.
+        input_scale_name: of the static scale of activations, which is for products of FP8 alone;
+            None: there is none.
     """
 
     scale_name: str
     block: tuple[int, int] | None = None
     per_channel: bool = False
-    has_input_scale: bool = False
+    input_scale_name: str | None = None
 
     @property
     def label(self) -> str:
@@ -46,8 +47,8 @@ class Fp8(Format):
             "weight": Stored((out_features, in_features), torch.float8_e4m3fn),
             self.scale_name: Stored(scales, torch.float32),
         }
-        if self.has_input_scale:
-            stored["input_scale"] = Stored((1,), torch.float32)
+        if self.input_scale_name is not None:
+            stored[self.input_scale_name] = Stored((1,), torch.float32)
         return stored
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -65,14 +66,27 @@ class Fp8(Format):
     def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
         rows, columns = (1, in_features) if self.block is None else self.block
         scales = out_features // math.gcd(out_features, rows) * (in_features // columns)
-        return out_features * in_features + 4 * (scales + self.has_input_scale)
+        return out_features * in_features + 4 * (scales + (self.input_scale_name is not None))
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight:
         weight, scale = tensors["weight"], tensors[self.scale_name]
         if self.block is not None:
             return of_blocks(weight, scale, self.block[0])
         of_rows = scale.expand(len(weight), 1) if not self.per_channel else scale
-        return Fp8Weight(weight, of_rows.contiguous(), tensors.get("input_scale"))
+        input_scale = None if self.input_scale_name is None else tensors[self.input_scale_name]
+        return Fp8Weight(weight, of_rows.contiguous(), input_scale)
+
+
+def named_as_stored(fmt: Fp8, names: Collection[str]) -> Fp8:
+    """Return `fmt` with the names that a checkpoint with tensors of these `names` has.
+
+    AutoFP8 and transformers (Ministral 3) call a scale for all, and that of activations, otherwise.
+    """
+    name = "weight_scale_inv"
+    if fmt.scale_name == name or not any(each.endswith(f".{name}") for each in names):
+        return fmt
+    is_static = fmt.input_scale_name is not None
+    return replace(fmt, scale_name=name, input_scale_name="activation_scale" if is_static else None)
 
 
 def parse_fp8(config: Fields) -> Fp8:
@@ -82,7 +96,9 @@ def parse_fp8(config: Fields) -> Fp8:
     if activation not in ("dynamic", "static"):
         raise config.unsupported("activation_scheme", f"{activation!r} is not supported")
     if not block:
-        return Fp8("weight_scale", has_input_scale=activation == "static")
+        return Fp8(
+            "weight_scale", input_scale_name="input_scale" if activation == "static" else None
+        )
     if len(block) != 2 or min(block) < 1:
         raise config.error("weight_block_size", "must be two integers above 0")
     if activation == "static":

@@ -20,7 +20,7 @@ def parse_modelopt(config: Fields) -> Format:
     """Read a `quantization_config` whose method is modelopt."""
     match config.text("quant_algo"):
         case "FP8":
-            return Fp8("weight_scale", has_input_scale=True)
+            return Fp8("weight_scale", input_scale_name="input_scale")
         case "NVFP4":
             return Nvfp4("weight", "weight_scale_2", "input_scale", divides=False)
     raise config.unsupported(

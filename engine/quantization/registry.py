@@ -13,7 +13,7 @@ from engine.quantization.bitsandbytes import parse_bitsandbytes
 from engine.quantization.bitsandbytes4 import is_4_bit, read_4_bit_checkpoint
 from engine.quantization.compressed_tensors import parse_compressed_tensors
 from engine.quantization.format import Format, QuantizedCheckpoint
-from engine.quantization.fp8 import parse_fp8
+from engine.quantization.fp8 import Fp8, named_as_stored, parse_fp8
 from engine.quantization.gguf import read_gguf_checkpoint
 from engine.quantization.gptq import parse_gptq
 from engine.quantization.ignored import is_ignored
@@ -111,7 +111,10 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
     ignored = tuple(name for field in _IGNORED for name in config.texts(field) or ())
     if is_4_bit(config):
         return read_4_bit_checkpoint(checkpoint, config, ignored)
-    return OneFormat(checkpoint, _PARSERS[method](config), ignored)
+    fmt = _PARSERS[method](config)
+    if method == "fp8" and isinstance(fmt, Fp8):
+        fmt = named_as_stored(fmt, read_headers(checkpoint))
+    return OneFormat(checkpoint, fmt, ignored)
 
 
 def _configuration(checkpoint: Path) -> tuple[Fields, Fields | None]:

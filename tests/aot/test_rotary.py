@@ -8,21 +8,22 @@ from kernels.rotary import rotary_and_cache
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 
-# Query heads, KV heads, head dim, rotary dim, float8 cache, norms, interleaved.
+# Query heads, KV heads, head dim, rotary dim, float8 cache, norms, interleaved, scaled queries.
 MODELS = {
-    "Llama-3.1-8B": (32, 8, 128, 128, False, False, False),
-    "Qwen3-8B, float8": (32, 8, 128, 128, True, True, False),
-    "Qwen2.5-0.5B": (14, 2, 64, 64, False, False, False),
-    "Phi-2": (32, 32, 80, 32, False, False, False),
-    "Phi-3-mini, float8": (32, 32, 96, 96, True, False, False),
-    "GPT-J-6B": (16, 16, 256, 64, False, False, True),
+    "Llama-3.1-8B": (32, 8, 128, 128, False, False, False, False),
+    "Qwen3-8B, float8": (32, 8, 128, 128, True, True, False, False),
+    "Qwen2.5-0.5B": (14, 2, 64, 64, False, False, False, False),
+    "Phi-2": (32, 32, 80, 32, False, False, False, False),
+    "Phi-3-mini, float8": (32, 32, 96, 96, True, False, False, False),
+    "GLM-4-9B": (32, 2, 128, 64, False, False, True, False),
+    "Ministral-3-8B, float8": (32, 8, 128, 128, True, False, False, True),
 }
 
 
 @each_gpu
 @pytest.mark.parametrize("model", MODELS)
 def test_models(model: str, gpu: str) -> None:
-    heads, kv_heads, dim, rotary, float8, norms, interleaved = MODELS[model]
+    heads, kv_heads, dim, rotary, float8, norms, interleaved, scaled = MODELS[model]
     tokens = 48
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -34,6 +35,8 @@ def test_models(model: str, gpu: str) -> None:
     options: dict[str, Any] = {"interleaved": interleaved}
     if norms:
         options |= {"query_norm": empty(dim), "key_norm": empty(dim)}
+    if scaled:
+        options["query_scale"] = empty(tokens, dtype=torch.float32)
     if float8:
         scale = empty(kv_heads, dtype=torch.float32)
         options |= {"key_scale": scale, "value_scale": scale}

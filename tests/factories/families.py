@@ -33,6 +33,21 @@ _VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+# Trained on few positions, so that queries grow within the tests' lengths.
+_MINISTRAL3 = {
+    "model_type": "ministral3",
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.6,
+    },
+}
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 # Name of a case -> architecture, and what its configuration sets beside what all have.
@@ -118,10 +133,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "ministral3": ("Ministral3ForCausalLM", _MINISTRAL3),
     "mistral": ("MistralForCausalLM", {"sliding_window": _WINDOW}),
     "mistral3-vision": (
         "Mistral3ForConditionalGeneration",
         {"model_type": "mistral", "vision_config": {**_VISION, "model_type": "pixtral"}},
+    ),
+    "ministral3-vision": (
+        "Mistral3ForConditionalGeneration",
+        {**_MINISTRAL3, "vision_config": {**_VISION, "model_type": "pixtral"}},
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "olmo2": ("Olmo2ForCausalLM", {}),

@@ -85,7 +85,11 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantizer]] = {
     ),
     "fp8-static": (
         {"quant_method": "fp8", "activation_scheme": "static"},
-        fp8("weight_scale", "tensor", has_input_scale=True),
+        fp8("weight_scale", "tensor", input_scale_name="input_scale"),
+    ),
+    "fp8-static-transformers": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        fp8("weight_scale_inv", "tensor", input_scale_name="activation_scale"),
     ),
     "bitsandbytes-8": (
         {
@@ -159,7 +163,7 @@ FORMATS |= {
     ),
     "modelopt-fp8": (
         {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
-        fp8("weight_scale", "tensor", has_input_scale=True),
+        fp8("weight_scale", "tensor", input_scale_name="input_scale"),
     ),
     "modelopt-nvfp4": (
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},

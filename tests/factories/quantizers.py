@@ -119,7 +119,7 @@ def _scaled(
 
 
 def fp8(
-    scale_name: str, scales: str, *, block: int = 0, has_input_scale: bool = False
+    scale_name: str, scales: str, *, block: int = 0, input_scale_name: str | None = None
 ) -> Quantizer:
     """`scales`: one of `tensor`, `channel` and `block`."""
 
@@ -135,7 +135,7 @@ def fp8(
         if scales == "block":
             wide = scale.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
         stored = scale.flatten()[0] if scales == "tensor" else scale
-        more = {"input_scale": torch.tensor(0.5)} if has_input_scale else {}
+        more = {} if input_scale_name is None else {input_scale_name: torch.tensor(0.5)}
         return _scaled(weight, stored, scale_name, wide, **more)
 
     return quantize

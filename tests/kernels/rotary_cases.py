@@ -34,6 +34,7 @@ def arguments(
     *,
     cache_dtype: torch.dtype | None = None,
     norms: bool = False,
+    scaled: bool = False,
 ) -> dict[str, Any]:
     """Return arguments that map token i to slot 3 i + 1, with caches filled with sevens."""
     tokens, heads, kv_heads, dim, rotary = shape
@@ -62,6 +63,8 @@ def arguments(
         found["query_norm"] = randn(dim, dtype=dtype, seed=3)
         found["key_norm"] = randn(dim, dtype=dtype, seed=4)
         found["norm_eps"] = 1e-3
+    if scaled:
+        found["query_scale"] = torch.linspace(1.0, 1.7, tokens, device=DEVICE)
     return found
 
 
@@ -76,6 +79,7 @@ def turned(
         norm=given.get(f"{name}_norm"),
         norm_eps=given.get("norm_eps", 0.0),
         interleaved=interleaved,
+        scale=given.get("query_scale") if name == "query" else None,
     )
 
 

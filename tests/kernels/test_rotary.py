@@ -38,12 +38,16 @@ def test_the_reference_multiplies_complex_numbers(interleaved: bool) -> None:
 
 @each_dtype
 @each_convention
-@pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize(
+    ("norms", "scaled"),
+    [(False, False), (True, False), (False, True)],
+    ids=["plain", "norms", "scaled"],
+)
 @each_shape
 def test_rotates_and_writes_only_the_slots(
-    shape: Shape, norms: bool, interleaved: bool, dtype: torch.dtype
+    shape: Shape, norms: bool, scaled: bool, interleaved: bool, dtype: torch.dtype
 ) -> None:
-    given = arguments(shape, dtype, norms=norms)
+    given = arguments(shape, dtype, norms=norms, scaled=scaled)
     originals = {name: torch.clone(given[name]) for name in ("query", "key", "value")}
     rotated = rotary_and_cache(**given, interleaved=interleaved)
     assert rotated.dtype == dtype
@@ -126,6 +130,9 @@ def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         ("cos", _ones(5, 10)[:, ::2], "cos: must be contiguous"),
         ("sin", _ones(5, 4), r"sin: must have shape \[5, 5\]"),
         ("sin", _ones(5, 5).half(), r"sin: must be torch\.float32"),
+        ("query_scale", _ones(6), r"query_scale: must have shape \[5\]"),
+        ("query_scale", _ones(5).half(), r"query_scale: must be torch\.float32"),
+        ("query_scale", _ones(10)[::2], "query_scale: must be contiguous"),
         ("query_norm", _ones(9), r"query_norm: must have shape \[10\]"),
         ("query_norm", _ones(10).half(), r"query_norm: must be torch\.float32"),
         ("key_norm", _ones(20)[::2], "key_norm: must be contiguous"),

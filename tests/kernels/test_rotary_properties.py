@@ -20,7 +20,13 @@ def _cases(draw: st.DrawFn) -> dict[str, Any]:
     shape = draw(st.integers(1, 9)), kv_heads * draw(st.integers(1, 4)), kv_heads, dim, rotary
     dtype = draw(st.sampled_from(list(TOLERANCES)))
     cache_dtype = draw(st.sampled_from([dtype, FP8]))
-    return arguments(shape, dtype, cache_dtype=cache_dtype, norms=draw(st.booleans()))
+    return arguments(
+        shape,
+        dtype,
+        cache_dtype=cache_dtype,
+        norms=draw(st.booleans()),
+        scaled=draw(st.booleans()),
+    )
 
 
 @settings(max_examples=20, deadline=None)

@@ -64,12 +64,14 @@ class DecoderLayers : public torch::CustomClassHolder {
   // There are a slot mapping and block tables for each group of layers.
   std::tuple<Tensor, Tensor> forward(
       const Tensor& x, const Tensor& cos, const Tensor& sin,
-      const std::vector<Tensor>& slot_mappings, const Tensor& query_start_loc,
-      const Tensor& seq_lens, const std::vector<Tensor>& block_tables) {
+      const std::optional<Tensor>& query_scale, const std::vector<Tensor>& slot_mappings,
+      const Tensor& query_start_loc, const Tensor& seq_lens,
+      const std::vector<Tensor>& block_tables) {
     Tensor out = at::empty(x.sizes(), x.options()), total = at::empty(x.sizes(), x.options());
     for_dtype(x, [&](auto zero) {
       run<decltype(zero)>(
-          x, cos, sin, slot_mappings, query_start_loc, seq_lens, block_tables, out, total);
+          x, cos, sin, query_scale, slot_mappings, query_start_loc, seq_lens, block_tables, out,
+          total);
     });
     return {out, total};
   }
@@ -131,8 +133,9 @@ class DecoderLayers : public torch::CustomClassHolder {
   template <typename T>
   void run(
       const Tensor& x, const Tensor& cos, const Tensor& sin,
-      const std::vector<Tensor>& slot_mappings, const Tensor& query_start_loc,
-      const Tensor& seq_lens, const std::vector<Tensor>& block_tables, Tensor& out, Tensor& total) {
+      const std::optional<Tensor>& query_scale, const std::vector<Tensor>& slot_mappings,
+      const Tensor& query_start_loc, const Tensor& seq_lens,
+      const std::vector<Tensor>& block_tables, Tensor& out, Tensor& total) {
     const int64_t tokens = x.size(0), size = x.size(1), dim = head_dim_;
     const int64_t query_size = heads_ * dim, kv_size = kv_heads_ * dim;
     const int64_t qkv_size = query_size + 2 * kv_size;
@@ -177,8 +180,8 @@ class DecoderLayers : public torch::CustomClassHolder {
       lap.ends(kQkv);
       rotary_and_cache(Rotary<T>{
           qkv, qkv + query_size, qkv + query_size + kv_size, cos.const_data_ptr<float>(),
-          sin.const_data_ptr<float>(), pointer<T>(layer.query_norm), pointer<T>(layer.key_norm),
-          slot_mappings.at(groups_[i]).const_data_ptr<int64_t>(), query, keys, values, tokens,
+          sin.const_data_ptr<float>(), pointer<float>(query_scale), pointer<T>(layer.query_norm),
+          pointer<T>(layer.key_norm), slot_mappings.at(groups_[i]).const_data_ptr<int64_t>(), query, keys, values, tokens,
           heads_, kv_heads_, dim, cos.size(1), qkv_size, qkv_size, qkv_size, eps,
           interleaved_});
       lap.ends(kRotary);

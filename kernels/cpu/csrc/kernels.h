@@ -53,6 +53,7 @@ template <typename T>
 struct Rotary {
   const T *query, *key, *value;  // [tokens, heads, dim], strided by token
   const float *cos, *sin;        // [tokens, half], contiguous
+  const float* query_scale;        // [tokens] or null
   const T *query_norm, *key_norm;  // [dim] or null
   const int64_t* slots;            // [tokens], -1: padding, not cached
   T* out;                           // [tokens, heads, dim], contiguous

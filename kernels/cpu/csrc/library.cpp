@@ -81,14 +81,14 @@ Tensor rotary_and_cache(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& cos,
     const Tensor& sin, Tensor key_cache, Tensor value_cache, const Tensor& slot_mapping,
     const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm,
-    double norm_eps, bool interleaved) {
+    double norm_eps, bool interleaved, const std::optional<Tensor>& query_scale) {
   Tensor out = at::empty(query.sizes(), query.options());
   for_dtype(query, [&](auto zero) {
     using T = decltype(zero);
     trident::rotary_and_cache(Rotary<T>{
         query.const_data_ptr<T>(), key.const_data_ptr<T>(), value.const_data_ptr<T>(),
-        cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), pointer<T>(query_norm),
-        pointer<T>(key_norm), slot_mapping.const_data_ptr<int64_t>(), out.mutable_data_ptr<T>(),
+        cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), pointer<float>(query_scale),
+        pointer<T>(query_norm), pointer<T>(key_norm), slot_mapping.const_data_ptr<int64_t>(), out.mutable_data_ptr<T>(),
         key_cache.mutable_data_ptr<T>(), value_cache.mutable_data_ptr<T>(), query.size(0),
         query.size(1), key.size(1), query.size(2), cos.size(1), query.stride(0), key.stride(0),
         value.stride(0), static_cast<float>(norm_eps), interleaved});
@@ -210,7 +210,7 @@ TORCH_LIBRARY(trident_cpu, m) {
   m.def(
       "rotary_and_cache(Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin,"
       " Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, Tensor? query_norm,"
-      " Tensor? key_norm, float norm_eps, bool interleaved) -> Tensor",
+      " Tensor? key_norm, float norm_eps, bool interleaved, Tensor? query_scale) -> Tensor",
       &trident::operators::rotary_and_cache);
   m.def(
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor query_start_loc,"

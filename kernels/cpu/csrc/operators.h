@@ -19,7 +19,7 @@ Tensor rotary_and_cache(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& cos,
     const Tensor& sin, Tensor key_cache, Tensor value_cache, const Tensor& slot_mapping,
     const std::optional<Tensor>& query_norm, const std::optional<Tensor>& key_norm,
-    double norm_eps, bool interleaved);
+    double norm_eps, bool interleaved, const std::optional<Tensor>& query_scale);
 
 Tensor paged_attention(
     const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,

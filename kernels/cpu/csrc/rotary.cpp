@@ -40,7 +40,7 @@ struct Head {
 
 template <typename T>
 void rotate(
-    const Rotary<T>& a, const Head<T>& head, int64_t token, float* wide, T* out) {
+    const Rotary<T>& a, const Head<T>& head, int64_t token, float factor, float* wide, T* out) {
   const float* cos = a.cos + token * a.half;
   const float* sin = a.sin + token * a.half;
   if (a.interleaved) {
@@ -50,8 +50,9 @@ void rotate(
     }
     for (int64_t i = 0; i < a.half; ++i) {
       const float first = wide[2 * i], second = wide[2 * i + 1];
-      wide[2 * i] = first * cos[i] - second * sin[i];
-      wide[2 * i + 1] = second * cos[i] + first * sin[i];
+      const float c = cos[i] * factor, s = sin[i] * factor;
+      wide[2 * i] = first * c - second * s;
+      wide[2 * i + 1] = second * c + first * s;
     }
     for (int64_t i = 0; i < 2 * a.half; i += W) {
       const int64_t n = std::min(W, 2 * a.half - i);
@@ -61,14 +62,14 @@ void rotate(
     for (int64_t i = 0; i < a.half; i += W) {
       const int64_t n = std::min(W, a.half - i);
       const Vec first = head.at(i, n), second = head.at(a.half + i, n);
-      const Vec c = widen(cos + i, n), s = widen(sin + i, n);
+      const Vec c = widen(cos + i, n) * Vec(factor), s = widen(sin + i, n) * Vec(factor);
       store(out + i, first * c - second * s, n);
       store(out + a.half + i, second * c + first * s, n);
     }
   }
   for (int64_t i = 2 * a.half; i < a.dim; i += W) {
     const int64_t n = std::min(W, a.dim - i);
-    store(out + i, head.at(i, n), n);
+    store(out + i, head.at(i, n) * Vec(factor), n);
   }
 }
 
@@ -80,10 +81,11 @@ void rotary_and_cache(const Rotary<T>& a) {
   at::parallel_for(0, a.tokens, grain(values), [&](int64_t begin, int64_t end) {
     std::vector<float> wide(a.dim);
     for (int64_t token = begin; token < end; ++token) {
+      const float factor = a.query_scale == nullptr ? 1.0f : a.query_scale[token];
       for (int64_t h = 0; h < a.heads; ++h) {
         const T* x = a.query + token * a.query_stride + h * a.dim;
         T* out = a.out + (token * a.heads + h) * a.dim;
-        rotate(a, Head<T>(x, a.query_norm, a.dim, a.eps), token, wide.data(), out);
+        rotate(a, Head<T>(x, a.query_norm, a.dim, a.eps), token, factor, wide.data(), out);
       }
       if (a.slots[token] < 0) {
         continue;
@@ -92,7 +94,7 @@ void rotary_and_cache(const Rotary<T>& a) {
       for (int64_t h = 0; h < a.kv_heads; ++h) {
         const T* x = a.key + token * a.key_stride + h * a.dim;
         T* out = a.key_cache + slot + h * a.dim;
-        rotate(a, Head<T>(x, a.key_norm, a.dim, a.eps), token, wide.data(), out);
+        rotate(a, Head<T>(x, a.key_norm, a.dim, a.eps), token, 1.0f, wide.data(), out);
       }
       const T* value = a.value + token * a.value_stride;
       std::memcpy(a.value_cache + slot, value, a.kv_heads * a.dim * sizeof(T));

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.fields import Fields
-from engine.layers.rope import DynamicRope, Rope
+from engine.layers.rope import DynamicRope, QueryScaling, Rope
 from engine.layers.rotary import RotaryEmbedding, rotary_table
 from engine.models.rope import parse_rope
 
@@ -121,9 +121,23 @@ def test_dynamic_rows_have_the_base_of_the_sequence_they_end() -> None:
     assert not torch.allclose(cos[-1], unscaled[-1], atol=1e-2)
 
 
+def test_queries_grow_in_steps_beyond_the_original_length() -> None:
+    rope, scaling = _parse(SETTINGS["default"]), QueryScaling(0.1, 8)
+
+    def layer(length: int) -> RotaryEmbedding:
+        return RotaryEmbedding(rope, HEAD_DIM, length, query_scaling=scaling, device=CPU)
+
+    scale = layer(20)(torch.tensor([0, 7, 8, 15, 16, 19])).query_scale
+    assert scale is not None
+    steps = 1 + 0.1 * torch.tensor([1.0, 1.0, 2.0, 2.0, 3.0, 3.0]).log()
+    torch.testing.assert_close(scale, steps)
+    assert layer(8)(torch.tensor([7])).query_scale is None  # all of them are 1
+
+
 def test_the_layer_looks_positions_up() -> None:
     rope = _parse(SETTINGS["default"])
-    cos, sin = RotaryEmbedding(rope, HEAD_DIM, 10, device=CPU)(torch.tensor([9, 0, 9]))
+    cos, sin, scale = RotaryEmbedding(rope, HEAD_DIM, 10, device=CPU)(torch.tensor([9, 0, 9]))
     table_cos, table_sin = rotary_table(rope, HEAD_DIM, 10)
     assert torch.equal(cos, table_cos[[9, 0, 9]])
     assert torch.equal(sin, table_sin[[9, 0, 9]])
+    assert scale is None

@@ -18,10 +18,10 @@ from tests.factories.configurations import (
     read_configuration,
 )
 
-MINISTRAL3 = {
-    "architectures": ["Mistral3ForConditionalGeneration"],
-    "text_config": {**LLAMA, "model_type": "ministral3"},
-}
+
+def _mistral3(model_type: str) -> dict[str, Any]:
+    text = {**LLAMA, "model_type": model_type}
+    return {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,10 @@ def test_broken_configurations(fields: Any, message: str, tmp_path: Path) -> Non
     [
         ({**LLAMA, "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM .* LlamaForCausalLM"),
         ({**LLAMA, "architectures": []}, "architectures: none is not supported"),
-        (MINISTRAL3, 'text_config: model_type: "ministral3" is not supported; only "mistral"'),
+        (
+            _mistral3("mistral4"),
+            "text_config: model_type: 'mistral4' is not supported; supported: ",
+        ),
         ({**LLAMA, "hidden_act": "relu2"}, "hidden_act: 'relu2'"),
         ({**QWEN2, "dual_chunk_attention_config": {}}, "dual_chunk_attention_config"),
         ({**LLAMA, "dtype": "float8_e4m3fn"}, "dtype: 'float8_e4m3fn'"),

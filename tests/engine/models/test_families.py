@@ -100,6 +100,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "cohere": ({"use_qk_norm": True}, "use_qk_norm: true is not supported; only false"),
     "gemma2": ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
     "gpt2": ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    "ministral3": (
+        {"rope_parameters": {"factor": 2.0, "rope_type": "yarn"}},
+        "original_max_position_embeddings: is missing",
+    ),
     "opt": ({"do_layer_norm_before": False}, "do_layer_norm_before: false"),
     "falcon": ({"alibi": True}, "alibi: true is not supported; only false"),
     "phi": ({"qk_layernorm": True}, "qk_layernorm"),

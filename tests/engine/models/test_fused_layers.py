@@ -13,6 +13,7 @@ from engine.models.conversion import Conversion
 from engine.models.fused_layers import FusedLayers
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.families import FAMILIES
 from tests.factories.forms import runs_panels
 from tests.factories.paged_model import PagedModel
 
@@ -47,6 +48,7 @@ def logits(path: Path, quantization: Any, *, fused: bool) -> Tensor:
         ("Qwen3ForCausalLM", {}),  # norms of queries and keys
         ("MistralForCausalLM", {"sliding_window": 12}),
         ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+        ("Ministral3ForCausalLM", dict(FAMILIES["ministral3"][1])),  # scales queries
         ("GlmForCausalLM", {}),  # rotates half of each head, in adjacent pairs
     ],
     ids=str,

@@ -41,6 +41,7 @@ def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
         ("fp8-static", "phi3-fused"),
         ("compressed-w4a16", "phi3-fused"),
         ("fp8-static", "falcon"),
+        ("fp8-static-transformers", "ministral3-vision"),
         ("awq", "mixtral"),
         ("gptq-v2-desc-act", "qwen3-moe"),
         ("fp8-blocks", "qwen3-moe"),
